@@ -16,7 +16,13 @@ from datetime import timedelta
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.events import AutomationCore, EventTrigger, Posture, ResourceSpecification, SendNotification
+from prefect.events import (
+    AutomationCore,
+    EventTrigger,
+    Posture,
+    ResourceSpecification,
+    SendNotification,
+)
 from prefect.exceptions import ObjectNotFound
 
 from tasks.reporting.progress import DRIFTED, MONEY_SHORT, PROMOTION_REFUSED
@@ -33,7 +39,9 @@ def refreshes(client: SyncPrefectClient) -> dict[str, bool]:
     """Names of the server's deployments of a refresh, and whether each runs by a schedule."""
     found = client.read_deployments()
     ours = [one for one in found if one.entrypoint == "flows.refresh.refresh"]
-    return {one.name: not one.paused and any(clock.active for clock in one.schedules) for one in ours}
+    return {
+        one.name: not one.paused and any(clock.active for clock in one.schedules) for one in ours
+    }
 
 
 def automations(block: Any, deployments: list[str]) -> list[AutomationCore]:
@@ -89,7 +97,9 @@ def install(client: SyncPrefectClient, notify: str, deployments: dict[str, bool]
     try:
         block = client.read_block_document_by_name(name=name, block_type_slug=kind)
     except ObjectNotFound as error:
-        raise ValueError(f"no block {notify!r}: `prefect block ls` lists those that there are") from error
+        raise ValueError(
+            f"no block {notify!r}: `prefect block ls` lists those that there are"
+        ) from error
     wanted = automations(block.id, [name for name, active in deployments.items() if active])
     for one in wanted:
         if known := client.read_automations_by_name(one.name):
@@ -104,7 +114,9 @@ def install(client: SyncPrefectClient, notify: str, deployments: dict[str, bool]
 
 def main() -> None:
     """Install them on the server that PREFECT_API_URL names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--notify", required=True, metavar="TYPE/NAME", help="a notification block")
     given = parser.parse_args()
     with get_client(sync_client=True) as client:
@@ -115,7 +127,9 @@ def main() -> None:
             sys.exit(str(error))
     print("\n".join(names))
     for name in (name for name, active in scheduled.items() if not active):
-        print(f"{name} is paused: no alarm that it did not complete. Once it is resumed, install again")
+        print(
+            f"{name} is paused: no alarm that it did not complete. Once it is resumed, install again"
+        )
 
 
 if __name__ == "__main__":

@@ -48,10 +48,12 @@ class Guard:
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
         if headers.getlist("host") != [self._address]:
-            return PlainTextResponse(f"This server is asked for as http://{self._address} only.\n", 403)
-        if any(origin != f"http://{self._address}" for origin in headers.getlist("origin")) or _of_a_page(
-            scope, headers
-        ):
+            return PlainTextResponse(
+                f"This server is asked for as http://{self._address} only.\n", 403
+            )
+        if any(
+            origin != f"http://{self._address}" for origin in headers.getlist("origin")
+        ) or _of_a_page(scope, headers):
             return PlainTextResponse("Pages of other origins may not ask this server.\n", 403)
         if self._authorization is not None:
             given = headers.get("authorization", "").encode("latin-1")
@@ -68,7 +70,10 @@ def _of_a_page(scope: Scope, headers: Headers) -> bool:
     """
     if headers.get("sec-fetch-site", "none") in ("same-origin", "none"):
         return False
-    followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == (
+        "navigate",
+        "document",
+    )
     return not (followed and scope["type"] == "http" and scope["method"] == "GET")
 
 
@@ -90,12 +95,16 @@ def mlflow_app(address: str, credential: str, home: Path) -> ASGIApp:
     from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
 
     shared = load_settings().server_variables()
-    os.environ[BACKEND_STORE_URI_ENV_VAR] = shared.get(OPERATORS_STORE, f"sqlite:///{home}/mlflow.db")
+    os.environ[BACKEND_STORE_URI_ENV_VAR] = shared.get(
+        OPERATORS_STORE, f"sqlite:///{home}/mlflow.db"
+    )
     os.environ[ARTIFACT_ROOT_ENV_VAR] = shared.get(OPERATORS_ARTIFACTS, str(home / "mlartifacts"))
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
-    initialize_backend_stores(os.environ[BACKEND_STORE_URI_ENV_VAR], None, os.environ[ARTIFACT_ROOT_ENV_VAR])
+    initialize_backend_stores(
+        os.environ[BACKEND_STORE_URI_ENV_VAR], None, os.environ[ARTIFACT_ROOT_ENV_VAR]
+    )
     return Guard(app, address=address, credential=credential)
 
 
@@ -109,8 +118,14 @@ def main(server: str, number: str) -> None:
         raise SystemExit(f"{home / FILE} is missing; `make up` makes it")
     host, port = listening.getsockname()
     address = f"{host}:{port}"
-    app = prefect_app(address, credential) if server == "prefect" else mlflow_app(address, credential, home)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", proxy_headers=False)).run(sockets=[listening])
+    app = (
+        prefect_app(address, credential)
+        if server == "prefect"
+        else mlflow_app(address, credential, home)
+    )
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", proxy_headers=False)).run(
+        sockets=[listening]
+    )
 
 
 if __name__ == "__main__":

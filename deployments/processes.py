@@ -62,7 +62,9 @@ class Child:
         """Raise UpError with the end of the log if the process has ended."""
         if self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise UpError(f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n{tail}")
+            raise UpError(
+                f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n{tail}"
+            )
 
     def end(self, *, grace_s: float) -> list[int]:
         """SIGTERM to the process and to the flow runs it supervises, then SIGKILL to whatever is left after `grace_s`.
@@ -107,7 +109,9 @@ def listen(port: int) -> socket.socket | None:
 def answers(url: str, headers: Mapping[str, str]) -> bool:
     """Whether `url` answers 200 now."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=5) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=dict(headers)), timeout=5
+        ) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -55,10 +55,23 @@ class Service:
     """
 
     def __init__(
-        self, root: Path, home: Path, ports: Mapping[str, int], prefect_file: Path, say: Callable[[str], None]
+        self,
+        root: Path,
+        home: Path,
+        ports: Mapping[str, int],
+        prefect_file: Path,
+        say: Callable[[str], None],
     ) -> None:
-        self.root, self.home, self.ports, self.prefect_file, self.say = root, home, ports, prefect_file, say
-        self.prefect_url, self.mlflow_url = (f"http://{HOST}:{ports[name]}" for name in ("prefect", "mlflow"))
+        self.root, self.home, self.ports, self.prefect_file, self.say = (
+            root,
+            home,
+            ports,
+            prefect_file,
+            say,
+        )
+        self.prefect_url, self.mlflow_url = (
+            f"http://{HOST}:{ports[name]}" for name in ("prefect", "mlflow")
+        )
         self.credential = ""
         self.served = ExitStack()
         self.children: list[Child] = []
@@ -77,7 +90,9 @@ class Service:
             killed += child.end(grace_s=RUN_GRACE_S if child.name == "worker" else SERVER_GRACE_S)
         self.served.close()
         if killed:
-            self.say(f"{len(killed)} processes had to be killed; `srift reap` ends what they may have left behind")
+            self.say(
+                f"{len(killed)} processes had to be killed; `srift reap` ends what they may have left behind"
+            )
 
     def start(self) -> None:
         """Start everything and install the schedule. Raises UpError, before anything runs, if a port is taken."""
@@ -85,22 +100,32 @@ class Service:
         for name, port in self.ports.items():
             if (found := listen(port)) is None:
                 option = f'ARGS="--{name}-port N"'
-                raise UpError(f"port {port} is taken (is `make up` running already?); another: {option}")
+                raise UpError(
+                    f"port {port} is taken (is `make up` running already?); another: {option}"
+                )
             listening[name] = found
         self.credential = make_credential(self.home, self.say)
         (self.home / "mlartifacts").mkdir(exist_ok=True)
         self.served.enter_context(serving(self.home, f"{HOST}:{self.ports['prefect']}"))
         self.say("starting the servers and the worker (half a minute)")
         server, pages = (self.serve(name, found) for name, found in listening.items())
-        self.wait(server, lambda: answers(f"{self.prefect_url}/api/health", self.headers), "Prefect's server")
+        self.wait(
+            server,
+            lambda: answers(f"{self.prefect_url}/api/health", self.headers),
+            "Prefect's server",
+        )
         self.install()
         self.settle_past()
         name = f"srift-{socket.gethostname()}-{os.getpid()}"
         words = ("prefect", "worker", "start", f"--name={name}", f"--pool={POOL}", "--type=process")
         worker = self.spawn("worker", *words)
         self.wait(worker, lambda: self.worker_online(name), "the worker")
-        self.wait(pages, lambda: answers(f"{self.mlflow_url}/health", self.headers), "MLflow's server")
-        self.wait(server, lambda: all(self.next_runs().values()), "a scheduled run of every deployment")
+        self.wait(
+            pages, lambda: answers(f"{self.mlflow_url}/health", self.headers), "MLflow's server"
+        )
+        self.wait(
+            server, lambda: all(self.next_runs().values()), "a scheduled run of every deployment"
+        )
         self.since = datetime.now(UTC)
 
     def install(self) -> None:
@@ -109,14 +134,18 @@ class Service:
         What was resumed or paused by hand stays so: Prefect would go by the file again, and is given one that says so.
         """
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        before = {one["name"]: scheduled(one) for one in self.post("/deployments/filter", pool_filter())}
+        before = {
+            one["name"]: scheduled(one) for one in self.post("/deployments/filter", pool_filter())
+        }
         written = yaml.safe_load(self.prefect_file.read_text())
         for one in written["deployments"]:
             clocks = one.get("schedules", [])
             kept = before.get(one["name"], any(clock.get("active", True) for clock in clocks))
             for clock in clocks:
                 if clock.get("active", True) != kept:
-                    self.say(f"{one['name']} was {'resumed' if kept else 'paused'} by hand, and stays so")
+                    self.say(
+                        f"{one['name']} was {'resumed' if kept else 'paused'} by hand, and stays so"
+                    )
                     clock["active"] = kept
         copy = self.home / "prefect.yaml"
         copy.write_text(yaml.safe_dump(written))
@@ -139,7 +168,9 @@ class Service:
             "SRIFT_ROOT": str(self.root),
             "SRIFT_HOME": str(self.home),
             "PREFECT_HOME": str(self.home / "prefect"),
-            "TMPDIR": str(scratch),  # Prefect's runner_storage there is another user's where both share /tmp
+            "TMPDIR": str(
+                scratch
+            ),  # Prefect's runner_storage there is another user's where both share /tmp
             "PREFECT_API_URL": f"{self.prefect_url}/api",
             "PREFECT_API_AUTH_STRING": self.credential,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -159,7 +190,9 @@ class Service:
         """Start the server of that name on a socket that it takes over."""
         with listening:
             number = listening.fileno()
-            return self.spawn(f"{name}-server", "python", str(GUARDED), name, str(number), inherits=[number])
+            return self.spawn(
+                f"{name}-server", "python", str(GUARDED), name, str(number), inherits=[number]
+            )
 
     def spawn(self, name: str, program: str, *words: str, inherits: Sequence[int] = ()) -> Child:
         """Start a program of this environment and remember it: the last one started is the first to be ended."""
@@ -173,7 +206,12 @@ class Service:
         """Run one `prefect` command to its end. Raises UpError with its output if it fails."""
         line = [str(BIN / "prefect"), "--no-prompt", *words]
         done = subprocess.run(
-            line, cwd=self.root, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            line,
+            cwd=self.root,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             raise UpError(f"`prefect {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
@@ -184,18 +222,25 @@ class Service:
         while not ready():
             child.check()
             if time.monotonic() > end:
-                raise UpError(f"{what} did not come within {STARTED_WITHIN_S:.0f} s; see {child.log}")
+                raise UpError(
+                    f"{what} did not come within {STARTED_WITHIN_S:.0f} s; see {child.log}"
+                )
             time.sleep(0.25)
 
     @tenacity.retry(
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, HTTPError) and error.code >= 500),
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, HTTPError) and error.code >= 500
+        ),
         stop=tenacity.stop_after_attempt(5),
         wait=tenacity.wait_fixed(0.5),
         reraise=True,
     )
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """One call of Prefect's API, again if its SQLite was busy. Raises OSError when it does not answer."""
-        url, headers = f"{self.prefect_url}/api{path}", {"Content-Type": "application/json", **self.headers}
+        url, headers = (
+            f"{self.prefect_url}/api{path}",
+            {"Content-Type": "application/json", **self.headers},
+        )
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
@@ -234,15 +279,22 @@ class Service:
         now = {"before_": datetime.now(UTC).isoformat()}
         due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": now}
         cut_off = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
-        for where, state, text in ((due, "CANCELLED", "was due"), (cut_off, "CRASHED", "was cut off")):
+        for where, state, text in (
+            (due, "CANCELLED", "was due"),
+            (cut_off, "CRASHED", "was cut off"),
+        ):
             while runs := self.post("/flow_runs/filter", {**pool_filter(), "flow_runs": where}):
                 for run in runs:
                     change = {"type": state, "message": "the schedule was not being served"}
                     self.post(f"/flow_runs/{run['id']}/set_state", {"state": change, "force": True})
                     below = {"parent_flow_run_id": {"any_": [run["id"]]}, **cut_off}
                     for one in self.post("/flow_runs/filter", {"flow_runs": below}):
-                        self.post(f"/flow_runs/{one['id']}/set_state", {"state": change, "force": True})
-                self.say(f"{len(runs)} x {text} while the schedule was not being served: {state.lower()}")
+                        self.post(
+                            f"/flow_runs/{one['id']}/set_state", {"state": change, "force": True}
+                        )
+                self.say(
+                    f"{len(runs)} x {text} while the schedule was not being served: {state.lower()}"
+                )
 
     def fire(self, deployment: str) -> None:
         """Schedule one more run of `deployment`, a few seconds ahead."""
@@ -254,14 +306,19 @@ class Service:
     def report(self) -> None:
         """Say which runs started or ended since the last time."""
         began = {"after_": self.since.isoformat(), "is_null_": False}
-        where = {"start_time": began, "state": {"type": {"any_": ["RUNNING", "COMPLETED", *FAILED]}}}
+        where = {
+            "start_time": began,
+            "state": {"type": {"any_": ["RUNNING", "COMPLETED", *FAILED]}},
+        }
         body = {**pool_filter(), "flow_runs": where, "sort": "START_TIME_DESC", "limit": 50}
         for run in reversed(self.post("/flow_runs/filter", body)):
             state = (run["id"], run["state_name"])
             if state not in self.seen:
                 self.seen.add(state)
                 name = self.deployments.get(run["deployment_id"], "?")
-                self.say(f"{datetime.now(UTC):%H:%M:%S} UTC  {name}  {run['name']}  {run['state_name']}")
+                self.say(
+                    f"{datetime.now(UTC):%H:%M:%S} UTC  {name}  {run['name']}  {run['state_name']}"
+                )
 
 
 def scheduled(deployment: Mapping[str, Any]) -> bool:
@@ -286,10 +343,18 @@ def parse(words: list[str], say: Callable[[str], None]) -> tuple[Service, list[s
 
     Raises UpError for an unknown deployment, SettingsError for a bad srift.toml.
     """
-    parser = argparse.ArgumentParser(prog="make up", description=__doc__, usage='make up [ARGS="..."]')
-    parser.add_argument("--prefect-port", type=int, default=4200, metavar="N", help="default: %(default)s")
-    parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N", help="default: %(default)s")
-    parser.add_argument("--prefect-file", type=Path, default=PREFECT_FILE, metavar="FILE", help="other deployments")
+    parser = argparse.ArgumentParser(
+        prog="make up", description=__doc__, usage='make up [ARGS="..."]'
+    )
+    parser.add_argument(
+        "--prefect-port", type=int, default=4200, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--mlflow-port", type=int, default=5000, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--prefect-file", type=Path, default=PREFECT_FILE, metavar="FILE", help="other deployments"
+    )
     fired = "also schedule a run of this deployment a few seconds ahead; may be given again"
     parser.add_argument("--fire", metavar="NAME", action="append", default=[], help=fired)
     options = parser.parse_args(words)
@@ -300,7 +365,9 @@ def parse(words: list[str], say: Callable[[str], None]) -> tuple[Service, list[s
     settings = load_settings()
     settings.set_server_variables()
     ports = {"prefect": options.prefect_port, "mlflow": options.mlflow_port}
-    return Service(settings.root, settings.home, ports, options.prefect_file.resolve(), say), options.fire
+    return Service(
+        settings.root, settings.home, ports, options.prefect_file.resolve(), say
+    ), options.fire
 
 
 def main(words: list[str]) -> int:
@@ -316,8 +383,12 @@ def main(words: list[str]) -> int:
         with made as service:
             service.start()
             home = service.home
-            service.say(f"Prefect  {service.prefect_url}\nMLflow   {service.mlflow_url}\nlogs     {home / 'logs'}")
-            service.say(f"log in   with {USER}:PASSWORD as in {home / FILE}: all of it for Prefect, both for MLflow")
+            service.say(
+                f"Prefect  {service.prefect_url}\nMLflow   {service.mlflow_url}\nlogs     {home / 'logs'}"
+            )
+            service.say(
+                f"log in   with {USER}:PASSWORD as in {home / FILE}: all of it for Prefect, both for MLflow"
+            )
             for name, when in service.next_runs().items():
                 service.say(f"next     {name}  {when:%Y-%m-%d %H:%M:%S} UTC")
             for name in fire:

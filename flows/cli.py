@@ -49,7 +49,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def srift(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
     ] = False,
 ) -> None:
     """On which instances should this PyTorch model be trained? A fresh, measured answer."""
@@ -65,10 +68,14 @@ class Answer:
 
 
 Provider = Annotated[str, typer.Option(help="Where machines come from: local or ec2.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, nothing else there.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON to standard output, nothing else there.")
+]
 
 
-def verb(name: str | None = None, interrupted: str = "nothing was changed") -> Callable[[Callable[..., Answer]], Any]:
+def verb(
+    name: str | None = None, interrupted: str = "nothing was changed"
+) -> Callable[[Callable[..., Answer]], Any]:
     """A command with the options that the function takes, or the fields of the dataclass that it takes, and --json.
 
     Its errors are explained; on Ctrl-C the message says that it was `interrupted`, and what that leaves.
@@ -76,7 +83,9 @@ def verb(name: str | None = None, interrupted: str = "nothing was changed") -> C
 
     def register(function: Callable[..., Answer]) -> Any:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
-        options: Any = next((one.annotation for one in parameters if is_dataclass(one.annotation)), None)
+        options: Any = next(
+            (one.annotation for one in parameters if is_dataclass(one.annotation)), None
+        )
         if options is not None:
             parameters = inspect.signature(options, eval_str=True).parameters.values()
 
@@ -85,7 +94,9 @@ def verb(name: str | None = None, interrupted: str = "nothing was changed") -> C
             with explained(interrupted):
                 answer = function(**words) if options is None else function(options(**words))
                 if as_json:
-                    typer.echo(json.dumps(answer.body, indent=2, default=_json_value, allow_nan=False))
+                    typer.echo(
+                        json.dumps(answer.body, indent=2, default=_json_value, allow_nan=False)
+                    )
                 elif callable(answer.shown):
                     answer.shown()
                 elif answer.shown:
@@ -93,18 +104,26 @@ def verb(name: str | None = None, interrupted: str = "nothing was changed") -> C
                 if answer.error is not None:
                     raise answer.error
 
-        last = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+        last = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json
+        )
         command.__signature__ = inspect.Signature([*parameters, last])  # type: ignore[attr-defined]
         return app.command(name)(command)
 
     return register
 
 
-@verb(interrupted="machines released, measurements loaded, the table as it was; `srift refresh` goes on")
+@verb(
+    interrupted="machines released, measurements loaded, the table as it was; `srift refresh` goes on"
+)
 def refresh(
     provider: Provider = "local",
-    max_usd: Annotated[float | None, typer.Option(min=0.0, help="Dollar cap; 0 measures nothing.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print what would be bought; start nothing.")] = False,
+    max_usd: Annotated[
+        float | None, typer.Option(min=0.0, help="Dollar cap; 0 measures nothing.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print what would be bought; start nothing.")
+    ] = False,
 ) -> Answer:
     """Run the whole flow once: prices, measurements, model, table."""
     from tasks.reporting import tables
@@ -151,11 +170,15 @@ def refresh(
 class Asked:
     """The options of `srift recommend`."""
 
-    workload: Annotated[str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")]
-    deadline: Annotated[str | None, typer.Option(help="Cheapest within this time: 12h, 90m, 2d; 12 is 12 hours.")] = (
-        None
-    )
-    budget: Annotated[float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")] = None
+    workload: Annotated[
+        str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")
+    ]
+    deadline: Annotated[
+        str | None, typer.Option(help="Cheapest within this time: 12h, 90m, 2d; 12 is 12 hours.")
+    ] = None
+    budget: Annotated[
+        float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")
+    ] = None
     p_required: Annotated[
         float | None,
         typer.Option(
@@ -164,28 +187,45 @@ class Asked:
         ),
     ] = None
     provider: Annotated[
-        str | None, typer.Option(help="local or ec2; if not given, the one that knows the workload, local before ec2.")
+        str | None,
+        typer.Option(
+            help="local or ec2; if not given, the one that knows the workload, local before ec2."
+        ),
     ] = None
     samples: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10**15, help="Samples, if not those of srift.toml; a must for what is known by imports alone."
+            min=1,
+            max=10**15,
+            help="Samples, if not those of srift.toml; a must for what is known by imports alone.",
         ),
     ] = None
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10**9, help="Global batch, if not that of srift.toml; a must for what is known by imports alone."
+            min=1,
+            max=10**9,
+            help="Global batch, if not that of srift.toml; a must for what is known by imports alone.",
         ),
     ] = None
     market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any"
-    instance_type: Annotated[str | None, typer.Option("--type", help="Types whose name holds this: g5, xlarge.")] = None
-    device: Annotated[str | None, typer.Option(help="Types whose device's name holds this: A10G.")] = None
-    by_device: Annotated[bool, typer.Option("--by-device", help="Also the best of each device alone.")] = False
+    instance_type: Annotated[
+        str | None, typer.Option("--type", help="Types whose name holds this: g5, xlarge.")
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(help="Types whose device's name holds this: A10G.")
+    ] = None
+    by_device: Annotated[
+        bool, typer.Option("--by-device", help="Also the best of each device alone.")
+    ] = False
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
     pilots: Annotated[
         int,
-        typer.Option(min=0, max=9, help="Runs to name, with their price, that would settle the choice; buys nothing."),
+        typer.Option(
+            min=0,
+            max=9,
+            help="Runs to name, with their price, that would settle the choice; buys nothing.",
+        ),
     ] = 3
 
     @property
@@ -195,7 +235,9 @@ class Asked:
             return None
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", self.deadline.strip())
         if match is None or float(match[1]) <= 0:
-            raise typer.BadParameter(f"deadline {self.deadline!r} is not a time above zero of the form 12h, 90m or 2d")
+            raise typer.BadParameter(
+                f"deadline {self.deadline!r} is not a time above zero of the form 12h, 90m or 2d"
+            )
         return float(match[1]) * {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}[match[2]]
 
     def check(self) -> None:
@@ -205,7 +247,9 @@ class Asked:
         if self.budget is not None and not math.isfinite(self.budget):
             raise typer.BadParameter(f"budget {self.budget} is no number of dollars")
         if self.p_required is not None and not 0 < self.p_required < 1:
-            raise typer.BadParameter(f"--p-required {self.p_required:g} is no probability between 0 and 1, such as 0.9")
+            raise typer.BadParameter(
+                f"--p-required {self.p_required:g} is no probability between 0 and 1, such as 0.9"
+            )
         _check_market(self.market)
 
 
@@ -216,13 +260,17 @@ def _check_market(market: str) -> None:
     """Raises BadParameter where there is none called so."""
     if market not in MARKETS:
         near, known = nearest_names(market.lower(), MARKETS), f"known: {', '.join(MARKETS)}"
-        raise typer.BadParameter(f"unknown market {market!r}; {near if near == known else f'{near} {known}'}")
+        raise typer.BadParameter(
+            f"unknown market {market!r}; {near if near == known else f'{near} {known}'}"
+        )
 
 
 def _filters(asked: object, *columns: str) -> tuple[tuple[str, str], ...]:
     """The market and `columns` of offers, with what each must hold, where something was asked for."""
     texts = {one: getattr(asked, one) for one in ("market", *columns)}
-    return tuple((one, text) for one, text in texts.items() if text and (one, text) != ("market", "any"))
+    return tuple(
+        (one, text) for one, text in texts.items() if text and (one, text) != ("market", "any")
+    )
 
 
 @verb()
@@ -246,19 +294,28 @@ def recommend(asked: Asked) -> Answer:
             batch=asked.batch,
             machines=OffersWanted(filters=_filters(asked, "instance_type", "device")),
         )
-        rows = answer(provider, question, top=asked.top, pilots=asked.pilots, by_device=asked.by_device)
+        rows = answer(
+            provider, question, top=asked.top, pilots=asked.pilots, by_device=asked.by_device
+        )
     return Answer(rows, lambda: print_recommendations(rows))
 
 
 @verb()
 def size(
-    workload: Annotated[str, typer.Argument(help="A workload that was measured, here or by an import.")],
-    instance_type: Annotated[str | None, typer.Option("--type", help="One instance type; else all measured.")] = None,
+    workload: Annotated[
+        str, typer.Argument(help="A workload that was measured, here or by an import.")
+    ],
+    instance_type: Annotated[
+        str | None, typer.Option("--type", help="One instance type; else all measured.")
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, max=10**9, help="Global batch, if not that of srift.toml.")
     ] = None,
     provider: Annotated[
-        str | None, typer.Option(help="local or ec2; if not given, the one that knows the workload, local before ec2.")
+        str | None,
+        typer.Option(
+            help="local or ec2; if not given, the one that knows the workload, local before ec2."
+        ),
     ] = None,
 ) -> Answer:
     """How large a cluster is still efficient, what would hide communication, and the best batch, by measured runs."""
@@ -276,9 +333,12 @@ def table(
     workload: Annotated[str | None, typer.Argument(help="One workload; else all.")] = None,
     goal: Annotated[str | None, typer.Option(help="One goal; else all.")] = None,
     provider: Annotated[str | None, typer.Option(help="local or ec2; else both.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many clusters a goal to show; --json has all.")] = 1,
+    top: Annotated[
+        int, typer.Option(min=1, help="How many clusters a goal to show; --json has all.")
+    ] = 1,
     sort: Annotated[
-        str | None, typer.Option(help="A column of --json, such as usd; -COLUMN sorts from the largest.")
+        str | None,
+        typer.Option(help="A column of --json, such as usd; -COLUMN sorts from the largest."),
     ] = None,
 ) -> Answer:
     """The published table: the first choice for every workload and goal, and with --top its close rivals."""
@@ -289,7 +349,9 @@ def table(
     for column, wanted in (("workload", workload), ("goal", goal), ("provider", provider)):
         known = sorted({str(row[column]) for row in rows})
         if wanted is not None and wanted not in known:
-            raise typer.BadParameter(f"no row is of {column} {wanted!r}; {nearest_names(wanted, known)}")
+            raise typer.BadParameter(
+                f"no row is of {column} {wanted!r}; {nearest_names(wanted, known)}"
+            )
         rows = [row for row in rows if wanted in (None, row[column])]
     shown = [row for row in rows if row["rank"] <= top]
     if sort is not None:
@@ -301,9 +363,13 @@ def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     """By a column, from the largest with a - before it; unknown values last. Raises BadParameter on another name."""
     column = sort.removeprefix("-")
     names = rows[0] if rows else {}
-    sortable = [name for name in names if not any(isinstance(row[name], (list, dict)) for row in rows)]
+    sortable = [
+        name for name in names if not any(isinstance(row[name], (list, dict)) for row in rows)
+    ]
     if rows and column not in sortable:
-        raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, sortable)}")
+        raise typer.BadParameter(
+            f"no column {column!r} to sort by; {nearest_names(column, sortable)}"
+        )
     known = [row for row in rows if row[column] is not None]
     known.sort(key=lambda row: row[column], reverse=sort.startswith("-"))
     return known + [row for row in rows if row[column] is None]
@@ -316,12 +382,20 @@ class Named:
     workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")]
     on: Annotated[
         list[str] | None,
-        typer.Option(help="Machines, as 2xg5.xlarge or 1xa+1xb; may be repeated. Without it: pilots of its goals."),
+        typer.Option(
+            help="Machines, as 2xg5.xlarge or 1xa+1xb; may be repeated. Without it: pilots of its goals."
+        ),
     ] = None
-    max_usd: Annotated[float | None, typer.Option(min=0.0, help="Dollar cap; a must on ec2.")] = None
+    max_usd: Annotated[float | None, typer.Option(min=0.0, help="Dollar cap; a must on ec2.")] = (
+        None
+    )
     provider: Provider = "local"
-    pilots: Annotated[int, typer.Option(min=1, max=9, help="Without --on: how many pilots at most.")] = 3
-    dry_run: Annotated[bool, typer.Option(help="Print what would be bought; start nothing.")] = False
+    pilots: Annotated[
+        int, typer.Option(min=1, max=9, help="Without --on: how many pilots at most.")
+    ] = 3
+    dry_run: Annotated[bool, typer.Option(help="Print what would be bought; start nothing.")] = (
+        False
+    )
 
 
 @verb(interrupted="machines released, measurements loaded; the model and the table as they were")
@@ -357,7 +431,11 @@ def measure(asked: Named) -> Answer:
 
     with own_server(), reporting_to(tables.live_reporter()):
         outcome = measure_named(wish, provider, max_usd)
-    nothing = None if any(row["measured"] for row in outcome["runs"]) else ProviderError("nothing was measured")
+    nothing = (
+        None
+        if any(row["measured"] for row in outcome["runs"])
+        else ProviderError("nothing was measured")
+    )
     return Answer(outcome, lambda: tables.print_measured(outcome, provider), nothing)
 
 
@@ -369,10 +447,16 @@ class Exported:
     to: Annotated[str, typer.Option(help="skypilot, sagemaker, karpenter, torchrun or fleet.")]
     goal: Annotated[
         str | None,
-        typer.Option(help="Which of its goals; with its limit, as `srift table` prints it, where two have one name."),
+        typer.Option(
+            help="Which of its goals; with its limit, as `srift table` prints it, where two have one name."
+        ),
     ] = None
-    rank: Annotated[int, typer.Option(min=1, help="Which of the goal's clusters, 1 is the best.")] = 1
-    provider: Annotated[str | None, typer.Option(help="local or ec2, where both have published the workload.")] = None
+    rank: Annotated[
+        int, typer.Option(min=1, help="Which of the goal's clusters, 1 is the best.")
+    ] = 1
+    provider: Annotated[
+        str | None, typer.Option(help="local or ec2, where both have published the workload.")
+    ] = None
     output: Annotated[Path | None, typer.Option(help="A file to write; else it is printed.")] = None
 
 
@@ -384,7 +468,9 @@ def export(asked: Exported) -> Answer:
     from warehouse.export import published_rows
 
     rows = published_rows(_settings().home / "published")
-    wanted = Wanted(workload=asked.workload, goal=asked.goal, provider=asked.provider, rank=asked.rank)
+    wanted = Wanted(
+        workload=asked.workload, goal=asked.goal, provider=asked.provider, rank=asked.rank
+    )
     choice = choose(rows, wanted, datetime.now(UTC))
     body, text = exported(choice, asked.to)
     for warning in choice.warnings:
@@ -399,12 +485,16 @@ def export(asked: Exported) -> Answer:
 class Listed:
     """The options of `srift offers`."""
 
-    instance_type: Annotated[str | None, typer.Argument(help="Types whose name holds this: g5, xlarge.")] = None
+    instance_type: Annotated[
+        str | None, typer.Argument(help="Types whose name holds this: g5, xlarge.")
+    ] = None
     device: Annotated[str | None, typer.Option(help="Whose device's name holds this: A10G.")] = None
     market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any"
     region: Annotated[str | None, typer.Option(help="In regions whose name holds this.")] = None
     zone: Annotated[str | None, typer.Option(help="In zones whose name holds this.")] = None
-    sort: Annotated[str, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")] = "usd_per_hour"
+    sort: Annotated[
+        str, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
+    ] = "usd_per_hour"
     provider: Provider = "local"
 
 
@@ -417,8 +507,12 @@ def offers(asked: Listed) -> Answer:
     from tasks.workspace.workspace import open_workspace
 
     if asked.sort.removeprefix("-") not in COLUMNS:
-        raise typer.BadParameter(f"no column {asked.sort!r} to sort by; {nearest_names(asked.sort, COLUMNS)}")
-    wanted = OffersWanted(filters=_filters(asked, "instance_type", "device", "region", "zone"), sort=asked.sort)
+        raise typer.BadParameter(
+            f"no column {asked.sort!r} to sort by; {nearest_names(asked.sort, COLUMNS)}"
+        )
+    wanted = OffersWanted(
+        filters=_filters(asked, "instance_type", "device", "region", "zone"), sort=asked.sort
+    )
     rows = listed(open_workspace(asked.provider), wanted)
     return Answer(rows, lambda: print_offers(rows))
 
@@ -426,7 +520,9 @@ def offers(asked: Listed) -> Answer:
 @verb()
 def spend(
     by: Annotated[str, typer.Option(help="day, campaign, workload or type.")] = "day",
-    days: Annotated[int | None, typer.Option(min=1, help="Only what ended within so many days.")] = None,
+    days: Annotated[
+        int | None, typer.Option(min=1, help="Only what ended within so many days.")
+    ] = None,
     provider: Provider = "local",
 ) -> Answer:
     """Dollars that measuring has cost, and what machines that are held may still cost."""
@@ -443,21 +539,33 @@ def spend(
 def import_(
     file: Annotated[Path | None, typer.Argument(help="Measurement rows, CSV or Parquet.")] = None,
     workloads: Annotated[
-        Path | None, typer.Option(help="Facts: parameters, gradient_bytes, flops_per_sample ...; with FILE or alone.")
+        Path | None,
+        typer.Option(
+            help="Facts: parameters, gradient_bytes, flops_per_sample ...; with FILE or alone."
+        ),
     ] = None,
     provider: Annotated[
         str | None,
-        typer.Option(help="Whose workloads the facts are of, beside those of FILE: ec2 (default) or local."),
+        typer.Option(
+            help="Whose workloads the facts are of, beside those of FILE: ec2 (default) or local."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print how it is read; load nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how it is read; load nothing.")
+    ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Load what looks mistaken: units, speeds beyond a device's peak, misspelt types."),
+        typer.Option(
+            "--force",
+            help="Load what looks mistaken: units, speeds beyond a device's peak, misspelt types.",
+        ),
     ] = False,
 ) -> Answer:
     """Load measurements made elsewhere, facts of workloads, or both. Loading the same again changes nothing."""
     if file is None and workloads is None:
-        raise typer.BadParameter("give a file of measurements, --workloads with a file of facts, or both")
+        raise typer.BadParameter(
+            "give a file of measurements, --workloads with a file of facts, or both"
+        )
     from tasks.data_files.imports import ImportFiles, import_measurements
     from tasks.workspace.workspace import capabilities
 
@@ -480,7 +588,10 @@ def import_(
 @verb()
 def forget(
     import_id: Annotated[
-        str | None, typer.Argument(help="An import's id, or how it begins; `srift import` prints it, --list too.")
+        str | None,
+        typer.Argument(
+            help="An import's id, or how it begins; `srift import` prints it, --list too."
+        ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Print all imports and end.")] = False,
 ) -> Answer:
@@ -492,7 +603,9 @@ def forget(
 
     _, warehouse = _opened()
     if not warehouse.exists():
-        found: list[dict[str, Any]] | dict[str, str] = [] if list_all else {"says": "nothing was ever imported"}
+        found: list[dict[str, Any]] | dict[str, str] = (
+            [] if list_all else {"says": "nothing was ever imported"}
+        )
         return Answer(found, "nothing was ever imported")
     warehouse.migrate()
     if import_id is None:
@@ -520,15 +633,21 @@ def backtest(
     workloads: Annotated[
         Path | None, typer.Option(help="Facts: parameters, gradient_bytes, flops_per_sample ...")
     ] = None,
-    catalogue: Annotated[Path | None, typer.Option(help="Instance types: vcpu, gpu_count, network_gbps ...")] = None,
-    predictions: Annotated[Path | None, typer.Option(help="CSV to write: TEST with what was predicted.")] = None,
+    catalogue: Annotated[
+        Path | None, typer.Option(help="Instance types: vcpu, gpu_count, network_gbps ...")
+    ] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="CSV to write: TEST with what was predicted.")
+    ] = None,
 ) -> Answer:
     """Fit on one file, predict another: errors and interval coverage by workload and cluster size."""
     from tasks.data_files.backtest import backtest as compare
     from tasks.reporting.tables import print_scores
 
     report = compare(train, test, workloads=workloads, catalogue=catalogue, predictions=predictions)
-    return Answer(report.as_json(), lambda: print_scores(report.summary, report.headline, report.sentences))
+    return Answer(
+        report.as_json(), lambda: print_scores(report.summary, report.headline, report.sentences)
+    )
 
 
 @verb()
@@ -543,7 +662,9 @@ def status(provider: Provider = "local") -> Answer:
 
 @verb()
 def reap(
-    provider: Annotated[str | None, typer.Option(help="local or ec2; else all that were used from here.")] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="local or ec2; else all that were used from here.")
+    ] = None,
 ) -> Answer:
     """End what should be dead, and load what it had measured."""
     from tasks.execution.collect import reap_now
@@ -552,14 +673,20 @@ def reap(
     try:
         sentences = reap_now(provider)
     except NotSwept as error:
-        return Answer({"ended": error.done, "not_swept": error.unswept}, "\n".join(error.done), error)
-    return Answer({"ended": sentences, "not_swept": {}}, "\n".join(sentences) or "nothing was left running")
+        return Answer(
+            {"ended": error.done, "not_swept": error.unswept}, "\n".join(error.done), error
+        )
+    return Answer(
+        {"ended": sentences, "not_swept": {}}, "\n".join(sentences) or "nothing was left running"
+    )
 
 
 @verb()
 def check(
     workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")],
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which it is ended.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which it is ended.")
+    ] = 300.0,
 ) -> Answer:
     """Make two steps of a workload on this machine, and say what is wrong with it. Buys nothing."""
     from tasks.doctor.workload_check import check_workload, problems
@@ -572,14 +699,22 @@ def check(
 @verb()
 def doctor(
     provider: Provider = "local",
-    print_policies: Annotated[bool, typer.Option("--print-policies", help="Print IAM policies and end.")] = False,
+    print_policies: Annotated[
+        bool, typer.Option("--print-policies", help="Print IAM policies and end.")
+    ] = False,
     rebuild_warehouse: Annotated[
         bool,
-        typer.Option("--rebuild-warehouse", help="Copy what can be read of a damaged warehouse to a new one, and end."),
+        typer.Option(
+            "--rebuild-warehouse",
+            help="Copy what can be read of a damaged warehouse to a new one, and end.",
+        ),
     ] = False,
     share_warehouse: Annotated[
         bool,
-        typer.Option("--share-warehouse", help="Copy this home's warehouse into the one that [shared] names, and end."),
+        typer.Option(
+            "--share-warehouse",
+            help="Copy this home's warehouse into the one that [shared] names, and end.",
+        ),
     ] = False,
 ) -> Answer:
     """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""
@@ -597,7 +732,11 @@ def doctor(
         said = checks.share_warehouse(settings)
         return Answer({"says": said}, said)
     found = checks.examine(settings, provider)
-    return Answer(findings.as_json(found), findings.as_text(found), None if findings.well(found) else SystemExit(1))
+    return Answer(
+        findings.as_json(found),
+        findings.as_text(found),
+        None if findings.well(found) else SystemExit(1),
+    )
 
 
 def _provider_that_knows(workload: str) -> str:
@@ -656,7 +795,9 @@ def explained(interrupted: str = "nothing was changed") -> Iterator[None]:
     except _interruptions():
         _fail(f"interrupted: {interrupted}", 1)
     except _foreseen() as error:
-        bare = getattr(error, "errno", None) is not None  # of the system, without a sentence of ours
+        bare = (
+            getattr(error, "errno", None) is not None
+        )  # of the system, without a sentence of ours
         _fail((_of_the_disk(error) if bare else None) or str(error), 1)
     except Exception as error:
         said = _of_the_disk(error)
@@ -680,11 +821,26 @@ def _foreseen() -> tuple[type[Exception], ...]:
     from tasks.workspace.locking import Busy
     from warehouse.database import WarehouseError
 
-    cancelled = getattr(sys.modules.get("prefect.exceptions"), "CancelledRun", Busy)  # a refresh that came second
-    return ProviderError, WarehouseError, Busy, ImportRefused, CheckFailed, ExportRefused, OSError, cancelled
+    cancelled = getattr(
+        sys.modules.get("prefect.exceptions"), "CancelledRun", Busy
+    )  # a refresh that came second
+    return (
+        ProviderError,
+        WarehouseError,
+        Busy,
+        ImportRefused,
+        CheckFailed,
+        ExportRefused,
+        OSError,
+        cancelled,
+    )
 
 
-_FULL_DISK = ("database or disk is full", "No space left on device", "Disk quota exceeded")  # SQLite, the system
+_FULL_DISK = (
+    "database or disk is full",
+    "No space left on device",
+    "Disk quota exceeded",
+)  # SQLite, the system
 
 
 def _of_the_disk(error: BaseException) -> str | None:
@@ -693,14 +849,19 @@ def _of_the_disk(error: BaseException) -> str | None:
     following: BaseException | None = error
     while following is not None and following not in chain:
         chain.append(following)
-        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+        following = following.__cause__ or (
+            None if following.__suppress_context__ else following.__context__
+        )
     for one in chain:
         number, said = getattr(one, "errno", None), str(one).partition("\n")[0]
         if number in (errno.ENOSPC, errno.EDQUOT) or any(word in said for word in _FULL_DISK):
             return f"the disk is full: {said}. What was stored before stays; free some space and try again"
         if number == errno.EROFS or "readonly database" in said:
             return f"{said}: make it writable, or set SRIFT_HOME to a folder that is"
-    if type(error).__module__.partition(".")[0] in ("prefect", "httpx"):  # a server says no more than "error 500"
+    if type(error).__module__.partition(".")[0] in (
+        "prefect",
+        "httpx",
+    ):  # a server says no more than "error 500"
         from tasks.providers.base import ProviderError
         from tasks.workspace.home import check_home
 
@@ -728,7 +889,9 @@ def _with_quiet_prefect() -> None:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings.set_server_variables()
     os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # it would print the traceback of every error first
+    os.environ.setdefault(
+        "PREFECT_LOGGING_LEVEL", "CRITICAL"
+    )  # it would print the traceback of every error first
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if "PREFECT_API_URL" in os.environ:
         credential = read_credential(home)

@@ -15,7 +15,12 @@ from tasks.workspace.workspace import new_refresh_id, open_workspace
 
 
 @flow(name="market", log_prints=True)
-def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True, buying: bool = False) -> str:
+def market(
+    provider: str = "local",
+    refresh_id: str | None = None,
+    republish: bool = True,
+    buying: bool = False,
+) -> str:
     """Take a snapshot of what is on offer; then publish anew unless a parent flow will. Returns a sentence.
 
     It also says what keeps a parent flow that is `buying` from it.

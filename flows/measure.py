@@ -32,7 +32,9 @@ from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace,
 
 
 @flow(name="measure", log_prints=True)
-def measure(refresh_id: str, provider: str = "local", max_usd: float | None = None) -> dict[str, Any]:
+def measure(
+    refresh_id: str, provider: str = "local", max_usd: float | None = None
+) -> dict[str, Any]:
     """Buy what is most valuable under the caps; returns launches, rows by status, dollars, and seconds by phase."""
     workspace = open_workspace(provider)
     if max_usd != 0:
@@ -47,7 +49,9 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
 
 
 @flow(name="measure-named", log_prints=True)
-def measure_named(wish: Wish, provider: str = "local", max_usd: float | None = None) -> dict[str, Any]:
+def measure_named(
+    wish: Wish, provider: str = "local", max_usd: float | None = None
+) -> dict[str, Any]:
     """Measure what is named, or pilots, under the caps and checks of a refresh; trains and publishes nothing.
 
     Returns the refresh id, `runs` with what was predicted and measured of each, and what it cost. Raises SettingsError
@@ -55,13 +59,18 @@ def measure_named(wish: Wish, provider: str = "local", max_usd: float | None = N
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
-        raise SettingsError("--max-usd 0 measures nothing: say what the runs may cost, or see it with --dry-run")
+        raise SettingsError(
+            "--max-usd 0 measures nothing: say what the runs may cost, or see it with --dry-run"
+        )
     workspace = open_workspace(provider)
     now = datetime.now(UTC)
     clusters_of(workspace, wish, offers_now(workspace, now))
     refuse_unless_well(workspace.settings, provider, max_usd)
     refresh_id = new_refresh_id(now)
-    with recorded_flow_run(workspace.home), refresh_lock(workspace.home, refresh_id, patience_s=patience_s()):
+    with (
+        recorded_flow_run(workspace.home),
+        refresh_lock(workspace.home, refresh_id, patience_s=patience_s()),
+    ):
         for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
         reap(provider)
@@ -69,12 +78,20 @@ def measure_named(wish: Wish, provider: str = "local", max_usd: float | None = N
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
-            raise ProviderError(f"nothing was measured: the requirements of {wish.workload} cannot be installed")
-        wished = launches_for(workspace, load_champion(workspace.home, provider), wish, current_offers(workspace))
+            raise ProviderError(
+                f"nothing was measured: the requirements of {wish.workload} cannot be installed"
+            )
+        wished = launches_for(
+            workspace, load_champion(workspace.home, provider), wish, current_offers(workspace)
+        )
         tally = _tally(workspace, max_usd, refresh_id)
         made = _serve(workspace, affordable(workspace, wished, tally), tally)
         _warn_of_money(workspace, tally)
-    return {"refresh_id": refresh_id, "runs": outcomes(workspace, wished, made), "spent": tally.summary()}
+    return {
+        "refresh_id": refresh_id,
+        "runs": outcomes(workspace, wished, made),
+        "spent": tally.summary(),
+    }
 
 
 def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
@@ -85,17 +102,23 @@ def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tall
     )
 
 
-def _serve(workspace: Workspace, launches: Iterable[Launch], tally: Tally) -> list[tuple[Launch, Served]]:
+def _serve(
+    workspace: Workspace, launches: Iterable[Launch], tally: Tally
+) -> list[tuple[Launch, Served]]:
     """Each launch in turn, loaded before the next is asked for: what came home decides which that is."""
     made = []
-    claim(workspace, tally.refresh_id, tally.cap_usd, datetime.now(UTC))  # before what is left of the month is read
+    claim(
+        workspace, tally.refresh_id, tally.cap_usd, datetime.now(UTC)
+    )  # before what is left of the month is read
     try:
         for number, launch in enumerate(launches):
             served = serve_launch(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)
             started = time.monotonic()
             collected = collect_launch(workspace, served, tally.refresh_id, datetime.now(UTC))
             tally.add(served, collected, load_s=time.monotonic() - started, cluster=launch.cluster)
-            reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
+            reporter().say(
+                f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}"
+            )
             made.append((launch, served))
     finally:
         settle(workspace, datetime.now(UTC), over=tally.refresh_id)

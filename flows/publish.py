@@ -26,7 +26,9 @@ def publish(provider: str, refresh_id: str) -> int:
     if older is not None:
         reporter().say(f"nothing is published: {older_sentence(provider, older)}")
         return 0
-    runs = setups_of_workloads(workspace.warehouse, provider, (one.name for one in workspace.workloads))
+    runs = setups_of_workloads(
+        workspace.warehouse, provider, (one.name for one in workspace.workloads)
+    )
     rows = noted(workspace, recommend_all(workspace, champion, current_offers(workspace), runs))
     store_publication(workspace, rows, champion, refresh_id, datetime.now(UTC))
     changes = export_copies(workspace)

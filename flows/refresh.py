@@ -43,7 +43,9 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
         except Busy as busy:
             return Cancelled(message=str(busy))
         clock = time.monotonic()
-        buying = max_usd != 0  # what would keep machines from being had is of no interest where none are asked for
+        buying = (
+            max_usd != 0
+        )  # what would keep machines from being had is of no interest where none are asked for
         for limit in workspace.provider.limits() if buying else ():
             reporter().say(f"note: {limit}")
         _reap(provider, max_usd)

@@ -22,14 +22,18 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     frames = training_frames(workspace.warehouse, provider)
     champion, now = load_champion(workspace.home, provider), datetime.now(UTC)
     judge_promises(workspace, frames, refresh_id, now)
-    for drift in note_drift(workspace, frames, champion, refresh_id, now):  # before the challenger has seen those runs
+    for drift in note_drift(
+        workspace, frames, champion, refresh_id, now
+    ):  # before the challenger has seen those runs
         reporter().say(drift)
         announce(DRIFTED, f"model.{provider}", drift)
     for slow in note_alarms(workspace, frames, champion, refresh_id, now):
         reporter().say(slow)
     counted = counted_runs(workspace.warehouse, provider)
     if counted > len(frames["runs"]):
-        reporter().say(f"{counted:,} runs count, and the model learns from {len(frames['runs']):,} of them: {LEARNED}")
+        reporter().say(
+            f"{counted:,} runs count, and the model learns from {len(frames['runs']):,} of them: {LEARNED}"
+        )
     challenger = challenge(frames, champion, workspace.settings.shared.dask)
     if challenger is None:
         return "nothing was ever measured: there is no challenger"

@@ -22,7 +22,13 @@ from tests import aws_model
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
 REGION, BUCKET, PARAMETER, PROFILE = "us-east-1", "mine-1", "/ours/ami", "srift-node"
 KEYS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "very-secret-key"}
-DRY = ("run_instances", "create_fleet", "create_launch_template", "create_security_group", "create_placement_group")
+DRY = (
+    "run_instances",
+    "create_fleet",
+    "create_launch_template",
+    "create_security_group",
+    "create_placement_group",
+)
 _ONCE = Config(retries={"total_max_attempts": 1})  # nothing sleeps
 
 
@@ -43,9 +49,13 @@ class Account:
 
     def __init__(self) -> None:
         self.refuse: dict[str, str] = {}
-        self.answers: dict[str, Any] = {"get_service_quota": {"Quota": {"QuotaName": "Running things", "Value": 768.0}}}
+        self.answers: dict[str, Any] = {
+            "get_service_quota": {"Quota": {"QuotaName": "Running things", "Value": 768.0}}
+        }
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.methods: set[tuple[str, str]] = set()  # (service, method) of boto3's clients that were called
+        self.methods: set[tuple[str, str]] = (
+            set()
+        )  # (service, method) of boto3's clients that were called
 
     def clients(self, service: str, region: str) -> Any:
         """As ec2_api.Clients."""
@@ -57,7 +67,10 @@ class Account:
 
     def keys(self) -> list[str]:
         """What lies in the bucket."""
-        return [one["Key"] for one in self.plain("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+        return [
+            one["Key"]
+            for one in self.plain("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        ]
 
 
 class _Client:
@@ -69,7 +82,9 @@ class _Client:
             aws_model.valid(self._service, method, words)
             self._account.asked.append((method, words))
             self._account.methods.add((self._service, method))
-            code = self._account.refuse.get(method, "DryRunOperation" if words.get("DryRun") else "")
+            code = self._account.refuse.get(
+                method, "DryRunOperation" if words.get("DryRun") else ""
+            )
             if code:
                 message = "arn:aws:iam::1:user/x with very-secret-key may not"
                 raise ClientError({"Error": {"Code": code, "Message": message}}, method)
@@ -85,8 +100,12 @@ def lead_out(ec2: Any) -> None:
     [vpc] = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
     ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc["VpcId"])
-    [table] = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])["RouteTables"]
-    ec2.create_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+    [table] = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])[
+        "RouteTables"
+    ]
+    ec2.create_route(
+        RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway
+    )
 
 
 @contextmanager
@@ -101,7 +120,9 @@ def account() -> Iterator[Account]:
         iam.create_instance_profile(InstanceProfileName=PROFILE)
         iam.add_role_to_instance_profile(InstanceProfileName=PROFILE, RoleName=PROFILE)
         disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 45}}
-        image = made.plain("ec2").register_image(Name="torch", Architecture="x86_64", BlockDeviceMappings=[disk])
+        image = made.plain("ec2").register_image(
+            Name="torch", Architecture="x86_64", BlockDeviceMappings=[disk]
+        )
         lead_out(made.plain("ec2"))
         made.plain("ssm").put_parameter(Name=PARAMETER, Value=image["ImageId"], Type="String")
         yield made
@@ -109,8 +130,15 @@ def account() -> Iterator[Account]:
 
 def project(folder: Path, *lines: str) -> Path:
     """A srift.toml that names what `account` has."""
-    (folder / "work.py").write_text("def build():\n    raise AssertionError('runs on nodes only')\n")
-    stated = [f'bucket = "{BUCKET}"', f'ami_parameter = "{PARAMETER}"', 'instance_types = ["g4dn.*"]', *lines]
+    (folder / "work.py").write_text(
+        "def build():\n    raise AssertionError('runs on nodes only')\n"
+    )
+    stated = [
+        f'bucket = "{BUCKET}"',
+        f'ami_parameter = "{PARAMETER}"',
+        'instance_types = ["g4dn.*"]',
+        *lines,
+    ]
     workload = '[workloads.conv]\nentrypoint = "work.py:build"\nsamples = 1000\nglobal_batch = 16\n'
     (folder / "srift.toml").write_text("\n".join(["[ec2]", *stated, workload]))
     return folder / "srift.toml"

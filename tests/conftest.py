@@ -46,7 +46,9 @@ os.environ |= {
 }
 
 
-NO_DOWNLOADS["threads"] = 1  # as with BLAS: DuckDB's threads wait for each other over a handful of rows
+NO_DOWNLOADS["threads"] = (
+    1  # as with BLAS: DuckDB's threads wait for each other over a handful of rows
+)
 
 
 class SmallDisk:
@@ -110,7 +112,9 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A file system of 24 MiB; only root may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here")
     try:
@@ -122,7 +126,13 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.fixture
 def no_credentials(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither variables nor files nor a machine's metadata tell of an account of AWS."""
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+    for name in (
+        "AWS_PROFILE",
+        "AWS_ENDPOINT_URL",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 def _started(*words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A program of Dask, in a process of its own until the end."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = subprocess.Popen([sys.executable, "-m", "dask", *words], env=env, stderr=subprocess.DEVNULL)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "dask", *words], env=env, stderr=subprocess.DEVNULL
+    )
     try:
         yield program
     finally:
@@ -31,12 +33,28 @@ def cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, subprocess.Po
     folder.mkdir(exist_ok=True)
     at = folder / "scheduler.json"
     with ExitStack() as stack:
-        words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(at)]
+        words = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--no-dashboard",
+            "--scheduler-file",
+            str(at),
+        ]
         scheduler = stack.enter_context(_started("scheduler", *words))
         until = time.monotonic() + 60
         while not at.exists() and time.monotonic() < until:
             time.sleep(0.1)
-        words = ["--scheduler-file", str(at), "--no-dashboard", "--nthreads", "1", "--local-directory", str(folder)]
+        words = [
+            "--scheduler-file",
+            str(at),
+            "--no-dashboard",
+            "--nthreads",
+            "1",
+            "--local-directory",
+            str(folder),
+        ]
         if workers:
             stack.enter_context(_started("worker", *words, "--nworkers", str(workers)))
         from distributed import Client

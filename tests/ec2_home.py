@@ -36,7 +36,10 @@ class Prospect:
         The dearest rung to the end, and a minute of every other: machines of one are gone before the next is asked for.
         """
         more = most_usd_per_hour_beside(self.spec.volume_gib)
-        each = [max(sum(one.most_usd) for one in rung.places) + more * len(rung.most_usd) for rung in self.rungs]
+        each = [
+            max(sum(one.most_usd) for one in rung.places) + more * len(rung.most_usd)
+            for rung in self.rungs
+        ]
         seconds = 60.0 * math.ceil(deadline_s / 60) + BOOT_S
         return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
 
@@ -64,16 +67,29 @@ class Home:
 
     def prospect(self, cluster: Cluster, *, lease_id: str, deadline_s: float) -> Prospect:
         """What `acquire` would ask for."""
-        surveyor, ends = self.provider._machines.surveyor, int(self.world.now.timestamp() + deadline_s)
+        surveyor, ends = (
+            self.provider._machines.surveyor,
+            int(self.world.now.timestamp() + deadline_s),
+        )
         near = self.provider._offers_near(cluster)
-        spec = surveyor.launch_spec(cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends)
+        spec = surveyor.launch_spec(
+            cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends
+        )
         rungs, said = surveyor.rungs(spec, cluster, near)
         return Prospect(spec=spec, rungs=rungs, said=said)
 
-    def offer(self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a") -> Offer:
-        found = [one for one in self.provider.offers(self.world.now) if one.instance_type.name == name]
+    def offer(
+        self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a"
+    ) -> Offer:
+        found = [
+            one for one in self.provider.offers(self.world.now) if one.instance_type.name == name
+        ]
         region = zone[:-1]
-        return next(one for one in found if one.market == market and one.region == region and one.zone in (zone, "any"))
+        return next(
+            one
+            for one in found
+            if one.market == market and one.region == region and one.zone in (zone, "any")
+        )
 
     def two(self, market: str = "spot") -> Cluster:
         return Cluster.of((2, self.offer(market=market)))

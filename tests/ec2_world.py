@@ -24,7 +24,10 @@ from tests.world.market import Prices, Spot, page, products
 
 _ONCE = Config(retries={"total_max_attempts": 1})  # nothing sleeps
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-_UNCHANGING = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")  # moto reads them from its files
+_UNCHANGING = (
+    "DescribeInstanceTypes",
+    "DescribeInstanceTypeOfferings",
+)  # moto reads them from its files
 _answers: dict[tuple[str, str], Any] = {}  # what moto answered to those: it takes seconds over some
 
 
@@ -73,7 +76,9 @@ class World:
             request.unchanging = event_name.endswith(_UNCHANGING)
             return found
 
-        client.meta.events.register_first(f"before-send.{client.meta.service_model.service_id.hyphenize()}", answer)
+        client.meta.events.register_first(
+            f"before-send.{client.meta.service_model.service_id.hyphenize()}", answer
+        )
         return client
 
     def _answer(self, action: str, request: Any, region: str) -> AWSResponse | None:
@@ -83,7 +88,11 @@ class World:
             if code == "a proxy's page":
                 return _sent(request, "<!doctype html>\n<p>sorry", status)
             if action == "GetProducts":
-                return _sent(request, json.dumps({"__type": code, "message": "very-secret-key was wrong"}), status)
+                return _sent(
+                    request,
+                    json.dumps({"__type": code, "message": "very-secret-key was wrong"}),
+                    status,
+                )
             text = f"<Errors><Error><Code>{code}</Code><Message>very-secret-key was wrong</Message></Error></Errors>"
             return _sent(request, f"<Response>{text}<RequestID>1</RequestID></Response>", status)
         if action == "GetProducts":
@@ -99,7 +108,9 @@ class World:
 
     def _history(self, asked: Mapping[str, list[str]], region: str) -> str:
         listed = sorted(self.spot.get(region, {}).items())
-        some, token = page(listed, asked.get("NextToken", [""])[0], self.page["DescribeSpotPriceHistory"])
+        some, token = page(
+            listed, asked.get("NextToken", [""])[0], self.page["DescribeSpotPriceHistory"]
+        )
         items = "".join(
             f"<item><instanceType>{name}</instanceType><productDescription>Linux/UNIX</productDescription>"
             f"<spotPrice>{usd:.6f}</spotPrice><timestamp>2026-11-20T11:00:00+0000</timestamp>"

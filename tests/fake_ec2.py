@@ -71,7 +71,9 @@ class Instance:
     @property
     def user_data(self) -> str:
         text: str = self.request["UserData"]
-        return base64.b64decode(text).decode() if self.market == "spot" else text  # boto3 encodes RunInstances' own
+        return (
+            base64.b64decode(text).decode() if self.market == "spot" else text
+        )  # boto3 encodes RunInstances' own
 
     def ends_itself_at(self) -> datetime | None:
         minutes = re.search(r"shutdown -h \+(\d+)", self.user_data)
@@ -87,7 +89,11 @@ class Instance:
     def state(self, now: datetime) -> str:
         if self.ended_at is not None:
             return "shutting-down" if now < self.ended_at + timedelta(seconds=30) else "terminated"
-        return "running" if now >= self.launched_at + timedelta(seconds=min(self.boot_s, 1e6)) else "pending"
+        return (
+            "running"
+            if now >= self.launched_at + timedelta(seconds=min(self.boot_s, 1e6))
+            else "pending"
+        )
 
     def described(self, now: datetime) -> dict[str, Any]:
         ended = f"User initiated ({self.ended_at:%Y-%m-%d %H:%M:%S} GMT)" if self.ended_at else ""
@@ -101,7 +107,9 @@ class Instance:
             "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
             "StateTransitionReason": ended,
             "CpuOptions": {"CoreCount": 2, "ThreadsPerCore": 2},
-            **({"StateReason": {"Code": self.reason, "Message": "a secret"}} if self.reason else {}),
+            **(
+                {"StateReason": {"Code": self.reason, "Message": "a secret"}} if self.reason else {}
+            ),
             **({"InstanceLifecycle": "spot"} if self.market == "spot" else {}),
         }
 
@@ -118,13 +126,17 @@ class FakeAws:
     lag_s: float = 0.0  # before a machine shows in descriptions
     immortal: bool = False  # terminating is accepted, and nothing comes of it
     short: int = 0  # a fleet gives so many fewer than were asked for
-    fleet_errors: list[list[str]] = field(default_factory=list)  # of the next fleets, which give nothing
+    fleet_errors: list[list[str]] = field(
+        default_factory=list
+    )  # of the next fleets, which give nothing
     dead: bool = False
     instances: dict[str, Instance] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
-    methods: set[tuple[str, str]] = field(default_factory=set)  # of boto3's clients that were called
+    methods: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # of boto3's clients that were called
     tagging: set[str] = field(default_factory=set)  # operations that were asked to write tags
     s3: FakeS3 = field(default_factory=FakeS3)
 
@@ -176,10 +188,16 @@ class FakeAws:
         self.methods.add((service, method))
         if "TagSpecifications" in words:
             self.tagging.add(name)
-        fault = next((one for one in self.faults if one.strikes(action, words | {"region": region})), None)
+        fault = next(
+            (one for one in self.faults if one.strikes(action, words | {"region": region})), None
+        )
         if fault is not None and not fault.after:
             self._strike(fault, name)
-        handler = getattr(self, f"_{method}", None) or getattr(self.s3, method, None) or getattr(self.account, method)
+        handler = (
+            getattr(self, f"_{method}", None)
+            or getattr(self.s3, method, None)
+            or getattr(self.account, method)
+        )
         answer = handler(region=region, now=self.now, **words)
         if fault is not None:
             self._strike(fault, name)
@@ -201,7 +219,9 @@ class FakeAws:
         if known is None:
             if self._lacks(zone, "on-demand", count):
                 raise client_error("InsufficientInstanceCapacity", "RunInstances")
-            known = self._launch(region, subnet, "on-demand", name, count, words, words["TagSpecifications"])
+            known = self._launch(
+                region, subnet, "on-demand", name, count, words, words["TagSpecifications"]
+            )
             self.tokens["run", region, words["ClientToken"]] = (_spelt(words), known)
         return {"Instances": [self.instances[one].described(now) for one in known]}
 
@@ -221,7 +241,9 @@ class FakeAws:
         if self.fleet_errors:
             return [f"error:{code}" for code in self.fleet_errors.pop(0)]
         [config] = words["LaunchTemplateConfigs"]
-        data = self.account.templates[region, config["LaunchTemplateSpecification"]["LaunchTemplateName"]]
+        data = self.account.templates[
+            region, config["LaunchTemplateSpecification"]["LaunchTemplateName"]
+        ]
         request, count = data["LaunchTemplateData"], words["SpotOptions"]["MinTargetCapacity"]
         places = [(self.account.zone_of(one["SubnetId"]), one) for one in config["Overrides"]]
         errors = []
@@ -233,7 +255,13 @@ class FakeAws:
             else:
                 name, subnet = override["InstanceType"], override["SubnetId"]
                 return self._launch(
-                    region, subnet, "spot", name, count - self.short, request, request["TagSpecifications"]
+                    region,
+                    subnet,
+                    "spot",
+                    name,
+                    count - self.short,
+                    request,
+                    request["TagSpecifications"],
                 )
         return errors
 
@@ -254,7 +282,14 @@ class FakeAws:
         return left < count
 
     def _launch(
-        self, region: str, subnet: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
+        self,
+        region: str,
+        subnet: str,
+        market: str,
+        name: str,
+        count: int,
+        request: Any,
+        tagged: list[dict[str, Any]],
     ) -> list[str]:
         [tags] = [one["Tags"] for one in tagged if one["ResourceType"] == "instance"]
         ids = []
@@ -270,15 +305,23 @@ class FakeAws:
             )  # fmt: skip
         return ids
 
-    def _describe_instances(self, *, region: str, now: datetime, Filters: list[Any], **_: Any) -> Any:
+    def _describe_instances(
+        self, *, region: str, now: datetime, Filters: list[Any], **_: Any
+    ) -> Any:
         shown = now - timedelta(seconds=self.lag_s)
         here = [one for name, one in self.instances.items() if self.regions[name] == region]
         described = [one.described(now) for one in here if one.launched_at <= shown]
-        return {"Reservations": [{"Instances": [one for one in described if matches(one, Filters)]}]}
+        return {
+            "Reservations": [{"Instances": [one for one in described if matches(one, Filters)]}]
+        }
 
-    def _terminate_instances(self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any) -> Any:
+    def _terminate_instances(
+        self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any
+    ) -> Any:
         for name in InstanceIds:
-            unshown = name in self.instances and self.instances[name].launched_at > now - timedelta(seconds=self.lag_s)
+            unshown = name in self.instances and self.instances[name].launched_at > now - timedelta(
+                seconds=self.lag_s
+            )
             if self.regions.get(name) != region or unshown:
                 raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
         for name in () if self.immortal else InstanceIds:

@@ -23,7 +23,9 @@ def matches(one: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
     tags = {tag["Key"]: tag["Value"] for tag in one.get("Tags", ())}
     values = {
         "instance-id": one.get("InstanceId"),
-        "instance-state-name": one.get("State", {}).get("Name") if isinstance(one.get("State"), dict) else None,
+        "instance-state-name": one.get("State", {}).get("Name")
+        if isinstance(one.get("State"), dict)
+        else None,
         "group-name": one.get("GroupName"),
         "vpc-id": one.get("VpcId"),
         "default-for-az": "true",
@@ -49,7 +51,9 @@ class Account:
     vcpus: dict[str, float] = field(default_factory=dict)
     offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     spot: dict[str, float] = field(
-        default_factory=lambda: {f"{r}{z}": usd for r in ("us-east-1", "eu-west-1") for z, usd in SPOT_USD.items()}
+        default_factory=lambda: {
+            f"{r}{z}": usd for r in ("us-east-1", "eu-west-1") for z, usd in SPOT_USD.items()
+        }
     )
     images: list[str] = field(default_factory=lambda: ["ami-0123456789abcdef0"])
     templates: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -76,17 +80,30 @@ class Account:
     def describe_subnets(self, *, region: str, **_: Any) -> Any:
         names = ["subnet-", *([PRIVATE] if self.pairs else [])]
         found = [(f"{name}{region}{zone}", f"{region}{zone}") for name in names for zone in ZONES]
-        return {"Subnets": [{"SubnetId": name, "AvailabilityZone": zone, "VpcId": "vpc-1"} for name, zone in found]}
+        return {
+            "Subnets": [
+                {"SubnetId": name, "AvailabilityZone": zone, "VpcId": "vpc-1"}
+                for name, zone in found
+            ]
+        }
 
     def describe_route_tables(self, *, region: str, **_: Any) -> Any:
         """The main one leads to an internet gateway; the second subnets have one of their own."""
         private = [f"{PRIVATE}{region}{zone}" for zone in ZONES]
-        ways = [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}] if self.nat else []
+        ways = (
+            [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}]
+            if self.nat
+            else []
+        )
         main = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
         return {
             "RouteTables": [
                 {"RouteTableId": "rtb-1", "Associations": [{"Main": True}], "Routes": [main]},
-                {"RouteTableId": "rtb-2", "Associations": [{"SubnetId": one} for one in private], "Routes": ways},
+                {
+                    "RouteTableId": "rtb-2",
+                    "Associations": [{"SubnetId": one} for one in private],
+                    "Routes": ways,
+                },
             ]
         }
 
@@ -100,9 +117,21 @@ class Account:
         self, *, region: str, LocationType: str, Filters: list[Any] | None = None, **_: Any
     ) -> Any:
         names = Filters[0]["Values"] if Filters else ["g4dn.12xlarge", "g4dn.xlarge"]
-        places = {"region": (region,), "availability-zone": tuple(f"{region}{zone}" for zone in ZONES)}[LocationType]
-        found = [(name, place) for name in names for place in self.offered.get(name, places) if place in places]
-        return {"InstanceTypeOfferings": [{"InstanceType": name, "Location": place} for name, place in found]}
+        places = {
+            "region": (region,),
+            "availability-zone": tuple(f"{region}{zone}" for zone in ZONES),
+        }[LocationType]
+        found = [
+            (name, place)
+            for name in names
+            for place in self.offered.get(name, places)
+            if place in places
+        ]
+        return {
+            "InstanceTypeOfferings": [
+                {"InstanceType": name, "Location": place} for name, place in found
+            ]
+        }
 
     def get_parameter(self, *, Name: str, **_: Any) -> Any:
         return {"Parameter": {"Value": "ami-0123456789abcdef0"}}
@@ -118,13 +147,23 @@ class Account:
         return {"InstanceProfile": {"Roles": [{"RoleId": ROLE}]}}
 
     def get_service_quota(self, *, QuotaCode: str, **_: Any) -> Any:
-        return {"Quota": {"QuotaName": f"Quota {QuotaCode}", "Value": self.vcpus.get(QuotaCode, 10_000.0)}}
+        return {
+            "Quota": {
+                "QuotaName": f"Quota {QuotaCode}",
+                "Value": self.vcpus.get(QuotaCode, 10_000.0),
+            }
+        }
 
     def describe_spot_price_history(
         self, *, region: str, now: datetime, InstanceTypes: list[str] | None = None, **_: Any
     ) -> Any:
         rows = [
-            {"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": str(usd), "Timestamp": now}
+            {
+                "InstanceType": name,
+                "AvailabilityZone": zone,
+                "SpotPrice": str(usd),
+                "Timestamp": now,
+            }
             for name in InstanceTypes or ["g4dn.12xlarge", "g4dn.xlarge"]
             for zone, usd in self.spot.items()
             if zone.startswith(region)
@@ -135,18 +174,31 @@ class Account:
         dimension = {"unit": "Hrs", "pricePerUnit": {"USD": str(ON_DEMAND_USD)}}
         terms = {"OnDemand": {"1": {"priceDimensions": {"1": dimension}}}}
         names = ("g4dn.12xlarge", "g4dn.xlarge")
-        products = [{"product": {"attributes": {"instanceType": name}}, "terms": terms} for name in names]
+        products = [
+            {"product": {"attributes": {"instanceType": name}}, "terms": terms} for name in names
+        ]
         return {"PriceList": [json.dumps(product) for product in products]}
 
     def get_spot_placement_scores(self, *, region: str, **_: Any) -> Any:
-        return {"SpotPlacementScores": [{"AvailabilityZoneId": f"az-{zone}", "Score": 5} for zone in ZONES]}
+        return {
+            "SpotPlacementScores": [
+                {"AvailabilityZoneId": f"az-{zone}", "Score": 5} for zone in ZONES
+            ]
+        }
 
     def describe_availability_zones(self, *, region: str, **_: Any) -> Any:
-        return {"AvailabilityZones": [{"ZoneId": f"az-{zone}", "ZoneName": f"{region}{zone}"} for zone in ZONES]}
+        return {
+            "AvailabilityZones": [
+                {"ZoneId": f"az-{zone}", "ZoneName": f"{region}{zone}"} for zone in ZONES
+            ]
+        }
 
     def create_launch_template(self, *, region: str, now: datetime, **words: Any) -> Any:
         key = (region, words["LaunchTemplateName"])
-        if key in self.templates and self.templates[key]["LaunchTemplateData"] != words["LaunchTemplateData"]:
+        if (
+            key in self.templates
+            and self.templates[key]["LaunchTemplateData"] != words["LaunchTemplateData"]
+        ):
             raise _no("IdempotentParameterMismatch", "CreateLaunchTemplate")
         self.templates[key] = words | {"Tags": _tags(words)}
         return {}
@@ -161,14 +213,23 @@ class Account:
         if any(one["GroupName"] == words["GroupName"] for one in self.groups.values()):
             raise _no("InvalidGroup.Duplicate", "CreateSecurityGroup")
         name = f"sg-{len(self.groups)}"
-        self.groups[region, name] = words | {"GroupId": name, "Tags": _tags(words), "in": [], "out": ["everything"]}
+        self.groups[region, name] = words | {
+            "GroupId": name,
+            "Tags": _tags(words),
+            "in": [],
+            "out": ["everything"],
+        }
         return {"GroupId": name}
 
-    def authorize_security_group_ingress(self, *, region: str, GroupId: str, IpPermissions: list[Any], **_: Any) -> Any:
+    def authorize_security_group_ingress(
+        self, *, region: str, GroupId: str, IpPermissions: list[Any], **_: Any
+    ) -> Any:
         self.groups[region, GroupId]["in"] += IpPermissions
         return {}
 
-    def authorize_security_group_egress(self, *, region: str, GroupId: str, IpPermissions: list[Any], **_: Any) -> Any:
+    def authorize_security_group_egress(
+        self, *, region: str, GroupId: str, IpPermissions: list[Any], **_: Any
+    ) -> Any:
         self.groups[region, GroupId]["out"] += IpPermissions
         return {}
 
@@ -196,8 +257,12 @@ class Account:
     def delete_security_group(self, *, region: str, GroupId: str, **_: Any) -> Any:
         return self._delete(self.groups, (region, GroupId), "DependencyViolation")
 
-    def _found(self, where: dict[tuple[str, str], Any], region: str, filters: list[Any]) -> list[Any]:
-        return [one for (place, _), one in where.items() if place == region and matches(one, filters)]
+    def _found(
+        self, where: dict[tuple[str, str], Any], region: str, filters: list[Any]
+    ) -> list[Any]:
+        return [
+            one for (place, _), one in where.items() if place == region and matches(one, filters)
+        ]
 
     def _delete(self, where: dict[tuple[str, str], Any], key: tuple[str, str], busy: str) -> Any:
         if self.in_use and busy:
@@ -210,7 +275,11 @@ class Account:
         gpu = {"Name": "T4", "Count": 4 if efa else 1, "MemoryInfo": {"SizeInMiB": 16384}}
         card = {"BaselineBandwidthInGbps": 50.0 if efa else 5.0}
         cards = [card] * (self.cards if efa else 1)
-        network = {"EfaSupported": efa, "EfaInfo": {"MaximumEfaInterfaces": len(cards)}, "NetworkCards": cards}
+        network = {
+            "EfaSupported": efa,
+            "EfaInfo": {"MaximumEfaInterfaces": len(cards)},
+            "NetworkCards": cards,
+        }
         return {
             "InstanceType": name,
             "VCpuInfo": {"DefaultVCpus": 48 if efa else 4},

@@ -45,7 +45,11 @@ class FakeS3:
         self, *, region: str, now: datetime, Bucket: str, Prefix: str, ContinuationToken: str = ""
     ) -> Any:
         self._there(Bucket, "ListObjectsV2")
-        keys = [key for key in sorted(self.objects) if key.startswith(Prefix) and key > ContinuationToken]
+        keys = [
+            key
+            for key in sorted(self.objects)
+            if key.startswith(Prefix) and key > ContinuationToken
+        ]
         some = keys[: self.page]
         contents = [
             {"Key": key, "Size": len(self.objects[key][0]), "LastModified": self.objects[key][1],
@@ -55,14 +59,23 @@ class FakeS3:
         return {"Contents": contents, "ResponseMetadata": self._headers(now), **more}
 
     def get_object(
-        self, *, region: str, now: datetime, Bucket: str, Key: str, Range: str = "bytes=0-", IfMatch: str = ""
+        self,
+        *,
+        region: str,
+        now: datetime,
+        Bucket: str,
+        Key: str,
+        Range: str = "bytes=0-",
+        IfMatch: str = "",
     ) -> Any:
         self._there(Bucket, "GetObject")
         if Key not in self.objects:
             raise ClientError({"Error": {"Code": "NoSuchKey", "Message": Key}}, "GetObject")
         content, moment = self.objects[Key]
         if IfMatch and IfMatch != _etag(content):
-            raise ClientError({"Error": {"Code": "PreconditionFailed", "Message": Key}}, "GetObject")
+            raise ClientError(
+                {"Error": {"Code": "PreconditionFailed", "Message": Key}}, "GetObject"
+            )
         content = content[int(Range.removeprefix("bytes=").removesuffix("-")) :]
         whole = len(content)
         if self.cut:
@@ -71,7 +84,9 @@ class FakeS3:
         answer = {"Body": io.BytesIO(content), "ContentLength": whole, "LastModified": moment}
         return answer | {"ResponseMetadata": self._headers(now)}
 
-    def put_object(self, *, region: str, now: datetime, Bucket: str, Key: str, Body: bytes | BinaryIO) -> Any:
+    def put_object(
+        self, *, region: str, now: datetime, Bucket: str, Key: str, Body: bytes | BinaryIO
+    ) -> Any:
         self._there(Bucket, "PutObject")
         self.objects[Key] = (Body if isinstance(Body, bytes) else Body.read(), self._clock(now))
         return {"ResponseMetadata": self._headers(now)}

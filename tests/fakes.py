@@ -57,7 +57,9 @@ def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
 class FakeCluster:
     """Two or so machines. `script` is called once a poll, with this; it ends with a cluster that does nothing more."""
 
-    def __init__(self, lease_id: str, cluster: Cluster, mailbox: Path, script: Sequence[Step]) -> None:
+    def __init__(
+        self, lease_id: str, cluster: Cluster, mailbox: Path, script: Sequence[Step]
+    ) -> None:
         self.lease_id, self.cluster, self.mailbox = lease_id, cluster, mailbox
         self.addresses = [f"10.0.0.{n + 1}" for n in range(len(cluster.members))]
         self.states = [NodeState(alive=True)] * len(cluster.members)
@@ -90,7 +92,9 @@ class FakeCluster:
             return False
         self.replaced.append(node)
         self.addresses[node] = f"10.0.1.{len(self.replaced)}"
-        self.states = [NodeState(alive=True) if n == node else state for n, state in enumerate(self.states)]
+        self.states = [
+            NodeState(alive=True) if n == node else state for n, state in enumerate(self.states)
+        ]
         return True
 
     def say(self, name: str, node: int, **body: Any) -> None:
@@ -101,7 +105,9 @@ class FakeCluster:
             self.say(name, node, **body)
 
     def report(self, run_id: str, **changes: Any) -> None:
-        write_json(self.mailbox / "node-0" / "records" / f"{run_id}.json", record(run_id, **changes))
+        write_json(
+            self.mailbox / "node-0" / "records" / f"{run_id}.json", record(run_id, **changes)
+        )
 
 
 Step = Callable[[FakeCluster], object]
@@ -121,9 +127,17 @@ def reported(*run_ids: str) -> Step:
 
 
 def finished(attempt: int, node: int | None = None, **body: Any) -> Step:
-    whole = {"exit_code": 0, "worker_exit_code": 0, "reason": "", "run_id": "", "log_tail": ""} | body
+    whole = {
+        "exit_code": 0,
+        "worker_exit_code": 0,
+        "reason": "",
+        "run_id": "",
+        "log_tail": "",
+    } | body
     name = f"finished-{attempt}.json"
-    return lambda cluster: cluster.everyone(name, **whole) if node is None else cluster.say(name, node, **whole)
+    return lambda cluster: (
+        cluster.everyone(name, **whole) if node is None else cluster.say(name, node, **whole)
+    )
 
 
 def fails(error: BaseException) -> Step:
@@ -145,7 +159,9 @@ class FakeProvider:
         self.clusters: list[FakeCluster] = []
 
     @contextmanager
-    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[FakeCluster]:
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> Iterator[FakeCluster]:
         if self.refusal:
             raise NoCapacity(self.refusal)
         mailbox = self.home / "leases" / lease_id / "mailbox"

@@ -82,7 +82,9 @@ class DescribedMachines:
                 market=market,
                 zone="a",
                 region="here",
-                usd_per_hour=None if one.name in self.unpriced else USD[one.name] * (0.4 if market == "spot" else 1.0),
+                usd_per_hour=None
+                if one.name in self.unpriced
+                else USD[one.name] * (0.4 if market == "spot" else 1.0),
                 interruptions_per_hour=0.2 if market == "spot" else 0.0,
                 price_as_of=now,
             )
@@ -94,10 +96,16 @@ class DescribedMachines:
         return []
 
     def fits(self, cluster: Cluster) -> str:
-        return "" if sum(one.instance_type.cores for one in cluster.members) <= 1.75 else "too many cores"
+        return (
+            ""
+            if sum(one.instance_type.cores for one in cluster.members) <= 1.75
+            else "too many cores"
+        )
 
     @contextmanager
-    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[RunningCluster]:
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> Iterator[RunningCluster]:
         raise AssertionError("a test of words and tables wanted machines")
         yield
 
@@ -128,16 +136,23 @@ def write_project(folder: Path, *workloads: str) -> Path:
     """A srift.toml with `workloads` (conv and lm unless named) and the file that they name."""
     (folder / "work.py").write_text(_BUILD)
     named = workloads or tuple(SAMPLES)
-    blocks = [_WORKLOAD.format(name=name, samples=SAMPLES.get(name, 1000), batch=BATCH.get(name, 16)) for name in named]
+    blocks = [
+        _WORKLOAD.format(name=name, samples=SAMPLES.get(name, 1000), batch=BATCH.get(name, 16))
+        for name in named
+    ]
     (folder / "srift.toml").write_text(_CAMPAIGN + "".join(blocks))
     return folder / "srift.toml"
 
 
 def install(folder: Path, *workloads: str, provider: DescribedMachines | None = None) -> Workspace:
     """An installation in `folder` with an empty warehouse; nothing is registered or published."""
-    settings = load_settings(write_project(folder, *workloads)).model_copy(update={"home": folder / "state"})
+    settings = load_settings(write_project(folder, *workloads)).model_copy(
+        update={"home": folder / "state"}
+    )
     settings.home.mkdir()
-    return Workspace(settings=settings, warehouse=fresh(settings.home), provider=provider or DescribedMachines())
+    return Workspace(
+        settings=settings, warehouse=fresh(settings.home), provider=provider or DescribedMachines()
+    )
 
 
 @cache
@@ -145,7 +160,10 @@ def measured() -> TrainingData:
     """What the synthetic world's runs left behind, of the workloads conv and lm, all measured at noon."""
     data = World(3).data(90)
     frames = {name: getattr(data, name) for name in ("runs", "profiles", "buckets", "workloads")}
-    frames = {name: frame[frame["workload"].isin(SAMPLES)].reset_index(drop=True) for name, frame in frames.items()}
+    frames = {
+        name: frame[frame["workload"].isin(SAMPLES)].reset_index(drop=True)
+        for name, frame in frames.items()
+    }
     frames["runs"] = frames["runs"].assign(measured_at=pd.Timestamp(NOON).tz_localize(None))
     digest = digest_of(_BUILD.encode(), "build", {})
     frames["workloads"] = frames["workloads"].assign(digest=digest)
@@ -165,7 +183,9 @@ def champion(version: int = 3) -> Champion:
 
 
 def provenance(refresh_id: str = "refresh-1") -> Provenance:
-    return Provenance(training_digest="d1", training_rows=90, code_commit="abc", seed=1, refresh_id=refresh_id)
+    return Provenance(
+        training_digest="d1", training_rows=90, code_commit="abc", seed=1, refresh_id=refresh_id
+    )
 
 
 def scores(mean_error: float = 0.05) -> pd.DataFrame:
@@ -196,13 +216,22 @@ def furnish(folder: Path) -> None:
     plot.write_bytes(b"a picture")
     here.home.chmod(0o700)  # as the command makes a new one
     version = registry.log_challenger(
-        here.home, "local", model(), scoreboard=scores(), card="# a card", provenance=provenance(), plots=[plot]
+        here.home,
+        "local",
+        model(),
+        scoreboard=scores(),
+        card="# a card",
+        provenance=provenance(),
+        plots=[plot],
     )
     registry.promote(here.home, "local", version, "the first")
     prices.note_definitions.fn(here, NOON)
     prices.snapshot_offers.fn(here, "refresh-1", NOON)
     rows = recommend.recommend_all.fn(
-        here, registry.load_champion(here.home, "local"), prices.current_offers(here), measured().runs
+        here,
+        registry.load_champion(here.home, "local"),
+        prices.current_offers(here),
+        measured().runs,
     )
     publish.store_publication.fn(here, rows, champion(version), "refresh-1", NOON)
     publish.export_copies.fn(here)

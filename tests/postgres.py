@@ -20,7 +20,11 @@ USER = "srift"
 def _programs() -> Path | None:
     """The folder of initdb and its like: Debian keeps them out of PATH."""
     found = shutil.which("initdb")
-    folders = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    folders = (
+        [Path(found).resolve().parent]
+        if found
+        else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    )
     return folders[-1] if folders and (folders[-1] / "initdb").exists() else None
 
 
@@ -28,7 +32,9 @@ def _as_ordinary_user(folder: Path) -> list[str]:
     """PostgreSQL refuses to be run by root."""
     if os.getuid():
         return []
-    name = next(name for name in ("postgres", "nobody") if name in {one.pw_name for one in pwd.getpwall()})
+    name = next(
+        name for name in ("postgres", "nobody") if name in {one.pw_name for one in pwd.getpwall()}
+    )
     user = pwd.getpwnam(name)
     os.chown(folder, user.pw_uid, user.pw_gid)
     return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
@@ -40,7 +46,9 @@ def server() -> Iterator[str]:
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed here (Debian's package postgresql)")
-    with tempfile.TemporaryDirectory(prefix="srift-pg-") as name:  # short: a socket's path has at most 107 bytes
+    with tempfile.TemporaryDirectory(
+        prefix="srift-pg-"
+    ) as name:  # short: a socket's path has at most 107 bytes
         folder = Path(name)
         Path(name).chmod(0o755)
         who = _as_ordinary_user(folder)
@@ -53,7 +61,15 @@ def server() -> Iterator[str]:
         passwords = folder / "passwords"
         passwords.touch(mode=0o600)  # libpq heeds no other
         passwords.write_text(f"*:*:*:{USER}:not in srift.toml\n")
-        words = ("--auth", "scram-sha-256", "--pwfile", str(folder / "password"), "--encoding", "UTF8", "--no-sync")
+        words = (
+            "--auth",
+            "scram-sha-256",
+            "--pwfile",
+            str(folder / "password"),
+            "--encoding",
+            "UTF8",
+            "--no-sync",
+        )
         run("initdb", "--username", USER, *words)
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=200"
         run("pg_ctl", "--wait", "--log", str(folder / "log"), "--options", options, "start")
@@ -69,5 +85,7 @@ def create(socket_folder: str, database: str) -> None:
     programs = _programs()
     assert programs is not None
     subprocess.run(
-        [str(programs / "createdb"), "--host", socket_folder, "--username", USER, database], check=True, timeout=60
+        [str(programs / "createdb"), "--host", socket_folder, "--username", USER, database],
+        check=True,
+        timeout=60,
     )

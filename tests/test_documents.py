@@ -56,7 +56,10 @@ def documents() -> list[Path]:
         capture_output=True,
         text=True,
     )
-    found = [ROOT / name for name in said.stdout.split()] or [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    found = [ROOT / name for name in said.stdout.split()] or [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+    ]
     return [path for path in found if path.exists()]
 
 
@@ -115,7 +118,11 @@ def test_the_commands_that_are_shown_can_be_typed(path: Path) -> None:
         if words[0] in command.commands:  # type: ignore[attr-defined]
             verb = command.commands[words[0]]  # type: ignore[attr-defined]
             known = {option for one in verb.params for option in (*one.opts, *one.secondary_opts)}
-            unknown = [word for word in words[1:] if word.startswith("--") and word.partition("=")[0] not in known]
+            unknown = [
+                word
+                for word in words[1:]
+                if word.startswith("--") and word.partition("=")[0] not in known
+            ]
             assert not unknown, f"{line}: {unknown}"
 
 
@@ -128,12 +135,20 @@ def test_the_programs_that_are_shown_run_on_a_published_table(path: Path) -> Non
     if not asked and not programs:
         return
     home = furnished() / "state"
-    with duckdb.connect(str(home / "published" / "recommendations.duckdb"), read_only=True) as table:
+    with duckdb.connect(
+        str(home / "published" / "recommendations.duckdb"), read_only=True
+    ) as table:
         for query in asked:
             assert table.execute(query).description
     for program in programs:
-        text = program.replace(".srift", str(home)).replace("wide-mlp", "conv").replace("2xlc.large", "2xs.small")
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+        text = (
+            program.replace(".srift", str(home))
+            .replace("wide-mlp", "conv")
+            .replace("2xlc.large", "2xs.small")
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, f"{program}\n{done.stderr}"
 
 
@@ -149,7 +164,10 @@ def shown(path: Path) -> Iterator[tuple[str, str]]:
 
 def as_printed(output: str) -> str:
     """A pattern of it: a line of three dots stands for any lines, and an age in days is as of whenever."""
-    exact = (r"\d+\.\d days".join(map(re.escape, _AGE.split(line))) for line in output.rstrip("\n").splitlines())
+    exact = (
+        r"\d+\.\d days".join(map(re.escape, _AGE.split(line)))
+        for line in output.rstrip("\n").splitlines()
+    )
     return "".join(r"(?:.*\n)*?" if line == r"\.\.\." else rf"{line}\n" for line in exact)
 
 
@@ -160,7 +178,10 @@ def published_in(folder: Path) -> None:
         for column in ("published_at", "price_as_of", "newest_measurement_at"):
             row[column] = datetime.fromisoformat(row[column])
     first = rows[0]
-    stamp = {name: first[name] for name in ("publication_id", "published_at", "provider", "model_version")}
+    stamp = {
+        name: first[name]
+        for name in ("publication_id", "published_at", "provider", "model_version")
+    }
     warehouse = fresh(folder / "state")
     publish(warehouse, rows, Publication(refresh_id=first["publication_id"], **stamp))
     export(warehouse, folder / "state" / "published")
@@ -196,9 +217,13 @@ def test_every_output_that_is_shown_is_what_the_command_prints(
     assert compared >= 6
 
 
-def test_what_a_measurement_prints_is_shown_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_measurement_prints_is_shown_as_it_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The table of docs/exports.md, of the figures that stand in it: they were measured."""
-    ((_, output),) = [one for one in shown(ROOT / "docs" / "exports.md") if one[0].startswith("srift measure")]
+    ((_, output),) = [
+        one for one in shown(ROOT / "docs" / "exports.md") if one[0].startswith("srift measure")
+    ]
     head, *lines = output.splitlines()
     runs = []
     for line in lines[: [one[0].isdigit() for one in lines].index(True)]:
@@ -207,13 +232,21 @@ def test_what_a_measurement_prints_is_shown_as_it_is_printed(capsys: pytest.Capt
         row: dict[str, object] = {"predicted_step_s": None}
         if step:
             row = {
-                f"predicted_step{one}_s": float(s) for one, s in zip(("", "_low", "_high"), step.groups(), strict=True)
+                f"predicted_step{one}_s": float(s)
+                for one, s in zip(("", "_low", "_high"), step.groups(), strict=True)
             }
-        row |= {"kind": "train" if step else kind, "cluster": cluster, "layout": layout, "market": market}
+        row |= {
+            "kind": "train" if step else kind,
+            "cluster": cluster,
+            "layout": layout,
+            "market": market,
+        }
         row |= {"batch_per_device": batch, "accumulation_steps": 1, "measured": True, "reason": ""}
         runs.append(row | {"step_s": float(numbers[1]) if step else None})
     launches, usd = re.findall(r"^(\d+) launches, \$([\d.]+);", output, re.MULTILINE)[0]
-    print_measured({"runs": runs, "spent": {"launches": launches, "usd": float(usd), "notes": []}}, "local")
+    print_measured(
+        {"runs": runs, "spent": {"launches": launches, "usd": float(usd), "notes": []}}, "local"
+    )
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [head, *lines]
 
 
@@ -224,7 +257,11 @@ def test_the_readmes_table_is_of_the_form_that_is_printed(
     monkeypatch.chdir(furnished())
     monkeypatch.setenv("SRIFT_HOME", str(furnished() / "state"))
     said = CliRunner().invoke(app, ["table", "conv", "--provider", "local"]).stdout.splitlines()
-    (body,) = [body for language, body in _BLOCK.findall((ROOT / "README.md").read_text()) if language == "text"]
+    (body,) = [
+        body
+        for language, body in _BLOCK.findall((ROOT / "README.md").read_text())
+        if language == "text"
+    ]
     note, _, workload, columns, *lines = body.splitlines()
     assert (note, workload) == (said[0], said[2].replace("conv", "transformer-lm"))
     assert columns.split() == said[3].split()

@@ -35,8 +35,12 @@ def blocks(language: str) -> list[str]:
 
 
 def changes(script: str) -> list[str]:
-    before, after = ((EXAMPLES / folder / script).read_text().splitlines() for folder in ("before", "after"))
-    return list(difflib.unified_diff(before, after, f"before/{script}", f"after/{script}", lineterm="", n=2))
+    before, after = (
+        (EXAMPLES / folder / script).read_text().splitlines() for folder in ("before", "after")
+    )
+    return list(
+        difflib.unified_diff(before, after, f"before/{script}", f"after/{script}", lineterm="", n=2)
+    )
 
 
 def test_the_page_shows_every_change_and_they_are_few_and_only_add() -> None:
@@ -75,4 +79,6 @@ def test_the_workload_passes_the_check_which_prints_what_the_page_says(name: str
     ]  # of a busy machine
     said_head, said_columns, *said_rows = shown.splitlines()
     assert (head, columns.split()) == (said_head, said_columns.split())
-    assert [row.split()[:2] for row in rows] == [row.split()[:2] for row in said_rows] and len(rows) == 2
+    assert [row.split()[:2] for row in rows] == [row.split()[:2] for row in said_rows] and len(
+        rows
+    ) == 2

@@ -17,7 +17,10 @@ ROOMS = ("flows", "tasks", "models", "warehouse")
 MODELS_MAY_IMPORT = {"numpy", "scipy", "pandas"}
 NODE_MAY_IMPORT = {"torch"}
 # Workloads from libraries, which a machine installs for them alone: nothing else of the node may import what these do.
-KNOWN_WORKLOADS, KNOWN_MAY_IMPORT = "tasks/node/workloads/known", {"torch", "torchvision", "transformers"}
+KNOWN_WORKLOADS, KNOWN_MAY_IMPORT = (
+    "tasks/node/workloads/known",
+    {"torch", "torchvision", "transformers"},
+)
 
 
 def sources(*folders: str) -> list[Path]:
@@ -59,11 +62,24 @@ def not_allowed(package: str, allowed: set[str]) -> dict[str, list[str]]:
 
 
 # What a command that only looks something up is not to wait for; imported where it is used.
-HEAVY = {"boto3", "botocore", "dask", "distributed", "matplotlib", "mlflow", "prefect", "sklearn", "sqlalchemy"}
+HEAVY = {
+    "boto3",
+    "botocore",
+    "dask",
+    "distributed",
+    "matplotlib",
+    "mlflow",
+    "prefect",
+    "sklearn",
+    "sqlalchemy",
+}
 HEAVY |= {"scipy.optimize", "scipy.stats"}
 # Ours imported inside functions; all but the first, which is read in the artifact alone, are to go to the top.
 LATE = {
-    ("tasks/training/pyfunc_model.py", "srift_models.step_time.serialization"),  # there only where a model is loaded
+    (
+        "tasks/training/pyfunc_model.py",
+        "srift_models.step_time.serialization",
+    ),  # there only where a model is loaded
     ("tasks/workspace/prefect_runtime.py", ".prefect_server"),  # which imports Prefect at its top
 }
 MANY_PARAMETERS, MOST_FUNCTIONS_OF_MANY = 7, 8  # self apart
@@ -108,13 +124,17 @@ def names_a_provider(node: ast.AST) -> bool:
     inside = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
     inside += [node.value] if isinstance(node, ast.MatchValue) else []
     return any(
-        isinstance(one, ast.Constant) and one.value in ("ec2", "local") for part in inside for one in ast.walk(part)
+        isinstance(one, ast.Constant) and one.value in ("ec2", "local")
+        for part in inside
+        for one in ast.walk(part)
     )
 
 
 def test_nothing_branches_on_the_name_of_a_provider() -> None:
     """Elsewhere its `Capabilities` tell; `[local]` in the settings is the section of srift.toml."""
-    files = [path for path in sources(*ROOMS) if not path.is_relative_to(ROOT / "tasks" / "providers")]
+    files = [
+        path for path in sources(*ROOMS) if not path.is_relative_to(ROOT / "tasks" / "providers")
+    ]
     found = {
         f"{name(path)}:{node.lineno}"
         for path in files
@@ -150,7 +170,9 @@ def test_imports_stand_at_the_top_but_for_the_command_line_and_what_is_heavy() -
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
-    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources(*ROOMS)}
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources(*ROOMS)
+    }
     left = {module: module_imports(path, set(paths)) - {module} for module, path in paths.items()}
     while free := {module for module, needs in left.items() if not needs & left.keys()}:
         left = {module: needs for module, needs in left.items() if module not in free}
@@ -182,7 +204,10 @@ def test_few_functions_take_many_parameters() -> None:
 
 def test_tests_mirror_the_rooms() -> None:
     """`tests/tasks/node/` tests what is in `tasks/node/`."""
-    rooms = {path.relative_to(ROOT / "tests").parent for path in sources(*(f"tests/{room}" for room in ROOMS))}
+    rooms = {
+        path.relative_to(ROOT / "tests").parent
+        for path in sources(*(f"tests/{room}" for room in ROOMS))
+    }
     assert [str(room) for room in sorted(rooms) if not (ROOT / room).is_dir()] == []
 
 
@@ -200,23 +225,42 @@ def test_the_node_and_the_flows_are_installed_with_every_sql_file() -> None:
     assert list((ROOT / "tasks").glob("reporting/*.jinja")), "no template of the report page"
     assert list((ROOT / "models").rglob("*.csv")), "no data sheets"
     for folder in sources(*ROOMS):
-        assert (folder.parent / "__init__.py").exists(), f"{name(folder)} is in no package and would not be installed"
+        assert (folder.parent / "__init__.py").exists(), (
+            f"{name(folder)} is in no package and would not be installed"
+        )
 
 
 def test_every_pin_is_public_and_exact() -> None:
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     for pin in pins:
         package, equals, version = pin.partition("==")
         assert package and equals, pin
         assert not set(version) & set("+/@*"), f"{pin}: only versions that anybody can download"
 
 
-def test_tests_that_start_hosts_are_all_handed_to_one_process_and_a_new_file_says_whether_it_starts_them() -> None:
+def test_tests_that_start_hosts_are_all_handed_to_one_process_and_a_new_file_says_whether_it_starts_them() -> (
+    None
+):
     starts = {*lanes.EMULATED, *lanes.HOSTS}
-    without = {"test_adasum.py", "test_compression.py", "test_courier_s3.py", "test_ec2_machine.py", "test_tables.py"}
+    without = {
+        "test_adasum.py",
+        "test_compression.py",
+        "test_courier_s3.py",
+        "test_ec2_machine.py",
+        "test_tables.py",
+    }
     without |= {"test_node_loopback.py", "test_shared_update.py", "test_tensor.py"}
     assert {file.name for file in (ROOT / "tests" / "local").glob("test_*.py")} == starts | without
     scheduler = lanes.Lanes.__new__(lanes.Lanes)
-    assert {scheduler._split_scope(f"tests/local/{file}::test_x") for file in lanes.HOSTS} == {"hosts"}
+    assert {scheduler._split_scope(f"tests/local/{file}::test_x") for file in lanes.HOSTS} == {
+        "hosts"
+    }
     assert scheduler._split_scope("tests/local/test_world.py::test_x") == "emulated"
-    assert scheduler._split_scope("tests/models/test_failures.py::test_x") == "tests/models/test_failures.py"
+    assert (
+        scheduler._split_scope("tests/models/test_failures.py::test_x")
+        == "tests/models/test_failures.py"
+    )

@@ -42,20 +42,33 @@ def test_that_starts_what_it_does_not_end(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 0), (signal.SIGTERM, 1)])
-def test_what_a_run_has_started_ends_with_it(tmp_path: Path, number: signal.Signals, workers: int) -> None:
+def test_what_a_run_has_started_ends_with_it(
+    tmp_path: Path, number: signal.Signals, workers: int
+) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_one.py").write_text(STARTS)
     os.mkfifo(tmp_path / "fifo")
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_RUN_OF_SRIFT"}
     run = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-n", str(workers), "-p", "no:cacheprovider", "--import-mode=importlib"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            str(workers),
+            "-p",
+            "no:cacheprovider",
+            "--import-mode=importlib",
+        ],
         cwd=tmp_path,
         env=environment | {"FIFO": str(tmp_path / "fifo"), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
     )
     with (tmp_path / "fifo").open() as fifo:
         started = [found for pid in fifo.read().split() if (found := identify(int(pid)))]
-    other = subprocess.Popen(["sleep", "1000"], env={"PATH": os.environ["PATH"]})  # none of the run's
+    other = subprocess.Popen(
+        ["sleep", "1000"], env={"PATH": os.environ["PATH"]}
+    )  # none of the run's
     try:
         assert len(started) == 3
         run.send_signal(number)

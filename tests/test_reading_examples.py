@@ -20,7 +20,11 @@ HOME = "state"
 
 def printed(*words: str | Path, **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300, env=os.environ | env
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | env,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -31,7 +35,9 @@ def published() -> Path:
     return furnished() / HOME / "published"
 
 
-def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(published: Path) -> None:
+def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(
+    published: Path,
+) -> None:
     shell = shutil.which("duckdb", path=str(Path(sys.executable).parent))
     assert shell is not None
     asked = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")
@@ -51,19 +57,29 @@ def test_the_table_is_joined_with_ones_own(published: Path, tmp_path: Path) -> N
 
 @pytest.mark.enable_socket
 def test_the_table_is_read_from_a_bucket(published: Path) -> None:
-    aws = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
+    aws = {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()
         endpoint = f"http://{host}:{port}"
         store = boto3.client(
-            "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s"
+            "s3",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id="k",
+            aws_secret_access_key="s",
         )
         store.create_bucket(Bucket="company")
         for file in published.glob("*.parquet"):
             store.upload_file(str(file), "company", f"srift/{file.name}")
-        said = printed(EXAMPLES / "from_s3.py", "s3://company/srift", AWS_ENDPOINT_URL=endpoint, **aws)
+        said = printed(
+            EXAMPLES / "from_s3.py", "s3://company/srift", AWS_ENDPOINT_URL=endpoint, **aws
+        )
     finally:
         server.stop()
     assert "conv" in said and "s.small" in said

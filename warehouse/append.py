@@ -23,7 +23,15 @@ Connection = duckdb.DuckDBPyConnection
 
 _TEXT, _WHOLE, _REAL = pa.string(), pa.int64(), pa.float64()
 _OFFERS = pa.list_(
-    pa.struct({"instance_type": _TEXT, "count": _WHOLE, "market": _TEXT, "zone": _TEXT, "usd_per_hour": _REAL})
+    pa.struct(
+        {
+            "instance_type": _TEXT,
+            "count": _WHOLE,
+            "market": _TEXT,
+            "zone": _TEXT,
+            "usd_per_hour": _REAL,
+        }
+    )
 )
 _ARROW = {
     "VARCHAR": _TEXT,
@@ -38,7 +46,9 @@ _ARROW = {
 _OWN_TABLE = {"learn": "raw_learning", "elastic": "raw_elastic"}  # by kind of run
 
 
-def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime) -> int:
+def append_records(
+    connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime
+) -> int:
     """Runs as they came back: each body a wire record as a dict, with what is known of its setup under `setup`.
 
     The first row of a run_id stays, also within `bodies`. Learning and elastic runs have tables of their own: they time
@@ -63,7 +73,12 @@ def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id:
 
 
 def note_import(
-    connection: Connection, import_id: str, *, event: str, noted_at: datetime, files: Sequence[str | None] = ()
+    connection: Connection,
+    import_id: str,
+    *,
+    event: str,
+    noted_at: datetime,
+    files: Sequence[str | None] = (),
 ) -> None:
     """An import was made (`event` "imported", of the files of rows and of facts) or "forgotten".
 
@@ -80,7 +95,12 @@ def note_import(
 
 
 def append_facts(
-    connection: Connection, facts: Sequence[Row], *, provider: str, import_id: str, noted_at: datetime
+    connection: Connection,
+    facts: Sequence[Row],
+    *,
+    provider: str,
+    import_id: str,
+    noted_at: datetime,
 ) -> None:
     """Facts of workloads that came with an import: what differs from those that count, or is not this import's yet."""
     stamp = {"provider": provider, "digest": "", "noted_at": noted_at, "import_id": import_id}
@@ -99,10 +119,15 @@ def append_facts(
     _insert(connection, "raw_workload_facts", rows, kept)
 
 
-def append_offers(connection: Connection, offers: Sequence[Row], *, snapshot_id: str, as_of: datetime) -> int:
+def append_offers(
+    connection: Connection, offers: Sequence[Row], *, snapshot_id: str, as_of: datetime
+) -> int:
     """One snapshot of prices: the columns of the mart `offers`. None or NaN dollars are an unknown price."""
     unknown = {"usd_per_hour": None}
-    rows = [offer if offer["usd_per_hour"] == offer["usd_per_hour"] else dict(offer) | unknown for offer in offers]
+    rows = [
+        offer if offer["usd_per_hour"] == offer["usd_per_hour"] else dict(offer) | unknown
+        for offer in offers
+    ]
     return append(connection, "raw_offers", rows, snapshot_id=snapshot_id, as_of=as_of)
 
 
@@ -110,11 +135,18 @@ def append_scores(
     connection: Connection, scores: Sequence[Row], *, provider: str, version: str, refresh_id: str
 ) -> int:
     """A challenger's scoreboard: the columns of the mart `scores`, `group` included."""
-    rows = [{("group_name" if key == "group" else key): value for key, value in score.items()} for score in scores]
-    return append(connection, "raw_scores", rows, provider=provider, version=version, refresh_id=refresh_id)
+    rows = [
+        {("group_name" if key == "group" else key): value for key, value in score.items()}
+        for score in scores
+    ]
+    return append(
+        connection, "raw_scores", rows, provider=provider, version=version, refresh_id=refresh_id
+    )
 
 
-def note_workloads(connection: Connection, workloads: Sequence[Row], *, provider: str, noted_at: datetime) -> int:
+def note_workloads(
+    connection: Connection, workloads: Sequence[Row], *, provider: str, noted_at: datetime
+) -> int:
     """Today's definitions: rows of `workload`, `digest` ("" for the facts of an import) and any facts.
 
     Only what differs from the newest note is added, so a definition that is put back is current again.
@@ -130,13 +162,17 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
     return _note(connection, "raw_instance_types", "name", rows)
 
 
-def append(connection: Connection, table: str, rows: Sequence[Row], *, keyed: bool = True, **stamp: Any) -> int:
+def append(
+    connection: Connection, table: str, rows: Sequence[Row], *, keyed: bool = True, **stamp: Any
+) -> int:
     """Append `rows`, each with the columns of `stamp`, leaving what is there by the primary key (if `keyed`).
 
     Returns how many were new. Raises ValueError for a column that `table` lacks.
     """
     known = "on conflict do nothing" if keyed else ""
-    return _insert(connection, table, [dict(row) | stamp for row in rows], f"select * from incoming {known}")
+    return _insert(
+        connection, table, [dict(row) | stamp for row in rows], f"select * from incoming {known}"
+    )
 
 
 def _with_body(row: Row, *columns: str) -> dict[str, Any]:
@@ -172,7 +208,9 @@ def _insert(connection: Connection, table: str, rows: Sequence[Row], chosen: str
     given = {key for row in rows for key in row}
     if given - set(known):
         raise ValueError(f"{table} has no column {', '.join(sorted(given - set(known)))}")
-    schema = pa.schema([(name, _ARROW.get(kind, _OFFERS)) for name, kind in known.items() if name in given])
+    schema = pa.schema(
+        [(name, _ARROW.get(kind, _OFFERS)) for name, kind in known.items() if name in given]
+    )
     plain = [{key: _plain(value, known[key]) for key, value in row.items()} for row in rows]
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
     try:

@@ -40,7 +40,9 @@ if TYPE_CHECKING:  # it takes half a second, which looking up the published tabl
 
 SQL_FOLDER = Path(__file__).parent
 WAIT_S = 60.0  # for who has the file
-_IN_THIS_PROCESS = threading.Lock()  # DuckDB refuses a reader beside a writer of the same file within one process
+_IN_THIS_PROCESS = (
+    threading.Lock()
+)  # DuckDB refuses a reader beside a writer of the same file within one process
 _VIEW = re.compile(r"create or replace view (\w+)")
 _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
 _SPARE_BYTES = 16 * 2**20  # what a migration of an empty warehouse writes, many times over
@@ -53,7 +55,12 @@ _DAMAGED = re.compile(
 _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException)
 _OF_FILE_OR_DISK = (
     *_INSIDE_DUCKDB,
-    *(duckdb.IOException, duckdb.TransactionException, duckdb.SerializationException, duckdb.OutOfMemoryException),
+    *(
+        duckdb.IOException,
+        duckdb.TransactionException,
+        duckdb.SerializationException,
+        duckdb.OutOfMemoryException,
+    ),
 )
 # Values and paths may hold any word: of these errors only DuckDB's own words count.
 _QUOTED = re.compile(r'"[^"]*"|(?<!\w)\'[^\']*\'(?!\w)|\S*/\S*')
@@ -128,12 +135,18 @@ class Warehouse:
             connection = opened.enter_context(self._connect(read_only=False))
             known = recorded(connection)
             pending = source is not None and known and set(numbered(folder)) - set(known)
-            backup = self._back_up(connection, source, max(known)) if source is not None and pending else None
+            backup = (
+                self._back_up(connection, source, max(known))
+                if source is not None and pending
+                else None
+            )
             try:
                 with transaction(connection):
                     applied = apply_migrations(connection, folder)
                     drop_views(connection)
-                    create_views(connection, [self._sql_folder / "staging", self._sql_folder / "marts"])
+                    create_views(
+                        connection, [self._sql_folder / "staging", self._sql_folder / "marts"]
+                    )
             except BaseException as error:
                 # Rolled back: a retry would make the same copy again. Where file or disk failed, it may be needed.
                 if backup is not None and not isinstance(error, (*_OF_FILE_OR_DISK, OSError)):
@@ -159,7 +172,9 @@ class Warehouse:
         """
         self._refuse_missing()
         if not os.access(self.path, os.W_OK):
-            raise HomeReadOnly(f"{self.path} cannot be written, and its indexes are checked by an insert")
+            raise HomeReadOnly(
+                f"{self.path} cannot be written, and its indexes are checked by an insert"
+            )
         with self._any_failure_is_damage(), self._open(read_only=False) as connection:
             probe_indexes(connection)
 
@@ -195,11 +210,17 @@ class Warehouse:
                     os.replace(one, away)
                 os.replace(new, self.path)
                 fsync(self.path.parent)
-        return Rebuilt(rows=rows, lost={name: some for name, some in lost.items() if some}, damaged=moves[0][1])
+        return Rebuilt(
+            rows=rows, lost={name: some for name, some in lost.items() if some}, damaged=moves[0][1]
+        )
 
-    def _back_up(self, connection: duckdb.DuckDBPyConnection, source: BinaryIO, number: int) -> Path:
+    def _back_up(
+        self, connection: duckdb.DuckDBPyConnection, source: BinaryIO, number: int
+    ) -> Path:
         """A copy of the file of schema `number`, read whole and on the disk. `connection` keeps others from writing."""
-        connection.execute("checkpoint")  # what a killed process left in the log beside goes into the file
+        connection.execute(
+            "checkpoint"
+        )  # what a killed process left in the log beside goes into the file
         size = os.fstat(source.fileno()).st_size
         folder = self.path.parent / "backups"
         free = shutil.disk_usage(self.path.parent).free
@@ -209,7 +230,9 @@ class Warehouse:
                 f" and the disk has {free / 2**20:.0f} MiB left. Nothing was changed; free some space and try again"
             )
         folder.mkdir(exist_ok=True)
-        name = f"{self.path.stem}-{number:03d}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}{self.path.suffix}"
+        name = (
+            f"{self.path.stem}-{number:03d}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}{self.path.suffix}"
+        )
         partial = folder / f".{name}"
         try:
             with partial.open("wb") as target:
@@ -250,7 +273,9 @@ class Warehouse:
 
     def _refuse_missing(self) -> None:
         if not self.exists():
-            raise WarehouseMissing(f"there is no warehouse at {self.path} yet: run `srift refresh` first")
+            raise WarehouseMissing(
+                f"there is no warehouse at {self.path} yet: run `srift refresh` first"
+            )
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
         """Rows of a relation whose columns equal `params`, as a frame; or, inside this room, of a query with `$name`s.
@@ -267,7 +292,9 @@ class Warehouse:
         """
         with self.read() as connection:
             return {
-                name: select(connection, name, params) if has_relation(connection, name) else _nothing(connection)
+                name: select(connection, name, params)
+                if has_relation(connection, name)
+                else _nothing(connection)
                 for name, params in relations.items()
             }
 
@@ -285,7 +312,9 @@ class Warehouse:
             inner = error.__cause__
             if type(error) is not WarehouseError or not isinstance(inner, _INSIDE_DUCKDB):
                 raise
-            raise WarehouseDamaged(f"{self.path} is damaged: {one_line(inner)}. {put_right(self.path)}") from inner
+            raise WarehouseDamaged(
+                f"{self.path} is damaged: {one_line(inner)}. {put_right(self.path)}"
+            ) from inner
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -315,7 +344,9 @@ class Warehouse:
             reraise=True,
         )
         try:
-            return retrying(duckdb.connect, str(self.path), read_only=read_only, config=NO_DOWNLOADS)
+            return retrying(
+                duckdb.connect, str(self.path), read_only=read_only, config=NO_DOWNLOADS
+            )
         except duckdb.IOException as error:
             if not is_lock(error):
                 raise
@@ -337,7 +368,9 @@ def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
         words = words.replace(str(name), "")
     words = _QUOTED.sub("", words)
     if _FULL.search(words):
-        return DiskFull(f"the disk is full: {said}. {kept}; free some space at {path.parent} and try again")
+        return DiskFull(
+            f"the disk is full: {said}. {kept}; free some space at {path.parent} and try again"
+        )
     if _READ_ONLY.search(words):
         return HomeReadOnly(
             f"{path} cannot be opened or written: {said}. {kept}; make its folder writable, or set SRIFT_HOME to one"
@@ -346,7 +379,9 @@ def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
     if isinstance(error, duckdb.SerializationException) or _DAMAGED.search(words):
         return WarehouseDamaged(f"{path} is damaged: {said}. {kept}")
     if isinstance(error, _INSIDE_DUCKDB):
-        return WarehouseError(f"{path}: {said}. {kept}; `srift doctor` tells whether the file is damaged")
+        return WarehouseError(
+            f"{path}: {said}. {kept}; `srift doctor` tells whether the file is damaged"
+        )
     if isinstance(error, duckdb.IOException):
         return WarehouseError(f"{path}: {said}. {kept}; put that right and try again")
     return None
@@ -370,7 +405,9 @@ def select(
     for column in frame.columns:
         kind = frame[column].dtype
         if hasattr(kind, "na_value") and kind.kind in "iu":  # pandas' own kind of whole numbers
-            frame[column] = frame[column].astype(float)  # arithmetic chokes on pandas' NA; NaN is unknown everywhere
+            frame[column] = frame[column].astype(
+                float
+            )  # arithmetic chokes on pandas' NA; NaN is unknown everywhere
     return frame
 
 
@@ -404,7 +441,10 @@ def create_views(
             raise WarehouseError(f"{file.name}: must create the view {file.stem}, and only that")
         if only is None or file.stem in only:
             texts[file.stem] = text
-    needs = {name: {source for source in _SOURCE.findall(text) if source in texts} for name, text in texts.items()}
+    needs = {
+        name: {source for source in _SOURCE.findall(text) if source in texts}
+        for name, text in texts.items()
+    }
     for name in TopologicalSorter(needs).static_order():
         connection.execute(texts[name])
 
@@ -416,7 +456,9 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(duckdb.Error):  # DuckDB may have rolled back already; the first error is the story
+        with suppress(
+            duckdb.Error
+        ):  # DuckDB may have rolled back already; the first error is the story
             connection.rollback()
         raise
     connection.commit()

@@ -48,9 +48,14 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     targets = [folder / "recommendations.duckdb"]
     targets += [folder / f"{name}.{kind}" for name in FILES for kind in ("parquet", "csv")]
     beside = {target: _beside(target) for target in targets}
-    sources = {name: beside.get(folder / f"{name}.parquet", _beside(folder / f"{name}.parquet")) for name in TABLES}
+    sources = {
+        name: beside.get(folder / f"{name}.parquet", _beside(folder / f"{name}.parquet"))
+        for name in TABLES
+    }
     with ExitStack() as leftovers:
-        log = beside[targets[0]].with_name(f"{beside[targets[0]].name}.wal")  # DuckDB's, where it was stopped midway
+        log = beside[targets[0]].with_name(
+            f"{beside[targets[0]].name}.wal"
+        )  # DuckDB's, where it was stopped midway
         for path in {*beside.values(), *sources.values(), log}:
             leftovers.callback(path.unlink, missing_ok=True)
             path.unlink(missing_ok=True)
@@ -59,8 +64,17 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
             for name, path in sources.items():
                 _copy(connection, f"select * from {name}", path, "format parquet")
             for name in FILES:
-                offers = " replace (to_json(cluster_offers) as cluster_offers)" if name == "recommendations" else ""
-                _copy(connection, f"select *{offers} from {name}", beside[folder / f"{name}.csv"], "format csv, header")
+                offers = (
+                    " replace (to_json(cluster_offers) as cluster_offers)"
+                    if name == "recommendations"
+                    else ""
+                )
+                _copy(
+                    connection,
+                    f"select *{offers} from {name}",
+                    beside[folder / f"{name}.csv"],
+                    "format csv, header",
+                )
         try:
             _write_database(beside[targets[0]], sources, comments)
         except duckdb.Error as error:
@@ -105,7 +119,9 @@ def _opened(folder: Path, relation: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """The published copy, which holds `relation`; raises as `read_published`."""
     path = folder / "recommendations.duckdb"
     if not path.exists():
-        raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh` first")
+        raise WarehouseMissing(
+            f"nothing has been published in {folder} yet: run `srift refresh` first"
+        )
     try:
         with duckdb.connect(str(path), read_only=True) as connection:
             if not has_relation(connection, relation):
@@ -128,7 +144,8 @@ def _copy(connection: duckdb.DuckDBPyConnection, query: str, path: Path, options
 def _comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """The statements that comment the exported tables as the warehouse comments its views."""
     whole = connection.execute(
-        "select view_name, comment from duckdb_views() where view_name in ? and comment is not null", [list(TABLES)]
+        "select view_name, comment from duckdb_views() where view_name in ? and comment is not null",
+        [list(TABLES)],
     ).fetchall()
     columns = connection.execute(
         "select table_name, column_name, comment from duckdb_columns() where table_name in ? and comment is not null",
@@ -136,16 +153,23 @@ def _comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     ).fetchall()
     return [
         *(f"comment on table {name} is {quoted(text)}" for name, text in whole),
-        *(f'comment on column {name}."{column}" is {quoted(text)}' for name, column, text in columns),
+        *(
+            f'comment on column {name}."{column}" is {quoted(text)}'
+            for name, column, text in columns
+        ),
     ]
 
 
 def _write_database(path: Path, sources: dict[str, Path], comments: list[str]) -> None:
     with duckdb.connect() as connection:
-        connection.execute(f"attach {quoted(str(path))} as published (storage_version {quoted(_STORAGE)})")
+        connection.execute(
+            f"attach {quoted(str(path))} as published (storage_version {quoted(_STORAGE)})"
+        )
         connection.execute("use published")
         for table, source in sources.items():
-            connection.execute(f"create table {table} as select * from read_parquet({quoted(str(source))})")
+            connection.execute(
+                f"create table {table} as select * from read_parquet({quoted(str(source))})"
+            )
         for comment in comments:
             connection.execute(comment)
         create_views(connection, [SQL_FOLDER / "marts"], only=VIEWS)

@@ -27,19 +27,35 @@ from .database import SQL_FOLDER, DiskFull, apply_migrations, create_views, one_
 from .salvage import NO_DOWNLOADS
 
 _SETUP_COLUMNS = [
-    *(("workload", pa.string()), ("cluster", pa.string()), ("layout", pa.string()), ("batch_per_device", pa.string())),
+    *(
+        ("workload", pa.string()),
+        ("cluster", pa.string()),
+        ("layout", pa.string()),
+        ("batch_per_device", pa.string()),
+    ),
     *(("accumulation_steps", pa.int64()), ("strategy", pa.string()), ("precision", pa.string())),
     *(("switches", pa.string()), ("provider", pa.string()), ("gradient_bytes", pa.int64())),
     *(("parameters", pa.int64()), ("flops_per_sample", pa.float64())),
 ]
 _RUN_COLUMNS = [
-    *(("step_s", pa.float64()), ("sync_s", pa.float64()), ("market", pa.string()), ("zone", pa.string())),
+    *(
+        ("step_s", pa.float64()),
+        ("sync_s", pa.float64()),
+        ("market", pa.string()),
+        ("zone", pa.string()),
+    ),
     *(("run_id", pa.string()), ("source", pa.string()), ("measured_at", pa.timestamp("us"))),
 ]
 # Of a chunk: the measurement columns, where a row stands in its file, all that it says as JSON, and the digest of that
 # (as it is where the row has a run_id, else of the first row that says it).
 CHUNK = pa.schema(
-    [("place", pa.int64()), *_SETUP_COLUMNS, *_RUN_COLUMNS, ("content", pa.string()), ("digest", pa.string())]
+    [
+        ("place", pa.int64()),
+        *_SETUP_COLUMNS,
+        *_RUN_COLUMNS,
+        ("content", pa.string()),
+        ("digest", pa.string()),
+    ]
 )
 COLUMNS = [name for name, _ in (*_SETUP_COLUMNS, *_RUN_COLUMNS)]
 _PREFIX, _STALE_S = "srift-import-", 86_400.0
@@ -83,7 +99,10 @@ class StagedRows:
             order by rows.place
         """
         found = self._ask(query).fetchall()
-        return [Contradiction(place=place, run_id=run_id, first_place=first) for place, run_id, first in found]
+        return [
+            Contradiction(place=place, run_id=run_id, first_place=first)
+            for place, run_id, first in found
+        ]
 
     def counted(self, *columns: str) -> list[tuple[Any, ...]]:
         """Each combination of values with its number of rows behind, the most frequent first."""
@@ -95,7 +114,9 @@ class StagedRows:
         """The rows as the mart `runs` has them: all of them in memory, for a backtest without a warehouse."""
         columns = ", ".join(_RUN_ID if name == "run_id" else name for name in COLUMNS)
         with _room_in(self.path.parent):
-            return select(_scratch(self.path.parent), f"select {columns} from {self} order by place")
+            return select(
+                _scratch(self.path.parent), f"select {columns} from {self} order by place"
+            )
 
     def __str__(self) -> str:
         """As a relation of a query."""
@@ -123,7 +144,10 @@ def _drop_stale(folder: Path) -> None:
     """Drop what imports left here that were killed a day ago or before."""
     for stale in folder.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if stale.stat().st_uid == os.getuid() and stale.stat().st_mtime < time.time() - _STALE_S:
+            if (
+                stale.stat().st_uid == os.getuid()
+                and stale.stat().st_mtime < time.time() - _STALE_S
+            ):
                 shutil.rmtree(stale, ignore_errors=True)
 
 
@@ -228,12 +252,20 @@ def rows_to_judge(
 
 
 def append_imports(
-    connection: Connection, rows: StagedRows, *, file_digest: str, loaded_at: datetime, import_id: str
+    connection: Connection,
+    rows: StagedRows,
+    *,
+    file_digest: str,
+    loaded_at: datetime,
+    import_id: str,
 ) -> int:
     """Load them; returns how many were new. `import_id` is what they can be forgotten by."""
     names = [*COLUMNS, "row_digest"]
     stamp = {"import_id": quoted(import_id), "file_digest": quoted(file_digest)}
-    stamp |= {"row_number": "place", "loaded_at": f"timestamp '{in_utc(loaded_at):%Y-%m-%d %H:%M:%S.%f}'"}
+    stamp |= {
+        "row_number": "place",
+        "loaded_at": f"timestamp '{in_utc(loaded_at):%Y-%m-%d %H:%M:%S.%f}'",
+    }
     new = insert_chosen(
         connection,
         "raw_imports",

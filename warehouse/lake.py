@@ -43,12 +43,19 @@ from .database import (
 )
 from .salvage import NO_DOWNLOADS, read_rows
 
-_EXTENSIONS = ("postgres_scanner", "ducklake")  # packages duckdb_extension_* of PyPI, each with its file
+_EXTENSIONS = (
+    "postgres_scanner",
+    "ducklake",
+)  # packages duckdb_extension_* of PyPI, each with its file
 _OF_S3 = ("httpfs", "aws")
 _SCHEMA = "srift_warehouse"  # of the catalogue's tables in PostgreSQL
 # PostgreSQL's settings of a transaction that holds a lock: it idles by design, and where a machine loses its power
 # the server is to miss it after a minute instead of two hours (over TCP; this was not tried).
-WHILE_LOCKED = {"idle_in_transaction_session_timeout": 0, "tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10}
+WHILE_LOCKED = {
+    "idle_in_transaction_session_timeout": 0,
+    "tcp_keepalives_idle": 30,
+    "tcp_keepalives_interval": 10,
+}
 WHILE_LOCKED |= {"tcp_keepalives_count": 3}
 TURN_S = 300.0  # of waiting: eight machines that import at once take a minute of it
 _WRITER, _OPENER = 5112001, 5112002  # keys of our advisory locks in that database
@@ -83,7 +90,9 @@ class Lake:
 class SharedWarehouse(Warehouse):
     """A warehouse in a `lake`, for any number of processes at once; a writer waits at most `wait_s` for its turn."""
 
-    def __init__(self, path: Path, lake: Lake, *, wait_s: float = TURN_S, sql_folder: Path = SQL_FOLDER) -> None:
+    def __init__(
+        self, path: Path, lake: Lake, *, wait_s: float = TURN_S, sql_folder: Path = SQL_FOLDER
+    ) -> None:
         super().__init__(path, wait_s=wait_s, sql_folder=sql_folder)
         self.lake = lake
 
@@ -112,8 +121,15 @@ class SharedWarehouse(Warehouse):
         """
         Warehouse(path, sql_folder=self._sql_folder).migrate()
         self.migrate()
-        with Warehouse(path, sql_folder=self._sql_folder).read() as old, self.transact() as connection:
-            copied = {name: _copied(old, connection, name) for name in sorted(_shapes()) if name != "schema_migrations"}
+        with (
+            Warehouse(path, sql_folder=self._sql_folder).read() as old,
+            self.transact() as connection,
+        ):
+            copied = {
+                name: _copied(old, connection, name)
+                for name in sorted(_shapes())
+                if name != "schema_migrations"
+            }
             copied["raw_import_rows"] += _also_held(old, connection)
             return copied
 
@@ -176,13 +192,19 @@ class SharedWarehouse(Warehouse):
             yield
         except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
             problem = explained(self.path, error)
-            if isinstance(problem, DiskFull | HomeReadOnly):  # of this machine, while the published copies are written
+            if isinstance(
+                problem, DiskFull | HomeReadOnly
+            ):  # of this machine, while the published copies are written
                 raise problem from error
             _session.cache_clear()  # a connection that broke stays broken
             said = f"{self}: {one_line(error)}. Nothing of this transaction was kept"
             if isinstance(error, duckdb.TransactionException) and "conflict" in str(error).lower():
-                raise WarehouseBusy(f"{said}; another program changed the same rows: try again") from error
-            raise WarehouseError(f"{said}; see that PostgreSQL and the files can be reached, and try again") from error
+                raise WarehouseBusy(
+                    f"{said}; another program changed the same rows: try again"
+                ) from error
+            raise WarehouseError(
+                f"{said}; see that PostgreSQL and the files can be reached, and try again"
+            ) from error
 
 
 class _Session:
@@ -196,7 +218,9 @@ class _Session:
         for name in (*_EXTENSIONS, *(_OF_S3 if in_s3 else ())):
             self._connection.execute(f"load {quoted(str(_extension(name)))}")
         if in_s3:
-            self._connection.execute(f"create secret (type s3, provider credential_chain{_endpoint()})")
+            self._connection.execute(
+                f"create secret (type s3, provider credential_chain{_endpoint()})"
+            )
         address = _address(lake)
         self._connection.execute(f"attach {quoted(address)} as turns (type postgres, read_only)")
         with self.cursor(_VIEWS_FIRST) as opening:
@@ -230,9 +254,13 @@ class _Session:
         if not known:
             raise WarehouseMissing(f"{warehouse} is empty yet: run `srift refresh` first")
         if set(known) - set(files):
-            raise MigrationChanged(f"{warehouse} was migrated by a newer version of Srift: use that one")
+            raise MigrationChanged(
+                f"{warehouse} was migrated by a newer version of Srift: use that one"
+            )
         if set(files) - set(known):
-            raise WarehouseError(f"{warehouse} is of an older version of Srift: `srift refresh` brings it up to date")
+            raise WarehouseError(
+                f"{warehouse} is of an older version of Srift: `srift refresh` brings it up to date"
+            )
         with self.cursor(_VIEWS_FIRST) as connection, transaction(connection):
             drop_views(connection)
             create_views(connection, [self._sql_folder / "staging", self._sql_folder / "marts"])
@@ -258,7 +286,9 @@ def _holder(connection: duckdb.DuckDBPyConnection, key: int) -> str:
     _rolled_back(connection)  # PostgreSQL answers nothing more in a transaction that failed
     with suppress(duckdb.Error):
         asked = "select application_name from pg_locks join pg_stat_activity using (pid)"
-        found = _ask(connection, f"{asked} where locktype = 'advisory' and granted and objid = {key}")
+        found = _ask(
+            connection, f"{asked} where locktype = 'advisory' and granted and objid = {key}"
+        )
         if found:
             return str(found[0][0])
     return "another process"
@@ -279,12 +309,16 @@ def _extension(name: str) -> Path:
         for file in Path(folder).rglob("*.duckdb_extension"):
             return file
     missing = f"duckdb-extension-{name.replace('_', '-')}"
-    raise WarehouseError(f"a shared warehouse takes the package {missing}: pip install 'srift[shared]'")
+    raise WarehouseError(
+        f"a shared warehouse takes the package {missing}: pip install 'srift[shared]'"
+    )
 
 
 def _endpoint() -> str:
     """Of a store that is not AWS's, by the variables that AWS's own programs heed."""
-    url = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
+    url = urlsplit(
+        os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    )
     if not url.netloc:
         return ""
     secure = "true" if url.scheme == "https" else "false"
@@ -294,7 +328,13 @@ def _endpoint() -> str:
 def _address(lake: Lake) -> str:
     """In libpq's words."""
     who = f"srift on {socket.gethostname()}, process {os.getpid()}"
-    parts = {"host": lake.host, "port": lake.port, "user": lake.user, "dbname": lake.database, "application_name": who}
+    parts = {
+        "host": lake.host,
+        "port": lake.port,
+        "user": lake.user,
+        "dbname": lake.database,
+        "application_name": who,
+    }
     escaped = {name: re.sub(r"(['\\])", r"\\\1", str(value)) for name, value in parts.items()}
     return " ".join(f"{name}='{value}'" for name, value in escaped.items())
 
@@ -318,8 +358,12 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, columns: str, chos
     definition, keys = _shapes()[table]
     connection.execute("drop table if exists temp.checked")
     if "nextval" in definition:
-        found = connection.execute(f"select coalesce(max(noted_order), 0) + 1 from shared.main.{table}").fetchone()
-        connection.execute(f"create or replace temp sequence noted_order start {found[0] if found else 1}")
+        found = connection.execute(
+            f"select coalesce(max(noted_order), 0) + 1 from shared.main.{table}"
+        ).fetchone()
+        connection.execute(
+            f"create or replace temp sequence noted_order start {found[0] if found else 1}"
+        )
     connection.execute(definition)
     connection.execute(f"insert into temp.checked ({columns}) {chosen}")
     known = f"anti join shared.main.{table} using ({', '.join(keys)})" if keys else ""
@@ -329,7 +373,9 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, columns: str, chos
     return int(new[0]) if new else 0
 
 
-def _copied(old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str) -> int:
+def _copied(
+    old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
+) -> int:
     """A table without a key gets the rows of which none is equal; what was noted later there is later here."""
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [f'"{name}"' for name in rows.column_names if name != "noted_order"]
@@ -346,7 +392,9 @@ def _copied(old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnectio
 
 def _also_held(old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection) -> int:
     """Note the imports of the file that hold rows which other imports had brought here before."""
-    connection.register("incoming", old.execute("select import_id, row_digest from raw_imports").to_arrow_table())
+    connection.register(
+        "incoming", old.execute("select import_id, row_digest from raw_imports").to_arrow_table()
+    )
     chosen = """
         select incoming.import_id, incoming.row_digest
         from incoming
@@ -372,6 +420,9 @@ def _shapes(sql_folder: Path = SQL_FOLDER) -> dict[str, tuple[str, Sequence[str]
             ).fetchall()
         )
     return {
-        name: (statement.replace(f"CREATE TABLE {name}(", "CREATE TEMP TABLE checked(", 1), keys.get(name, ()))
+        name: (
+            statement.replace(f"CREATE TABLE {name}(", "CREATE TEMP TABLE checked(", 1),
+            keys.get(name, ()),
+        )
         for name, statement in made
     }

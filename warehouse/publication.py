@@ -50,7 +50,9 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
     return new
 
 
-def append_publication(connection: Connection, rows: Sequence[Row], publication: Publication) -> int:
+def append_publication(
+    connection: Connection, rows: Sequence[Row], publication: Publication
+) -> int:
     """Append a publication unchecked, within the caller's transaction; the caller runs the checks before it commits."""
     header = asdict(publication)
     stamp = {name: header[name] for name in _STAMPED}
@@ -59,13 +61,19 @@ def append_publication(connection: Connection, rows: Sequence[Row], publication:
     for row in rows:
         missing = [name for name in columns if name not in row and name not in _STAMPED]
         if missing:
-            raise ValueError(f"a recommendation for {row.get('workload')!r} lacks {', '.join(missing)}")
+            raise ValueError(
+                f"a recommendation for {row.get('workload')!r} lacks {', '.join(missing)}"
+            )
     if not append(connection, "raw_publications", [header]):
         return 0
-    return append(connection, "raw_recommendations", [stamp | dict(row) for row in rows], keyed=False)
+    return append(
+        connection, "raw_recommendations", [stamp | dict(row) for row in rows], keyed=False
+    )
 
 
-def run_checks(connection: Connection, publication_id: str, folder: Path = SQL_FOLDER / "checks") -> list[str]:
+def run_checks(
+    connection: Connection, publication_id: str, folder: Path = SQL_FOLDER / "checks"
+) -> list[str]:
     """Problems of a publication by the checks in `folder`, each as `check: what is wrong`; empty: it may be shown."""
     provider = connection.execute(
         "select provider from raw_publications where publication_id = ?", [publication_id]
@@ -79,6 +87,8 @@ def run_checks(connection: Connection, publication_id: str, folder: Path = SQL_F
     for file in sorted(folder.glob("*.sql")):
         text = file.read_text()
         params = {"provider": provider[0] if provider else None} if "$provider" in text else {}
-        failures += [f"{file.stem}: {problem}" for (problem,) in connection.execute(text, params).fetchall()]
+        failures += [
+            f"{file.stem}: {problem}" for (problem,) in connection.execute(text, params).fetchall()
+        ]
     connection.execute("drop table temp.published")
     return failures

@@ -95,7 +95,9 @@ class Snapshot(Warehouse):
     It answers `select` for what a decision reads; anything else is read from the warehouse `of` as it is then.
     """
 
-    def __init__(self, of: Warehouse, *, provider: str, workload: str, taken: Mapping[str, pd.DataFrame]) -> None:
+    def __init__(
+        self, of: Warehouse, *, provider: str, workload: str, taken: Mapping[str, pd.DataFrame]
+    ) -> None:
         super().__init__(of.path)
         self._of = of
         self._about = {"provider": provider, "workload": workload}
@@ -113,7 +115,9 @@ class Snapshot(Warehouse):
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
         """As `Warehouse.select`."""
         wanted = dict(params or {})
-        of_snapshot = self._about if relation == _MEASURED_SETUPS else {"provider": self._about["provider"]}
+        of_snapshot = (
+            self._about if relation == _MEASURED_SETUPS else {"provider": self._about["provider"]}
+        )
         if relation not in self._taken or not wanted.items() >= of_snapshot.items():
             return super().select(relation, params)
         frame = self._taken[relation]
@@ -151,7 +155,9 @@ def measured_setups(warehouse: Warehouse, provider: str, workload: str) -> pd.Da
     return warehouse.select(_MEASURED_SETUPS, {"provider": provider, "workload": workload})
 
 
-def setups_of_workloads(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
+def setups_of_workloads(
+    warehouse: Warehouse, provider: str, workloads: Iterable[str]
+) -> pd.DataFrame:
     """As `measured_setups`, of several workloads."""
     query = _MEASURED_SETUPS.replace("workload = $workload", "list_contains($workloads, workload)")
     return warehouse.select(query, {"provider": provider, "workloads": list(workloads)})
@@ -170,12 +176,17 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
     """The frames that a model is fitted on, of one provider and one moment, by name; of `runs` what LEARNED says."""
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
-        return {name: select(connection, query, {"provider": provider}) for name, query in queries.items()}
+        return {
+            name: select(connection, query, {"provider": provider})
+            for name, query in queries.items()
+        }
 
 
 def counted_runs(warehouse: Warehouse, provider: str) -> int:
     """How many runs count, those that a model does not learn from too."""
-    frame = warehouse.select("select count(*) as runs from runs where provider = $provider", {"provider": provider})
+    frame = warehouse.select(
+        "select count(*) as runs from runs where provider = $provider", {"provider": provider}
+    )
     return int(frame["runs"].iloc[0])
 
 
@@ -210,7 +221,9 @@ def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
         if not has_relation(connection, "torch_lines"):
             return {}
         lines = select(connection, "torch_lines", {"provider": provider})
-    return {str(line): int(runs) for line, runs in zip(lines["torch_line"], lines["runs"], strict=True)}
+    return {
+        str(line): int(runs) for line, runs in zip(lines["torch_line"], lines["runs"], strict=True)
+    }
 
 
 def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
@@ -258,7 +271,9 @@ def known_to_import(connection: duckdb.DuckDBPyConnection) -> KnownToImport:
     )
 
 
-def seconds_by_setup(connection: duckdb.DuckDBPyConnection, workloads: Iterable[str]) -> pd.DataFrame:
+def seconds_by_setup(
+    connection: duckdb.DuckDBPyConnection, workloads: Iterable[str]
+) -> pd.DataFrame:
     """`least_s` and `most_s` of each setup of the workloads, of runs that count, of every provider."""
     query = f"""
         select {_SETUP_OF_ROW}, min(step_s) as least_s, max(step_s) as most_s
@@ -291,14 +306,21 @@ def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
     if not warehouse.exists():
         return {}
     frame = warehouse.frames({"public_rows": {"provider": provider}})["public_rows"]
-    return dict(zip(frame["workload"], frame["rows"].astype(int).tolist(), strict=True)) if len(frame) else {}
+    return (
+        dict(zip(frame["workload"], frame["rows"].astype(int).tolist(), strict=True))
+        if len(frame)
+        else {}
+    )
 
 
 def knows_import(warehouse: Warehouse, import_id: str) -> bool:
     """Whether an import of that id was ever made here, forgotten since or not."""
     if not warehouse.exists():
         return False
-    return len(warehouse.frames({"stg_import_files": {"import_id": import_id}})["stg_import_files"]) > 0
+    return (
+        len(warehouse.frames({"stg_import_files": {"import_id": import_id}})["stg_import_files"])
+        > 0
+    )
 
 
 def lease_spend(warehouse: Warehouse, provider: str) -> pd.DataFrame:

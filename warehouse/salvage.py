@@ -13,7 +13,9 @@ from pathlib import Path
 
 import duckdb
 
-NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": "false"}
+NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false"
+}
 KEPT_BACKUPS = 3
 _SLICE_ROWS = 2048  # DuckDB reads so many values at once, and none of what lies before or behind
 _PROBED_ROWS = 20 * _SLICE_ROWS  # less than DuckDB writes to the file before a commit
@@ -48,13 +50,17 @@ def read_rows(connection: duckdb.DuckDBPyConnection) -> int:
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, table: str) -> int:
-    found = connection.execute(f'select count(*), bit_xor(hash(whole)) from "{table}" as whole').fetchone()
+    found = connection.execute(
+        f'select count(*), bit_xor(hash(whole)) from "{table}" as whole'
+    ).fetchone()
     return int(found[0]) if found else 0
 
 
 def _extent(connection: duckdb.DuckDBPyConnection, table: str) -> tuple[int, int]:
     """Number of rows, and the row id behind the last one: more than that where rows were deleted. Reads no column."""
-    found = connection.execute(f"select count(*), coalesce(max(rowid) + 1, 0) from {table}").fetchone()
+    found = connection.execute(
+        f"select count(*), coalesce(max(rowid) + 1, 0) from {table}"
+    ).fetchone()
     return (int(found[0]), int(found[1])) if found else (0, 0)
 
 
@@ -101,12 +107,16 @@ def carry_over(connection: duckdb.DuckDBPyConnection, table: str) -> int:
         connection.execute(rows)
         return 0
     except duckdb.Error:
-        if table == "schema_migrations" or _can_be_read(connection, table):  # else it is the new file that failed
+        if table == "schema_migrations" or _can_be_read(
+            connection, table
+        ):  # else it is the new file that failed
             raise
     lost, end = _extent(connection, f'old."{table}"')
     for first in range(0, end, _SLICE_ROWS):
         with suppress(duckdb.Error):
-            kept = connection.execute(f"{rows} where rowid >= {first} and rowid < {first + _SLICE_ROWS}").fetchone()
+            kept = connection.execute(
+                f"{rows} where rowid >= {first} and rowid < {first + _SLICE_ROWS}"
+            ).fetchone()
             lost -= int(kept[0]) if kept else 0
     return lost
 
@@ -115,7 +125,11 @@ def damaged_names(path: Path) -> list[tuple[Path, Path]]:
     """The file, and DuckDB's log of it if there is one, with the names under which they are kept."""
     now = datetime.now(UTC)
     both = (path, path.with_name(f"{path.name}.wal"))
-    return [(one, one.with_name(f"damaged-{now:%Y%m%dT%H%M%S}-{one.name}")) for one in both if one.exists()]
+    return [
+        (one, one.with_name(f"damaged-{now:%Y%m%dT%H%M%S}-{one.name}"))
+        for one in both
+        if one.exists()
+    ]
 
 
 def backups(path: Path) -> list[Path]:
@@ -171,7 +185,11 @@ def put_right(path: Path) -> str:
     if not unread:
         return f"Every row of its tables can be read, and nothing is lost. {rebuild}"
     backup = _newest_sound_backup(path)
-    other = f"; {backup} is a sound copy of {_made_at(backup)}, without what was loaded since" if backup else ""
+    other = (
+        f"; {backup} is a sound copy of {_made_at(backup)}, without what was loaded since"
+        if backup
+        else ""
+    )
     return (
         f"Some rows of {', '.join(unread)} are lost, and all others can be kept{other}. What was imported can be"
         f" imported again, and a refresh measures anew. {rebuild}"
@@ -181,12 +199,18 @@ def put_right(path: Path) -> str:
 def _restore(path: Path, why: str, without_backup: str) -> str:
     """What to type where no row of the file can be kept."""
     backup, published = _newest_sound_backup(path), path.parent / "published"
-    lines = [f"  mv {shlex.quote(str(one))} {shlex.quote(str(to))}" for one, to in damaged_names(path)]
+    lines = [
+        f"  mv {shlex.quote(str(one))} {shlex.quote(str(to))}" for one, to in damaged_names(path)
+    ]
     if backup is not None:
         lost = f"what was loaded since {_made_at(backup)} is lost"
         lines.append(f"  cp {shlex.quote(str(backup))} {shlex.quote(str(path))}")
     else:
-        none = "none of its backups can be read whole" if backups(path) else "there is no backup (migrations make them)"
+        none = (
+            "none of its backups can be read whole"
+            if backups(path)
+            else "there is no backup (migrations make them)"
+        )
         lost = f"{none}, so {without_backup}"
     if published.is_dir():
         kept = published.with_name(f"published-{datetime.now(UTC):%Y%m%dT%H%M%S}")

@@ -25,7 +25,9 @@ def main() -> None:
         folder = given.folder / f"class-{index % given.classes}"
         folder.mkdir(parents=True, exist_ok=True)
         coarse = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(coarse).resize((given.pixels, given.pixels)).save(folder / f"{index:05d}.jpg", quality=85)
+        Image.fromarray(coarse).resize((given.pixels, given.pixels)).save(
+            folder / f"{index:05d}.jpg", quality=85
+        )
 
 
 if __name__ == "__main__":

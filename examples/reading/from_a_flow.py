@@ -16,7 +16,9 @@ def choose(folder: str) -> str:
     run = run_deployment("refresh/refresh-nightly", parameters={"max_usd": 0}, timeout=600)
     assert run.state is not None and run.state.is_completed(), run.state
     with duckdb.connect(f"{folder}/recommendations.duckdb", read_only=True) as table:
-        rows = table.execute("select workload, goal, coalesce(cluster, status) from recommendations where rank = 1")
+        rows = table.execute(
+            "select workload, goal, coalesce(cluster, status) from recommendations where rank = 1"
+        )
         said = [" ".join(row) for row in rows.fetchall()]
     return "\n".join(said) or "nothing is recommended yet"
 

@@ -14,4 +14,8 @@ bucket = S3FileSystem(endpoint_override=os.environ.get("AWS_ENDPOINT_URL"))
 path = sys.argv[1].removeprefix("s3://")
 table = pd.read_parquet(f"{path}/recommendations.parquet", filesystem=bucket)
 first = table[(table["rank"] == 1) & (table["status"] == "recommended")]
-print(first[["workload", "goal", "cluster", "market", "hours", "usd", "published_at"]].to_string(index=False))
+print(
+    first[["workload", "goal", "cluster", "market", "hours", "usd", "published_at"]].to_string(
+        index=False
+    )
+)

@@ -76,12 +76,16 @@ def worst_usd(usd_per_hour: float, deadline_s: float, late: float = LATE_S) -> f
 def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> float:
     """The longest deadline, in whole minutes, whose worst case costs at most `left_usd`; 0 where there is none."""
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - late) / _MINUTE_S))
-    if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd:  # the last digit, against us
+    if (
+        minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd
+    ):  # the last digit, against us
         minutes -= 1
     return minutes * _MINUTE_S
 
 
-def dearest_usd_per_hour(cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None) -> float | None:
+def dearest_usd_per_hour(
+    cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
+) -> float | None:
     """What `cluster` could come to an hour: spot rises as far as on-demand, and any zone of the region may be had.
 
     Where nothing is bought on demand, spot rises as far as is bid, `spot_margin` times what was seen. An own price
@@ -116,13 +120,21 @@ def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -
     dearest: dict[str, float] = {}
     for offer in offers:
         if offer.worst_usd_per_hour is not None:
-            name, bid = offer.instance_type.name, 1.0 if offer.market != "spot" else spot_margin or 1.0
+            name, bid = (
+                offer.instance_type.name,
+                1.0 if offer.market != "spot" else spot_margin or 1.0,
+            )
             dearest[name] = max(dearest.get(name, 0.0), bid * offer.worst_usd_per_hour)
     return dearest
 
 
 def allow(
-    usd_per_hour: float | None, *, wished_s: float, least_s: float, caps: Sequence[Cap], late: float = LATE_S
+    usd_per_hour: float | None,
+    *,
+    wished_s: float,
+    least_s: float,
+    caps: Sequence[Cap],
+    late: float = LATE_S,
 ) -> Allowance:
     """The longest deadline up to `wished_s` that every cap can pay; a refusal where that is less than `least_s`.
 

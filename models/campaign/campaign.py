@@ -95,16 +95,29 @@ def shopping_list(
     `buyable` are the training runs that may be bought, where not all that `training_runs` names. The same arguments
     give the same list.
     """
-    priced = [offer for offer in offers if offer.market == campaign.market and offer.usd_per_hour is not None]
+    priced = [
+        offer
+        for offer in offers
+        if offer.market == campaign.market and offer.usd_per_hour is not None
+    ]
     if campaign.max_usd <= 0 or campaign.max_seconds <= 0 or not priced or not workloads:
         return []
-    clusters = list(clusters_of(priced, max_hosts=campaign.max_hosts, fits=campaign.fits, most=MOST_CLUSTERS))
+    clusters = list(
+        clusters_of(priced, max_hosts=campaign.max_hosts, fits=campaign.fits, most=MOST_CLUSTERS)
+    )
     candidates = buyable
     if candidates is None:
-        parts, expected = list(_parts(clusters).values()), None if model is None else model.expected_step
-        candidates = training_runs(workloads, parts, past.profiles, expected_step=expected, costs=campaign.costs)
+        parts, expected = (
+            list(_parts(clusters).values()),
+            None if model is None else model.expected_step,
+        )
+        candidates = training_runs(
+            workloads, parts, past.profiles, expected_step=expected, costs=campaign.costs
+        )
     layouts = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
-    known = Coverage.of([*workloads, *_only_profiled(workloads)], past, layouts=layouts, seed=campaign.seed)
+    known = Coverage.of(
+        [*workloads, *_only_profiled(workloads)], past, layouts=layouts, seed=campaign.seed
+    )
     wanted = {
         (_profiled_as(one).name, offer.instance_type.name)
         for one, offer in product(workloads, priced)
@@ -127,7 +140,11 @@ def learning_launches(
     None for modes that no two machines on offer can train, and for what that part does not pay: the rest of the caps is
     other runs', and so is all that learning leaves.
     """
-    priced = [one for one in offers if one.market == campaign.market and one.total_usd_per_hour is not None]
+    priced = [
+        one
+        for one in offers
+        if one.market == campaign.market and one.total_usd_per_hour is not None
+    ]
     pairs = [Cluster(members=(one, one)) for one in priced] if campaign.max_hosts > 1 else []
     pairs = [one for one in sorted(pairs, key=_usd_per_second) if not campaign.fits(one)]
     seconds, usd = campaign.max_seconds * _LEARNING_PART, campaign.max_usd * _LEARNING_PART
@@ -141,12 +158,18 @@ def learning_launches(
             if runs and est_s <= seconds and est_usd <= usd:
                 seconds, usd = seconds - est_s, usd - est_usd
                 reason = f"what {name} learns in {', '.join(str(mode) for _, mode in asked[:few])}"
-                found.append(Launch(cluster=pair, items=tuple(runs), est_s=est_s, est_usd=est_usd, reason=reason))
+                found.append(
+                    Launch(
+                        cluster=pair, items=tuple(runs), est_s=est_s, est_usd=est_usd, reason=reason
+                    )
+                )
                 break
     return found
 
 
-def elastic_launch(campaign: Campaign, recommended: Mapping[str, Any], offers: Sequence[Offer]) -> Launch | None:
+def elastic_launch(
+    campaign: Campaign, recommended: Mapping[str, Any], offers: Sequence[Offer]
+) -> Launch | None:
     """A launch of a row of the table on its own machines, of which the last is taken away and the first, on demand, is
     not: what a loss costs is learned by it. Of about _ELASTIC_WORK_S of steps, with ten checkpoints.
 
@@ -159,7 +182,9 @@ def elastic_launch(campaign: Campaign, recommended: Mapping[str, Any], offers: S
     mode = Mode(*(str(recommended[name]) for name in Mode._fields))
     named = {(one.instance_type.name, one.market): one for one in reversed(offers)}
     wanted = [(name, "spot" if at else "on-demand") for at, name in enumerate(types)]
-    if (mode.strategy, mode.switches) != (Mode().strategy, Mode().switches) or any(one not in named for one in wanted):
+    if (mode.strategy, mode.switches) != (Mode().strategy, Mode().switches) or any(
+        one not in named for one in wanted
+    ):
         return None
     cluster = Cluster(members=tuple(named[one] for one in wanted))
     if campaign.fits(cluster):
@@ -182,25 +207,35 @@ def elastic_launch(campaign: Campaign, recommended: Mapping[str, Any], offers: S
     )
     est_s = campaign.costs.billed_s(run.est_s)
     price = _usd_per_second(cluster)
-    return Launch(cluster=cluster, items=(run,), est_s=est_s, est_usd=est_s * price, reason=run.reason)
+    return Launch(
+        cluster=cluster, items=(run,), est_s=est_s, est_usd=est_s * price, reason=run.reason
+    )
 
 
-def _learning_of(wanted: Sequence[tuple[Workload, Mode]], cluster: Cluster, costs: Costs) -> list[Measurement]:
+def _learning_of(
+    wanted: Sequence[tuple[Workload, Mode]], cluster: Cluster, costs: Costs
+) -> list[Measurement]:
     """Runs of all the modes on one cluster; those of the dense mode, which several are compared with, once."""
-    runs = [run for workload, mode in wanted for run in learning_runs(workload, mode, cluster, costs)]
+    runs = [
+        run for workload, mode in wanted for run in learning_runs(workload, mode, cluster, costs)
+    ]
     return list({(run.workload, run.seed): run for run in reversed(runs)}.values())[::-1]
 
 
 def after(campaign: Campaign, launches: Sequence[Launch]) -> Campaign:
     """The `campaign` with the caps that these launches leave."""
     seconds, usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
-    return replace(campaign, max_seconds=campaign.max_seconds - seconds, max_usd=campaign.max_usd - usd)
+    return replace(
+        campaign, max_seconds=campaign.max_seconds - seconds, max_usd=campaign.max_usd - usd
+    )
 
 
 def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:
     """What modes of several devices among `workloads` are profiled as and is not among them: never trained itself."""
     met = {one.name for one in workloads}
-    return list({one.name: one for one in map(_profiled_as, workloads) if one.name not in met}.values())
+    return list(
+        {one.name: one for one in map(_profiled_as, workloads) if one.name not in met}.values()
+    )
 
 
 def _profiled_as(workload: Workload) -> Workload:
@@ -214,12 +249,17 @@ def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
     parts: dict[tuple[str, ...], Cluster] = {}
     for cluster in clusters:
         for members, nodes in sub_clusters(cluster).items():
-            parts.setdefault(members, Cluster(members=tuple(cluster.members[node] for node in nodes)))
+            parts.setdefault(
+                members, Cluster(members=tuple(cluster.members[node] for node in nodes))
+            )
     return parts
 
 
 def _buy(
-    campaign: Campaign, clusters: Sequence[Cluster], candidates: Iterable[Measurement], known: Coverage
+    campaign: Campaign,
+    clusters: Sequence[Cluster],
+    candidates: Iterable[Measurement],
+    known: Coverage,
 ) -> list[Launch]:
     """Launch after launch, the best value per part of the caps first, until nothing has any value or can be paid."""
     by_members: dict[tuple[str, ...], list[Measurement]] = {}
@@ -265,10 +305,16 @@ def _buy(
 
 def _covering(clusters: Sequence[Cluster], known: Coverage) -> list[Cluster]:
     """Few clusters that together hold every instance type on which some workload was never profiled (greedy cover)."""
-    missing = {name for _, name in known.unprofiled({o.instance_type.name for c in clusters for o in c.members})}
+    missing = {
+        name
+        for _, name in known.unprofiled({o.instance_type.name for c in clusters for o in c.members})
+    }
     cover: list[Cluster] = []
     while missing:
-        gains = [(len(missing & _types(cluster)), len(_types(cluster)), len(cluster.members)) for cluster in clusters]
+        gains = [
+            (len(missing & _types(cluster)), len(_types(cluster)), len(cluster.members))
+            for cluster in clusters
+        ]
         best = max(range(len(clusters)), key=lambda i: (gains[i], -i))
         cover.append(clusters[best])
         missing -= _types(clusters[best])
@@ -283,7 +329,9 @@ def _usd_per_second(cluster: Cluster) -> float:
     return max(cluster.total_usd_per_hour or 0.0, 1e-12) / 3600
 
 
-def _launch(cluster: Cluster, candidates: Sequence[Measurement], known: Coverage, costs: Costs) -> Launch:
+def _launch(
+    cluster: Cluster, candidates: Sequence[Measurement], known: Coverage, costs: Costs
+) -> Launch:
     return launch_of(cluster, [replace(one, reason=known.reason(one)) for one in candidates], costs)
 
 
@@ -357,10 +405,16 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
             schedule.add(candidate)
             trial.add(candidate)
     probing = [candidate for candidate in chosen if candidate.kind == "probe"]
-    total, must_s = _PROBE_VALUE * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
+    total, must_s = (
+        _PROBE_VALUE * len(probing),
+        max(schedule.alone_s),
+    )  # profiles must be: no run is weighed by them
     trains: list[Measurement] = []
     candidates = [one for members in parts for one in runs(members)]
-    heap = [(-_per_second(value, candidate), place) for place, (value, candidate) in enumerate(candidates)]
+    heap = [
+        (-_per_second(value, candidate), place)
+        for place, (value, candidate) in enumerate(candidates)
+    ]
     heapq.heapify(heap)
     while heap:
         _, place = heapq.heappop(heap)
@@ -371,7 +425,9 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
         if heap and -_per_second(value, candidate) > heap[0][0]:
             heapq.heappush(heap, (-_per_second(value, candidate), place))
             continue
-        spent, more = (costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, candidate.est_s))
+        spent, more = (
+            costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, candidate.est_s)
+        )
         if value <= 0 or (more > spent and value / candidate.est_s < total / spent):
             break
         trains.append(candidate)
@@ -381,7 +437,10 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
     if not trains and not any(candidate.kind == "profile" for candidate in chosen):
         return Filled(candidates=(), value_per_s=0.0)
     spent = costs.billed_s(schedule.seconds - must_s)
-    return Filled(candidates=(*chosen, *_alternating(trains, list(trial.workloads))), value_per_s=total / spent)
+    return Filled(
+        candidates=(*chosen, *_alternating(trains, list(trial.workloads))),
+        value_per_s=total / spent,
+    )
 
 
 def _per_second(value: float, candidate: Measurement) -> float:
@@ -395,10 +454,16 @@ def _before_training(
     """Profiles and sweeps of collectives that nobody has of `cluster`, in order."""
     kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     unprofiled = known.unprofiled({members[0] for members in parts if len(members) == 1})
-    profiles = [profile_of(known.workloads[workload], kinds[name], costs) for workload, name in unprofiled]
+    profiles = [
+        profile_of(known.workloads[workload], kinds[name], costs) for workload, name in unprofiled
+    ]
     names = tuple(offer.instance_type.name for offer in cluster.members)
-    probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
-    sweeps = [probe_of(one, costs) for one in probed if one not in known.probed and known.explores(one)]
+    probed = sorted(
+        {names[:2], names} - {names[:1]}, key=len
+    )  # sizes between follow from the two ends
+    sweeps = [
+        probe_of(one, costs) for one in probed if one not in known.probed and known.explores(one)
+    ]
     return [*profiles, *sweeps]
 
 

@@ -18,7 +18,9 @@ from ..planner.batch_split import Line, finish_together, global_batches
 from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
 from ..step_time.machine_specs import computes
 
-Expected = Callable[[pd.DataFrame], pd.DataFrame]  # setups as measurement columns -> step_s, step_low_s, step_high_s
+Expected = Callable[
+    [pd.DataFrame], pd.DataFrame
+]  # setups as measurement columns -> step_s, step_low_s, step_high_s
 
 PROFILE_BATCHES = 4
 MESSAGE_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
@@ -35,8 +37,12 @@ class Costs:
     steps: int = 15  # one tried, 2 of warm-up, about 10 timed, 2 without communication
     train_most_s: float = 11.0  # an item's step cap holds it to about this
     probe_s: float = 7.0
-    core_step_s: float = 0.15  # a step of the least global batch on one core; the built-in workloads take 0.1 to 0.2
-    gradient_bytes: float = 6e6  # of a workload whose size is not known yet; the built-in ones have 1 to 12 MB
+    core_step_s: float = (
+        0.15  # a step of the least global batch on one core; the built-in workloads take 0.1 to 0.2
+    )
+    gradient_bytes: float = (
+        6e6  # of a workload whose size is not known yet; the built-in ones have 1 to 12 MB
+    )
     minimum_s: float = 0.0  # a launch is paid for at least so long; on EC2 a minute
 
     def run_s(self, step_s: float) -> float:
@@ -141,22 +147,30 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
     step_s = costs.core_step_s * sizes / workload.global_batch_least / instance_type.cores
-    est_s = float(np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2]))  # as node/profiler.py does
+    est_s = float(
+        np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2])
+    )  # as node/profiler.py does
     return Measurement(
         kind="profile",
         workload=workload.name,
         members=(instance_type.name,),
         batches=tuple(sorted({round(float(size)) for size in sizes})),
-        est_s=costs.build_s + est_s + costs.compiling_s(workload_and_mode(workload.name)[1], PROFILE_BATCHES),
+        est_s=costs.build_s
+        + est_s
+        + costs.compiling_s(workload_and_mode(workload.name)[1], PROFILE_BATCHES),
     )
 
 
 def probe_of(members: tuple[str, ...], costs: Costs) -> Measurement:
     """All-reduces over `members`, from 4 KiB to 8 MiB."""
-    return Measurement(kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s)
+    return Measurement(
+        kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s
+    )
 
 
-def learning_runs(workload: Workload, mode: Mode, cluster: Cluster, costs: Costs) -> list[Measurement]:
+def learning_runs(
+    workload: Workload, mode: Mode, cluster: Cluster, costs: Costs
+) -> list[Measurement]:
     """Trainings of `workload` on the first two machines of `cluster` that show what it learns in `mode` and in plain
     data parallelism, from LEARNING_SEEDS each; none where they cannot train so, or have more devices than samples.
     """
@@ -214,7 +228,9 @@ def training_runs(
                 continue
             alone = len(whole) == 1 and whole[0] > 1 and not mode.of_several
             for total, steps, exact in variants:
-                planned.append((_setup(workload.name, cluster, whole, total, steps, lines), exact, workload))
+                planned.append(
+                    (_setup(workload.name, cluster, whole, total, steps, lines), exact, workload)
+                )
                 if alone:
                     share = total // whole[0]
                     setup = _setup(workload.name, cluster, (1,), share, steps, lines)
@@ -242,14 +258,19 @@ def training_run(setup: Setup, step_s: float, costs: Costs) -> Measurement:
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
         global_batch=setup.global_batch,
-        est_s=min(costs.run_s(step_s), costs.train_most_s) + costs.compiling_s(workload_and_mode(workload)[1]),
+        est_s=min(costs.run_s(step_s), costs.train_most_s)
+        + costs.compiling_s(workload_and_mode(workload)[1]),
         devices=_devices(setup),
     )
 
 
 def _trains(cluster: Cluster, mode: Mode, layout: tuple[int, ...]) -> bool:
-    able = mode.runs_on(*(np.array([one]) for one in (len(layout), min(layout), max(layout), sum(layout))))
-    return bool(able[0]) and all(computes(offer.instance_type.device, mode) for offer in cluster.members)
+    able = mode.runs_on(
+        *(np.array([one]) for one in (len(layout), min(layout), max(layout), sum(layout)))
+    )
+    return bool(able[0]) and all(
+        computes(offer.instance_type.device, mode) for offer in cluster.members
+    )
 
 
 def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
@@ -286,7 +307,13 @@ def _setup(
     shares = finish_together(speeds, total // steps, layout)
     if shares is None or (workload_and_mode(workload)[1].of_equal_batches and len(set(shares)) > 1):
         return None
-    return Setup(workload=workload, cluster=cluster, layout=layout, batch_per_device=shares, accumulation_steps=steps)
+    return Setup(
+        workload=workload,
+        cluster=cluster,
+        layout=layout,
+        batch_per_device=shares,
+        accumulation_steps=steps,
+    )
 
 
 def _devices(setup: Setup) -> tuple[int, ...]:
@@ -302,7 +329,9 @@ def _expected(
     if expected_step is None:
         return {}
     can = [
-        one for one in setups if all((one.workload, offer.instance_type.name) in lines for offer in one.cluster.members)
+        one
+        for one in setups
+        if all((one.workload, offer.instance_type.name) in lines for offer in one.cluster.members)
     ]
     if not can:
         return {}
@@ -311,19 +340,26 @@ def _expected(
     for setup, row in zip(can, rows, strict=True):
         step_s = float(row["step_s"])
         if np.isfinite(step_s) and step_s > 0:
-            known[setup_key(setup)] = (step_s, float(row["step_high_s"] - row["step_low_s"]) / step_s)
+            known[setup_key(setup)] = (
+                step_s,
+                float(row["step_high_s"] - row["step_low_s"]) / step_s,
+            )
     return known
 
 
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """A guess before anything is measured: work spread over the cores, a ring over the slowest link (physics.md)."""
     types = [offer.instance_type for offer in setup.cluster.members]
-    cores = sum(one.cores * used / one.devices for one, used in zip(types, setup.layout, strict=True))
+    cores = sum(
+        one.cores * used / one.devices for one, used in zip(types, setup.layout, strict=True)
+    )
     compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / cores
     gradient_bytes = float(workload.gradient_bytes or costs.gradient_bytes)
     slowest = min(one.bandwidth_gbps for one in types) * 1e9 / 8
     ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / slowest
-    return compute_s / 3 + max(compute_s * 2 / 3, ring_s)  # communication hides under the backward pass
+    return compute_s / 3 + max(
+        compute_s * 2 / 3, ring_s
+    )  # communication hides under the backward pass
 
 
 @dataclass(slots=True)
@@ -349,7 +385,10 @@ class Schedule:
         """By how much `candidate` would lengthen the launch: nothing, where its machine would stand idle otherwise."""
         if len(candidate.members) > 1:
             return candidate.est_s
-        return max(0.0, self.alone_s[self._idlest(candidate.members[0])] + candidate.est_s - max(self.alone_s))
+        return max(
+            0.0,
+            self.alone_s[self._idlest(candidate.members[0])] + candidate.est_s - max(self.alone_s),
+        )
 
     def add(self, candidate: Measurement) -> tuple[int, ...] | None:
         """Take `candidate` in. Returns its machine where it needs just one: the idlest of its type."""
@@ -361,7 +400,10 @@ class Schedule:
         return (node,)
 
     def _idlest(self, name: str) -> int:
-        return min((node for node, other in enumerate(self.names) if other == name), key=self.alone_s.__getitem__)
+        return min(
+            (node for node, other in enumerate(self.names) if other == name),
+            key=self.alone_s.__getitem__,
+        )
 
 
 def in_order(
@@ -371,4 +413,6 @@ def in_order(
     schedule = Schedule.of(cluster)
     nodes = sub_clusters(cluster)
     ordered = sorted(candidates, key=lambda candidate: len(candidate.members) > 1)
-    return [(candidate, schedule.add(candidate) or nodes[candidate.members]) for candidate in ordered], schedule.seconds
+    return [
+        (candidate, schedule.add(candidate) or nodes[candidate.members]) for candidate in ordered
+    ], schedule.seconds

@@ -48,7 +48,13 @@ class Pilots:
 
 
 def choose_pilots(
-    choice_set: ChoiceSet, candidates: pd.DataFrame, joint: Joint, *, goal: str, count: int, seed: int
+    choice_set: ChoiceSet,
+    candidates: pd.DataFrame,
+    joint: Joint,
+    *,
+    goal: str,
+    count: int,
+    seed: int,
 ) -> Pilots:
     """The `count` candidates (measurement columns) that are expected to better the choice of `goal` most.
 
@@ -60,7 +66,9 @@ def choose_pilots(
     if not questions or not len(candidates):
         return Pilots(chosen=(), regret=0.0, after=())
     first = len(choice_set.setups)
-    frame = pd.concat([pd.DataFrame([setup.row() for setup in choice_set.setups]), candidates], ignore_index=True)
+    frame = pd.concat(
+        [pd.DataFrame([setup.row() for setup in choice_set.setups]), candidates], ignore_index=True
+    )
     mean, covariance, noise = joint(frame)
     belief = now = Belief(mean=mean, covariance=covariance, noise=noise)
     places = list(range(first, len(frame)))
@@ -68,7 +76,11 @@ def choose_pilots(
     doubted = _likeliest(questions[0], now)
     for _ in range(min(count, len(places))):
         left = [place for place in places if place not in chosen]
-        value = run_values(questions, belief, left).regret if doubted is None else belief.mean_shift(left)[doubted] ** 2
+        value = (
+            run_values(questions, belief, left).regret
+            if doubted is None
+            else belief.mean_shift(left)[doubted] ** 2
+        )
         if not value.any():
             contending = np.unique(np.concatenate([one.places for one in questions]))
             value = (belief.mean_shift(left)[contending] ** 2).mean(axis=0)
@@ -79,7 +91,9 @@ def choose_pilots(
         chosen=tuple(one - first for one in chosen),
         regret=expected_regret(questions, now, [], seed=seed),
         after=tuple(expected_regret(questions, now, one, seed=seed) for one in steps),
-        assured=() if doubted is None else tuple(_assured(questions[0], now, one, seed=seed) for one in steps),
+        assured=()
+        if doubted is None
+        else tuple(_assured(questions[0], now, one, seed=seed) for one in steps),
     )
 
 
@@ -112,17 +126,22 @@ def runs_by_kind(
     if not questions or not candidates:
         return []
     first = len(choice_set.setups)
-    mean, covariance, noise = joint(pd.DataFrame([setup.row() for setup in (*choice_set.setups, *candidates)]))
+    mean, covariance, noise = joint(
+        pd.DataFrame([setup.row() for setup in (*choice_set.setups, *candidates)])
+    )
     now = Belief(mean=mean, covariance=covariance, noise=noise)
     truth = _after_runs(now, [], seed=seed)[0]
     places = questions[0].places
     loss = weighed(
-        questions[0], *aim_and_meeting(questions[0], truth[places][:, None, :], np.zeros((len(places), 1, 1)))
+        questions[0],
+        *aim_and_meeting(questions[0], truth[places][:, None, :], np.zeros((len(places), 1, 1))),
     )
     least = loss[:, 0, :].min(axis=0)
     found = []
     for kind in kinds:
-        having = np.array([kind in devices_of(choice_set.setups[place]) for place in places], dtype=bool)
+        having = np.array(
+            [kind in devices_of(choice_set.setups[place]) for place in places], dtype=bool
+        )
         own = [first + at for at, setup in enumerate(candidates) if devices_of(setup) == {kind}]
         p_best = float(np.mean((loss[having] <= least).any(axis=0))) if having.any() else 0.0
         if not own or p_best < LEAST_CHANCE:
@@ -158,20 +177,27 @@ def _assured(question: Question, belief: Belief, pilots: Sequence[int], *, seed:
     return 1.0 if meeting is None else float(np.mean(~misses(question, meeting.chance).all(axis=0)))
 
 
-def expected_regret(questions: Sequence[Question], belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
+def expected_regret(
+    questions: Sequence[Question], belief: Belief, pilots: Sequence[int], *, seed: int
+) -> float:
     """Of the choices made once the runs at the places `pilots` are known, over joint draws of the truth."""
     truth, said, left = _after_runs(belief, pilots, seed=seed)
     return float(np.mean([_regret(one, said, left, truth) for one in questions]))
 
 
-def _after_runs(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Floats, Floats, Floats]:
+def _after_runs(
+    belief: Belief, pilots: Sequence[int], *, seed: int
+) -> tuple[Floats, Floats, Floats]:
     """(n, draws) truths, (n, draws) what would be expected of them once the runs at `pilots` are known, and (n,) the
     variance that is left."""
     picked = np.array(pilots, dtype=np.intp)
     random = np.random.default_rng(seed)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(len(belief.mean)))
     truth = belief.mean[:, None] + root @ random.standard_normal((len(belief.mean), _TRUTHS))
-    noise = np.sqrt(belief.noise[picked])[:, None] * random.standard_normal((len(belief.mean), _TRUTHS))[picked]
+    noise = (
+        np.sqrt(belief.noise[picked])[:, None]
+        * random.standard_normal((len(belief.mean), _TRUTHS))[picked]
+    )
     across = belief.covariance[:, picked]
     inner = across[picked] + np.diag(belief.noise[picked] + _ROUNDING)
     gain = np.linalg.solve(inner, across.T).T if len(picked) else across
@@ -182,6 +208,11 @@ def _after_runs(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Fl
 
 def _regret(question: Question, said: Floats, left: Floats, truth: Floats) -> float:
     places = question.places
-    picks = choices(question, *aim_and_meeting(question, said[places][:, None, :], left[places][:, None, None]))[0]
-    loss = weighed(question, *aim_and_meeting(question, truth[places][:, None, :], np.zeros((len(places), 1, 1))))
+    picks = choices(
+        question, *aim_and_meeting(question, said[places][:, None, :], left[places][:, None, None])
+    )[0]
+    loss = weighed(
+        question,
+        *aim_and_meeting(question, truth[places][:, None, :], np.zeros((len(places), 1, 1))),
+    )
     return float(np.mean(loss[picks, 0, np.arange(loss.shape[2])] - loss.min(axis=0)[0]))

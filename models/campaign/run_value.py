@@ -42,7 +42,9 @@ _REGRET_VALUE = 100.0  # a run that saves 1 % of regret counts as much as one ne
 # of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
-Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]  # setups -> mean, covariance, noise of log step
+Joint = Callable[
+    [pd.DataFrame], tuple[Floats, Floats, Floats]
+]  # setups -> mean, covariance, noise of log step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,9 @@ class Coverage:
     decision_value: DecisionValue | None = None
 
     @classmethod
-    def of(cls, workloads: Sequence[Workload], past: Past, *, layouts: Mapping[str, int], seed: int) -> Coverage:
+    def of(
+        cls, workloads: Sequence[Workload], past: Past, *, layouts: Mapping[str, int], seed: int
+    ) -> Coverage:
         """By the `past`; `layouts` are the devices of an instance type, for rows that do not tell.
 
         Unsteady and stale runs may be repeated. What has failed twice is settled: it would again, and its time is
@@ -105,23 +109,36 @@ class Coverage:
             key = row_key(row, layouts)
             workload, machines, steps, *_ = key
             at, names = row.get("measured_at"), tuple(name for name, _, _ in machines)
-            if any(name in past.drifting and not measured_after(at, past.drifting[name]) for name in names):
+            if any(
+                name in past.drifting and not measured_after(at, past.drifting[name])
+                for name in names
+            ):
                 continue
             times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
             seen.update(_features(workload, names, batch, steps))
-            unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: unknown, taken for steady
+            unsteady = (
+                float(row.get("step_spread") or 0.0) > _STEADY
+            )  # NaN: unknown, taken for steady
             stale = past.stale_before is not None and measured_before(at, past.stale_before)
             if not stale and (not unsteady or times[key] >= _ENOUGH_RUNS):
                 settled.add(key)
-        sweeps = past.probes.groupby("cluster")["bytes"].nunique() if len(past.probes) else pd.Series(dtype=int)
+        sweeps = (
+            past.probes.groupby("cluster")["bytes"].nunique()
+            if len(past.probes)
+            else pd.Series(dtype=int)
+        )
         failed = Counter(_attempted(row, layouts) for row in rows_of(past.failures))
         hopeless = [one for one, count in failed.items() if count >= _ENOUGH_FAILURES]
         return cls(
             settled=settled | {key for kind, key in hopeless if kind == "train"},
-            profiled={(str(row["workload"]), str(row["instance_type"])) for row in rows_of(past.profiles)}
+            profiled={
+                (str(row["workload"]), str(row["instance_type"])) for row in rows_of(past.profiles)
+            }
             | {pair for kind, pair in hopeless if kind == "profile"},
-            probed={parse_cluster(str(name)) for name, sizes in sweeps.items() if sizes >= _PROBED_SIZES}
+            probed={
+                parse_cluster(str(name)) for name, sizes in sweeps.items() if sizes >= _PROBED_SIZES
+            }
             | {members for kind, members in hopeless if kind == "probe"},
             workloads={workload.name: workload for workload in workloads},
             seen=seen,
@@ -132,7 +149,11 @@ class Coverage:
     def unprofiled(self, instance_types: set[str]) -> list[tuple[str, str]]:
         """(workload, instance type) without a profile, in an order in which each step brings another of both."""
         workloads, types = list(self.workloads), sorted(instance_types)
-        pairs = [((w - t) % len(workloads), t, w) for w in range(len(workloads)) for t in range(len(types))]
+        pairs = [
+            ((w - t) % len(workloads), t, w)
+            for w in range(len(workloads))
+            for t in range(len(types))
+        ]
         ordered = [(workloads[w], types[t]) for _, t, w in sorted(pairs)]
         return [pair for pair in ordered if pair not in self.profiled]
 
@@ -150,7 +171,9 @@ class Coverage:
         features = _features_of(candidate)
         types = len(set(candidate.members))
         shared = {"workload and machine": 1 / types}
-        value = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
+        value = sum(
+            _WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features
+        )
         if not candidate.exact or candidate.accumulation_steps > 1:
             value *= _RARELY_NAMED
         if not self.drifting.keys().isdisjoint(candidate.members):
@@ -186,7 +209,9 @@ class Coverage:
             return f"{candidate.workload} was never profiled on {candidate.members[0]}"
         if candidate.kind == "probe":
             return f"no collective was ever timed on {candidate.cluster}"
-        where = f"{candidate.workload} on {candidate.cluster} at global batch {candidate.global_batch}"
+        where = (
+            f"{candidate.workload} on {candidate.cluster} at global batch {candidate.global_batch}"
+        )
         if candidate.devices == (1,):
             where += " with one device"
         if candidate.accumulation_steps > 1:
@@ -212,10 +237,14 @@ def _attempted(row: Mapping[str, Any], layouts: Mapping[str, int]) -> tuple[str,
 
 
 def _features_of(candidate: Measurement) -> list[tuple[str, ...]]:
-    return _features(candidate.workload, candidate.members, candidate.global_batch, candidate.accumulation_steps)
+    return _features(
+        candidate.workload, candidate.members, candidate.global_batch, candidate.accumulation_steps
+    )
 
 
-def _features(workload: str, members: tuple[str, ...], batch: int, steps: int) -> list[tuple[str, ...]]:
+def _features(
+    workload: str, members: tuple[str, ...], batch: int, steps: int
+) -> list[tuple[str, ...]]:
     cluster = "+".join(sorted(members))
     return [
         ("cluster", cluster),
@@ -261,7 +290,9 @@ class DecisionValue:
     _taken: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Model, candidates: Iterable[Measurement], *, layouts: Mapping[str, int]) -> DecisionValue:
+    def of(
+        cls, model: Model, candidates: Iterable[Measurement], *, layouts: Mapping[str, int]
+    ) -> DecisionValue:
         """By the joint moments of `model`, and what its fresh runs tell.
 
         Weighed are at most 250 runs a workload: those of the choice set, then the shortest on the fewest machines.
@@ -274,11 +305,14 @@ class DecisionValue:
         fresh = [
             row
             for row in rows_of(model.fresh)
-            if row["workload"] in model.workloads and known.covers(parse_cluster(str(row["cluster"])))
+            if row["workload"] in model.workloads
+            and known.covers(parse_cluster(str(row["cluster"])))
         ]
         for name, one in model.choice_set.items():
             met = [row for row in fresh if workload_and_mode(str(row["workload"]))[0] == name]
-            known._valued[name] = _valued(one, by.get(name, []), model.joint, layouts, met[-_MOST_FRESH:])
+            known._valued[name] = _valued(
+                one, by.get(name, []), model.joint, layouts, met[-_MOST_FRESH:]
+            )
         return known
 
     def covers(self, members: Iterable[str]) -> bool:
@@ -328,7 +362,9 @@ class DecisionValue:
                 for candidate, at in one.candidates.items()
                 if at not in taken and one.run_values.regret[at] > 0
             }
-            self._valued[name] = _weighed(one.choice_set, belief, list(left), [one.places[at] for at in left.values()])
+            self._valued[name] = _weighed(
+                one.choice_set, belief, list(left), [one.places[at] for at in left.values()]
+            )
         self._taken = {}
 
     def reason(self, candidate: Measurement) -> str:
@@ -353,10 +389,16 @@ def _valued(
     rows = {candidate: candidate.row() for candidate in candidates}
     ordered = sorted(
         candidates,
-        key=lambda one: (row_key(rows[one], layouts) not in keys, one.est_s * len(one.members), rows[one]["cluster"]),
+        key=lambda one: (
+            row_key(rows[one], layouts) not in keys,
+            one.est_s * len(one.members),
+            rows[one]["cluster"],
+        ),
     )
     weighed = ordered[:MOST_RUNS] if choice_set.questions else []
-    frame = pd.DataFrame([*(s.row() for s in choice_set.setups), *(rows[w] for w in weighed), *fresh])
+    frame = pd.DataFrame(
+        [*(s.row() for s in choice_set.setups), *(rows[w] for w in weighed), *fresh]
+    )
     if not weighed or not len(frame):
         empty = Belief(mean=np.zeros(0), covariance=np.zeros((0, 0)), noise=np.zeros(0))
         return _weighed(replace(choice_set, questions=()), empty, [], [])

@@ -30,7 +30,9 @@ from ..planner.ranking import goals_of
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-_NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run that are weighed, in its own standard deviations
+_NODES = np.linspace(
+    -3.0, 3.0, 21
+)  # outcomes of a run that are weighed, in its own standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 _TELLING = 1e-5  # a run that moves no setup by more than this, in logs, tells nothing
 _AT_ONCE = 400_000  # setups x runs x outcomes held in memory
@@ -63,7 +65,9 @@ class Belief:
     def mean_shift(self, places: Sequence[int]) -> Floats:
         """(n, places) by how far a run at each place moves each setup's mean, in logs, when it is one sd off."""
         across = self.covariance[:, places]
-        return np.asarray(across / np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12)))
+        return np.asarray(
+            across / np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12))
+        )
 
     def alike(self) -> Floats:
         """(n, n) share of what a run at the column would show that a run at the row has shown already."""
@@ -113,7 +117,9 @@ def choice(question: Question, belief: Belief) -> int:
     if not len(question.places):
         raise ValueError(f"{question.name}: nobody to choose from")
     mean = belief.mean[question.places]
-    found = aim_and_meeting(question, mean[:, None, None], belief.variance[question.places][:, None, None])
+    found = aim_and_meeting(
+        question, mean[:, None, None], belief.variance[question.places][:, None, None]
+    )
     return int(choices(question, *found)[0, 0])
 
 
@@ -142,7 +148,9 @@ def _outcomes(question: Question, belief: Belief, shift: Floats, now: int) -> tu
     return np.maximum(better @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
 
-def aim_and_meeting(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
+def aim_and_meeting(
+    question: Question, mean: Floats, variance: Floats
+) -> tuple[Floats, Meeting | None]:
     """Log of what is aimed at by setups (axis 0), and how they keep to the constraint (None without one)."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -166,7 +174,10 @@ def choices(question: Question, log_aim: Floats, meeting: Meeting | None) -> Pla
     return np.asarray(np.where(none, np.argmax(meeting.chance, axis=0), best), dtype=np.intp)
 
 
-LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02  # of one goal: a run below either is not expected to change its choice
+LEAST_REGRET, LEAST_CHANCE = (
+    1e-3,
+    0.02,
+)  # of one goal: a run below either is not expected to change its choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +202,9 @@ def run_values(questions: Sequence[Question], belief: Belief, runs: Sequence[int
     most, chance, named = np.zeros(len(runs)), np.zeros(len(runs)), np.zeros(len(runs), dtype=int)
     for number, question in enumerate(questions):
         one = gain(question, belief, runs)
-        regret = np.where((one.regret >= LEAST_REGRET) & (one.chance >= LEAST_CHANCE), one.regret, 0.0)
+        regret = np.where(
+            (one.regret >= LEAST_REGRET) & (one.chance >= LEAST_CHANCE), one.regret, 0.0
+        )
         total += regret
         more = regret > most
         most[more], chance[more], named[more] = regret[more], one.chance[more], number
@@ -231,7 +244,13 @@ def choice_set_of(
     if not setups:
         return ChoiceSet(workload=workload.name, setups=(), questions=())
     step_s = predictions["step_s"].to_numpy(float)
-    spread = np.log(predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)) / 2 / Z_90
+    spread = (
+        np.log(
+            predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)
+        )
+        / 2
+        / Z_90
+    )
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(spread[:, None] * outcomes)
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
@@ -276,10 +295,16 @@ def _contending(goal: Goal, costs: JobCosts) -> NDArray[np.intp]:
     aimed = costs.expected(goal.objective)
     meeting = None if what is None or limit is None else drawn_meeting(costs.drawn(what), limit)
     log_aim = np.log(aimed, out=np.full(len(aimed), np.inf), where=usable)
-    order, by_loss = (np.argsort(one, kind="stable") for one in (aimed, losses(goal, log_aim, meeting)))
+    order, by_loss = (
+        np.argsort(one, kind="stable") for one in (aimed, losses(goal, log_aim, meeting))
+    )
     hopeful = usable if meeting is None else usable & (meeting.chance >= _LEAST_CHANCE)
     able = order[hopeful[order]]
-    safe = by_loss[(usable & np.isfinite(losses(goal, log_aim, meeting)))[by_loss]] if len(able) else able
+    safe = (
+        by_loss[(usable & np.isfinite(losses(goal, log_aim, meeting)))[by_loss]]
+        if len(able)
+        else able
+    )
     both = {*_one_of_each(able, costs, _MOST), *_one_of_each(safe, costs, _MOST_SAFE)}
     return np.array([at for at in order if at in both], dtype=np.intp)
 

@@ -39,9 +39,13 @@ class Keys(Sequence[str]):
         for right in others:
             if len(left) != len(right):
                 raise ValueError(f"{len(left)} names and {len(right)}: they are joined row by row")
-            pairs, codes = np.unique(left.codes * len(right.names) + right.codes, return_inverse=True)
+            pairs, codes = np.unique(
+                left.codes * len(right.names) + right.codes, return_inverse=True
+            )
             names = (divmod(pair, len(right.names)) for pair in pairs.tolist())
-            left = cls.of(f"{left.names[one]}|{right.names[other]}" for one, other in names).take(codes)
+            left = cls.of(f"{left.names[one]}|{right.names[other]}" for one, other in names).take(
+                codes
+            )
         return left
 
     def __len__(self) -> int:
@@ -55,7 +59,11 @@ class Keys(Sequence[str]):
     @overload
     def __getitem__(self, at: slice) -> Keys: ...
     def __getitem__(self, at: int | slice) -> str | Keys:
-        return Keys(self.names, self.codes[at]) if isinstance(at, slice) else self.names[self.codes[at]]
+        return (
+            Keys(self.names, self.codes[at])
+            if isinstance(at, slice)
+            else self.names[self.codes[at]]
+        )
 
     def __add__(self, other: Keys) -> Keys:
         table = Keys.of((*self.names, *other.names))

@@ -8,7 +8,9 @@ FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
-Z_90 = 1.6448536269514722  # half-width of a central 90 % interval, in standard deviations of a normal
+Z_90 = (
+    1.6448536269514722  # half-width of a central 90 % interval, in standard deviations of a normal
+)
 
 # Differences below this part are of the order in which another processor adds, and decide nothing.
 ROUNDING = 1e-6

@@ -50,7 +50,9 @@ class SetupArrays:
     ) -> SetupArrays:
         """One instance a member: `types[i]` are row i's instance types in rank order."""
         clusters, which = numbered(tuple(row) for row in types)
-        places = {name: at for at, name in enumerate(sorted({name for row in clusters for name in row}))}
+        places = {
+            name: at for at, name in enumerate(sorted({name for row in clusters for name in row}))
+        }
         kinds = np.full((len(clusters), layout.shape[1]), -1, dtype=np.intp)
         for at, names in enumerate(clusters):
             kinds[at, : len(names)] = [places[name] for name in names]
@@ -68,7 +70,9 @@ class SetupArrays:
     @property
     def types(self) -> tuple[tuple[str, ...], ...]:
         """Each row's instance type by member."""
-        return tuple(tuple(self.names[one] for one in row if one >= 0) for row in self.kind.tolist())
+        return tuple(
+            tuple(self.names[one] for one in row if one >= 0) for row in self.kind.tolist()
+        )
 
     @property
     def met_types(self) -> set[str]:
@@ -93,7 +97,9 @@ class SetupArrays:
     @property
     def samples(self) -> FloatArray:
         """(rows,) samples of one optimizer step."""
-        return np.asarray((self.count * self.layout * self.batch).sum(axis=1) * self.accumulation, dtype=float)
+        return np.asarray(
+            (self.count * self.layout * self.batch).sum(axis=1) * self.accumulation, dtype=float
+        )
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[IntArray, IntArray]]]:
         """Each workload with each instance type that it meets, and (rows, members) where."""
@@ -102,10 +108,14 @@ class SetupArrays:
             rows, members = np.nonzero(code == one)
             yield workload, name, (rows, members)
 
-    def by_pair(self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]) -> tuple[FloatArray, ...]:
+    def by_pair(
+        self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]
+    ) -> tuple[FloatArray, ...]:
         """(rows, members) each of the values of a workload with an instance type, `padded` where there is none."""
         code = self._pair
-        table = np.tile(np.array(padded, dtype=float)[:, None], len(self.workloads.names) * len(self.names) + 1)
+        table = np.tile(
+            np.array(padded, dtype=float)[:, None], len(self.workloads.names) * len(self.names) + 1
+        )
         for one, workload, name in self._met(code):
             table[:, one] = value(workload, name)
         return tuple(own[code] for own in table)
@@ -134,16 +144,24 @@ class SetupArrays:
         """(rows, members) a number of each workload with each type; the last where padded."""
         many = len(self.names)
         code = self.workloads.codes[:, None] * many + self.kind
-        return np.asarray(np.where(self.kind >= 0, code, len(self.workloads.names) * many), dtype=np.intp)
+        return np.asarray(
+            np.where(self.kind >= 0, code, len(self.workloads.names) * many), dtype=np.intp
+        )
 
     def _met(self, code: IntArray) -> Iterator[tuple[int, str, str]]:
         many = len(self.workloads.names) * len(self.names)
         for one in np.flatnonzero(np.bincount(code.ravel(), minlength=many + 1)[:many]).tolist():
-            yield one, self.workloads.names[one // len(self.names)], self.names[one % len(self.names)]
+            yield (
+                one,
+                self.workloads.names[one // len(self.names)],
+                self.names[one % len(self.names)],
+            )
 
 
 @lru_cache(maxsize=65536)
-def _parse(cluster: str, layout: str, batch: str, devices: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _parse(
+    cluster: str, layout: str, batch: str, devices: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
     """Devices used and batch of each instance; `devices` is those of each where the layout is empty."""
     types = _types(cluster)
     used = parse_numbers(layout, len(types), "layout") if layout else devices
@@ -155,8 +173,15 @@ def _types(cluster: str) -> tuple[str, ...]:
     return parse_cluster(cluster)
 
 
-def _read(cluster: str, layout: str, batch: str, devices: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-    return _parse(cluster, layout, batch, () if layout else tuple(devices.get(name, 1) for name in _types(cluster)))
+def _read(
+    cluster: str, layout: str, batch: str, devices: Mapping[str, int]
+) -> tuple[tuple[int, ...], ...]:
+    return _parse(
+        cluster,
+        layout,
+        batch,
+        () if layout else tuple(devices.get(name, 1) for name in _types(cluster)),
+    )
 
 
 def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
@@ -173,10 +198,14 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     A workload in another mode than plain data parallelism in fp32 is another one (`variant`).
     Raises ValueError on a missing column or on text that is not of the contract's form.
     """
-    missing = [name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns]
+    missing = [
+        name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns
+    ]
     if missing:
         raise ValueError(f"setups lack the column {missing[0]!r}")
-    clusters, batches = ([str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device"))
+    clusters, batches = (
+        [str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device")
+    )
     workloads = variants_of(frame)
     layouts = [str(value).strip() for value in column(frame, "layout", "").tolist()]
     texts, which = numbered(zip(clusters, layouts, batches, strict=True))
@@ -187,12 +216,15 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         layout[at, : len(used)] = used
         batch[at, : len(share)] = share
     accumulation = np.array(
-        [float(str(value)) for value in column(frame, "accumulation_steps", 1).tolist()], dtype=float
+        [float(str(value)) for value in column(frame, "accumulation_steps", 1).tolist()],
+        dtype=float,
     )
     if len(frame) and (not np.all(np.isfinite(accumulation)) or accumulation.min() < 1):
         raise ValueError("accumulation_steps must be at least 1")
     types = [_types(cluster) for cluster in clusters]
-    return SetupArrays.of(workloads, types, batch=batch[which], layout=layout[which], accumulation=accumulation)
+    return SetupArrays.of(
+        workloads, types, batch=batch[which], layout=layout[which], accumulation=accumulation
+    )
 
 
 def variants_of(frame: pd.DataFrame) -> list[str]:
@@ -218,7 +250,10 @@ def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
     if not len(frame) or not any((given[name] != plain[name]).any() for name in given):
         return frame
     modes = [
-        _mode(*pair) for pair in zip(*(given.get(name, [plain[name]] * len(frame)) for name in plain), strict=True)
+        _mode(*pair)
+        for pair in zip(
+            *(given.get(name, [plain[name]] * len(frame)) for name in plain), strict=True
+        )
     ]
     other = np.array([mode in MODES[1:] for mode in modes])
     columns = {name: values.where(~other, plain[name]) for name, values in given.items()}
@@ -232,7 +267,10 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 
     Raises ValueError on text that is not of the contract's form.
     """
-    columns = (map(str, column(frame, name, "").tolist()) for name in ("cluster", "layout", "batch_per_device"))
+    columns = (
+        map(str, column(frame, name, "").tolist())
+        for name in ("cluster", "layout", "batch_per_device")
+    )
     rows, which = numbered(zip(*columns, strict=True))
     texts: dict[str, list[str]] = {"cluster": [], "layout": [], "batch_per_device": []}
     for cluster, layout, batch in rows:
@@ -254,7 +292,14 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
 # Workload in its mode, (instance type, layout, batch) of each machine in one order, accumulation steps.
 Key = tuple[str, tuple[tuple[str, int, int], ...], int]
 # Columns of a measurement row that `row_key` reads.
-_KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", *MODE_COLUMNS)
+_KEY_COLUMNS = (
+    "workload",
+    "cluster",
+    "layout",
+    "batch_per_device",
+    "accumulation_steps",
+    *MODE_COLUMNS,
+)
 
 
 def setup_key(setup: Setup) -> Key:
@@ -273,7 +318,9 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     Raises ValueError where cluster, layout or batches cannot be read.
     """
     cluster, stated = str(row["cluster"]), row.get("layout")
-    layout, batches = _read(cluster, "" if _absent(stated) else str(stated), str(row["batch_per_device"]), devices)
+    layout, batches = _read(
+        cluster, "" if _absent(stated) else str(stated), str(row["batch_per_device"]), devices
+    )
     steps = row.get("accumulation_steps")
     return (
         variant(str(row["workload"]), _mode(*(row.get(name) for name in MODE_COLUMNS))),
@@ -289,7 +336,9 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
     return [counted[setup_key(setup)] for setup in setups]
 
 
-def runs_by_key(workloads: set[str], types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
+def runs_by_key(
+    workloads: set[str], types: Iterable[InstanceType], runs: pd.DataFrame
+) -> Counter[Key]:
     """How many of `runs` measured each key of setups of these workloads on these types, among others.
 
     A row of `runs` stands for as many as its column `runs` says, where there is one, and else for one.
@@ -316,4 +365,9 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _absent(value: object) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and value != value) or value is pd.NA
+    return (
+        value is None
+        or value == ""
+        or (isinstance(value, float) and value != value)
+        or value is pd.NA
+    )

@@ -6,8 +6,12 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what fits into `2xNAME+1xNAME`, a run's label and a path
-NAME_RULE = "the name {name!r} must be of letters, digits, '.', '_' and '-', a letter or digit first"
+_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*"
+)  # what fits into `2xNAME+1xNAME`, a run's label and a path
+NAME_RULE = (
+    "the name {name!r} must be of letters, digits, '.', '_' and '-', a letter or digit first"
+)
 
 
 def plain_name(name: str) -> bool:

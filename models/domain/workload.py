@@ -34,7 +34,11 @@ STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *TENSOR
 _SWITCHES = ("checkpointing", "compile", "offload")
 SWITCHES = (
     "none",
-    *("+".join(some) for count in range(1, len(_SWITCHES) + 1) for some in combinations(_SWITCHES, count)),
+    *(
+        "+".join(some)
+        for count in range(1, len(_SWITCHES) + 1)
+        for some in combinations(_SWITCHES, count)
+    ),
 )
 
 
@@ -50,7 +54,11 @@ class Mode(NamedTuple):
 
     def __str__(self) -> str:
         strategy = "" if self.strategy == STRATEGIES[0] else f" {self.strategy}"
-        return self.precision + strategy + ("" if self.switches == SWITCHES[0] else f" {self.switches}")
+        return (
+            self.precision
+            + strategy
+            + ("" if self.switches == SWITCHES[0] else f" {self.switches}")
+        )
 
     @classmethod
     def of(cls, text: str) -> Mode:
@@ -126,7 +134,9 @@ class Mode(NamedTuple):
         """Whether the first step of each shape is a compilation."""
         return _SWITCHES[1] in self.switches.split("+")
 
-    def runs_on(self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray) -> BoolArray:
+    def runs_on(
+        self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
+    ) -> BoolArray:
         """(rows,) whether so many machines can train so, with at least `fewest` and at most `most` devices each, which
         are `ranks` devices together.
         """
@@ -137,7 +147,9 @@ class Mode(NamedTuple):
         if self.strategy == MSTOPK_SENT:  # exchanged between devices of one place on all machines
             return np.asarray((machines > 1) & (fewest == most), dtype=bool)
         if self.divided:
-            return np.array([grid_shape(self.strategy, int(many)) is not None for many in ranks], dtype=bool)
+            return np.array(
+                [grid_shape(self.strategy, int(many)) is not None for many in ranks], dtype=bool
+            )
         return np.asarray((machines > 1) | (most > 1) | (not self.of_several), dtype=bool)
 
     @property
@@ -225,7 +237,9 @@ class Workload:
     @property
     def variants(self) -> tuple[Workload, ...]:
         """The workload in each of its modes, as a workload of its own."""
-        return tuple(replace(self, name=variant(self.name, one), modes=MODES[:1]) for one in self.modes)
+        return tuple(
+            replace(self, name=variant(self.name, one), modes=MODES[:1]) for one in self.modes
+        )
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
@@ -291,4 +305,6 @@ class Setup:
 
 def joined(numbers: tuple[int, ...]) -> str:
     """One number where all are equal in batches, else joined by '+': the shortest text that means the same."""
-    return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(str(number) for number in numbers)
+    return (
+        str(numbers[0]) if len(set(numbers)) == 1 else "+".join(str(number) for number in numbers)
+    )

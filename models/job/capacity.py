@@ -56,7 +56,9 @@ class StartupModel:
         middle, doubt = self.markets[market]
         return self.pools.get((instance_type, market), (middle, float(np.hypot(doubt, _TYPE_SD))))
 
-    def gangs(self, pools: Sequence[TypeInMarket], counts: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    def gangs(
+        self, pools: Sequence[TypeInMarket], counts: NDArray[np.int64]
+    ) -> tuple[FloatArray, FloatArray]:
         """(mean seconds, standard deviation of their log), of gangs of `counts` (gangs, pools) machines, (gangs,) each.
 
         A gang has at least one machine and is ready when its slowest kind is.
@@ -72,7 +74,9 @@ class StartupModel:
 
 
 def fit_startup(
-    launches: pd.DataFrame, prior_s: Mapping[str, float] = PRIOR_S, slope: tuple[float, float] = SLOPE
+    launches: pd.DataFrame,
+    prior_s: Mapping[str, float] = PRIOR_S,
+    slope: tuple[float, float] = SLOPE,
 ) -> StartupModel:
     """The model learned from own launches: instance_type, market, machines of the launch, seconds until its last was at
     work; one row a launch and type.
@@ -88,7 +92,9 @@ def fit_startup(
     if strange := set(launches["market"]) - set(prior_s):
         raise ValueError(f"market {sorted(map(str, strange))[0]!r} is none of {', '.join(prior_s)}")
     markets = list(prior_s)
-    seen = list(zip(launches["instance_type"].astype(str), launches["market"].astype(str), strict=True))
+    seen = list(
+        zip(launches["instance_type"].astype(str), launches["market"].astype(str), strict=True)
+    )
     pools = sorted(set(seen))
     size = float(np.mean(np.log(machines))) if len(machines) else 0.0
     kind = np.array([pools.index(pool) for pool in seen], dtype=np.intp)
@@ -106,14 +112,19 @@ def fit_startup(
             left = np.log(seconds) - found[-1] * told[:, -1]
             left = left - (np.bincount(kind, left) / np.bincount(kind))[kind]
             free = len(seen) - len(pools)
-            spread = float(np.sqrt((left @ left + _SPREAD_WEIGHT * _LAUNCH_SD**2) / (free + _SPREAD_WEIGHT)))
+            spread = float(
+                np.sqrt((left @ left + _SPREAD_WEIGHT * _LAUNCH_SD**2) / (free + _SPREAD_WEIGHT))
+            )
 
     def known(*unknowns: int) -> tuple[float, float]:
         at = list(unknowns)
         return float(found[at].sum()), float(np.sqrt(covariance[np.ix_(at, at)].sum()))
 
     return StartupModel(
-        pools={pool: known(markets.index(pool[1]), len(markets) + number) for number, pool in enumerate(pools)},
+        pools={
+            pool: known(markets.index(pool[1]), len(markets) + number)
+            for number, pool in enumerate(pools)
+        },
         markets={market: known(number) for number, market in enumerate(markets)},
         launch_sd=spread,
         slope=known(len(found) - 1),
@@ -125,7 +136,9 @@ TypeInZone = tuple[str, str, str]  # instance type, market, zone
 
 # Before anybody asked: granted so many times in ten, counted as so many requests. A guess: there are no public figures.
 _GRANTED, _ASKED_WEIGHT = {"on-demand": 0.97, "spot": 0.85}, 5.0
-_SHARED = 0.7  # of a refusal's cause that all machines of a pool have in common; a guess of the same kind
+_SHARED = (
+    0.7  # of a refusal's cause that all machines of a pool have in common; a guess of the same kind
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,5 +171,7 @@ def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
     found: dict[TypeInZone, float] = {}
     for (kind, market, zone), rows in requests.groupby(["instance_type", "market", "zone"]):
         prior = _ASKED_WEIGHT * _GRANTED[str(market)]
-        found[str(kind), str(market), str(zone)] = (prior + float(rows["granted"].sum())) / (_ASKED_WEIGHT + len(rows))
+        found[str(kind), str(market), str(zone)] = (prior + float(rows["granted"].sum())) / (
+            _ASKED_WEIGHT + len(rows)
+        )
     return AvailabilityModel(granted=found)

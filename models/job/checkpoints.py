@@ -22,14 +22,20 @@ _PRIOR_SD, _TYPE_SD, _BETWEEN, _WITHIN = 0.5, 0.3, 0.1, 0.05
 _RESTORE_SD = 1.0  # of reading, which is taken to last as long: nobody has published any, and a page cache may serve it
 _SPREAD_WEIGHT = 6.0  # checkpoints that the prior of the spread of repeats counts as
 _STEPS, _SETTLED = 50, 1e-9  # of the fit, at most, and the largest change in the last one
-_STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
+_STATE_PER_WEIGHT = (
+    3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
+)
 
 
 def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
     """Bytes of a checkpoint: as `measured`, or else by those of the gradient; 0 where neither is known (None, NaN)."""
     if measured is not None and measured > 0:
         return float(measured)
-    return 0.0 if gradient_bytes is None or np.isnan(gradient_bytes) else _STATE_PER_WEIGHT * float(gradient_bytes)
+    return (
+        0.0
+        if gradient_bytes is None or np.isnan(gradient_bytes)
+        else _STATE_PER_WEIGHT * float(gradient_bytes)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,18 +74,24 @@ def fit_checkpoints(written: pd.DataFrame, *, prior_sd: float = _PRIOR_SD) -> Ch
     numbers = written[["bytes", "seconds"]].to_numpy(dtype=float)
     if not ((numbers > 0) & np.isfinite(numbers)).all():
         raise ValueError("bytes and seconds of checkpoints must be above 0")
-    logs = written.assign(log_s=np.log(written["seconds"].astype(float)), mb=written["bytes"].astype(float) / 1e6)
+    logs = written.assign(
+        log_s=np.log(written["seconds"].astype(float)), mb=written["bytes"].astype(float) / 1e6
+    )
     groups = logs.groupby(["workload", "instance_type", "mb"])["log_s"]
     apart = float(((logs["log_s"] - groups.transform("mean")) ** 2).sum())
     free = len(logs) - groups.ngroups
     spread = float(np.sqrt((apart + _SPREAD_WEIGHT * _WITHIN**2) / (free + _SPREAD_WEIGHT)))
-    cells = groups.agg(["median", "size"]).reset_index()  # one checkpoint while the disk was busy moves no median
+    cells = groups.agg(
+        ["median", "size"]
+    ).reset_index()  # one checkpoint while the disk was busy moves no median
     types, type_at = np.unique(cells["instance_type"].astype(str), return_inverse=True)
     networks, network_at = np.unique(cells["workload"].astype(str), return_inverse=True)
     mb, middle = cells["mb"].to_numpy(), cells["median"].to_numpy()
     noise = spread * np.sqrt(np.pi / 2 / cells["size"].to_numpy())  # standard error of a median
     many = 2 + len(types)
-    prior = np.concatenate([np.full(2, prior_sd), np.full(len(types), _TYPE_SD), np.full(len(networks), _BETWEEN)])
+    prior = np.concatenate(
+        [np.full(2, prior_sd), np.full(len(types), _TYPE_SD), np.full(len(networks), _BETWEEN)]
+    )
     centre = np.concatenate([_PRIOR_LOG, np.zeros(len(types) + len(networks))])
 
     dummies = np.hstack([np.eye(len(types))[type_at], np.eye(len(networks))[network_at]])
@@ -87,14 +99,19 @@ def fit_checkpoints(written: pd.DataFrame, *, prior_sd: float = _PRIOR_SD) -> Ch
     def residuals(location: FloatArray) -> tuple[FloatArray, FloatArray]:
         """With their derivatives."""
         slopes, line = _slopes(location, mb)
-        off = np.concatenate([(line + dummies @ location[2:] - middle) / noise, (location - centre) / prior])
+        off = np.concatenate(
+            [(line + dummies @ location[2:] - middle) / noise, (location - centre) / prior]
+        )
         return off, np.vstack([np.hstack([slopes, dummies]) / noise[:, None], np.diag(1 / prior)])
 
     # Gauss-Newton with halved steps: scipy.optimize takes longer to import than all of an answer's fits together
     location, (off, jacobian) = centre, residuals(centre)
     for _ in range(_STEPS):
         step = np.linalg.lstsq(jacobian, -off)[0]
-        while np.abs(step).max() > _SETTLED and not (nearer := residuals(location + step))[0] @ nearer[0] < off @ off:
+        while (
+            np.abs(step).max() > _SETTLED
+            and not (nearer := residuals(location + step))[0] @ nearer[0] < off @ off
+        ):
             step = step / 2
         if np.abs(step).max() <= _SETTLED:
             break

@@ -54,14 +54,24 @@ class JobCosts:
 
     def drawn(self, what: str) -> FloatArray:
         """ "hours" or "usd" under joint draws of step times and interruptions."""
-        return self.sampled_hours if what == "hours" else self.usd_per_hour[:, None] * self.sampled_hours
+        return (
+            self.sampled_hours
+            if what == "hours"
+            else self.usd_per_hour[:, None] * self.sampled_hours
+        )
 
     def expected_by_draw(self, what: str) -> FloatArray:
         """Expected "hours" or "usd" under each draw of the step times: what tells setups apart."""
-        return self.hours_by_draw if what == "hours" else self.usd_per_hour[:, None] * self.hours_by_draw
+        return (
+            self.hours_by_draw
+            if what == "hours"
+            else self.usd_per_hour[:, None] * self.hours_by_draw
+        )
 
 
-def cost_at(step_s: float, *, steps: int, conditions: Conditions, usd_per_hour: float) -> tuple[float, float]:
+def cost_at(
+    step_s: float, *, steps: int, conditions: Conditions, usd_per_hour: float
+) -> tuple[float, float]:
     """Expected hours and dollars of a job of `steps` at a measured step time; NaN where the step or the price is.
 
     `conditions` are those of its one cluster. Only the part of the hours that is work scales with the step; start-up
@@ -93,21 +103,31 @@ def job_costs(
         raise ValueError(
             f"{len(setups)} setups, {len(predictions)} predictions, {len(draws)} draws: one of each a setup"
         )
-    step_hours = np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float) / 3600
-    work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours if len(setups) else np.zeros(0)
+    step_hours = (
+        np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float)
+        / 3600
+    )
+    work_hours = (
+        predictions["step_s"].to_numpy(dtype=float) * step_hours if len(setups) else np.zeros(0)
+    )
     pools, counts = pools_of([setup.cluster for setup in setups])
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     met = job_conditions or Stated()
     compiling_s = [met.compilation.seconds(workload.name, setup.mode) for setup in setups]
     conditions = met.gangs(pools, counts, state_bytes).later(compiling_s)
     work_by_draw = draws * step_hours[:, None]
-    members = (tuple((o.instance_type.name, o.market, o.zone) for o in one.cluster.members) for one in setups)
+    members = (
+        tuple((o.instance_type.name, o.market, o.zone) for o in one.cluster.members)
+        for one in setups
+    )
     return JobCosts(
         setups=setups,
         predictions=predictions.reset_index(drop=True),
         work_hours=work_hours,
         conditions=conditions,
-        usd_per_hour=np.array([setup.cluster.total_usd_per_hour for setup in setups], dtype=float),  # None becomes NaN
+        usd_per_hour=np.array(
+            [setup.cluster.total_usd_per_hour for setup in setups], dtype=float
+        ),  # None becomes NaN
         hours=expected_hours(work_hours, conditions),
         hours_by_draw=expected_hours(work_by_draw, conditions),
         sampled_hours=drawn_hours(work_by_draw, work_hours, conditions, seed=seed),

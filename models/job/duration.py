@@ -46,7 +46,12 @@ class Conditions:
 
     @classmethod
     def certain(
-        cls, hazard_per_hour: FloatArray, *, startup_s: float, checkpoint_s: float, replacement_s: float
+        cls,
+        hazard_per_hour: FloatArray,
+        *,
+        startup_s: float,
+        checkpoint_s: float,
+        replacement_s: float,
     ) -> Conditions:
         """Rates that are known and memoryless, and the same seconds for all clusters."""
         nothing, same = np.zeros(len(hazard_per_hour)), np.ones(len(hazard_per_hour))
@@ -66,7 +71,9 @@ class Conditions:
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
         """Several as one, in order; empty for none."""
         empty = np.zeros(0)
-        columns = {one.name: [empty, *(getattr(part, one.name) for part in parts)] for one in fields(cls)}
+        columns = {
+            one.name: [empty, *(getattr(part, one.name) for part in parts)] for one in fields(cls)
+        }
         return cls(**{name: np.concatenate(column) for name, column in columns.items()})
 
     def take(self, rows: IntArray | slice) -> Conditions:
@@ -76,7 +83,9 @@ class Conditions:
     def later(self, seconds: ArrayLike) -> Conditions:
         """Of jobs that begin, and go on, so many seconds later: (clusters,) or one number."""
         more = np.asarray(seconds, dtype=float)
-        return replace(self, startup_s=self.startup_s + more, replacement_s=self.replacement_s + more)
+        return replace(
+            self, startup_s=self.startup_s + more, replacement_s=self.replacement_s + more
+        )
 
     def bunching(self, work_hours: ArrayLike) -> FloatArray:
         """(clusters,) variance of the rate that jobs of so many hours of work meet."""
@@ -97,7 +106,9 @@ def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Fl
 
 def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
     """Whole numbers of pieces between checkpoints, at least 1: as few as keep each within the interval."""
-    ratio = np.asarray(work_hours, dtype=float) / np.maximum(np.asarray(interval_hours, dtype=float), 1e-9)
+    ratio = np.asarray(work_hours, dtype=float) / np.maximum(
+        np.asarray(interval_hours, dtype=float), 1e-9
+    )
     return np.asarray(np.maximum(np.ceil(ratio - 1e-9), 1.0), dtype=float)
 
 
@@ -117,7 +128,9 @@ def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     """
     job = _job(work_hours, conditions)
     startup = _beside(job.work, conditions.startup_s) / 3600
-    return np.asarray(startup + job.running + job.interruptions * (job.lost + job.replacement), dtype=float)
+    return np.asarray(
+        startup + job.running + job.interruptions * (job.lost + job.replacement), dtype=float
+    )
 
 
 def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
@@ -150,12 +163,20 @@ def drawn_hours(
     """
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(job.running.shape[-1], seed)
-    count = _poisson_quantile(number, job.interruptions * _rate(doubted, shock, conditions, expected_work_hours))
+    count = _poisson_quantile(
+        number, job.interruptions * _rate(doubted, shock, conditions, expected_work_hours)
+    )
     # The sum of N uniforms is near normal(N/2, N/12); inside sqrt(3) deviations it lies in [0, N] for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
     lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
-    startup = conditions.startup_s[:, None] / 3600 * _lognormal(launch, conditions.startup_log_sd[:, None])
-    written = (job.running - job.work) * (_lognormal(disk, conditions.checkpoint_log_sd[:, None]) - 1)
+    startup = (
+        conditions.startup_s[:, None]
+        / 3600
+        * _lognormal(launch, conditions.startup_log_sd[:, None])
+    )
+    written = (job.running - job.work) * (
+        _lognormal(disk, conditions.checkpoint_log_sd[:, None]) - 1
+    )
     return np.asarray(startup + job.running + written + lost + count * job.replacement, dtype=float)
 
 
@@ -163,7 +184,9 @@ def least_startup(conditions: Conditions, *, draws: int, part: float) -> FloatAr
     """(clusters,) least start-up seconds that a `part` of the draws of `drawn_hours` keeps to, whatever the seed."""
     rank = max(math.ceil(part * draws - 1e-9), 1)
     sd = conditions.startup_log_sd
-    return np.asarray(conditions.startup_s * np.exp(sd * ndtri((rank - 0.5) / draws) - sd**2 / 2), dtype=float)
+    return np.asarray(
+        conditions.startup_s * np.exp(sd * ndtri((rank - 0.5) / draws) - sd**2 / 2), dtype=float
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +204,13 @@ class _Job:
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     work = np.asarray(work_hours, dtype=float)
     hazard = _beside(work, conditions.hazard_per_hour)
-    write, replace = (_beside(work, one) / 3600 for one in (conditions.checkpoint_s, conditions.replacement_s))
+    write, replace = (
+        _beside(work, one) / 3600 for one in (conditions.checkpoint_s, conditions.replacement_s)
+    )
     rate = np.maximum(hazard, _LEAST_HAZARD)
-    count = pieces(work, best_interval(write, hazard))  # one for a short job, which loses no more than itself
+    count = pieces(
+        work, best_interval(write, hazard)
+    )  # one for a short job, which loses no more than itself
     running = work + (count - 1) * write
     piece = running / count
     chance = np.expm1(np.minimum(rate * piece, _MOST))
@@ -204,7 +231,9 @@ def _beside(work: FloatArray, one_a_cluster: FloatArray) -> FloatArray:
     return one_a_cluster[:, None] if work.ndim > 1 else one_a_cluster
 
 
-def _rate(doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike) -> FloatArray:
+def _rate(
+    doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike
+) -> FloatArray:
     """(clusters, draws) the hazard's draws over its mean, at uniforms of doubt and of bunching."""
     bunching = conditions.bunching(work_hours)[:, None]
     return _gamma_quantile(doubted, conditions.doubt[:, None]) * _gamma_quantile(shock, bunching)
@@ -221,7 +250,11 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 def _lognormal(probability: FloatArray, log_sd: ArrayLike) -> FloatArray:
     """Quantiles at `probability` of a lognormal of mean 1."""
     sd = np.asarray(log_sd, dtype=float)
-    return np.asarray(np.exp(sd * ndtri(probability) - sd**2 / 2), dtype=float) if np.any(sd > 0) else np.ones(())
+    return (
+        np.asarray(np.exp(sd * ndtri(probability) - sd**2 / 2), dtype=float)
+        if np.any(sd > 0)
+        else np.ones(())
+    )
 
 
 def _gamma_quantile(probability: FloatArray, dispersion: ArrayLike) -> FloatArray:
@@ -232,7 +265,9 @@ def _gamma_quantile(probability: FloatArray, dispersion: ArrayLike) -> FloatArra
     variance = np.asarray(dispersion, dtype=float)
     if not np.any(variance > _NO_VARIANCE):
         return np.ones(())
-    kinds, at = np.unique(np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE), return_inverse=True)
+    kinds, at = np.unique(
+        np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE), return_inverse=True
+    )
     level = np.exp(kinds * _ALIKE)[:, None]
     quantiles = np.where(level > 2 * _NO_VARIANCE, gammaincinv(1 / level, probability) * level, 1.0)
     return np.asarray(quantiles[np.reshape(at, variance.shape[:-1])], dtype=float)

@@ -68,14 +68,19 @@ class HazardModel:
     shared: float
     advised: Mapping[str, float]  # interruptions an hour by type, before anything was seen
 
-    def gangs(self, pools: Sequence[tuple[str, str, float | None]], counts: FloatArray) -> GangHazards:
+    def gangs(
+        self, pools: Sequence[tuple[str, str, float | None]], counts: FloatArray
+    ) -> GangHazards:
         """Hazards of `counts` (gangs, pools) spot machines; a pool is a type, a zone, what is advised."""
         known = np.array([self._rate(*pool) for pool in pools]).reshape(-1, 2)
         rates = np.where(counts > 0, known[:, 0] * (self.shared + counts * (1 - self.shared)), 0.0)
         total = rates.sum(axis=1)
         weights = (rates / np.maximum(total, 1e-300)[:, None]) ** 2
         return GangHazards(
-            per_hour=total, doubt=weights @ known[:, 1], concentration=weights.sum(axis=1), machine=known[:, 0]
+            per_hour=total,
+            doubt=weights @ known[:, 1],
+            concentration=weights.sum(axis=1),
+            machine=known[:, 0],
         )
 
     def _rate(self, instance_type: str, zone: str, advised: float | None) -> tuple[float, float]:
@@ -113,25 +118,38 @@ def fit_hazard(
     if not (windows["hours"].to_numpy(dtype=float) > 0).all():
         raise ValueError("windows of exposure must have hours above 0")
     prior_rates = {name: rate for name, rate in (advised or {}).items() if rate > 0}
-    pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum().reset_index()
+    pools = (
+        windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum().reset_index()
+    )
     names = sorted(pools["instance_type"].unique())
     prior = np.array([np.log(prior_rates.get(name, bucket_hazard(None))) for name in names])
     at = np.array([names.index(name) for name in pools["instance_type"]], dtype=np.intp)
-    hours, count = pools["hours"].to_numpy(dtype=float), pools["interruptions"].to_numpy(dtype=float)
+    hours, count = (
+        pools["hours"].to_numpy(dtype=float),
+        pools["interruptions"].to_numpy(dtype=float),
+    )
     logs, shapes, offset, shared_shape = _rates(at, hours, count, prior)
     shape = shapes[at]
     expected = np.exp(logs)[at] * hours
     information = np.bincount(at, shape * expected / (shape + expected), minlength=len(names))
     doubt = (1 / (_TYPE_SD**2 + offset[1] ** 2) + information) ** -0.5
-    names_of = [(str(kind), str(zone)) for kind, zone in zip(pools["instance_type"], pools["zone"], strict=True)]
+    names_of = [
+        (str(kind), str(zone))
+        for kind, zone in zip(pools["instance_type"], pools["zone"], strict=True)
+    ]
     mean = dict(zip(names_of, (shape + count) / (shape + expected) * np.exp(logs)[at], strict=True))
     shock, drift = _bunching(windows, mean)
     # what a drifting zone did counts less than what it was counted on: at most 1 / drift interruptions
     weight = 1 / (1 + drift * expected)
     posterior = np.column_stack([shape + weight * count, shape / np.exp(logs)[at] + weight * hours])
-    zones = {pool: (float(one[0]), float(one[1])) for pool, one in zip(names_of, posterior, strict=True)}
+    zones = {
+        pool: (float(one[0]), float(one[1])) for pool, one in zip(names_of, posterior, strict=True)
+    }
     return HazardModel(
-        types={name: (float(logs[i]), float(doubt[i]), float(shapes[i])) for i, name in enumerate(names)},
+        types={
+            name: (float(logs[i]), float(doubt[i]), float(shapes[i]))
+            for i, name in enumerate(names)
+        },
         zones=zones,
         offset=offset,
         shape=shared_shape,
@@ -151,15 +169,21 @@ def _rates(
     def minus_log_posterior(theta: FloatArray) -> float:
         logs, log_shapes = prior + theta[-2] + theta[:types], theta[-1] + theta[types:-2]
         expected, shape = np.exp(logs[at]) * hours, np.exp(log_shapes[at])
-        fit = gammaln(count + shape) - gammaln(shape) + count * np.log(expected / (expected + shape))
+        fit = (
+            gammaln(count + shape) - gammaln(shape) + count * np.log(expected / (expected + shape))
+        )
         fit += shape * np.log(shape / (expected + shape))
-        off = theta / np.array([_TYPE_SD] * types + [_TYPE_SHAPE_SD] * types + [_OFFSET_SD, _SHAPE_SD])
+        off = theta / np.array(
+            [_TYPE_SD] * types + [_TYPE_SHAPE_SD] * types + [_OFFSET_SD, _SHAPE_SD]
+        )
         return float(0.5 * off @ off - fit.sum())
 
     if not types:
         return prior, prior, (0.0, _OFFSET_SD), _ZONE_SHAPE
     bounds = [(-8.0, 8.0)] * (2 * types + 2)
-    found = scipy.optimize.minimize(minus_log_posterior, np.zeros(2 * types + 2), method="L-BFGS-B", bounds=bounds).x
+    found = scipy.optimize.minimize(
+        minus_log_posterior, np.zeros(2 * types + 2), method="L-BFGS-B", bounds=bounds
+    ).x
     interrupted_types = float(np.sum(np.bincount(at, count, minlength=types) > 0))
     doubt = (1 / _OFFSET_SD**2 + interrupted_types / _TYPE_SD**2) ** -0.5
     logs = np.asarray(prior + found[-2] + found[:types], dtype=float)
@@ -169,7 +193,9 @@ def _rates(
 
 def passing(hours: ArrayLike) -> FloatArray:
     """Part of a shock's variance that jobs of `hours` feel: all of it if short, ever less as shocks even out."""
-    return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(np.asarray(hours, dtype=float), 0.0)), dtype=float)
+    return np.asarray(
+        _SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(np.asarray(hours, dtype=float), 0.0)), dtype=float
+    )
 
 
 def _bunching(windows: pd.DataFrame, mean: Mapping[TypeInZone, float]) -> tuple[float, float]:
@@ -179,11 +205,18 @@ def _bunching(windows: pd.DataFrame, mean: Mapping[TypeInZone, float]) -> tuple[
     rate = [mean[pool] for pool in zip(windows["instance_type"], windows["zone"], strict=True)]
     seen = windows.assign(expected=np.array(rate) * windows["hours"].to_numpy(dtype=float))
     seen["block"] = seen.groupby(["instance_type", "zone"]).cumcount() // _BLOCK
-    blocks = seen.groupby(["instance_type", "zone", "block"])[["hours", "interruptions", "expected"]].sum()
+    blocks = seen.groupby(["instance_type", "zone", "block"])[
+        ["hours", "interruptions", "expected"]
+    ].sum()
     found = []
     for rows in (seen, blocks):
-        count, expected = rows["interruptions"].to_numpy(dtype=float), rows["expected"].to_numpy(dtype=float)
-        part = float(passing(float(np.average(rows["hours"].to_numpy(dtype=float), weights=expected))))
+        count, expected = (
+            rows["interruptions"].to_numpy(dtype=float),
+            rows["expected"].to_numpy(dtype=float),
+        )
+        part = float(
+            passing(float(np.average(rows["hours"].to_numpy(dtype=float), weights=expected)))
+        )
         excess = float(np.sum((count - expected) ** 2 - expected))
         excess += _BUNCHING_WEIGHT * (_DRIFT / _AHEAD + part * _SHOCK)
         found.append((part, excess / (float(np.sum(expected**2)) + _BUNCHING_WEIGHT)))

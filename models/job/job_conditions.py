@@ -52,7 +52,9 @@ class Stated:
     checkpoint_s: float | None = None
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
-    def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float) -> Conditions:
+    def gangs(
+        self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
+    ) -> Conditions:
         """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes."""
         return Conditions.certain(
             advised_hazards(pools, counts),
@@ -82,25 +84,37 @@ class Learned:
     restores: CheckpointModel | None = None
     restarts: RestartModel = RestartModel()  # noqa: RUF009 (frozen)
 
-    def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float) -> Conditions:
+    def gangs(
+        self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
+    ) -> Conditions:
         """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes.
 
         One machine writes them, and all read them back: the slowest that the cluster has is meant. Raises ValueError
         for an unknown market.
         """
-        launch_s, launch_log_sd = self.startup.gangs([(one.instance_type, one.market) for one in pools], counts)
+        launch_s, launch_log_sd = self.startup.gangs(
+            [(one.instance_type, one.market) for one in pools], counts
+        )
         startup_s, startup_log_sd = self._waited(launch_s, launch_log_sd, pools, counts)
         often, doubt, lasting, fleeting, rates = self._hazards(pools, counts)
         again_s = self._replaced(pools)
         taken = np.where([one.market == "spot" for one in pools], counts, 0)
         shares = taken * rates
-        shares = np.where(shares.sum(axis=1, keepdims=True) > 0, shares, taken)  # rates that are 0 tell none apart
+        shares = np.where(
+            shares.sum(axis=1, keepdims=True) > 0, shares, taken
+        )  # rates that are 0 tell none apart
         types = [one.instance_type for one in pools]
         seconds, log_sd = self.checkpoints.seconds(state_bytes, types)
-        writer = np.where(counts > 0, seconds, 0.0).argmax(axis=1) if len(pools) else np.zeros(0, dtype=np.intp)
+        writer = (
+            np.where(counts > 0, seconds, 0.0).argmax(axis=1)
+            if len(pools)
+            else np.zeros(0, dtype=np.intp)
+        )
         write_s = read_s = seconds[writer]
         if self.restores is not None and len(pools):
-            read_s = np.where(counts > 0, self.restores.seconds(state_bytes, types)[0], 0.0).max(axis=1)
+            read_s = np.where(counts > 0, self.restores.seconds(state_bytes, types)[0], 0.0).max(
+                axis=1
+            )
         return Conditions(
             hazard_per_hour=often,
             doubt=doubt,
@@ -122,7 +136,11 @@ class Learned:
         return self._waited(again_s, np.zeros_like(again_s), pools, alone)[0]
 
     def _waited(
-        self, launch_s: FloatArray, log_sd: FloatArray, pools: Sequence[Pool], counts: NDArray[np.int64]
+        self,
+        launch_s: FloatArray,
+        log_sd: FloatArray,
+        pools: Sequence[Pool],
+        counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
         """(mean seconds, standard deviation of their log) with the refusals before all can be had, by moments."""
         if self.availability is None:
@@ -141,12 +159,21 @@ class Learned:
             rates = np.array([one.interruptions_per_hour for one in pools], dtype=float)
             return advised_hazards(pools, counts), nothing, nothing, nothing, rates
         at = np.flatnonzero([one.market == "spot" for one in pools])
-        spots = [(pools[one].instance_type, pools[one].zone, pools[one].interruptions_per_hour) for one in at.tolist()]
+        spots = [
+            (pools[one].instance_type, pools[one].zone, pools[one].interruptions_per_hour)
+            for one in at.tolist()
+        ]
         found = self.hazard.gangs(spots, counts[:, at].astype(float))
         rates = np.zeros(len(pools))
         rates[at] = found.machine
         left = found.concentration
-        return found.per_hour, found.doubt, left * self.hazard.drift, left * self.hazard.shock, rates
+        return (
+            found.per_hour,
+            found.doubt,
+            left * self.hazard.drift,
+            left * self.hazard.shock,
+            rates,
+        )
 
 
 JobConditions = Stated | Learned
@@ -160,7 +187,9 @@ def advised_hazards(pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatAr
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
     """All pools that the clusters buy from, and (clusters, pools) how many machines from each."""
-    bought = [[(Pool.of(offer), count) for count, offer in cluster.counted()] for cluster in clusters]
+    bought = [
+        [(Pool.of(offer), count) for count, offer in cluster.counted()] for cluster in clusters
+    ]
     pools = list(dict.fromkeys(pool for members in bought for pool, _ in members))
     column = {pool: at for at, pool in enumerate(pools)}
     counts = np.zeros((len(clusters), len(pools)), dtype=np.int64)

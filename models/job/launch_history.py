@@ -23,9 +23,15 @@ def launches(machines: pd.DataFrame) -> pd.DataFrame:
     columns = ["instance_type", "market", "machines", "seconds"]
     if not len(machines):
         return pd.DataFrame(columns=columns).astype({"seconds": float, "machines": float})
-    started = machines[machines["startup_s"].notna() & machines["market"].isin(MARKETS) & (machines["number"] == FIRST)]
+    started = machines[
+        machines["startup_s"].notna()
+        & machines["market"].isin(MARKETS)
+        & (machines["number"] == FIRST)
+    ]
     many = started.groupby("lease_id")["node"].transform("size")
-    rows = started.assign(machines=many).groupby(["lease_id", "instance_type", "market"], sort=False, as_index=False)
+    rows = started.assign(machines=many).groupby(
+        ["lease_id", "instance_type", "market"], sort=False, as_index=False
+    )
     return rows.agg(machines=("machines", "first"), seconds=("startup_s", "max"))[columns]
 
 
@@ -36,9 +42,14 @@ def windows(machines: pd.DataFrame) -> pd.DataFrame:
     if not len(held):
         return pd.DataFrame(columns=columns).astype({"hours": float, "interruptions": float})
     days = held.assign(
-        day=pd.to_datetime(held["asked_at"]).dt.floor("D"), interruptions=held["interrupted"].astype(int)
+        day=pd.to_datetime(held["asked_at"]).dt.floor("D"),
+        interruptions=held["interrupted"].astype(int),
     )
-    found = days.groupby(["instance_type", "zone", "day"], sort=True)[["hours", "interruptions"]].sum().reset_index()
+    found = (
+        days.groupby(["instance_type", "zone", "day"], sort=True)[["hours", "interruptions"]]
+        .sum()
+        .reset_index()
+    )
     return found[columns]
 
 
@@ -58,7 +69,10 @@ def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
     rows: list[tuple[str, str, str, bool]] = []
     if len(machines):
         granted = machines[machines["market"].isin(MARKETS)].drop_duplicates(["lease_id", *_POOL])
-        rows += [(str(row["instance_type"]), str(row["market"]), str(row["zone"]), True) for row in rows_of(granted)]
+        rows += [
+            (str(row["instance_type"]), str(row["market"]), str(row["zone"]), True)
+            for row in rows_of(granted)
+        ]
     for row in rows_of(refusals) if len(refusals) else ():
         if row["market"] in MARKETS:
             names = dict.fromkeys(parse_cluster(str(row["cluster"])))

@@ -37,7 +37,9 @@ class RestartModel:
     """
 
     outcomes: Mapping[str, tuple[float, float]] = field(
-        default_factory=lambda: {name: (math.log(seconds), _OUTCOME_SD) for name, seconds in PRIOR_S.items()}
+        default_factory=lambda: {
+            name: (math.log(seconds), _OUTCOME_SD) for name, seconds in PRIOR_S.items()
+        }
     )
     types: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     spread: float = _NOISE_SD
@@ -54,7 +56,9 @@ class RestartModel:
         middle, doubt = self.outcomes[outcome]
         unseen = (middle, float(np.hypot(doubt, _TYPE_SD)))
         known = np.array([self.types.get((outcome, name), unseen) for name in types]).reshape(-1, 2)
-        return np.asarray(np.exp(known[:, 0] + (known[:, 1] ** 2 + self.spread**2) / 2), dtype=float)
+        return np.asarray(
+            np.exp(known[:, 0] + (known[:, 1] ** 2 + self.spread**2) / 2), dtype=float
+        )
 
 
 def fit_restarts(restarts: pd.DataFrame) -> RestartModel:
@@ -77,15 +81,23 @@ def fit_restarts(restarts: pd.DataFrame) -> RestartModel:
     outcomes = {name: _outcome(name, groups, spread) for name in PRIOR_S}
     types = {}
     for (outcome, name), logs in groups.items():
-        middle, doubt = _outcome(outcome, groups, spread, without=name)  # its own restarts count once
+        middle, doubt = _outcome(
+            outcome, groups, spread, without=name
+        )  # its own restarts count once
         prior, noise = doubt**2 + _TYPE_SD**2, spread**2 / len(logs)
         part = prior / (prior + noise)
-        types[outcome, name] = (middle + part * (float(logs.mean()) - middle), math.sqrt(part * noise))
+        types[outcome, name] = (
+            middle + part * (float(logs.mean()) - middle),
+            math.sqrt(part * noise),
+        )
     return RestartModel(outcomes=outcomes, types=types, spread=spread)
 
 
 def _outcome(
-    name: str, groups: Mapping[tuple[str, str], FloatArray], spread: float, without: str | None = None
+    name: str,
+    groups: Mapping[tuple[str, str], FloatArray],
+    spread: float,
+    without: str | None = None,
 ) -> tuple[float, float]:
     """(log median, doubt) of an outcome over types, `without` one: their means, each by what is known of it, and the
     prior.
@@ -137,7 +149,11 @@ class ElasticJob:
             if loss > at:
                 whole = int((loss - at) // (self.checkpoint_every * step_s + self.checkpoint_s))
                 done = min(done + whole * self.checkpoint_every, self._last_but_one)
-            at = loss + self.lost_s * (1 + (meeting and not self.replaced)) + (self.restore_s if done else 0.0)
+            at = (
+                loss
+                + self.lost_s * (1 + (meeting and not self.replaced))
+                + (self.restore_s if done else 0.0)
+            )
             noticed = loss + NOTICED_S
             machines -= not self.replaced
         return self.startup_s + at + self._rest_s(done, self.step_s[machines])
@@ -145,7 +161,9 @@ class ElasticJob:
     def expected_seconds(self, losses_per_hour: float, *, seed: int) -> float:
         """Mean over losses drawn at so many an hour of each machine but the first."""
         rng = np.random.default_rng(seed)
-        return float(np.mean([self.seconds(self._drawn(losses_per_hour, rng)) for _ in range(_DRAWS)]))
+        return float(
+            np.mean([self.seconds(self._drawn(losses_per_hour, rng)) for _ in range(_DRAWS)])
+        )
 
     @property
     def _last_but_one(self) -> int:

@@ -30,7 +30,16 @@ _ASKED = (
     *("workload", "cluster", "layout", "batch_per_device", "accumulation_steps"),
     *("strategy", "precision", "switches", "provider"),
 )
-_MACHINE = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
+_MACHINE = (
+    "name",
+    "devices",
+    "device",
+    "cores",
+    "bandwidth_gbps",
+    "memory_gib",
+    "device_memory_gib",
+    "device_tflops",
+)
 # Setups handed to the model at once, so that a million fit into memory; names in a sentence.
 _AT_ONCE, _MOST_NAMED = 20_000, 8
 
@@ -44,7 +53,9 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     has nothing to learn from, or where there are rows of several providers.
     """
     asked = test[[name for name in _ASKED if name in test.columns]]
-    model = _acquainted(fit(replace(data, instance_types=described(data, asked)), seed=seed), data, test)
+    model = _acquainted(
+        fit(replace(data, instance_types=described(data, asked)), seed=seed), data, test
+    )
     reasons = _reasons(model, data.runs, asked)
     found = pd.DataFrame(np.nan, index=test.index, columns=list(PREDICTED))
     good = np.flatnonzero(reasons == "")
@@ -68,12 +79,18 @@ def _acquainted(model: StepTimeModel, data: TrainingData, test: pd.DataFrame) ->
     return all_introduced(model, flops, sizes)
 
 
-def _predict(model: StepTimeModel, asked: pd.DataFrame) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _predict(
+    model: StepTimeModel, asked: pd.DataFrame
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """(rows, 3) seconds: every distinct setup is predicted once."""
-    number = asked.groupby(list(asked.columns), sort=False, dropna=False).ngroup()  # by first appearance
+    number = asked.groupby(
+        list(asked.columns), sort=False, dropna=False
+    ).ngroup()  # by first appearance
     distinct = asked[~number.duplicated()]
     parts = [
-        model.predict(distinct.iloc[first : first + _AT_ONCE])[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
+        model.predict(distinct.iloc[first : first + _AT_ONCE])[
+            ["step_s", "step_low_s", "step_high_s"]
+        ].to_numpy(float)
         for first in range(0, len(distinct), _AT_ONCE)
     ]
     return np.concatenate(parts)[number.to_numpy()]
@@ -88,7 +105,11 @@ def described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
 
     Where devices are unknown there is one.
     """
-    known = data.instance_types.reindex(columns=list(_MACHINE)).drop_duplicates("name").set_index("name")
+    known = (
+        data.instance_types.reindex(columns=list(_MACHINE))
+        .drop_duplicates("name")
+        .set_index("name")
+    )
     found = known.reindex(sorted(_types(data.runs) | _types(asked)))
     found["devices"] = found["devices"].astype(float).fillna(1).astype(int)
     return found.rename_axis("name").reset_index()
@@ -155,7 +176,9 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
     if reasons:
         named = _listed(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
         found.append(f"{reasons.total()} of {len(test)} rows are without prediction - {named}")
-    guesses = Counter(str(one) for one in test["workload"].iloc[np.flatnonzero(predicted["guessed"])])
+    guesses = Counter(
+        str(one) for one in test["workload"].iloc[np.flatnonzero(predicted["guessed"])]
+    )
     if guesses:
         named = _listed(f"{name}: {count}" for name, count in sorted(guesses.items()))
         found.append(
@@ -167,20 +190,35 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
         found.append(
             f"{unlearned} of {len(data.runs)} rows of TRAIN are in no mode that is predicted and were not learned from"
         )
-    strangers = _types(test) - _types(data.runs) - set(data.instance_types.reindex(columns=["name"])["name"])
+    strangers = (
+        _types(test)
+        - _types(data.runs)
+        - set(data.instance_types.reindex(columns=["name"])["name"])
+    )
     if strangers:
-        found.append(f"taken for a typical machine, since nobody knows them: {_listed(sorted(strangers))}")
+        found.append(
+            f"taken for a typical machine, since nobody knows them: {_listed(sorted(strangers))}"
+        )
     assumed = _of_unknown_devices(data, test)
     if assumed:
-        found.append(f"one device is assumed where layout is empty, since nobody says how many: {_listed(assumed)}")
+        found.append(
+            f"one device is assumed where layout is empty, since nobody says how many: {_listed(assumed)}"
+        )
     return tuple(found)
 
 
 def _of_unknown_devices(data: TrainingData, test: pd.DataFrame) -> list[str]:
     """Types in rows without layout whose devices no description gives."""
     types = data.instance_types.reindex(columns=["name", "devices"])
-    known = {str(name) for name, many in zip(types["name"], types["devices"], strict=True) if many and many == many}
-    bare = [frame[[not str(one).strip() for one in column(frame, "layout", "")]] for frame in (data.runs, test)]
+    known = {
+        str(name)
+        for name, many in zip(types["name"], types["devices"], strict=True)
+        if many and many == many
+    }
+    bare = [
+        frame[[not str(one).strip() for one in column(frame, "layout", "")]]
+        for frame in (data.runs, test)
+    ]
     return sorted(_types(pd.concat([one[["cluster"]] for one in bare])) - known)
 
 

@@ -23,7 +23,16 @@ from ..step_time.model import StepTimeModel, fit
 
 SPLITS = ("workload", "cluster_size", "setup")
 LEVELS = (0.5, 0.8, 0.9)  # of intervals
-COLUMNS = ("split", "group", "rows", "mean_error", "median_error", "p90_error", "coverage_90", "median_width")
+COLUMNS = (
+    "split",
+    "group",
+    "rows",
+    "mean_error",
+    "median_error",
+    "p90_error",
+    "coverage_90",
+    "median_width",
+)
 _SECONDS = ("measured_s", "step_s", "step_low_s", "step_high_s")
 _FOLDS = 5  # of the split by setup
 
@@ -50,7 +59,12 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
         probes = data.probes
         if "cluster" in probes and count > 1:
             probes = probes[[len(parse_cluster(str(one))) != count for one in probes["cluster"]]]
-        yield "cluster_size", str(count), replace(data, runs=runs[size != count], probes=probes), runs[size == count]
+        yield (
+            "cluster_size",
+            str(count),
+            replace(data, runs=runs[size != count], probes=probes),
+            runs[size == count],
+        )
     groups = np.array([f"{one} on {two}" for one, two in zip(workload, composition, strict=True)])
     names = sorted(set(groups))
     order = np.random.default_rng(seed).permutation(len(names))
@@ -60,7 +74,9 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
         yield "setup", f"fold {at}", replace(data, runs=runs[fold != at]), runs[fold == at]
 
 
-def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTimeModel, pd.DataFrame]:
+def fitted(
+    data: TrainingData, *, seed: int, each: Each = map
+) -> tuple[StepTimeModel, pd.DataFrame]:
     """The model of all the data, and each held-out row with what a model that never saw it predicts.
 
     Columns: split, group, row (place among the valid runs: the same in every split), run_id, setup (workload on
@@ -94,7 +110,9 @@ def _scored(split: str, group: str, rows: pd.DataFrame, predicted: pd.DataFrame)
             "group": group,
             "row": rows.index,
             "run_id": rows["run_id"].astype(str) if "run_id" in rows else "",
-            "setup": [f"{one} on {two}" for one, two in zip(rows["workload"], clusters, strict=True)],
+            "setup": [
+                f"{one} on {two}" for one, two in zip(rows["workload"], clusters, strict=True)
+            ],
             "measured_s": rows["step_s"].astype(float),
             "step_s": predicted["step_s"],
             "step_low_s": predicted["step_low_s"],
@@ -106,7 +124,9 @@ def _scored(split: str, group: str, rows: pd.DataFrame, predicted: pd.DataFrame)
 
 def _nothing() -> pd.DataFrame:
     texts = ("split", "group", "row", "run_id", "setup")
-    columns = {name: pd.Series(dtype=object) for name in texts} | {name: pd.Series(dtype=float) for name in _SECONDS}
+    columns = {name: pd.Series(dtype=object) for name in texts} | {
+        name: pd.Series(dtype=float) for name in _SECONDS
+    }
     return pd.DataFrame(columns)
 
 
@@ -134,7 +154,10 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
         "mean_error": float(error.mean()),
         "median_error": float(np.median(error)),
         "p90_error": float(np.quantile(error, 0.9)),
-        **{f"coverage_{part}": float(found.mean()) for part, found in inside(measured, low, high).items()},
+        **{
+            f"coverage_{part}": float(found.mean())
+            for part, found in inside(measured, low, high).items()
+        },
         "median_width": float(np.median((high - low) / step)),
     }
 
@@ -147,7 +170,9 @@ def inside(measured_s: FloatArray, low_s: FloatArray, high_s: FloatArray) -> dic
     with np.errstate(divide="ignore", invalid="ignore"):  # an end at 0 has no narrower intervals
         measured, low, high = np.log(measured_s), np.log(low_s), np.log(high_s)
         spreads = np.abs(measured - (low + high) / 2) / ((high - low) / (2 * Z_90))
-    found = {round(100 * one): np.asarray(spreads <= ndtri((1 + one) / 2), dtype=bool) for one in LEVELS}
+    found = {
+        round(100 * one): np.asarray(spreads <= ndtri((1 + one) / 2), dtype=bool) for one in LEVELS
+    }
     return found | {90: np.asarray((low_s <= measured_s) & (measured_s <= high_s), dtype=bool)}
 
 
@@ -156,7 +181,9 @@ def calibration(scored: pd.DataFrame) -> pd.DataFrame:
     rows = [
         {"split": split, "stated": part / 100, "observed": float(found.mean()), "rows": len(own)}
         for split, own in scored.groupby("split", sort=False)
-        for part, found in inside(*(own[name].to_numpy(float) for name in _SECONDS if name != "step_s")).items()
+        for part, found in inside(
+            *(own[name].to_numpy(float) for name in _SECONDS if name != "step_s")
+        ).items()
     ]
     return pd.DataFrame(rows, columns=["split", "stated", "observed", "rows"])
 
@@ -170,8 +197,15 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     mask = [
-        known.issuperset({("workload", str(work)), *(("instance type", one) for one in parse_cluster(str(cluster)))})
-        for work, cluster in zip(column(runs, "workload", ""), column(runs, "cluster", ""), strict=True)
+        known.issuperset(
+            {
+                ("workload", str(work)),
+                *(("instance type", one) for one in parse_cluster(str(cluster))),
+            }
+        )
+        for work, cluster in zip(
+            column(runs, "workload", ""), column(runs, "cluster", ""), strict=True
+        )
     ]
     rows = runs.loc[np.array(mask, dtype=bool)]
     return _scored("", "", rows, model.predict(_unanswered(rows))) if len(rows) else _nothing()
@@ -180,7 +214,22 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
     """("workload", name) and ("instance type", name) that the model has met with the definitions of `data`."""
     definitions = (
-        ("workload", model.workloads, model.workload_digests, definition_digests(data.workloads, "workload")),
-        ("instance type", model.instance_types, model.type_digests, definition_digests(data.instance_types, "name")),
+        (
+            "workload",
+            model.workloads,
+            model.workload_digests,
+            definition_digests(data.workloads, "workload"),
+        ),
+        (
+            "instance type",
+            model.instance_types,
+            model.type_digests,
+            definition_digests(data.instance_types, "name"),
+        ),
     )
-    return {(what, one) for what, names, own, today in definitions for one in names if own.get(one) == today.get(one)}
+    return {
+        (what, one)
+        for what, names, own, today in definitions
+        for one in names
+        if own.get(one) == today.get(one)
+    }

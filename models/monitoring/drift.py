@@ -58,15 +58,23 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     scored = predictions_of(model, data)
     data = by_variant(data)
     runs = valid_runs(data.runs).reset_index(drop=True)
-    known = runs["run_id"].astype(str).isin(model.trained_on) if len(runs) else pd.Series(dtype=bool)
+    known = (
+        runs["run_id"].astype(str).isin(model.trained_on) if len(runs) else pd.Series(dtype=bool)
+    )
     at = pd.to_datetime(column(runs, "measured_at", None))
     learned = at[known].max() if known.any() else pd.NaT
     fresh = ~known & at.notna() & (at > learned if pd.notna(learned) else True)
     scored = scored[scored["row"].isin(np.flatnonzero(fresh))]
     rows = runs.loc[scored["row"].astype(int)]
-    times = scored[["measured_s", "step_s", "step_low_s", "step_high_s"]].astype(float).reset_index(drop=True)
+    times = (
+        scored[["measured_s", "step_s", "step_low_s", "step_high_s"]]
+        .astype(float)
+        .reset_index(drop=True)
+    )
     zones = column(rows, "zone", "").astype(str).tolist()
-    return times.assign(cluster=rows["cluster"].tolist(), zone=zones, measured_at=at[rows.index].tolist())
+    return times.assign(
+        cluster=rows["cluster"].tolist(), zone=zones, measured_at=at[rows.index].tolist()
+    )
 
 
 def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> list[Drift]:
@@ -87,7 +95,11 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> 
     while True:
         left = {group: scored[mask & free] for group, mask in groups.items() if group not in named}
         rest = {group: _judgement(group, runs, before) for group, runs in left.items()}
-        unlikely = [one for one in rest.values() if one is not None and one.drifting and one.chance * tested <= _CHANCE]
+        unlikely = [
+            one
+            for one in rest.values()
+            if one is not None and one.drifting and one.chance * tested <= _CHANCE
+        ]
         if not unlikely:
             break
         first = min(unlikely, key=lambda one: (one.chance, one.instance_type, one.zone))
@@ -103,11 +115,15 @@ def _groups(scored: pd.DataFrame) -> dict[Group, BoolArray]:
     found: dict[Group, BoolArray] = {}
     for at, (cluster, zone) in enumerate(zip(scored["cluster"], scored["zone"], strict=True)):
         for name in set(parse_cluster(str(cluster))):
-            found.setdefault(("type", name, str(zone)), np.zeros(len(scored), dtype=bool))[at] = True
+            found.setdefault(("type", name, str(zone)), np.zeros(len(scored), dtype=bool))[at] = (
+                True
+            )
     return dict(sorted(found.items()))
 
 
-def _judgement(group: Group, runs: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> Drift | None:
+def _judgement(
+    group: Group, runs: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]
+) -> Drift | None:
     """The newest of `runs` (sorted by time) as a judgement, `drifting` where there are enough; None without a run."""
     runs = runs.tail(_MOST_OF_ALL if group == WHOLE else _MOST_RUNS)
     if not len(runs):
@@ -180,7 +196,9 @@ _HOW = {
 def drift_sentence(row: Mapping[str, Any]) -> str:
     """A row of the mart `drift` in words: where, how many, how far, since when, and what happens about it."""
     whole = row["scope"] == "provider"
-    where = "everything" if whole else f"{row['instance_type']} in {row['zone'] or 'an unknown zone'}"
+    where = (
+        "everything" if whole else f"{row['instance_type']} in {row['zone'] or 'an unknown zone'}"
+    )
     how = _HOW[str(row["direction"])]
     since = f" since {row['since']:%Y-%m-%d %H:%M} UTC" if pd.notna(row["since"]) else ""
     by = f"by {float(row['median_ratio']) - 1:+.0%} in the median of {row['runs']} recent runs"

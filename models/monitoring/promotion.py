@@ -30,7 +30,10 @@ class Decision:
 
 
 def verdict(
-    data: TrainingData, scored: pd.DataFrame, challenger: StepTimeModel, champion: StepTimeModel | None
+    data: TrainingData,
+    scored: pd.DataFrame,
+    challenger: StepTimeModel,
+    champion: StepTimeModel | None,
 ) -> Decision:
     """May the challenger, whose held-out rows are `scored`, replace the champion.
 
@@ -42,7 +45,11 @@ def verdict(
     if champion is None:
         return decide(scored, None)
     before, now = known_of(champion, data), known_of(challenger, data)
-    news = ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True)) if now > before else ""
+    news = (
+        ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True))
+        if now > before
+        else ""
+    )
     if not any(what == "workload" for what, _ in before):
         return decide(scored, None, news=news)
     rival = predictions_of(champion, data)
@@ -94,22 +101,38 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     if not len(own):
         if champion is None:
             because = more or "there is no champion"
-            return Decision(promote=True, reason=f"Promoted: {because}, and no held-out row to judge by yet.")
-        return Decision(promote=False, reason="Refused: no held-out row to judge the challenger by.")
+            return Decision(
+                promote=True, reason=f"Promoted: {because}, and no held-out row to judge by yet."
+            )
+        return Decision(
+            promote=False, reason="Refused: no held-out row to judge the challenger by."
+        )
     short = _coverage_short(own)
     if champion is None:
         error = _mean_error(own)
         caveat = f", although {short}" if short else ""
         because = more or "there is no champion"
-        return Decision(promote=True, reason=f"Promoted: {because}; mean error {error:.1%} on setups held out{caveat}.")
+        return Decision(
+            promote=True,
+            reason=f"Promoted: {because}; mean error {error:.1%} on setups held out{caveat}.",
+        )
     if short:
-        return Decision(promote=False, reason=f"Refused: {short}; at least {_LEAST_COVERAGE:.0%} is asked.")
+        return Decision(
+            promote=False, reason=f"Refused: {short}; at least {_LEAST_COVERAGE:.0%} is asked."
+        )
     pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
         if more:
-            return Decision(promote=True, reason=f"Promoted: {more}; too few runs are new to both to compare them on.")
-        return Decision(promote=False, reason="Refused: challenger and champion share no run to be compared on.")
-    low, high, setups = _noise(pairs["before"] - pairs["now"], challenger.groupby("row")["setup"].first())
+            return Decision(
+                promote=True,
+                reason=f"Promoted: {more}; too few runs are new to both to compare them on.",
+            )
+        return Decision(
+            promote=False, reason="Refused: challenger and champion share no run to be compared on."
+        )
+    low, high, setups = _noise(
+        pairs["before"] - pairs["now"], challenger.groupby("row")["setup"].first()
+    )
     numbers = (
         f"mean error {pairs['now'].mean():.1%} against the champion's {pairs['before'].mean():.1%} on {len(pairs)} "
         f"runs of {setups} workloads on clusters"
@@ -117,8 +140,14 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     if setups >= _FEWEST_SETUPS and low > 0:
         return Decision(promote=True, reason=f"Promoted: {numbers}; better by more than noise.")
     if more and high >= 0:
-        return Decision(promote=True, reason=f"Promoted: {more}; {numbers}, not worse by more than noise.")
-    why = "not better" if pairs["now"].mean() >= pairs["before"].mean() else "better by less than noise"
+        return Decision(
+            promote=True, reason=f"Promoted: {more}; {numbers}, not worse by more than noise."
+        )
+    why = (
+        "not better"
+        if pairs["now"].mean() >= pairs["before"].mean()
+        else "better by less than noise"
+    )
     return Decision(promote=False, reason=f"Refused: {numbers}; {why}.")
 
 

@@ -33,8 +33,24 @@ from ..planner.ranking import Row
 _DRAWS = 400  # of interruptions, stratified
 _QUESTION = ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
 _FROM_PROMISE = (
-    *("provider", "publication_id", "published_at", "model_version", "workload", "goal", "constraint_hours"),
-    *("constraint_usd", "p_required", "cluster", "market", "layout", "batch_per_device", "accumulation_steps"),
+    *(
+        "provider",
+        "publication_id",
+        "published_at",
+        "model_version",
+        "workload",
+        "goal",
+        "constraint_hours",
+    ),
+    *(
+        "constraint_usd",
+        "p_required",
+        "cluster",
+        "market",
+        "layout",
+        "batch_per_device",
+        "accumulation_steps",
+    ),
     *("strategy", "precision", "switches"),
 )
 _RIVAL = ("rank", "cluster", "market", "batch_per_device", "accumulation_steps")
@@ -94,10 +110,14 @@ def judge(
             equal.setdefault((key, (*_question(row), str(row["market"]))), []).append(row)
     judged = []
     for (key, _), series in equal.items():
-        own = [row for row in series if _within(measured.get(key, ()), row, row["promised_again_at"])]
+        own = [
+            row for row in series if _within(measured.get(key, ()), row, row["promised_again_at"])
+        ]
         own.sort(key=lambda row: row["published_at"])
         ends = [*(row["published_at"] for row in own[1:]), None]
-        for row, until in zip(own, ends, strict=False):  # of no promise measured there is one end too many
+        for row, until in zip(
+            own, ends, strict=False
+        ):  # of no promise measured there is one end too many
             meets = _meets(conditions or Stated(), bytes_of.get(row["workload"], 0.0))
             outcome = partial(_outcome, meets=meets, overshoot_price=overshoot_price)
             judged.append(_judged(row, beside[_promise(row)], measured, until, outcome))
@@ -109,15 +129,26 @@ def _by_key(runs: pd.DataFrame, devices: Mapping[str, int]) -> dict[Key, list[Ru
     for row in rows_of(runs):
         if pd.isna(row["measured_at"]) or not float(row["step_s"]) > 0:
             continue
-        run = Run(run_id=str(row["run_id"]), measured_at=row["measured_at"], step_s=float(row["step_s"]))
+        run = Run(
+            run_id=str(row["run_id"]), measured_at=row["measured_at"], step_s=float(row["step_s"])
+        )
         found.setdefault(row_key(row, devices), []).append(run)
-    return {key: sorted(mine, key=lambda run: (run.measured_at, run.run_id)) for key, mine in found.items()}
+    return {
+        key: sorted(mine, key=lambda run: (run.measured_at, run.run_id))
+        for key, mine in found.items()
+    }
 
 
 def _within(runs: Sequence[Run], row: Row, until: pd.Timestamp | None) -> tuple[Run, ...]:
     """Of `runs`, oldest first, those after `row` was published, up to `until` (missing: for ever)."""
     first = bisect_right(runs, row["published_at"], key=_time)
-    return tuple(runs[first : None if until is None or pd.isna(until) else bisect_right(runs, until, key=_time)])
+    return tuple(
+        runs[
+            first : None
+            if until is None or pd.isna(until)
+            else bisect_right(runs, until, key=_time)
+        ]
+    )
 
 
 def _time(run: Run) -> pd.Timestamp:
@@ -137,20 +168,26 @@ def _meets(conditions: JobConditions, state_bytes: float) -> Callable[[Row], Con
     return of
 
 
-def _outcome(row: Row, runs: tuple[Run, ...], *, meets: Callable[[Row], Conditions], overshoot_price: float) -> Outcome:
+def _outcome(
+    row: Row, runs: tuple[Run, ...], *, meets: Callable[[Row], Conditions], overshoot_price: float
+) -> Outcome:
     step_s = float(np.median([run.step_s for run in runs]))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
     conditions, price = meets(row), _number(row["usd_per_hour"])
     hours, usd = cost_at(step_s, steps=steps, conditions=conditions, usd_per_hour=price)
     required = _number(row["p_required"])
     goal = Goal(
-        goal=str(row["goal"]), p_required=None if np.isnan(required) else required, overshoot_price=overshoot_price
+        goal=str(row["goal"]),
+        p_required=None if np.isnan(required) else required,
+        overshoot_price=overshoot_price,
     )
     what, meeting, met = goal.constraint, None, True
     if what is not None:
         work = steps * step_s / 3600.0
         drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)
-        meeting = drawn_meeting(drawn if what == "hours" else drawn * price, float(row[f"constraint_{what}"]))
+        meeting = drawn_meeting(
+            drawn if what == "hours" else drawn * price, float(row[f"constraint_{what}"])
+        )
         met = not misses(goal, meeting.chance)[0]
     return Outcome(
         row=row,
@@ -176,9 +213,16 @@ def _judged(
     others = [(other, key) for other, key in named if key != own]
     since = {key: _within(measured.get(key, ()), row, until) for _, key in others}
     rivals = [outcome(other, since[key]) for other, key in others if since[key]]
-    best = min((one for one in rivals if np.isfinite(one.loss)), key=attrgetter("loss"), default=None)
-    used = sorted((run for one in (choice, *rivals) for run in one.runs), key=lambda run: (run.measured_at, run.run_id))
-    verdict = "missed_constraint" if not choice.met else "compared" if rivals else "no_rival_measured"
+    best = min(
+        (one for one in rivals if np.isfinite(one.loss)), key=attrgetter("loss"), default=None
+    )
+    used = sorted(
+        (run for one in (choice, *rivals) for run in one.runs),
+        key=lambda run: (run.measured_at, run.run_id),
+    )
+    verdict = (
+        "missed_constraint" if not choice.met else "compared" if rivals else "no_rival_measured"
+    )
     least = choice.loss if best is None else min(choice.loss, best.loss)
     judged = {name: row[name] for name in _FROM_PROMISE} | {
         "promise_id": _digest(_promise(row)),
@@ -236,5 +280,7 @@ def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
         "failures": int((ledger["verdict"] == "missed_constraint").sum()),
         "mean_regret": float(compared.mean()) if len(compared) else None,
         "worst_regret": float(compared.max()) if len(compared) else None,
-        "within_interval": float(ledger["within_interval"].astype(float).mean()) if len(ledger) else None,
+        "within_interval": float(ledger["within_interval"].astype(float).mean())
+        if len(ledger)
+        else None,
     }

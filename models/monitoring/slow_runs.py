@@ -26,7 +26,9 @@ import pandas as pd
 from ..domain.cluster import parse_cluster, parse_numbers
 from ..domain.setup_table import rows_of
 
-_DEVIATIONS = 3.0  # of the log of the fixed work's seconds among machines of a type, above which one is slow
+_DEVIATIONS = (
+    3.0  # of the log of the fixed work's seconds among machines of a type, above which one is slow
+)
 TAKEN = 0.1  # part of the processor time wanted, from which on a run counts as disturbed
 _LEAST_APART = 0.1  # of a machine's step above its equals', below which it is no slow machine
 _LINK = 0.5
@@ -51,7 +53,9 @@ class Alarm:
     measured_at: pd.Timestamp
 
 
-def alarms(runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]) -> list[Alarm]:
+def alarms(
+    runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]
+) -> list[Alarm]:
     """An alarm for each of `runs` above its interval, the newest first.
 
     `runs`: run_id, workload, cluster, layout, batch_per_device, zone, step_s, sync_s, step_spread, rank_compute_s (a
@@ -96,12 +100,18 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 
 def _cause(
-    run: Mapping[str, Any], expected_row: Mapping[str, Any], input_share: Mapping[tuple[str, str], float]
+    run: Mapping[str, Any],
+    expected_row: Mapping[str, Any],
+    input_share: Mapping[tuple[str, str], float],
 ) -> tuple[str, str, str]:
     """Cause, the slow machine's instance type, and a sentence's part."""
     taken = float(run.get("taken_share") or 0.0)
     if taken >= TAKEN:  # whatever else looks slow
-        return "host", "", f"what its machines run on took {taken:.0%} of the processor time wanted away"
+        return (
+            "host",
+            "",
+            f"what its machines run on took {taken:.0%} of the processor time wanted away",
+        )
     slowness, spread = (np.nan if pd.isna(one := run.get(name)) else float(one) for name in _SPEED)
     if slowness > slow_from(spread):
         said = f"measured on a slow machine: fixed work beside it took {slowness - 1:.0%} longer than usual of its type"
@@ -111,10 +121,18 @@ def _cause(
         node, name, above = slow
         return "machine", name, f"node {node} ({name}) computes {above:.0%} slower than its equals"
     excess = float(run["step_s"]) - float(expected_row["step_s"])
-    sync = float(run["sync_s"]) if run["sync_s"] is not None and np.isfinite(float(run["sync_s"])) else None
+    sync = (
+        float(run["sync_s"])
+        if run["sync_s"] is not None and np.isfinite(float(run["sync_s"]))
+        else None
+    )
     if sync is not None and sync - float(expected_row["exposed_communication_s"]) >= _LINK * excess:
         expected = float(expected_row["exposed_communication_s"])
-        return "link", "", f"a slow link: {sync:.3g} s wait for gradients, {expected:.3g} s expected"
+        return (
+            "link",
+            "",
+            f"a slow link: {sync:.3g} s wait for gradients, {expected:.3g} s expected",
+        )
     types = parse_cluster(str(run["cluster"]))
     if pd.notna(run.get("loader_workers")):
         share = float(run["input_s"] or 0.0) / float(run["step_s"])
@@ -124,10 +142,16 @@ def _cause(
     shares = {name: input_share.get((str(run["workload"]), name), 0.0) for name in types}
     most = max(shares, key=lambda name: shares[name])
     if shares[most] >= _INPUT:
-        return "input", "", f"input: making batches took {shares[most]:.0%} of a step in its profile on {most}"
+        return (
+            "input",
+            "",
+            f"input: making batches took {shares[most]:.0%} of a step in its profile on {most}",
+        )
     why = "all machines compute slower than expected"
     if np.isfinite(slowness):
-        why = f"slow code: {why}, at the speed that is usual of them (fixed work {slowness - 1:+.0%})"
+        why = (
+            f"slow code: {why}, at the speed that is usual of them (fixed work {slowness - 1:+.0%})"
+        )
     return "compute", types[0] if len(set(types)) == 1 else "", why
 
 
@@ -143,14 +167,19 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
     """
     said: list[str] = []
     for name, own in speeds.groupby("instance_type", sort=True) if len(speeds) else ():
-        usual_s, limit = float(own["usual_s"].iloc[0]), slow_from(float(own["usual_spread"].iloc[0]))
+        usual_s, limit = (
+            float(own["usual_s"].iloc[0]),
+            slow_from(float(own["usual_spread"].iloc[0])),
+        )
         seconds = own.groupby(["lease_id", "node", "zone"])["reference_s"].median()
         slow = seconds[seconds > limit * usual_s].sort_values(ascending=False)
         if not len(slow):
             continue
         lease_id, node, zone = slow.index[0]
         where = f" in {zone}" if zone else ""
-        others = f"; so were {len(slow) - 1} of its {len(seconds) - 1} others" if len(slow) > 1 else ""
+        others = (
+            f"; so were {len(slow) - 1} of its {len(seconds) - 1} others" if len(slow) > 1 else ""
+        )
         said.append(
             f"slow machine: node {node} ({name}{where}) of {lease_id} took {slow.iloc[0]:.3g} s for fixed work, "
             f"{slow.iloc[0] / usual_s - 1:.0%} more than usual of its type ({usual_s:.3g} s){others}"
@@ -173,7 +202,9 @@ def _slow_machine(run: Mapping[str, Any]) -> tuple[int, str, float] | None:
     kinds = list(zip(types, used, shares, strict=True))
     above = []
     for node, kind in enumerate(kinds):
-        equals = [seconds[other] for other, one in enumerate(kinds) if one == kind and other != node]
+        equals = [
+            seconds[other] for other, one in enumerate(kinds) if one == kind and other != node
+        ]
         if equals:
             above.append((seconds[node] / median(equals) - 1, node))
     if not above or max(above)[0] <= max(_LEAST_APART, spread if np.isfinite(spread) else 0.0):
@@ -192,5 +223,8 @@ def _by_machine(run: Mapping[str, Any]) -> list[float] | None:
     if sum(used) != len(ranks):
         return None
     ends = np.cumsum(used)
-    found = [float(np.max(np.asarray(ranks[end - n : end], dtype=float))) for end, n in zip(ends, used, strict=True)]
+    found = [
+        float(np.max(np.asarray(ranks[end - n : end], dtype=float)))
+        for end, n in zip(ends, used, strict=True)
+    ]
     return found if all(np.isfinite(found)) and min(found) > 0 else None

@@ -25,13 +25,19 @@ from ..domain.workload import Mode, Setup, Workload, variant
 from ..step_time.machine_specs import computes
 
 _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
-_ALMOST = 1e-9  # of a sample, or relative of a second: below what arithmetic on floats can tell apart
+_ALMOST = (
+    1e-9  # of a sample, or relative of a second: below what arithmetic on floats can tell apart
+)
 
-Line = tuple[float, float]  # (a, k): seconds of forward and backward on one device are a + k * batch
+Line = tuple[
+    float, float
+]  # (a, k): seconds of forward and backward on one device are a + k * batch
 Wholes = NDArray[np.int64]
 
 
-def finish_together(lines: Sequence[Line], total: int, devices: Sequence[int] | None = None) -> tuple[int, ...] | None:
+def finish_together(
+    lines: Sequence[Line], total: int, devices: Sequence[int] | None = None
+) -> tuple[int, ...] | None:
     """Samples per device of each machine, adding up to exactly `total` over all devices, with the earliest finish.
 
     `lines` holds one (a, k) a machine; `devices` how many devices share the machine's line (1 where None). With one
@@ -41,7 +47,9 @@ def finish_together(lines: Sequence[Line], total: int, devices: Sequence[int] | 
     """
     counts = tuple(devices) if devices is not None else (1,) * len(lines)
     if not lines or len(counts) != len(lines):
-        raise ValueError(f"{len(lines)} machines and {len(counts)} device counts: one of each a machine")
+        raise ValueError(
+            f"{len(lines)} machines and {len(counts)} device counts: one of each a machine"
+        )
     line = np.array(lines, dtype=float)
     samples, possible = split_groups(
         line[None, :, 0],
@@ -67,8 +75,12 @@ def split_groups(
     tau = (total + (weight * a).sum(axis=1)) / np.maximum(weight.sum(axis=1), 1e-300)
     ideal = np.where(present, (tau[:, None] - a) / pace, np.inf)
     possible = present.any(axis=1) & (ideal.min(axis=1) >= 1 - _ALMOST)
-    possible &= ((ideal < np.inf) & (devices > 0) | ~present).all(axis=1)  # a machine without a device trains nothing
-    whole = np.maximum(1, np.floor(np.where(present & possible[:, None], ideal, 1.0) + _ALMOST)).astype(np.int64)
+    possible &= ((ideal < np.inf) & (devices > 0) | ~present).all(
+        axis=1
+    )  # a machine without a device trains nothing
+    whole = np.maximum(
+        1, np.floor(np.where(present & possible[:, None], ideal, 1.0) + _ALMOST)
+    ).astype(np.int64)
     samples = whole * count
     left = total - (samples * devices).sum(axis=1)
     possible &= left >= 0
@@ -89,7 +101,13 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
 
 
 def _hand_out(
-    samples: Wholes, left: Wholes, possible: BoolArray, a: FloatArray, k: FloatArray, count: Wholes, devices: Wholes
+    samples: Wholes,
+    left: Wholes,
+    possible: BoolArray,
+    a: FloatArray,
+    k: FloatArray,
+    count: Wholes,
+    devices: Wholes,
 ) -> None:
     """Give what rounding down has `left` to whoever then finishes first, again and again; in place."""
     active = np.flatnonzero(possible & (left > 0))
@@ -102,7 +120,9 @@ def _hand_out(
         after = np.where(able, a[active] + k[active] * (samples[active] // each + 1), np.inf)
         taker = after.argmin(axis=1)
         row = np.arange(len(active))
-        still = each[row, taker] - samples[active, taker] % each[row, taker]  # machines that have not had theirs
+        still = (
+            each[row, taker] - samples[active, taker] % each[row, taker]
+        )  # machines that have not had theirs
         given = np.where(stuck, 0, np.minimum(still, left[active] // d[row, taker].clip(1)))
         samples[active, taker] += given
         left[active] -= given * d[row, taker]
@@ -110,7 +130,12 @@ def _hand_out(
 
 
 def _exchange(
-    samples: Wholes, possible: BoolArray, a: FloatArray, k: FloatArray, count: Wholes, devices: Wholes
+    samples: Wholes,
+    possible: BoolArray,
+    a: FloatArray,
+    k: FloatArray,
+    count: Wholes,
+    devices: Wholes,
 ) -> None:
     """Where device counts differ, move samples off the slowest type while the taker still finishes before it did.
 
@@ -149,7 +174,13 @@ class StepModel(Protocol):
         """(a, k): forward and backward of one device take about a + k * batch seconds."""
 
     def peak_bytes(
-        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+        self,
+        workload: str,
+        instance_type: str,
+        batch: int,
+        ranks: int = 1,
+        *,
+        accumulates: bool = False,
     ) -> float:
         """Peak memory of one of so many devices, in one or several micro-steps a step; NaN where unknown."""
 
@@ -194,14 +225,18 @@ class BatchSplits:
         rows, width = self.kind.shape
         double = (rows, 2 * width)
         number = np.stack([odd, self.count - odd], axis=2).reshape(double)
-        devices = np.array([one.devices for one in self.types] + [0], dtype=float)[np.repeat(self.kind, 2, axis=1)]
+        devices = np.array([one.devices for one in self.types] + [0], dtype=float)[
+            np.repeat(self.kind, 2, axis=1)
+        ]
         there = number > 0
         return SetupArrays(
             workloads=Keys.of([variant(self.workload, one) for one in self.modes]).take(self.mode),
             names=tuple(one.name for one in self.types),
             kind=np.where(there, np.repeat(self.kind, 2, axis=1), -1),
             count=number.astype(float),
-            batch=np.where(there, np.stack([batch + 1, batch], axis=2).reshape(double), 0).astype(float),
+            batch=np.where(there, np.stack([batch + 1, batch], axis=2).reshape(double), 0).astype(
+                float
+            ),
             layout=np.where(there, devices, 0.0),
             accumulation=self.steps.astype(float),
         )
@@ -210,7 +245,9 @@ class BatchSplits:
         """One split as a setup; `offers` gives those of so many machines of a type by name."""
         members: list[Offer] = []
         batches: list[int] = []
-        for kind, count, samples in zip(self.kind[at], self.count[at], self.samples[at], strict=True):
+        for kind, count, samples in zip(
+            self.kind[at], self.count[at], self.samples[at], strict=True
+        ):
             if kind >= 0:
                 members += offers(self.types[kind].name, int(count))
                 batch, odd = divmod(int(samples), int(count))
@@ -229,7 +266,12 @@ class BatchSplits:
 
 
 def splits_of(
-    workload: Workload, types: Sequence[InstanceType], counts: Wholes, *, totals: Sequence[int], model: StepModel
+    workload: Workload,
+    types: Sequence[InstanceType],
+    counts: Wholes,
+    *,
+    totals: Sequence[int],
+    model: StepModel,
 ) -> BatchSplits:
     """Splits of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it,
     in each mode that the workload tolerates and the cluster can train in. One device shares and sends nothing.
@@ -249,22 +291,35 @@ def splits_of(
     fewest = np.where(kind >= 0, devices[kind], devices.max()).min(axis=1, initial=devices.max())
     for number, mode in enumerate(workload.modes):
         name = variant(workload.name, mode)
-        lines = np.array([model.compute_line(name, one.name) for one in types] + [(0.0, 1.0)], dtype=float)
+        lines = np.array(
+            [model.compute_line(name, one.name) for one in types] + [(0.0, 1.0)], dtype=float
+        )
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, most, ranks)
         # what devices share is a half, a quarter ...: of ranks between two powers of two the fewer count
-        powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64) if mode.sharded else np.ones_like(ranks)
+        powers = (
+            2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
+            if mode.sharded
+            else np.ones_like(ranks)
+        )
         for power in sorted({1, *powers.tolist()}):
             largest = [
-                [_largest_batch(model, name, one, max(totals), ranks=power, accumulates=several) for one in types]
+                [
+                    _largest_batch(model, name, one, max(totals), ranks=power, accumulates=several)
+                    for one in types
+                ]
                 for several in (False, True)
             ]
             limit = np.array([[*few, max(totals)] for few in largest], dtype=np.int64)
             rows = np.flatnonzero(able & (powers == power))
-            divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
+            divided = _divided(
+                rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit
+            )
             divided = [_equal(*one) for one in divided] if mode.of_equal_batches else divided
             parts += [(np.full(len(one[0]), number), *one) for one in divided]
-    arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))
+    arrays = dict(
+        zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True)
+    )
     order = np.lexsort((arrays["steps"], arrays["total"], arrays["mode"], arrays["cluster"]))
     sorted_ = {name: array[order] for name, array in arrays.items()}
     return BatchSplits(workload=workload.name, modes=workload.modes, types=tuple(types), **sorted_)
@@ -291,11 +346,16 @@ def _divided(
         """Which of the clusters at `rows` can be divided so, and which lack but memory; the former join `parts`."""
         own, many = kind[rows], count[rows]
         micro = np.full(len(rows), total // steps, dtype=np.int64)
-        samples, possible = split_groups(lines[own, 0], lines[own, 1], count=many, devices=devices[own], total=micro)
+        samples, possible = split_groups(
+            lines[own, 0], lines[own, 1], count=many, devices=devices[own], total=micro
+        )
         most = -(-samples // np.maximum(many, 1))
         held = ((many == 0) | (most <= limit[int(steps > 1), own])).all(axis=1)
         at = np.flatnonzero(possible & held)
-        whole, every = np.full(len(at), total, dtype=np.int64), np.full(len(at), steps, dtype=np.int64)
+        whole, every = (
+            np.full(len(at), total, dtype=np.int64),
+            np.full(len(at), steps, dtype=np.int64),
+        )
         parts.append((rows[at], own[at], many[at], samples[at], whole, every))
         return possible & held, possible & ~held
 
@@ -324,7 +384,9 @@ def _divisors(total: int, *, above: int) -> list[int]:
     return sorted(one for one in {*small, *(total // one for one in small)} if one > above)
 
 
-def fits(model: StepModel, workload: str, one: InstanceType, batch: int, *, ranks: int, accumulates: bool) -> bool:
+def fits(
+    model: StepModel, workload: str, one: InstanceType, batch: int, *, ranks: int, accumulates: bool
+) -> bool:
     """Whether one of so many devices holds a batch; memory that nobody knows is allowed."""
     peak = model.peak_bytes(workload, one.name, batch, ranks, accumulates=accumulates)
     return math.isnan(peak) or peak <= one.device_memory_gib * 2**30

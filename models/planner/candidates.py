@@ -95,26 +95,37 @@ class Candidates:
         named = {one.name: at for at, one in enumerate(self.splits.types)}
         weight = np.random.default_rng(0).integers(1, 2**40, len(named) + 1)
         weight[-1] = 0  # padded
-        marks = [sum(int(weight[named.get(name, -1)]) for name, *_ in machines) for _, machines, _ in keys]
+        marks = [
+            sum(int(weight[named.get(name, -1)]) for name, *_ in machines)
+            for _, machines, _ in keys
+        ]
         alike = np.isin((weight[self.splits.kind] * self.splits.count).sum(axis=1), marks)
         rows = np.flatnonzero(alike[self.split])
         _, first, back = np.unique(self.split[rows], return_index=True, return_inverse=True)
-        known = np.array([setup_key(self.setup(row)) in keys for row in rows[first].tolist()], dtype=bool)
+        known = np.array(
+            [setup_key(self.setup(row)) in keys for row in rows[first].tolist()], dtype=bool
+        )
         found = np.zeros(len(self), dtype=bool)
         found[rows] = known[back]
         return found
 
-    def cheapest_of_each(self, devices: Collection[str], rows: IntArray, fits: Refusal) -> list[Setup]:
+    def cheapest_of_each(
+        self, devices: Collection[str], rows: IntArray, fits: Refusal
+    ) -> list[Setup]:
         """Of `rows` the cheapest on each of these devices alone that can be had, by dollars an hour."""
         places = {device: at for at, device in enumerate(sorted(set(devices)))}
-        code = np.array([places.get(one.device, -1) for one in self.splits.types] + [-1])[self.splits.kind]
+        code = np.array([places.get(one.device, -1) for one in self.splits.types] + [-1])[
+            self.splits.kind
+        ]
         alone = ((code == code[:, :1]) | (self.splits.kind < 0)).all(axis=1)
         kind = np.where(alone, code[:, 0], -1)[self.split]
         left, cheapest = self.by_price(rows[kind[rows] >= 0]), []
         while len(left):
             had = list(self.setups(left[:1], fits))
             cheapest += had
-            done = kind[left] == kind[left[0]] if had else self.cluster[left] == self.cluster[left[0]]
+            done = (
+                kind[left] == kind[left[0]] if had else self.cluster[left] == self.cluster[left[0]]
+            )
             left = left[~done]
         return cheapest
 
@@ -154,11 +165,20 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -
             rows = rows[_fitting(splits, rows, option, supply.fits)]
         used, back = np.unique(splits.cluster[rows], return_inverse=True)
         pools, bought, usd = option.bought([one.name for one in types], counts[used])
-        columns.append((rows, np.full(len(rows), number), number * len(counts) + splits.cluster[rows], first + back))
+        columns.append(
+            (
+                rows,
+                np.full(len(rows), number),
+                number * len(counts) + splits.cluster[rows],
+                first + back,
+            )
+        )
         prices.append(np.where(bought > 0, bought * usd, 0.0).sum(axis=1)[back])
         conditions.append(supply.job_conditions.gangs(pools, bought, state_bytes))
         first += len(used)
-    split, at, cluster, condition = (np.concatenate(one).astype(np.intp) for one in zip(*columns, strict=True))
+    split, at, cluster, condition = (
+        np.concatenate(one).astype(np.intp) for one in zip(*columns, strict=True)
+    )
     return Candidates(
         splits=splits,
         options=options,
@@ -168,7 +188,9 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -
         usd_per_hour=np.concatenate(prices),
         condition=condition,
         known_conditions=Conditions.joined(conditions),
-        compiling_s=np.array([supply.job_conditions.compilation.seconds(workload.name, one) for one in splits.modes]),
+        compiling_s=np.array(
+            [supply.job_conditions.compilation.seconds(workload.name, one) for one in splits.modes]
+        ),
         all_fit=all_fit,
     )
 
@@ -183,7 +205,9 @@ def _sells(option: PurchaseOption, splits: BatchSplits, counts: Wholes) -> BoolA
     return np.asarray(able, dtype=bool)
 
 
-def _fitting(splits: BatchSplits, rows: IntArray, option: PurchaseOption, fits: Refusal) -> BoolArray:
+def _fitting(
+    splits: BatchSplits, rows: IntArray, option: PurchaseOption, fits: Refusal
+) -> BoolArray:
     """Which of the splits at `rows` are of clusters that can be had under this option."""
     _, first, back = np.unique(splits.cluster[rows], return_index=True, return_inverse=True)
     able = [not fits(splits.setup(int(at), option.members).cluster) for at in rows[first]]
@@ -251,11 +275,15 @@ def mixed_options(groups: Sequence[Sequence[Offer]]) -> Iterator[PurchaseOption]
             anchors = _by_name(safe)
             sold = {name: offer for name, offer in _by_name(cheap).items() if name in anchors}
             for half in (False, True) if sold else ():
-                yield PurchaseOption(sold=sold, safe={name: anchors[name] for name in sold}, half=half)
+                yield PurchaseOption(
+                    sold=sold, safe={name: anchors[name] for name in sold}, half=half
+                )
 
 
 Zone = tuple[str, str, str]  # market, region, zone
-Terms = Mapping[str, tuple[float, float]]  # instance type -> dollars an hour (inf: unknown), interruptions an hour
+Terms = Mapping[
+    str, tuple[float, float]
+]  # instance type -> dollars an hour (inf: unknown), interruptions an hour
 
 # Zones of one market that are compared whole, beaten ones aside: each costs as much again as the first.
 MOST_ZONES = 4
@@ -271,19 +299,27 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     sold: dict[Zone, dict[str, tuple[float, float]]] = {}
     for offer in offers:
         terms, name = sold.setdefault(_zone(offer), {}), offer.instance_type.name
-        terms[name] = min((price_or_inf(offer), offer.interruptions_per_hour), terms.get(name, (math.inf, math.inf)))
+        terms[name] = min(
+            (price_or_inf(offer), offer.interruptions_per_hour),
+            terms.get(name, (math.inf, math.inf)),
+        )
     whole: set[Zone] = set()
     cheapest: set[tuple[Zone, str]] = set()
     for market in {zone[0] for zone in sold}:
         mine = _unbeaten({zone: terms for zone, terms in sorted(sold.items()) if zone[0] == market})
         names = {name for terms in mine.values() for name in terms}
         least = {
-            name: min((terms[name][0], zone) for zone, terms in mine.items() if name in terms)[1] for name in names
+            name: min((terms[name][0], zone) for zone, terms in mine.items() if name in terms)[1]
+            for name in names
         }
         cheapest |= {(zone, name) for name, zone in least.items()}
         wins = Counter(least.values())
         whole |= set(sorted(mine, key=lambda zone: (-wins[zone], zone))[:most])
-    return [one for one in offers if _zone(one) in whole or (_zone(one), one.instance_type.name) in cheapest]
+    return [
+        one
+        for one in offers
+        if _zone(one) in whole or (_zone(one), one.instance_type.name) in cheapest
+    ]
 
 
 def _zone(offer: Offer) -> Zone:
@@ -305,5 +341,6 @@ def _unbeaten(zones: Mapping[Zone, Terms]) -> dict[Zone, Terms]:
 def _beats(ours: Terms, theirs: Terms) -> bool:
     """Has `ours` every type of `theirs`, none dearer and none riskier?"""
     return all(
-        name in ours and ours[name][0] <= usd and ours[name][1] <= hazard for name, (usd, hazard) in theirs.items()
+        name in ours and ours[name][0] <= usd and ours[name][1] <= hazard
+        for name, (usd, hazard) in theirs.items()
     )

@@ -21,9 +21,14 @@ from scipy.special import ndtr
 
 from ..domain.numeric import BoolArray, FloatArray
 
-EVEN_ODDS = 0.5  # chance to meet below which a setup is said to miss, where no probability is required
+EVEN_ODDS = (
+    0.5  # chance to meet below which a setup is said to miss, where no probability is required
+)
 _ROUNDING = 1e-12
-_LEAST_SD, _ENDLESS = 1e-6, 1e3  # of logs: surer than any prediction; below a limit that binds nobody
+_LEAST_SD, _ENDLESS = (
+    1e-6,
+    1e3,
+)  # of logs: surer than any prediction; below a limit that binds nobody
 
 
 class Rule(Protocol):
@@ -47,7 +52,9 @@ class Meeting(NamedTuple):
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
     """Of `used` (..., draws), hours or dollars above zero; NaN overshoot where those are unknown."""
-    return Meeting(np.mean(used <= limit, axis=-1), np.mean(known_meeting(used, limit).overshoot, axis=-1))
+    return Meeting(
+        np.mean(used <= limit, axis=-1), np.mean(known_meeting(used, limit).overshoot, axis=-1)
+    )
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
@@ -63,7 +70,9 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_ENDLESS)
     density = np.exp(-((beyond / spread) ** 2) / 2) / np.sqrt(2 * np.pi)
     overshoot = np.maximum(beyond * ndtr(beyond / spread) + spread * density, 0.0)
-    return Meeting(np.asarray(ndtr(-beyond / spread), dtype=float), np.asarray(overshoot, dtype=float))
+    return Meeting(
+        np.asarray(ndtr(-beyond / spread), dtype=float), np.asarray(overshoot, dtype=float)
+    )
 
 
 def losses(rule: Rule, log_aim: FloatArray, meeting: Meeting | None) -> FloatArray:
@@ -90,4 +99,6 @@ def misses(rule: Rule, chance: FloatArray) -> BoolArray:
 def row_misses(row: Mapping[str, Any]) -> bool:
     """The same of a published row, a first choice too. One without a constraint or a cluster misses none."""
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
-    return chance is not None and bool(chance < (EVEN_ODDS if required is None else required) - _ROUNDING)
+    return chance is not None and bool(
+        chance < (EVEN_ODDS if required is None else required) - _ROUNDING
+    )

@@ -23,7 +23,9 @@ from .batch_split import StepModel
 NOT_SHOWN = "not shown to take fewer steps than ddp"
 
 
-def unproven(model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[str]) -> BoolArray:
+def unproven(
+    model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[str]
+) -> BoolArray:
     """(rows,) whether a setup is to be taken only if it is faster than plain data parallelism, and its step, at the
     upper end of its 90 % interval, takes as long as the same setup's in that, or longer; or combines them by Adasum.
 
@@ -41,8 +43,13 @@ def unproven(model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tol
     at = np.flatnonzero(np.isin(arrays.workloads.codes, list(dense)))
     if len(at):
         asked = arrays.take(at)
-        asked = replace(asked, workloads=Keys.of([dense[int(code)] for code in arrays.workloads.codes[at]]))
-        most, beside_s = predicted["step_high_s"].to_numpy(float)[at], model.predict_arrays(asked)["step_s"]
+        asked = replace(
+            asked, workloads=Keys.of([dense[int(code)] for code in arrays.workloads.codes[at]])
+        )
+        most, beside_s = (
+            predicted["step_high_s"].to_numpy(float)[at],
+            model.predict_arrays(asked)["step_s"],
+        )
         found[at] = most >= beside_s.to_numpy(float)
     return found
 
@@ -56,7 +63,9 @@ def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
     uneven = len(set(setup.batch_per_device)) > 1
     able = [one for one in workload.modes if one.runs_on(*(np.array([many]) for many in counts))[0]]
     able = [one for one in able if not (uneven and one.of_equal_batches)]
-    unknown = [one for one in able if one.combined and one.dense == ours.dense and not ours.combined]
+    unknown = [
+        one for one in able if one.combined and one.dense == ours.dense and not ours.combined
+    ]
     said = [_compressing(setup, able, model), *(f"{one.strategy}: {NOT_SHOWN}" for one in unknown)]
     return "; ".join(filter(None, said))
 
@@ -74,7 +83,9 @@ def _compressing(setup: Setup, able: Sequence[Mode], model: StepModel) -> str:
     if ours.has_to_be_faster:
         return _against(ours, own_s, own_high_s, others[0], steps_s[0])
     others_s = zip(others, steps_s, high_s, strict=True)
-    return "; ".join(_against(mode, step_s, at_most, ours, own_s) for mode, step_s, at_most in others_s)
+    return "; ".join(
+        _against(mode, step_s, at_most, ours, own_s) for mode, step_s, at_most in others_s
+    )
 
 
 def _against(mode: Mode, step_s: float, at_most_s: float, dense: Mode, dense_s: float) -> str:

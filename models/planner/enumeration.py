@@ -19,13 +19,17 @@ from ..domain.cluster import Cluster, Offer
 
 Wholes = NDArray[np.int64]
 
-Refusal = Callable[[Cluster], str]  # why a cluster can never be had; empty where it can. A provider's `fits` is one.
+Refusal = Callable[
+    [Cluster], str
+]  # why a cluster can never be had; empty where it can. A provider's `fits` is one.
 
 MOST_CLUSTERS, MOST_MIXED = 20_000, 100_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _SPARSE = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
 _DOUBLING, _COARSE = (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16, 64)
-Ladders = tuple[tuple[int, ...], tuple[int, ...]]  # numbers of each of two types, and of each of three
+Ladders = tuple[
+    tuple[int, ...], tuple[int, ...]
+]  # numbers of each of two types, and of each of three
 LADDERS: tuple[Ladders, ...] = (
     (_FINE, _FINE),
     (_FINE, _SPARSE),
@@ -60,7 +64,9 @@ Sparse = tuple[
 def _of_each(types: int, counts: Wholes) -> Sparse:
     """Every so many of the types with each of the `counts` (combinations, together)."""
     many, together = counts.shape
-    picked = np.array(list(combinations(range(types), together)), dtype=np.int64).reshape(-1, together)
+    picked = np.array(list(combinations(range(types), together)), dtype=np.int64).reshape(
+        -1, together
+    )
     missing = [(0, 0), (0, 3 - together)]
     return (
         np.pad(np.repeat(picked, many, axis=0), missing, constant_values=types),
@@ -96,7 +102,9 @@ def _every(types: int, max_hosts: int) -> Wholes:
     return np.array(rows, dtype=np.int64).reshape(len(rows), types)
 
 
-def clusters_of(offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int) -> Iterator[Cluster]:
+def clusters_of(
+    offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int
+) -> Iterator[Cluster]:
     """Every cluster of 1 to `max_hosts` instances of one market and zone that `fits`, members sorted by type.
 
     Where a market has more than `most`, clusters keep to at most two types, in any numbers. Built one by one as they

@@ -62,7 +62,13 @@ def _decimals(value: float, what: str) -> int:
 
 
 def winner(
-    row: Row, rival: Row | None, goal: Goal, *, clusters: int, nearest: float | None = None, input_by: str = ""
+    row: Row,
+    rival: Row | None,
+    goal: Goal,
+    *,
+    clusters: int,
+    nearest: float | None = None,
+    input_by: str = "",
 ) -> str:
     """Why the first in rank among so many `clusters` is the first, and what limits it: `input_by` is more of what would
     help where that is input.
@@ -91,7 +97,9 @@ def winner(
         if what is not None and rival[aim] < row[aim] * (1 - _SAME):
             limit, chance = amount(goal.limit or 0.0, what), rival["p_meets_constraint"]
             but = f" but meets {limit} with only {chance:.0%} probability"
-            if chance >= row["p_meets_constraint"]:  # it loses by how far it misses, not by how often
+            if (
+                chance >= row["p_meets_constraint"]
+            ):  # it loses by how far it misses, not by how often
                 but = f" but where it misses {limit} it does by more"
         parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
     parts.append(f"the best with {row['p_best']:.0%} probability")
@@ -100,7 +108,11 @@ def winner(
     if made_up_of := _parts_of_step(row):
         parts.append(made_up_of)
     if nearest is not None:
-        parts.append("measured itself" if nearest < _ITSELF else f"nearest measurement {nearest:.1f} doublings away")
+        parts.append(
+            "measured itself"
+            if nearest < _ITSELF
+            else f"nearest measurement {nearest:.1f} doublings away"
+        )
     return "; ".join(parts)
 
 
@@ -113,7 +125,9 @@ def _parts_of_step(row: Row) -> str:
     exposed, waiting = row["exposed_communication_s"], row["input_s"]
     least = _LEAST_PART * (row["compute_s"] + exposed + waiting)
     hidden = row["communication_s"] - exposed
-    computing = {"stragglers": "computing on the slowest device"}.get(row["bottleneck"], "computing")
+    computing = {"stragglers": "computing on the slowest device"}.get(
+        row["bottleneck"], "computing"
+    )
     if row["bottleneck"] == "input" and waiting <= least:
         computing = "making batches, for the most part, and computing"
 
@@ -224,7 +238,10 @@ def made_to_fit(setup: Setup, workload: Workload, model: StepModel) -> str:
     mode = setup.mode
     plainest = min(
         (one for one in workload.modes if one.precision == mode.precision),
-        key=lambda one: (one.of_several, one.switches.count("+") + (one.switches != Mode().switches)),
+        key=lambda one: (
+            one.of_several,
+            one.switches.count("+") + (one.switches != Mode().switches),
+        ),
         default=mode,
     )
     whole = tuple(batch * setup.accumulation_steps for batch in setup.batch_per_device)
@@ -263,10 +280,14 @@ def obstacle(workload: Workload, supply: Supply, model: StepModel) -> str:
     types = list({one.instance_type.name: one.instance_type for one in able}.values())
     names = [one.name for one in workload.variants]
     least_bytes = {
-        one.name: min(model.peak_bytes(name, one.name, 1, supply.max_hosts * one.devices) for name in names)
+        one.name: min(
+            model.peak_bytes(name, one.name, 1, supply.max_hosts * one.devices) for name in names
+        )
         for one in types
     }
-    roomy = [one for one in types if not least_bytes[one.name] > one.device_memory_gib * _BYTES_PER_GIB]
+    roomy = [
+        one for one in types if not least_bytes[one.name] > one.device_memory_gib * _BYTES_PER_GIB
+    ]
     if types and not roomy:
         return _too_small(types, min(least_bytes.values()))
     counts = sorted({one.devices for one in roomy})
@@ -290,7 +311,12 @@ def _too_small(types: Sequence[InstanceType], least_bytes: float) -> str:
 def _nearest(totals: Sequence[int], counts: Sequence[int]) -> list[int]:
     """The multiples of some count that lie between the totals, or else the next below and above them."""
     least, most = min(totals), max(totals)
-    near = {one for total in totals for many in counts for one in (total // many * many, -(-total // many) * many)}
+    near = {
+        one
+        for total in totals
+        for many in counts
+        for one in (total // many * many, -(-total // many) * many)
+    }
     between = sorted(one for one in near if least <= one <= most)
     below, above = [one for one in near if 0 < one < least], [one for one in near if one > most]
     return between or [*([max(below)] if below else []), min(above)]

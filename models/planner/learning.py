@@ -18,7 +18,9 @@ import pandas as pd
 from ..domain.workload import Mode, Workload
 
 LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
-LEARNING_MOST_S = 90.0  # of one run: LEAST_WINDOWS of steps of 2 s; then the windows that it has are compared
+LEARNING_MOST_S = (
+    90.0  # of one run: LEAST_WINDOWS of steps of 2 s; then the windows that it has are compared
+)
 LEARNING_SEEDS = (1, 2)  # what other weights and batches change is the noise
 AVERAGED = 4  # windows at either end: a window is short, so that a slow training has several within its seconds
 LEAST_WINDOWS = 8  # that all runs must have: fewer tell little of what is learned
@@ -61,7 +63,9 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
             for one in (mode.dense.strategy, mode.strategy)
         )
         seeds = dense.index.intersection(own.index)
-        if len(seeds) >= len(LEARNING_SEEDS) and (found := _compared(dense.loc[seeds], own.loc[seeds])):
+        if len(seeds) >= len(LEARNING_SEEDS) and (
+            found := _compared(dense.loc[seeds], own.loc[seeds])
+        ):
             return found
     return None
 
@@ -82,7 +86,12 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     if not diverged:
         loss = float(np.mean([losses[windows - AVERAGED : windows] for losses in own["losses"]]))
     allowed = float(last + max(TOLERANCE * (first - last), apart))
-    return Verdict(steps=windows * int(dense["steps_a_window"].iloc[0]), loss=loss, dense=float(last), allowed=allowed)
+    return Verdict(
+        steps=windows * int(dense["steps_a_window"].iloc[0]),
+        loss=loss,
+        dense=float(last),
+        allowed=allowed,
+    )
 
 
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
@@ -109,13 +118,17 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
     return found
 
 
-def unknown_learning(runs: pd.DataFrame, workloads: Sequence[Workload]) -> list[tuple[Workload, Mode]]:
+def unknown_learning(
+    runs: pd.DataFrame, workloads: Sequence[Workload]
+) -> list[tuple[Workload, Mode]]:
     """Workloads and modes that a launch with two machines is to show the learning of: nobody tried it yet."""
     return [
         (workload, mode)
         for workload in workloads
         for mode in workload.modes
-        if _asked(workload, mode) and verdict(runs, workload, mode) is None and not _tried(runs, workload, mode)
+        if _asked(workload, mode)
+        and verdict(runs, workload, mode) is None
+        and not _tried(runs, workload, mode)
     ]
 
 
@@ -134,8 +147,14 @@ def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
     alike = {**alike, "precision": mode.precision, "switches": mode.switches}
     mine = runs[np.logical_and.reduce([runs[name] == value for name, value in alike.items()])]
     own = mine[mine["strategy"] == mode.strategy]
-    if (own["status"].isin(["measured", "failed"]) & (own["cause"] == "")).sum() >= MOST_TRIES * len(LEARNING_SEEDS):
+    if (
+        own["status"].isin(["measured", "failed"]) & (own["cause"] == "")
+    ).sum() >= MOST_TRIES * len(LEARNING_SEEDS):
         return True
-    measured = mine[(mine["status"] == "measured") & mine["strategy"].isin([mode.strategy, mode.dense.strategy])]
+    measured = mine[
+        (mine["status"] == "measured") & mine["strategy"].isin([mode.strategy, mode.dense.strategy])
+    ]
     seeds = measured.groupby([*_ALIKE, "seed"])["strategy"].nunique()
-    return bool(len(seeds) and ((seeds == 2).groupby(level=_ALIKE).sum() >= len(LEARNING_SEEDS)).any())
+    return bool(
+        len(seeds) and ((seeds == 2).groupby(level=_ALIKE).sum() >= len(LEARNING_SEEDS)).any()
+    )

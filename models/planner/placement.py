@@ -78,7 +78,9 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
     found = []
     for level in range(machines.bit_length() - 1):
         distance = 1 << level
-        peers = tuple((place, place ^ distance) for place in range(machines) if not place & distance)
+        peers = tuple(
+            (place, place ^ distance) for place in range(machines) if not place & distance
+        )
         found.append(Round(places=peers, bytes=size / (2 * distance), times=2))
     return tuple(found)
 
@@ -88,7 +90,9 @@ def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> Float
     total = np.zeros(len(orders))
     for one in rounds:
         senders, receivers = np.array(one.places).T
-        each = (links.latency_s + one.bytes * links.byte_s)[orders[:, senders], orders[:, receivers]]
+        each = (links.latency_s + one.bytes * links.byte_s)[
+            orders[:, senders], orders[:, receivers]
+        ]
         slowest = each.max(axis=1)
         total += one.times * (slowest + links.sharing * (each.sum(axis=1) - slowest))
     return total
@@ -136,7 +140,12 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Choice:
     order = fastest(_median(sweeps), rounds)
     found = f"predicted {gain:.0%} fewer seconds of communication, standard error {error:.1%}"
     if gain < LEAST_GAIN or gain < SURE * error:
-        return Choice(order=tuple(map(int, as_they_come)), gain=gain, error=error, reason=f"as they come: {found}")
+        return Choice(
+            order=tuple(map(int, as_they_come)),
+            gain=gain,
+            error=error,
+            reason=f"as they come: {found}",
+        )
     return Choice(order=order, gain=gain, error=error, reason=found)
 
 

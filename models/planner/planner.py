@@ -110,16 +110,26 @@ def _more(setup: Setup, *, workload: Workload, model: StepModel, vetoes: Mapping
     """What else there is to say of a setup: what makes it fit, and whether to send something else."""
     counts = (len(setup.layout), min(setup.layout), max(setup.layout), sum(setup.layout))
     sizes = [np.array([one]) for one in counts]
-    vetoed = [why for mode, why in vetoes.items() if mode.dense == setup.mode.dense and mode.runs_on(*sizes)[0]]
-    return "; ".join(filter(None, [*(one(setup, workload, model) for one in (made_to_fit, compared)), *vetoed]))
+    vetoed = [
+        why
+        for mode, why in vetoes.items()
+        if mode.dense == setup.mode.dense and mode.runs_on(*sizes)[0]
+    ]
+    return "; ".join(
+        filter(None, [*(one(setup, workload, model) for one in (made_to_fit, compared)), *vetoed])
+    )
 
 
-def _with_what_is_not_allowed(rows: Sequence[Row], workload: Workload, supply: Supply, model: StepModel) -> list[Row]:
+def _with_what_is_not_allowed(
+    rows: Sequence[Row], workload: Workload, supply: Supply, model: StepModel
+) -> list[Row]:
     """`rows`, where a goal is infeasible with the setup that would meet it and may not be chosen, and why not.
 
     Such are setups of modes that have to be faster than plain data parallelism: vetoed, or not surely faster.
     """
-    changing = tuple(one for one in workload.modes if one.has_to_be_faster and one.dense in workload.modes)
+    changing = tuple(
+        one for one in workload.modes if one.has_to_be_faster and one.dense in workload.modes
+    )
     if not changing:
         return list(rows)
     others = plan(replace(workload, modes=changing), replace(supply, vetoes={}), model, top=1).rows
@@ -143,9 +153,13 @@ def _goal_of(row: Row) -> tuple[object, ...]:
 
 def nothing(workload: Workload, why: str = "") -> Plan:
     """The plan where there is nothing to choose from: each goal says so, and `why` where that is known."""
-    rows = recommend(workload, job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS))))
+    rows = recommend(
+        workload, job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
+    )
     rows = [row | {"reason": why or row["reason"]} for row in rows]
-    return Plan(rows=rows, frontier=[], candidates=0, clusters=0, looked_at=0, drawn_for=0, ranked=[])
+    return Plan(
+        rows=rows, frontier=[], candidates=0, clusters=0, looked_at=0, drawn_for=0, ranked=[]
+    )
 
 
 def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Setup]:
@@ -161,21 +175,30 @@ def allowed(workload: Workload, supply: Supply, model: StepModel) -> Candidates 
     """The same as arrays, clusters that do not fit among them where there are many; None where nothing is on offer or
     every mode is vetoed. Raises as `candidates`.
     """
-    workload = replace(workload, modes=tuple(one for one in workload.modes if one not in supply.vetoes))
-    return enumerate_candidates(workload, supply, model) if supply.offers and workload.modes else None
+    workload = replace(
+        workload, modes=tuple(one for one in workload.modes if one not in supply.vetoes)
+    )
+    return (
+        enumerate_candidates(workload, supply, model) if supply.offers and workload.modes else None
+    )
 
 
 def _frontier(costs: CandidateCosts, goals: Sequence[Goal]) -> list[Row]:
     """What no other beats in both expected hours and dollars, but for rounding; where one goal alone has a constraint,
     with the chance that it is met."""
     rows: IntArray = frontier(costs)
-    rows = rows[undominated(to_rounding(costs.hours[rows]), to_rounding(costs.expected("usd")[rows]))]
+    rows = rows[
+        undominated(to_rounding(costs.hours[rows]), to_rounding(costs.expected("usd")[rows]))
+    ]
     limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
     chances: list[float | None] = [None] * len(rows)
     if len(limits) == 1 and len(rows):
         chances = costs.meeting(rows, *limits[0]).chance.tolist()
-    figures = zip(rows.tolist(), costs.hours[rows], costs.expected("usd")[rows], chances, strict=True)
+    figures = zip(
+        rows.tolist(), costs.hours[rows], costs.expected("usd")[rows], chances, strict=True
+    )
     return [
-        summary(costs.candidates.setup(row), float(hours), float(usd)) | {"p_meets_constraint": chance}
+        summary(costs.candidates.setup(row), float(hours), float(usd))
+        | {"p_meets_constraint": chance}
         for row, hours, usd, chance in figures
     ]

@@ -26,15 +26,49 @@ Row = dict[str, Any]
 # Clusters compared draw by draw for the chance of the best, and setups looked through for a near miss.
 CLUSTERS_COMPARED = 50
 COLUMNS = (
-    *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd", "p_required", "rank"),
-    *("status", "cluster", "cluster_offers", "layout", "batch_per_device", "accumulation_steps", "strategy"),
+    *(
+        "workload",
+        "samples",
+        "global_batch",
+        "goal",
+        "constraint_hours",
+        "constraint_usd",
+        "p_required",
+        "rank",
+    ),
+    *(
+        "status",
+        "cluster",
+        "cluster_offers",
+        "layout",
+        "batch_per_device",
+        "accumulation_steps",
+        "strategy",
+    ),
     *("precision", "switches", "region", "step_s", "step_low_s", "step_high_s", "samples_per_s"),
     *("hours", "hours_p90", "usd"),
-    *("usd_p90", "usd_per_million_samples", "p_meets_constraint", "p_best", "bottleneck", "measured_runs", "reason"),
-    *("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions"),
+    *(
+        "usd_p90",
+        "usd_per_million_samples",
+        "p_meets_constraint",
+        "p_best",
+        "bottleneck",
+        "measured_runs",
+        "reason",
+    ),
+    *(
+        "market",
+        "usd_machines",
+        "usd_storage",
+        "usd_other",
+        "interruption_risk",
+        "expected_interruptions",
+    ),
     *("compute_s", "communication_s", "exposed_communication_s", "input_s"),
 )
-_PARTS = COLUMNS[-4:]  # of a step, where the model says them: the first, the third and the last make it up
+_PARTS = COLUMNS[
+    -4:
+]  # of a step, where the model says them: the first, the third and the last make it up
 
 
 def recommend(
@@ -65,7 +99,9 @@ def recommend(
     def about(index: int) -> tuple[int, str]:
         return measured[index], more(costs.setups[index])
 
-    return [row for goal in goals_of(workload) for row in _rank(workload, goal, costs, about, top, many)]
+    return [
+        row for goal in goals_of(workload) for row in _rank(workload, goal, costs, about, top, many)
+    ]
 
 
 def goals_of(workload: Workload) -> list[Goal]:
@@ -103,7 +139,9 @@ def _rank(
         meeting = drawn_meeting(costs.drawn(what), limit)
     log_aim = np.log(aimed, out=np.full(len(aimed), np.nan), where=usable)
     loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
-    order = np.lexsort((other, loss.round(9)))  # what differs by rounding is equal; `search` keeps as much
+    order = np.lexsort(
+        (other, loss.round(9))
+    )  # what differs by rounding is equal; `search` keeps as much
     best = _best_splits(order[np.isfinite(loss[order])], costs.cluster)
     many = clusters_compared(top)
     if not best:
@@ -114,7 +152,9 @@ def _rank(
     if meeting is not None and what is not None:
         missing = misses(goal, meeting.chance)
         better = np.flatnonzero(usable & (aimed < aimed[best[0]]))
-        nearest = better[np.lexsort((aimed[better], to_rounding(costs.expected(what)[better])))][:many]
+        nearest = better[np.lexsort((aimed[better], to_rounding(costs.expected(what)[better])))][
+            :many
+        ]
         met = costs.cluster[np.concatenate([np.flatnonzero(usable & ~missing), named[:top]])]
         nearest = nearest[missing[nearest] & ~np.isin(costs.cluster[nearest], met)]
         closest = nearest[np.argsort(-meeting.chance[nearest], kind="stable")]
@@ -140,7 +180,9 @@ def _rank(
         goal,
         clusters=clusters,
         nearest=_nearest(costs, best[0]),
-        input_by=str(costs.predictions["input_by"][best[0]]) if "input_by" in costs.predictions else "",
+        input_by=str(costs.predictions["input_by"][best[0]])
+        if "input_by" in costs.predictions
+        else "",
     )
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
@@ -152,7 +194,9 @@ def _rank(
 def _nearest(costs: JobCosts, index: int) -> float | None:
     """Doublings to the nearest measurement; None where the model does not say, or nothing of the workload ever ran."""
     doublings = (
-        float(costs.predictions["nearest_doublings"][index]) if "nearest_doublings" in costs.predictions else np.nan
+        float(costs.predictions["nearest_doublings"][index])
+        if "nearest_doublings" in costs.predictions
+        else np.nan
     )
     return doublings if np.isfinite(doublings) else None
 
@@ -181,10 +225,16 @@ def _chance_of_best(goal: Goal, costs: JobCosts, named: Sequence[int]) -> list[f
     if goal.constraint is not None and goal.limit is not None:
         meeting = known_meeting(costs.expected_by_draw(goal.constraint)[named], goal.limit)
     lost = losses(goal, np.log(costs.expected_by_draw(goal.objective)[named]), meeting)
-    return [float(one) for one in np.bincount(np.argmin(lost.round(9), axis=0), minlength=len(lost)) / lost.shape[1]]
+    return [
+        float(one)
+        for one in np.bincount(np.argmin(lost.round(9), axis=0), minlength=len(lost))
+        / lost.shape[1]
+    ]
 
 
-def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, many: int) -> Row:
+def _infeasible(
+    workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, many: int
+) -> Row:
     """One row that names no cluster to launch, but in its reason the nearest one and the constraint it would meet."""
     row: Row = dict.fromkeys(COLUMNS) | _asked(workload, goal) | {"rank": 1, "status": "infeasible"}
     fixed = workload.global_batch_least == workload.global_batch_most
@@ -256,7 +306,11 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, index: int) -> Row:
             "usd_p90": _known(costs.usd_per_hour[index] * hours_p90),
             "usd_per_million_samples": None if usd is None else usd / workload.samples * 1e6,
             "bottleneck": str(predicted["bottleneck"]),
-            **({name: float(predicted[name]) for name in _PARTS} if set(_PARTS) <= {*predicted.index} else {}),
+            **(
+                {name: float(predicted[name]) for name in _PARTS}
+                if set(_PARTS) <= {*predicted.index}
+                else {}
+            ),
             "interruption_risk": float(costs.interruption_risk[index]),
             "expected_interruptions": float(costs.interruptions[index]),
         }
@@ -272,7 +326,8 @@ def _bill(setup: Setup, hours: float) -> Row:
     price, members = setup.cluster.usd_per_hour, setup.cluster.members
     machines = None if price is None else hours * price
     storage, other = (
-        hours * sum(getattr(one, part) for one in members) for part in ("storage_usd_per_hour", "other_usd_per_hour")
+        hours * sum(getattr(one, part) for one in members)
+        for part in ("storage_usd_per_hour", "other_usd_per_hour")
     )
     usd = None if machines is None else machines + storage + other
     return {"usd": usd, "usd_machines": machines, "usd_storage": storage, "usd_other": other}

@@ -39,7 +39,11 @@ def deciding(costs: CandidateCosts, goal: Goal, *, count: int) -> IntArray:
     """
     aim, what = goal.objective, goal.constraint
     chosen, loss = first_rows(
-        costs, partial(costs.least_loss, goal), partial(costs.loss, goal), by=costs.candidates.cluster, count=count
+        costs,
+        partial(costs.least_loss, goal),
+        partial(costs.loss, goal),
+        by=costs.candidates.cluster,
+        count=count,
     )
     if what is None or goal.limit is None:
         return np.sort(chosen)
@@ -51,7 +55,9 @@ def deciding(costs: CandidateCosts, goal: Goal, *, count: int) -> IntArray:
     def limited(rows: IntArray) -> FloatArray:
         return np.where(costs.expected(aim)[rows] < best, costs.expected(what)[rows], np.inf)
 
-    tempting, _ = first_rows(costs, lambda rows: bound[rows], limited, by=np.arange(len(bound)), count=count)
+    tempting, _ = first_rows(
+        costs, lambda rows: bound[rows], limited, by=np.arange(len(bound)), count=count
+    )
     if not len(chosen):
         return np.sort(tempting)
     splits = np.flatnonzero(np.isin(costs.candidates.cluster, costs.candidates.cluster[tempting]))
@@ -72,7 +78,10 @@ def first_rows(
     found, values, cutoff = np.zeros(0, dtype=np.intp), np.zeros(0), np.inf
     while len(left):
         rows, left = _least(left, bound)
-        rows, left = rows[bound[rows] <= cutoff], left if cutoff == np.inf else left[bound[left] <= cutoff]
+        rows, left = (
+            rows[bound[rows] <= cutoff],
+            left if cutoff == np.inf else left[bound[left] <= cutoff],
+        )
         costs.look(rows)
         bound[rows] = least(rows)
         rows = rows[np.argsort(bound[rows], kind="stable")]
@@ -137,13 +146,17 @@ def _layers(positions: IntArray, hours: FloatArray, usd: FloatArray) -> IntArray
     return positions[np.concatenate(picked)]
 
 
-def _beaten(hours: FloatArray, usd: FloatArray, front_hours: FloatArray, front_usd: FloatArray) -> BoolArray:
+def _beaten(
+    hours: FloatArray, usd: FloatArray, front_hours: FloatArray, front_usd: FloatArray
+) -> BoolArray:
     """Is there one on the front (by rising hours) that is better in one and no worse in the other?"""
     if not len(front_hours):
         return np.zeros(len(hours), dtype=bool)
     at = np.searchsorted(front_hours, hours, side="right") - 1
     theirs, their_hours = front_usd[at.clip(0)], front_hours[at.clip(0)]
-    return np.asarray((at >= 0) & (theirs <= usd) & ((theirs < usd) | (their_hours < hours)), dtype=bool)
+    return np.asarray(
+        (at >= 0) & (theirs <= usd) & ((theirs < usd) | (their_hours < hours)), dtype=bool
+    )
 
 
 def _cutoff(value: FloatArray, by: IntArray, count: int) -> float:
@@ -160,7 +173,14 @@ class CandidateCosts:
     """Bounds of all rows at once; expectations and draws of those that are looked at, kept once known."""
 
     def __init__(
-        self, workload: Workload, candidates: Candidates, *, fits: Refusal, model: StepModel, draws: int, seed: int
+        self,
+        workload: Workload,
+        candidates: Candidates,
+        *,
+        fits: Refusal,
+        model: StepModel,
+        draws: int,
+        seed: int,
     ) -> None:
         """`draws` is even: a model's draws come in pairs about its prediction."""
         self.candidates = candidates
@@ -168,12 +188,18 @@ class CandidateCosts:
         self._arrays = candidates.splits.arrays()
         self._step_hours = -(-workload.samples // np.maximum(candidates.splits.total, 1)) / 3600.0
         self._least_s = model.least_seconds(self._arrays) if len(candidates) else np.zeros(0)
-        self._step_s = np.full(len(candidates.splits), np.nan)  # predicted, where one of a split's rows was looked at
+        self._step_s = np.full(
+            len(candidates.splits), np.nan
+        )  # predicted, where one of a split's rows was looked at
         self._unproven = np.zeros(len(candidates.splits), dtype=bool)
         self._tolerated = {one.name for one in workload.variants}
         rows = slice(None)
-        self.least_hours = expected_hours(self._work(rows, self._least_s), candidates.conditions(rows))
-        self.hours = np.full(len(candidates), np.nan)  # expected, where they were looked at; infinite where refused
+        self.least_hours = expected_hours(
+            self._work(rows, self._least_s), candidates.conditions(rows)
+        )
+        self.hours = np.full(
+            len(candidates), np.nan
+        )  # expected, where they were looked at; infinite where refused
         self._drawn: dict[int, FloatArray] = {}
         self._refused: dict[int, bool] = {}
 
@@ -184,7 +210,9 @@ class CandidateCosts:
 
     def bound(self, what: str) -> FloatArray:
         """Expected "hours" or "usd" that no row undercuts; NaN where the price is unknown."""
-        return self.least_hours if what == "hours" else self.candidates.usd_per_hour * self.least_hours
+        return (
+            self.least_hours if what == "hours" else self.candidates.usd_per_hour * self.least_hours
+        )
 
     def expected(self, what: str) -> FloatArray:
         """The same as predicted, NaN where nobody has looked."""
@@ -200,8 +228,12 @@ class CandidateCosts:
             predicted = self._model.predict_arrays(asked)
             self._step_s[wanted] = predicted["step_s"].to_numpy(float)
             self._unproven[wanted] = unproven(self._model, asked, predicted, self._tolerated)
-        self.hours[fresh] = expected_hours(self._work(fresh, self._step_s), self.candidates.conditions(fresh))
-        self.hours[fresh[self._is_refused(fresh) | self._unproven[self.candidates.split[fresh]]]] = np.inf
+        self.hours[fresh] = expected_hours(
+            self._work(fresh, self._step_s), self.candidates.conditions(fresh)
+        )
+        self.hours[
+            fresh[self._is_refused(fresh) | self._unproven[self.candidates.split[fresh]]]
+        ] = np.inf
 
     @property
     def drawn_for(self) -> int:
@@ -210,14 +242,20 @@ class CandidateCosts:
 
     def predictions(self, rows: IntArray) -> pd.DataFrame:
         """What the model says of these rows, aligned with them."""
-        return self._model.predict_arrays(self._arrays.take(self.candidates.split[rows])).reset_index(drop=True)
+        return self._model.predict_arrays(
+            self._arrays.take(self.candidates.split[rows])
+        ).reset_index(drop=True)
 
     def draws(self, rows: IntArray) -> FloatArray:
         """(rows, draws) step seconds."""
         splits = self.candidates.split[rows].tolist()
-        wanted = np.array([one for one in dict.fromkeys(splits) if one not in self._drawn], dtype=np.intp)
+        wanted = np.array(
+            [one for one in dict.fromkeys(splits) if one not in self._drawn], dtype=np.intp
+        )
         if len(wanted):
-            drawn = self._model.draw_arrays(self._arrays.take(wanted), count=self._draws, seed=self._seed)
+            drawn = self._model.draw_arrays(
+                self._arrays.take(wanted), count=self._draws, seed=self._seed
+            )
             self._drawn.update(zip(wanted.tolist(), drawn, strict=True))
         return np.array([self._drawn[one] for one in splits]).reshape(len(splits), self._draws)
 
@@ -226,7 +264,9 @@ class CandidateCosts:
         work = self.draws(rows) * self._step_hours[self.candidates.split[rows], None]
         expected = self._work(rows, self._step_s)
         hours = drawn_hours(work, expected, self.candidates.conditions(rows), seed=self._seed)
-        return drawn_meeting(hours if what == "hours" else self.candidates.usd_per_hour[rows, None] * hours, limit)
+        return drawn_meeting(
+            hours if what == "hours" else self.candidates.usd_per_hour[rows, None] * hours, limit
+        )
 
     def loss(self, goal: Goal, rows: IntArray) -> FloatArray:
         """(rows,) what these lose by the rule; they were looked at."""
@@ -245,7 +285,9 @@ class CandidateCosts:
             return losses(goal, log_aim, None)
         if goal.p_required is None:
             least = self._least_geometric_hours(rows)
-            meeting = known_meeting(least if goal.constraint == "hours" else usd_per_hour * least, goal.limit)
+            meeting = known_meeting(
+                least if goal.constraint == "hours" else usd_per_hour * least, goal.limit
+            )
         else:
             hopeless = self.hopeless(rows, goal.constraint, goal.limit, goal.p_required)
             meeting = Meeting((~hopeless).astype(float), np.zeros(len(rows)))
@@ -275,7 +317,9 @@ class CandidateCosts:
         by the start-up that the part beyond a half keeps to.
         """
         beyond = max(p_required - 0.5, 0.0)
-        startup = least_startup(self.candidates.conditions(rows), draws=self._draws, part=beyond) / 3600
+        startup = (
+            least_startup(self.candidates.conditions(rows), draws=self._draws, part=beyond) / 3600
+        )
         least = startup + self._known_work(rows)
         value = least if what == "hours" else self.candidates.usd_per_hour[rows] * least
         return np.asarray((p_required > 0.5) & (value > limit * (1 + 1e-9)), dtype=bool)

@@ -127,7 +127,11 @@ class Series:
         """Of `size` units; where several shares were measured the fastest. None where it is not known."""
         own, micro = self.steps.get(size, {}), work.micro_batch
         if micro is None:
-            ran = [(seconds, one) for (one, steps), seconds in own.items() if size * one * steps == work.batch]
+            ran = [
+                (seconds, one)
+                for (one, steps), seconds in own.items()
+                if size * one * steps == work.batch
+            ]
             return Step(*min(ran), True) if ran else None
         count, alone = self._count(size, work), self.alone(micro)
         if count is None:
@@ -149,7 +153,11 @@ class Series:
 
     def alone(self, batch: float) -> float | None:
         """Seconds of one unit for so many samples at once, between those measured by a straight line; None beyond."""
-        known = sorted((micro, seconds) for (micro, steps), seconds in self.steps.get(1, {}).items() if steps == 1)
+        known = sorted(
+            (micro, seconds)
+            for (micro, steps), seconds in self.steps.get(1, {}).items()
+            if steps == 1
+        )
         if not known or not known[0][0] <= batch <= known[-1][0]:
             return None
         return float(np.interp(batch, *np.array(known).T))
@@ -167,7 +175,9 @@ class Series:
     @property
     def batches(self) -> list[float]:
         """Global batches that were measured on any size, ascending."""
-        return sorted({size * micro * count for size, own in self.steps.items() for micro, count in own})
+        return sorted(
+            {size * micro * count for size, own in self.steps.items() for micro, count in own}
+        )
 
     def works(self, least: float, most: float) -> list[Work]:
         """Of global batches between these all that are known on one unit and on another size."""
@@ -175,7 +185,11 @@ class Series:
         if least == most:
             asked += [Work(least)]
         micros = sorted({micro for own in self.steps.values() for micro, _ in own})
-        asked += [Work(batch, micro) for batch in dict.fromkeys(one.batch for one in asked) for micro in micros]
+        asked += [
+            Work(batch, micro)
+            for batch in dict.fromkeys(one.batch for one in asked)
+            for micro in micros
+        ]
         return [
             work
             for work in asked
@@ -274,9 +288,14 @@ def series_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     """
     runs = valid_runs(data.runs)
     named = [workload_and_mode(str(name)) for name in runs.get("workload", ())]
-    runs = runs.iloc[[at for at, (name, mode) in enumerate(named) if name == workload and not mode.of_several]]
+    runs = runs.iloc[
+        [at for at, (name, mode) in enumerate(named) if name == workload and not mode.of_several]
+    ]
     setups = read_setups(runs, dict(devices))
-    equal = ~(setups.present & ((setups.kind != setups.kind[:, :1]) | (setups.layout != setups.layout[:, :1])))
+    equal = ~(
+        setups.present
+        & ((setups.kind != setups.kind[:, :1]) | (setups.layout != setups.layout[:, :1]))
+    )
     equal &= ~(setups.present & (setups.batch != setups.batch[:, :1]))
     seconds: dict[tuple[str, str, int], dict[int, dict[tuple[float, int], list[float]]]] = {}
 
@@ -286,12 +305,20 @@ def series_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     for at in np.flatnonzero(equal.all(axis=1)).tolist():
         owner, name = setups.workloads[at], setups.types[at][0]
         machines, each = int(setups.instances[at]), int(setups.layout[at, 0])
-        batch, steps, step_s = setups.batch[at, 0], int(setups.accumulation[at]), float(runs["step_s"].iloc[at])
+        batch, steps, step_s = (
+            setups.batch[at, 0],
+            int(setups.accumulation[at]),
+            float(runs["step_s"].iloc[at]),
+        )
         add((owner, name, each), machines, (float(each * batch), steps), step_s)
         if machines == 1:
             add((owner, name, 0), each, (float(batch), steps), step_s)
     for row in rows_of(_profiled(data.profiles, workload)):
-        owner, name, shape = str(row["workload"]), str(row["instance_type"]), (float(row["batch"]), 1)
+        owner, name, shape = (
+            str(row["workload"]),
+            str(row["instance_type"]),
+            (float(row["batch"]), 1),
+        )
         for each in (0, 1):
             own = seconds.get((owner, name, each), {})
             if (own or each) and shape not in own.get(1, {}):
@@ -302,7 +329,8 @@ def series_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
             instance_type=name,
             devices_each=each,
             steps={
-                size: {shape: float(np.median(all_s)) for shape, all_s in own.items()} for size, own in sizes.items()
+                size: {shape: float(np.median(all_s)) for shape, all_s in own.items()}
+                for size, own in sizes.items()
             },
         )
         for (owner, name, each), sizes in sorted(seconds.items())
@@ -315,17 +343,25 @@ def _profiled(profiles: pd.DataFrame, workload: str) -> pd.DataFrame:
     if not len(profiles):
         return pd.DataFrame(columns=["workload", "instance_type", "batch", "step_s"])
     named = [workload_and_mode(str(name)) for name in profiles["workload"]]
-    own = profiles.iloc[[at for at, (name, mode) in enumerate(named) if name == workload and not mode.of_several]]
+    own = profiles.iloc[
+        [at for at, (name, mode) in enumerate(named) if name == workload and not mode.of_several]
+    ]
     return own.assign(step_s=own["forward_s"] + own["backward_s"] + own["optimizer_s"])
 
 
-def efficiencies(series: Series, work: Work, known: Iterable[int], size: int) -> tuple[float | None, float | None]:
+def efficiencies(
+    series: Series, work: Work, known: Iterable[int], size: int
+) -> tuple[float | None, float | None]:
     """Predicted efficiency of `size` units by the rule and by shares, from the steps of `known` sizes alone.
 
     Both rest on one unit and the largest of the others; None where these, or one unit's share, are not known.
     """
     one = series.step(1, work)
-    steps = {other: step for other in known if other > 1 and (step := series.step(other, work)) is not None}
+    steps = {
+        other: step
+        for other in known
+        if other > 1 and (step := series.step(other, work)) is not None
+    }
     if one is None or not steps:
         return None, None
     largest = max(steps)
@@ -350,7 +386,9 @@ def scaling_of(series: Series, work: Work, data: TrainingData, machine: Machine)
     rule = Rule.through(one.seconds, measured, steps[measured].seconds)
     checks = []
     for size, step in steps.items():
-        by_rule, by_shares = efficiencies(series, work, [other for other in steps if other < size], size)
+        by_rule, by_shares = efficiencies(
+            series, work, [other for other in steps if other < size], size
+        )
         checks.append(
             Check(
                 size=size,
@@ -382,7 +420,11 @@ def _largest(series: Series, work: Work, rule: Rule, alpha: float, devices: int)
     """
     steps, by_rule = series.sizes(work), rule.largest(alpha)
     inside = series.devices_each == 0
-    most = max(devices, *series.steps) if inside else min(int(work.batch // series.devices_each), _MOST_SIZE)
+    most = (
+        max(devices, *series.steps)
+        if inside
+        else min(int(work.batch // series.devices_each), _MOST_SIZE)
+    )
     reached = {size: steps[1].seconds / (size * step.seconds) for size, step in steps.items()}
     for size in range(2, most + 1):
         if size not in steps and work.batch % (size * (series.devices_each or 1)) == 0:
@@ -400,21 +442,35 @@ def _largest(series: Series, work: Work, rule: Rule, alpha: float, devices: int)
 def _hiding(series: Series, work: Work, data: TrainingData, machine: Machine) -> Hiding | None:
     """Of the largest size that was measured; None where bytes of gradients or one unit's share are not known."""
     size = max(series.sizes(work))
-    step, extra, compute = series.step(size, work), extra_seconds(series, work, size), series.share(size, work)
+    step, extra, compute = (
+        series.step(size, work),
+        extra_seconds(series, work, size),
+        series.share(size, work),
+    )
     exchange = exchanges(data).get(series.workload)
-    if step is None or extra is None or compute is None or exchange is None or not exchange.gradient_bytes > 0:
+    if (
+        step is None
+        or extra is None
+        or compute is None
+        or exchange is None
+        or not exchange.gradient_bytes > 0
+    ):
         return None
     last = series.alone(step.micro_batch)
     hideable = (compute if last is None else last) * _hideable_part(series, data)
     traffic = 2 * (size - 1) / size * exchange.gradient_bytes
     gbps = machine.bandwidth_gbps if machine.link_known else None
     workers = size * series.devices_each
-    servers = None if gbps is None else servers_busy(exchange.gradient_bytes, workers, gbps, compute)
+    servers = (
+        None if gbps is None else servers_busy(exchange.gradient_bytes, workers, gbps, compute)
+    )
     return Hiding(
         size=size,
         gradient_bytes=exchange.gradient_bytes,
         hideable_s=hideable,
-        needed_gbps=8e-9 * traffic / hideable if hideable > 0 else None,  # none: all gradients come last
+        needed_gbps=8e-9 * traffic / hideable
+        if hideable > 0
+        else None,  # none: all gradients come last
         stated_gbps=gbps,
         exposed_s_at_stated=None if gbps is None else max(8e-9 * traffic / gbps - hideable, 0.0),
         measured_exposed_s=extra,
@@ -435,14 +491,22 @@ def _hideable_part(series: Series, data: TrainingData) -> float:
     profiled = _profiled(data.profiles, workload_and_mode(series.workload)[0])
     own = profiled[profiled["workload"] == series.workload]
     own = (
-        own[own["instance_type"] == series.instance_type] if series.instance_type in set(own["instance_type"]) else own
+        own[own["instance_type"] == series.instance_type]
+        if series.instance_type in set(own["instance_type"])
+        else own
     )
     backward = float((own["backward_s"] / own["step_s"]).median()) if len(own) else BACKWARD_PART
-    ready = data.buckets[data.buckets["workload"] == series.workload] if len(data.buckets) else data.buckets
+    ready = (
+        data.buckets[data.buckets["workload"] == series.workload]
+        if len(data.buckets)
+        else data.buckets
+    )
     return backward * (1 - (float(ready["ready_fraction"].min()) if len(ready) else 0.0))
 
 
-def best_batch(series: Series, data: TrainingData, memory: MemoryModel, machine: Machine) -> BestBatch | None:
+def best_batch(
+    series: Series, data: TrainingData, memory: MemoryModel, machine: Machine
+) -> BestBatch | None:
     """Of a series whose unit is one device; None where none of its batches was measured in a single micro-step."""
     gib = machine.device_memory_gib
 
@@ -451,21 +515,34 @@ def best_batch(series: Series, data: TrainingData, memory: MemoryModel, machine:
         peak = memory.peak_bytes(series.workload, series.instance_type, batch)
         return gib is None or math.isnan(peak) or peak <= gib * _GIB
 
-    speeds = {micro: micro / s for (micro, steps), s in series.steps.get(1, {}).items() if steps == 1 and fits(micro)}
+    speeds = {
+        micro: micro / s
+        for (micro, steps), s in series.steps.get(1, {}).items()
+        if steps == 1 and fits(micro)
+    }
     if not speeds:
         return None
     best = max(speeds, key=lambda batch: (speeds[batch], -batch))
     peak = memory.peak_bytes(series.workload, series.instance_type, best)
     profiled = _profiled(data.profiles, workload_and_mode(series.workload)[0])
-    own = profiled[(profiled["workload"] == series.workload) & (profiled["instance_type"] == series.instance_type)]
-    peaks = own[own["batch"] == best]["peak_bytes"].dropna() if "peak_bytes" in own else own["batch"].iloc[:0]
+    own = profiled[
+        (profiled["workload"] == series.workload)
+        & (profiled["instance_type"] == series.instance_type)
+    ]
+    peaks = (
+        own[own["batch"] == best]["peak_bytes"].dropna()
+        if "peak_bytes" in own
+        else own["batch"].iloc[:0]
+    )
     return BestBatch(
         workload=series.workload,
         instance_type=series.instance_type,
         batch=best,
         samples_per_s=speeds[best],
         largest_measured=max(speeds),
-        largest_that_fits=None if gib is None or math.isnan(peak) else _largest_that_fits(fits, max(speeds)),
+        largest_that_fits=None
+        if gib is None or math.isnan(peak)
+        else _largest_that_fits(fits, max(speeds)),
         predicted_peak_bytes=None if math.isnan(peak) else peak,
         measured_peak_bytes=float(peaks.max()) if len(peaks) else None,
         memory_bytes=None if gib is None else gib * _GIB,
@@ -494,7 +571,11 @@ class Sizing:
     @property
     def types(self) -> set[str]:
         """Instance types that the workload was measured on."""
-        return {one.instance_type for own in (self.scalings, self.best_batches, self.too_few) for one in own}
+        return {
+            one.instance_type
+            for own in (self.scalings, self.best_batches, self.too_few)
+            for one in own
+        }
 
     def of(self, instance_type: str | None) -> Sizing:
         """Of one type alone; of all for None."""
@@ -502,7 +583,9 @@ class Sizing:
             return self
         return Sizing(
             scalings=tuple(one for one in self.scalings if one.instance_type == instance_type),
-            best_batches=tuple(one for one in self.best_batches if one.instance_type == instance_type),
+            best_batches=tuple(
+                one for one in self.best_batches if one.instance_type == instance_type
+            ),
             too_few=tuple(one for one in self.too_few if one.instance_type == instance_type),
         )
 

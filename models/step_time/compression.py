@@ -17,7 +17,16 @@ from __future__ import annotations
 import numpy as np
 
 from ..domain.numeric import FloatArray
-from ..domain.workload import ADASUM, ADASUM_DELTA, COMBINED, FP16_SENT, MSTOPK_SENT, POWERSGD_SENT, TENSOR, Mode
+from ..domain.workload import (
+    ADASUM,
+    ADASUM_DELTA,
+    COMBINED,
+    FP16_SENT,
+    MSTOPK_SENT,
+    POWERSGD_SENT,
+    TENSOR,
+    Mode,
+)
 from .machine_specs import Machine
 
 DENSITY = 0.01  # part of the entries that ddp-mstopk sends; tasks/node/strategies/compression.py has the same
@@ -27,8 +36,12 @@ _BYTES_OF_DOTS = 24.0  # three doubles
 # A rank of 4, of networks that are mostly vectors and narrow matrices (a table of 16 columns). Square layers of 512
 # send a sixteenth of that [D]; the built-in workloads 0.01 to 0.10. Too much is said before a workload has own runs.
 _POWERSGD_PART = 1 / 4
-_POWERSGD_PASSES = 3 / 20  # over all values: two products and what they miss [D]; ddp-mstopk's are 20
-_ADASUM_PASSES = 5 / 20  # two vectors read for their dots, both and one written to add them [D]; a core takes 2 to 6 ns
+_POWERSGD_PASSES = (
+    3 / 20
+)  # over all values: two products and what they miss [D]; ddp-mstopk's are 20
+_ADASUM_PASSES = (
+    5 / 20
+)  # two vectors read for their dots, both and one written to add them [D]; a core takes 2 to 6 ns
 # Of looking for the largest among a device's part, with what is added and put back, a value: 20 passes over 4 bytes at
 # 300 GB/s, as the slowest GPUs in use read [D]; on a processor core by steps of local hosts at 3.2 Gbit/s
 # (tests.benchmarks.strategies; finding alone takes 6 to 10).
@@ -40,7 +53,9 @@ def dense_bytes(gradient_bytes: float, machines: int, devices: int) -> float:
     return 2 * (machines - 1) / machines * gradient_bytes / devices
 
 
-def sparse_bytes(gradient_bytes: float, machines: int, devices: int, density: float = DENSITY) -> float:
+def sparse_bytes(
+    gradient_bytes: float, machines: int, devices: int, density: float = DENSITY
+) -> float:
     """The same of ddp-mstopk: fewer where `density` is below 1 / `machines`."""
     return (machines - 1) * _BYTES_PER_ENTRY * density * gradient_bytes / _BYTES_PER_VALUE / devices
 
@@ -48,7 +63,10 @@ def sparse_bytes(gradient_bytes: float, machines: int, devices: int, density: fl
 def adasum_bytes(gradient_bytes: float, parameters: int, ranks: int) -> float:
     """Bytes that one of `ranks` sends in a step of Adasum with so many parameters, each with gradients of its own."""
     levels = int(np.log2(ranks))
-    return 2 * (ranks - 1) / ranks * gradient_bytes + _BYTES_OF_DOTS * parameters * levels * (levels + 1) / 2
+    return (
+        2 * (ranks - 1) / ranks * gradient_bytes
+        + _BYTES_OF_DOTS * parameters * levels * (levels + 1) / 2
+    )
 
 
 def served_bytes(gradient_bytes: float, machines: int, devices: int, servers: int) -> float:

@@ -34,7 +34,9 @@ BACKWARD_PART = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # of beta about the reliability, and how far it may go
 _LEAST_NOISE = 0.01  # of the log of a step among repeats
 _MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over that of the mean, normal distribution
-_EVERYTHING = 1e18  # bytes of a last bucket that are more than any gradients: nothing hides what is exchanged
+_EVERYTHING = (
+    1e18  # bytes of a last bucket that are more than any gradients: nothing hides what is exchanged
+)
 _SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 
 
@@ -89,13 +91,21 @@ def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
     them.
     """
     frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
-    names = {str(one) for frame in frames.values() if len(frame) for one in frame["workload"].unique()}
+    names = {
+        str(one) for frame in frames.values() if len(frame) for one in frame["workload"].unique()
+    }
     met = {name: workload_and_mode(name) for name in sorted(names | set(wanted))}
     met = {name: (workload, mode) for name, (workload, mode) in met.items() if mode != MODES[0]}
-    alone = {name: variant(workload, mode.alone) for name, (workload, mode) in met.items() if mode.of_several}
+    alone = {
+        name: variant(workload, mode.alone)
+        for name, (workload, mode) in met.items()
+        if mode.of_several
+    }
     frames["profiles"] = _with_copies(frames["profiles"], alone)
     return replace(
-        data, **frames, workloads=_with_copies(data.workloads, {name: one for name, (one, _) in met.items()})
+        data,
+        **frames,
+        workloads=_with_copies(data.workloads, {name: one for name, (one, _) in met.items()}),
     )
 
 
@@ -105,7 +115,10 @@ def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
         return frame
     others = frame[~frame["workload"].isin(list(of))]
     return pd.concat(
-        [others, *(others[others["workload"] == one].assign(workload=name) for name, one in of.items())],
+        [
+            others,
+            *(others[others["workload"] == one].assign(workload=name) for name, one in of.items()),
+        ],
         ignore_index=True,
     )
 
@@ -115,7 +128,9 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     if "digest" not in frame or not len(frame):
         return {}
     defined = frame[frame["digest"].notna()]
-    return {str(one): str(digest) for one, digest in zip(defined[name], defined["digest"], strict=True)}
+    return {
+        str(one): str(digest) for one, digest in zip(defined[name], defined["digest"], strict=True)
+    }
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -137,7 +152,9 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
     found = np.full(len(measured), np.nan)
     if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
         return found
-    pairs = zip(measured["reference_s"].tolist(), measured["usual_reference_s"].tolist(), strict=True)
+    pairs = zip(
+        measured["reference_s"].tolist(), measured["usual_reference_s"].tolist(), strict=True
+    )
     for at, (recorded, usual) in enumerate(pairs):
         if any(np.ndim(one) == 0 and pd.isna(one) for one in (recorded, usual)):
             continue
@@ -160,7 +177,9 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
         return data
     variance, reliability = _between_hours(data.runs[known], slow[known])
     beta = speed_exponent(data.runs[known], slow[known], reliability)
-    runs = _divided(data.runs, ("step_s", "sync_s", "input_s"), np.exp(beta * np.where(known, slow, 0.0)))
+    runs = _divided(
+        data.runs, ("step_s", "sync_s", "input_s"), np.exp(beta * np.where(known, slow, 0.0))
+    )
     factors = np.exp(beta * np.nan_to_num(np.log(slowness(data.profiles))))
     parts = ("forward_s", "backward_s", "optimizer_s", "input_s", "load_s")
     return replace(
@@ -188,7 +207,9 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
     Where no setup was measured at two speeds it is the reliability.
     """
     step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
-    setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(drop=True)
+    setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(
+        drop=True
+    )
     frame = setup.assign(x=slow, y=np.log(np.where(step > 0, step, np.nan))).dropna()
     groups = frame.groupby(list(_SETUP), sort=False)
     x, y = (frame[name] - groups[name].transform("mean") for name in ("x", "y"))
@@ -205,7 +226,12 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
 def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
     """The frame with those of these columns that it has divided by a factor a row."""
     have = [name for name in names if name in frame]
-    return frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce").astype(float) / factors for name in have})
+    return frame.assign(
+        **{
+            name: pd.to_numeric(frame[name], errors="coerce").astype(float) / factors
+            for name in have
+        }
+    )
 
 
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
@@ -213,13 +239,23 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
 
     Raises ValueError on several providers.
     """
-    providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
+    providers = {
+        str(one)
+        for frame in (data.runs, data.profiles)
+        if "provider" in frame
+        for one in frame["provider"]
+    }
     if len(providers) > 1:
-        raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
+        raise ValueError(
+            f"measurements of several providers are never pooled: {', '.join(sorted(providers))}"
+        )
     runs = valid_runs(data.runs)
     devices = {}
     if "devices" in data.instance_types:
-        devices = {str(one["name"]): int(one["devices"] or 1) for one in data.instance_types.to_dict("records")}
+        devices = {
+            str(one["name"]): int(one["devices"] or 1)
+            for one in data.instance_types.to_dict("records")
+        }
     keys = pd.DataFrame(
         {
             "workload": column(runs, "workload", "").astype(str),
@@ -244,7 +280,9 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
     if "instance_type" in data.profiles:
         seen |= {str(one) for one in data.profiles["instance_type"]}
     if "cluster" in data.probes:
-        seen |= {part.split("x", 1)[-1] for one in data.probes["cluster"] for part in str(one).split("+")}
+        seen |= {
+            part.split("x", 1)[-1] for one in data.probes["cluster"] for part in str(one).split("+")
+        }
     return TrainingRows(
         setups=setups,
         step_s=pooled["step_s"].to_numpy(float),
@@ -274,7 +312,9 @@ class Exchange:
 def exchanges(data: TrainingData) -> dict[str, Exchange]:
     """By workload, of all whose buckets or gradient bytes are known."""
     sizes = {name: 4.0 * many for name, many in facts_of(data, "parameters").items()}  # fp32
-    found = {name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()}
+    found = {
+        name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()
+    }
     volumes = [facts_of(data, f"divided_{name}") for name in Volumes._fields]
     divided = {name: Volumes(*(one.get(name, 0.0) for one in volumes)) for name in found}
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
@@ -285,16 +325,23 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
             hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
             last_bucket_bytes=float(size[-1]),
         )
-    return {name: sent(replace(one, divided=divided.get(name, NOTHING)), name) for name, one in found.items()}
+    return {
+        name: sent(replace(one, divided=divided.get(name, NOTHING)), name)
+        for name, one in found.items()
+    }
 
 
 def sent(one: Exchange, workload: str) -> Exchange:
     """What a workload in its mode exchanges, from what it does in plain data parallelism."""
     strategy = workload_and_mode(workload)[1].strategy
     last = _EVERYTHING if in_turn(strategy) else one.last_bucket_bytes
-    if strategy == UPDATES_SHARED:  # weights follow when the backward pass is over: half of what an all-reduce sends
+    if (
+        strategy == UPDATES_SHARED
+    ):  # weights follow when the backward pass is over: half of what an all-reduce sends
         last += one.gradient_bytes / 2
-    return replace(one, gradient_bytes=one.gradient_bytes * sent_part(workload), last_bucket_bytes=last)
+    return replace(
+        one, gradient_bytes=one.gradient_bytes * sent_part(workload), last_bucket_bytes=last
+    )
 
 
 def sent_part(workload: str) -> float:
@@ -319,7 +366,10 @@ def facts_of(data: TrainingData, name: str) -> dict[str, float]:
     for frame in (data.runs, data.workloads):
         if name in frame and "workload" in frame:
             known = frame[pd.to_numeric(frame[name], errors="coerce") > 0]
-            facts |= {str(one): float(value) for one, value in zip(known["workload"], known[name], strict=True)}
+            facts |= {
+                str(one): float(value)
+                for one, value in zip(known["workload"], known[name], strict=True)
+            }
     return facts
 
 
@@ -333,14 +383,18 @@ def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
     if len(setups) <= most:
         return np.arange(len(setups))
     chance = np.random.default_rng(seed).permutation(len(setups))
-    workload, cluster, layout = (pd.factorize(setups[name]) for name in ("workload", "cluster", "layout"))
+    workload, cluster, layout = (
+        pd.factorize(setups[name]) for name in ("workload", "cluster", "layout")
+    )
     alone = (np.asarray(layout[1]) == "1")[layout[0]].astype(np.intp)
     types = pd.factorize(np.array([_types(one) for one in cluster[1]], dtype=object))[0][cluster[0]]
     kind = _numbered(workload[0], alone, types)
     order = _places(kind, _places(_numbered(kind, cluster[0], layout[0]), chance), chance)
     cap = _cap(np.bincount(workload[0]), most)
     early = _places(_numbered(workload[0], alone), order, chance) < max(cap // 2, 1)
-    rank = np.where(alone == 0, 1, np.where(early, 0, 2))  # more of one device only where nothing else is left
+    rank = np.where(
+        alone == 0, 1, np.where(early, 0, 2)
+    )  # more of one device only where nothing else is left
     return np.flatnonzero(_places(workload[0], rank, order, chance) < cap)
 
 
@@ -348,7 +402,9 @@ def _cap(counts: IntArray, most: int) -> int:
     """The largest number of setups that each workload may keep, at least 1, for all to keep `most`, below their sum."""
     ascending = np.sort(counts)
     before = np.cumsum(ascending) - ascending
-    caps = (most - before) // np.arange(len(counts), 0, -1)  # where this one is cut, and all that have more
+    caps = (most - before) // np.arange(
+        len(counts), 0, -1
+    )  # where this one is cut, and all that have more
     return max(int(caps[np.flatnonzero(caps < ascending)[0]]), 1)
 
 

@@ -47,23 +47,34 @@ PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(
         1.8, 1.0, 0.6, 0.2, strategy=0.5
     ),  # of an exchange between machines, against the nominal rate
-    "machines": Parameter(0.3, 0.3, 0.3, 0.1),  # slope in 1 - 2 / m: growth with machines levels off
+    "machines": Parameter(
+        0.3, 0.3, 0.3, 0.1
+    ),  # slope in 1 - 2 / m: growth with machines levels off
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines: another algorithm
     "log_gamma": Parameter(-0.2, 0.2),
-    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),  # of a bucket: 20 to 300 microseconds a launch [D]
+    "log_alpha": Parameter(
+        -8.0, 0.7, 0.4, 0.3, strategy=0.7
+    ),  # of a bucket: 20 to 300 microseconds a launch [D]
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's part of 25 MiB
     "log_inside": Parameter(0.5, 1.0, 0.8, 0.3, strategy=0.5),
-    "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),  # slope in the log of the fullest machine's devices
+    "inside_devices": Parameter(
+        0.3, 0.6, 0.6, 0.4
+    ),  # slope in the log of the fullest machine's devices
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, strategy=0.7),
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
-    "log_selection": Parameter(0.0, 0.0, strategy=0.7),  # of looking for what is sent, against compression.py
+    "log_selection": Parameter(
+        0.0, 0.0, strategy=0.7
+    ),  # of looking for what is sent, against compression.py
 }
 NAMES = tuple(PARAMETERS)
 # All that a micro-step's seconds answer to, and what neither these nor an exchange's do.
-_OF_COMPUTE, _OF_OVERLAP = ("log_slowdown", "slowdown_batch", "log_crowding"), ("log_sharpness", "logit_hidden")
+_OF_COMPUTE, _OF_OVERLAP = (
+    ("log_slowdown", "slowdown_batch", "log_crowding"),
+    ("log_sharpness", "logit_hidden"),
+)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
 # Of each level, from what all share to a workload on a kind, the spreads of the parameters that learning starts from.
 LEVELS = {
@@ -87,7 +98,9 @@ class Line:
     accumulation: FloatArray
     gradient_bytes: FloatArray
     gbps: FloatArray  # of the slowest link
-    core: FloatArray  # what the smallest host has of a processor core, at most 1; 1 with accelerators
+    core: (
+        FloatArray  # what the smallest host has of a processor core, at most 1; 1 with accelerators
+    )
     hidden: FloatArray  # logit of f as a profile has it, from the usual; 0 without one
     last_bucket: FloatArray  # the same of the log of the last bucket
     sent_between: FloatArray  # between machines, as a part of 2 (n - 1)/n G
@@ -110,7 +123,9 @@ def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, 
     bytes of the last bucket; 0 each where NaN.
     """
     part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / _BUCKET
-    found = np.array([logit(part) - PARAMETERS["logit_hidden"].mean, np.log(last) - PARAMETERS["log_last"].mean])
+    found = np.array(
+        [logit(part) - PARAMETERS["logit_hidden"].mean, np.log(last) - PARAMETERS["log_last"].mean]
+    )
     return tuple(np.nan_to_num(found).tolist())
 
 
@@ -147,7 +162,10 @@ def _by_name(values: FloatArray) -> dict[str, FloatArray]:
 
 
 def _step_s(
-    line: Line, value: dict[str, FloatArray], micro: FloatArray, exchange: tuple[FloatArray, FloatArray]
+    line: Line,
+    value: dict[str, FloatArray],
+    micro: FloatArray,
+    exchange: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
     """(rows,) seconds of the step, from those of a micro-step and of exchanges."""
     (whole, end), slowest = exchange, micro.argmax(axis=1)[:, None]
@@ -169,26 +187,37 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)
     part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
     # below -1 a step would take the longer the smaller its batch is
-    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(tall["slowdown_batch"], -1)
+    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(
+        tall["slowdown_batch"], -1
+    )
     return np.asarray(line.alone_s * slower, dtype=float)
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """(rows,) seconds of exchanging all gradients, and the last bucket alone; 0 on one device."""
     machines, ranks, across = line.machines, line.ranks, line.machines > 1
-    rate = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(np.where(across, line.gbps, _GBPS) / _GBPS)
+    rate = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(
+        np.where(across, line.gbps, _GBPS) / _GBPS
+    )
     between = value["log_scale"] + value["machines"] * (1 - 2 / np.maximum(machines, 2)) - rate
     between = between + value["two"] * (machines == 2)
     crowd = value["inside_devices"] * np.log(np.maximum(line.most, 1) / 2)
     inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(_INSIDE_GBPS), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
-        line.sent_between * (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))
+        line.sent_between
+        * (ranks - 1)
+        / np.maximum(ranks, 1)
+        * across
+        * np.exp(np.clip(between, -30, 30))
         + (line.most - 1) / line.most * inside
     )
     start_s = across * np.exp(value["log_alpha"]) * machines / line.core
     size = np.log(line.gradient_bytes / _BYTES)
     bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"] + line.last_bucket)
-    whole, end = (carry_s * np.exp(one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET)) for one in (size, bucket))
+    whole, end = (
+        carry_s * np.exp(one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET))
+        for one in (size, bucket)
+    )
     selection_s = line.selection_s * np.exp(np.clip(value["log_selection"], -30, 30))
     return whole + selection_s, end + selection_s

@@ -64,7 +64,12 @@ class Wait:
     by_workers: BoolArray  # more of them, and not of processors, would help
 
     def step_s(
-        self, rest_s: FloatArray, part: FloatArray, *, factor: FloatArray | float = 1.0, about: FloatArray | None = None
+        self,
+        rest_s: FloatArray,
+        part: FloatArray,
+        *,
+        factor: FloatArray | float = 1.0,
+        about: FloatArray | None = None,
     ) -> FloatArray:
         """(rows,) or (rows, draws) seconds of steps that take `rest_s` without loading, `part` of which is computed.
 
@@ -76,19 +81,26 @@ class Wait:
         done = np.minimum(1.0, self.crowd * part * about / np.maximum(self.beside_s, 1e-30))
         first = rest_s + factor * (self.before_s + done * self.beside_s)[tall]
         second = part[tall] * rest_s + factor * self.beside_s[tall]
-        return np.asarray(np.maximum(np.maximum(first, second), factor * self.supply_s[tall]), dtype=float)
+        return np.asarray(
+            np.maximum(np.maximum(first, second), factor * self.supply_s[tall]), dtype=float
+        )
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(rows,) derivatives of the log of a step by the logs of the rest, and of loading."""
         up, down = np.exp(_H), np.exp(-_H)
         by_rest, by_load = (
-            (np.log(self.step_s(rest_s * a, part, factor=b)) - np.log(self.step_s(rest_s * c, part, factor=d)))
+            (
+                np.log(self.step_s(rest_s * a, part, factor=b))
+                - np.log(self.step_s(rest_s * c, part, factor=d))
+            )
             / (2 * _H)
             for a, b, c, d in ((up, 1.0, down, 1.0), (1.0, up, 1.0, down))
         )
         return by_rest, by_load
 
-    def interval(self, mean: FloatArray, spread: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def interval(
+        self, mean: FloatArray, spread: FloatArray, part: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
         """(rows,) ends of the 90 % interval of a step, where the logs of the rest and of loading are normal."""
         low, high = np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread)
         at = np.flatnonzero(self.log_sd > 0)
@@ -171,9 +183,18 @@ class Loaders:
                 return (0.0,) * 7
             load_s, wait_s, sd = self.sample(base, name)
             longer, more_sd = self.off.get(base, (0.0, _OFF_SD))
-            share = np.exp(longer) * np.array([load_s / min(machine.cores, 1.0) + wait_s, load_s / machine.cores])
+            share = np.exp(longer) * np.array(
+                [load_s / min(machine.cores, 1.0) + wait_s, load_s / machine.cores]
+            )
             # seconds of one sample by one process, by all processors; processors; is one of them the device?
-            return *share.tolist(), machine.cores, float(not machine.accelerated), self.workers[base], sd, more_sd
+            return (
+                *share.tolist(),
+                machine.cores,
+                float(not machine.accelerated),
+                self.workers[base],
+                sd,
+                more_sd,
+            )
 
         alone_s, all_s, cores, device, workers, sd, more_sd = setups.by_pair(costs, [0.0] * 7)
         samples = setups.batch * setups.accumulation[:, None]
@@ -183,9 +204,15 @@ class Loaders:
         by_workers_s = np.where(some, own_s / np.maximum(workers, 1), 0.0).max(axis=1, initial=0.0)
         supply_s = np.where(some & (device == 0), machine_s, 0.0).max(axis=1, initial=0.0)
         before_s = np.where(some, 0.0, own_s).max(axis=1, initial=0.0)
-        crowd = np.where(some & (device > 0), setups.layout / np.maximum(np.maximum(cores, setups.layout), 1e-9), 0.0)
+        crowd = np.where(
+            some & (device > 0),
+            setups.layout / np.maximum(np.maximum(cores, setups.layout), 1e-9),
+            0.0,
+        )
         beside_s = np.where(some & (device > 0), machine_s, 0.0).max(axis=1, initial=0.0)
-        lone = ~some & (own_s > 0) & ((device == 0) | (cores > 1))  # a worker could load while the device computes
+        lone = (
+            ~some & (own_s > 0) & ((device == 0) | (cores > 1))
+        )  # a worker could load while the device computes
         return Wait(
             workload=setups.workloads.codes,
             before_s=before_s,
@@ -193,7 +220,8 @@ class Loaders:
             beside_s=beside_s,
             crowd=crowd.max(axis=1, initial=0.0),
             log_sd=np.hypot(sd, more_sd).max(axis=1, initial=0.0),
-            by_workers=lone.any(axis=1) | (by_workers_s > (1 + _EQUAL) * np.maximum(supply_s, beside_s)),
+            by_workers=lone.any(axis=1)
+            | (by_workers_s > (1 + _EQUAL) * np.maximum(supply_s, beside_s)),
         )
 
 
@@ -204,7 +232,10 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     are: all of their step is taken to be the devices'.
     """
     profiles, runs = data.profiles, data.runs
-    if "load_s" not in profiles or not pd.to_numeric(profiles["load_s"], errors="coerce").notna().any():
+    if (
+        "load_s" not in profiles
+        or not pd.to_numeric(profiles["load_s"], errors="coerce").notna().any()
+    ):
         return data, Loaders()
     known = profiles[profiles["load_s"].notna() & profiles["loader_workers"].notna()]
     base = known["workload"].map(lambda one: workload_and_mode(str(one))[0])
@@ -217,15 +248,21 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     profiles = profiles.assign(forward_s=rest_s, input_s=profiles["input_s"].where(~of_loader, 0.0))
     runs = valid_runs(runs)
     seen = {one for name in column(runs, "cluster", "") for one in parse_cluster(str(name))}
-    machines = read_machines(data.instance_types, seen | {str(one) for one in data.profiles["instance_type"]})
-    loaders = Loaders(workers=workers, samples=samples, fixed_s=_fixed_work(data.profiles, machines))
+    machines = read_machines(
+        data.instance_types, seen | {str(one) for one in data.profiles["instance_type"]}
+    )
+    loaders = Loaders(
+        workers=workers, samples=samples, fixed_s=_fixed_work(data.profiles, machines)
+    )
     runs, off = _without_loading(runs, loaders, machines)
     return replace(data, runs=runs, profiles=profiles), replace(loaders, off=off)
 
 
 def _sample(own: pd.DataFrame) -> tuple[float, float]:
     """(l, v), medians over the rows of a profile."""
-    load_s, wait_s = (float(pd.to_numeric(column(own, name, 0.0)).median()) for name in ("load_s", "load_wait_s"))
+    load_s, wait_s = (
+        float(pd.to_numeric(column(own, name, 0.0)).median()) for name in ("load_s", "load_wait_s")
+    )
     return load_s, wait_s
 
 
@@ -244,7 +281,9 @@ def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
     """The runs with step_s and sync_s of the devices alone, and `off` of Loaders."""
-    base = np.array([workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object)
+    base = np.array(
+        [workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object
+    )
     places = np.flatnonzero(np.isin(base, list(loaders.workers)))
     if not len(places):
         return runs, {}

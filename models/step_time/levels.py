@@ -36,7 +36,15 @@ from .one_device import Points
 LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
 SPREADS = np.array([0.05, 0.04, 0.03])  # broad, narrow, noise of one run
 _PSEUDO = 4.0  # groups that the spreads' starting values count for
-_LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # rounds of learning spreads, and how wide the residual is in each
+_LOOSER = (
+    6.0,
+    3.0,
+    1.5,
+    1.0,
+    1.0,
+    1.0,
+    1.0,
+)  # rounds of learning spreads, and how wide the residual is in each
 _TURNS, _LAST = 8, 10  # Gauss-Newton steps in each, and at the end
 _SOUGHT_ON, _SEARCHED, _MOST = (
     120,
@@ -79,11 +87,17 @@ class Rows:
 
         def wide(values: Any, padded: float = 0.0) -> Any:
             missing = width - values.shape[1] if values.ndim == 2 else 0
-            return np.pad(values, [(0, 0), (0, missing)], constant_values=padded) if missing else values
+            return (
+                np.pad(values, [(0, 0), (0, missing)], constant_values=padded)
+                if missing
+                else values
+            )
 
         padded = {"middle_s": 1.0}
         line = {
-            name: np.concatenate([wide(getattr(one.line, name), padded.get(name, 0.0)) for one in (self, other)])
+            name: np.concatenate(
+                [wide(getattr(one.line, name), padded.get(name, 0.0)) for one in (self, other)]
+            )
             for name in Line.__slots__
         }
         return Rows(
@@ -105,7 +119,9 @@ class Block:
     factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # Cholesky of K_c
     slopes: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # J_c
     off: FloatArray = field(default_factory=lambda: np.zeros(0))  # log measured - log formula at z
-    outlying: FloatArray = field(default_factory=lambda: np.zeros(0))  # factors of the noise's variance
+    outlying: FloatArray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # factors of the noise's variance
     neighbours: Neighbours | None = None  # what predictions ask of it, once the fit is done
 
 
@@ -160,7 +176,9 @@ class Columns:
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
         """Of a cell's levels, those that are known or not; the usual strategy is what the others deviate from."""
         mode = workload_and_mode(workload)[1]
-        strategy: list[tuple[str, object]] = [("strategy", mode.strategy)] if mode.of_several else []
+        strategy: list[tuple[str, object]] = (
+            [("strategy", mode.strategy)] if mode.of_several else []
+        )
         return [("all", ""), ("kind", kind), *strategy, ("cell", (workload, kind))]
 
     def of(self, workload: str, kind: str) -> IntArray:
@@ -197,17 +215,32 @@ class Regression:
         are these, with what makes columns of their logs.
         """
         self.points = points
-        self.rows, self.log_step, self.weight, self.alone, self.offsets = rows, log_step, weight, alone, offsets
+        self.rows, self.log_step, self.weight, self.alone, self.offsets = (
+            rows,
+            log_step,
+            weight,
+            alone,
+            offsets,
+        )
         cells = list(zip(rows.workload, rows.kind, strict=True))
-        self.columns = Columns(cells, {name: factor.shape[1] for name, (_, factor) in alone.items()})
+        self.columns = Columns(
+            cells, {name: factor.shape[1] for name, (_, factor) in alone.items()}
+        )
         self.spread = {level: one.copy() for level, one in LEVELS.items()}
-        self.residual: dict[tuple[str, str], FloatArray] = {cell: SPREADS.copy() for cell in sorted(set(cells))}
+        self.residual: dict[tuple[str, str], FloatArray] = {
+            cell: SPREADS.copy() for cell in sorted(set(cells))
+        }
         self.z = np.zeros(self.columns.count)
         places: dict[tuple[str, str], list[int]] = {}
         for at, cell in enumerate(cells):
             places.setdefault(cell, []).append(at)
         self.blocks = [
-            Block(name=cell, at=np.array(own), columns=self.columns.of(*cell), outlying=np.ones(len(own)))
+            Block(
+                name=cell,
+                at=np.array(own),
+                columns=self.columns.of(*cell),
+                outlying=np.ones(len(own)),
+            )
             for cell, own in sorted(places.items())
         ]
         self.noisier: dict[tuple[str, str], float] = {}
@@ -222,7 +255,9 @@ class Regression:
 
     def times(self, rows: Rows, workload: str, kind: str, drift: FloatArray) -> Times:
         """Of a cell by the formula alone; `drift` (rows, members) moves the log seconds of one device from `rows`'."""
-        return step_times(_moved(rows.line, drift), np.tile(self.values(workload, kind, self.z), (len(drift), 1)))
+        return step_times(
+            _moved(rows.line, drift), np.tile(self.values(workload, kind, self.z), (len(drift), 1))
+        )
 
     def values(self, workload: str, kind: str, z: FloatArray) -> FloatArray:
         """(parameters,) of a cell."""
@@ -256,14 +291,22 @@ class Regression:
     def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
         """(rows, columns) derivative by z of the levels `known`, from that by each parameter."""
         return np.concatenate(
-            [by[:, LEVELS[level] > 0] * self.spread[level][LEVELS[level] > 0] for level, _ in known], axis=1
+            [
+                by[:, LEVELS[level] > 0] * self.spread[level][LEVELS[level] > 0]
+                for level, _ in known
+            ],
+            axis=1,
         )
 
-    def _state(self, blocks: Sequence[Block], z: FloatArray) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
+    def _state(
+        self, blocks: Sequence[Block], z: FloatArray
+    ) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
         """The rows of all blocks, one after the other, with the values of their parameters at z, what their seconds of
         one device are moved by and (rows, members) their places among their workload's points: -1 where they have none.
         """
-        rows = self.rows.take(np.concatenate([block.at for block in blocks] or [np.zeros(0, dtype=np.intp)]))
+        rows = self.rows.take(
+            np.concatenate([block.at for block in blocks] or [np.zeros(0, dtype=np.intp)])
+        )
         sizes = [len(block.at) for block in blocks]
         values = [self.values(*block.name, z) for block in blocks]
         offsets = np.repeat([self.offsets[block.name[0]] for block in blocks], sizes)
@@ -275,7 +318,9 @@ class Regression:
             drift[own] = np.append(moved, 0.0)[place[own]]  # the last: without a point
         return rows, np.repeat(np.reshape(values, (-1, len(NAMES))), sizes, axis=0), drift, place
 
-    def _sides(self, blocks: Sequence[Block], z: FloatArray) -> Iterator[tuple[Block, FloatArray, FloatArray]]:
+    def _sides(
+        self, blocks: Sequence[Block], z: FloatArray
+    ) -> Iterator[tuple[Block, FloatArray, FloatArray]]:
         """Each block with its residuals and slopes: the formula is evaluated for all of them at once."""
         rows, values, drift, place = self._state(blocks, z)
         base, by, by_alone, times = self.slopes(rows, values, drift)
@@ -295,7 +340,9 @@ class Regression:
         if not moved[place]:
             return {}
         at, spread = int(moved[:place].sum()), self.spread["kind"][place]
-        own = {str(name): own for (level, name), own in self.columns.groups.items() if level == "kind"}
+        own = {
+            str(name): own for (level, name), own in self.columns.groups.items() if level == "kind"
+        }
         return {name: float(spread * self.z[columns[at]]) for name, columns in own.items()}
 
     def neighbours(self, block: Block) -> Neighbours:
@@ -306,10 +353,13 @@ class Regression:
             whole = np.bincount(place, precision)
             weight, spread = precision / whole[place], self.residual[block.name]
             factor = np.asarray(
-                np.linalg.cholesky(kernel(features, features, spread) + np.diag(1 / whole)), dtype=float
+                np.linalg.cholesky(kernel(features, features, spread) + np.diag(1 / whole)),
+                dtype=float,
             )
             sides = weight[:, None] * np.column_stack([block.slopes, block.off])
-            block.neighbours = Neighbours(features, place, weight, factor, _whitened(factor, place, sides))
+            block.neighbours = Neighbours(
+                features, place, weight, factor, _whitened(factor, place, sides)
+            )
         return block.neighbours
 
     def _noise(self, block: Block) -> FloatArray:
@@ -338,7 +388,12 @@ class Regression:
         self.noisier = {(one, two): value for one, two, value in body["noisier"]}
         self.widened, self.widened_begun = dict(body["widened"]), dict(body["widened_begun"])
         self.blocks = [
-            Block((one, two), np.array(at, dtype=np.intp), self.columns.of(one, two), outlying=np.array(outlying))
+            Block(
+                (one, two),
+                np.array(at, dtype=np.intp),
+                self.columns.of(one, two),
+                outlying=np.array(outlying),
+            )
             for one, two, at, outlying in body["blocks"]
         ]
         self._factor()
@@ -351,7 +406,9 @@ class Regression:
         whole = self.blocks
         self.blocks = self._some(_SOUGHT_ON, seed)
         for at, looser in enumerate(_LOOSER):
-            if looser > 1:  # a wide residual first: no row of a poor start pulls the parameters far off
+            if (
+                looser > 1
+            ):  # a wide residual first: no row of a poor start pulls the parameters far off
                 self.residual = dict.fromkeys(self.residual, looser * SPREADS)
             self._factor()
             self._search(_TURNS)
@@ -375,8 +432,16 @@ class Regression:
                 self.residual[block.name] = np.maximum(self.residual[block.name], usual)
         searched, self.blocks = {one.name: one for one in self.blocks}, whole
         self.blocks = self._some(_MOST, seed)
-        for block in self.blocks:  # the same order of rows, by one seed: those that were searched come first
-            outlying = dict(zip(searched[block.name].at.tolist(), searched[block.name].outlying.tolist(), strict=True))
+        for block in (
+            self.blocks
+        ):  # the same order of rows, by one seed: those that were searched come first
+            outlying = dict(
+                zip(
+                    searched[block.name].at.tolist(),
+                    searched[block.name].outlying.tolist(),
+                    strict=True,
+                )
+            )
             block.outlying = np.array([outlying.get(at, 1.0) for at in block.at.tolist()])
         self._factor()
         self._linearise(self.z)
@@ -390,7 +455,9 @@ class Regression:
         for block in self.blocks:
             random = np.random.default_rng([seed, len(block.at)])
             picked = np.sort(random.permutation(len(block.at))[:most])
-            found.append(Block(block.name, block.at[picked], block.columns, outlying=block.outlying[picked]))
+            found.append(
+                Block(block.name, block.at[picked], block.columns, outlying=block.outlying[picked])
+            )
         return found
 
     def _factor(self) -> None:
@@ -405,7 +472,9 @@ class Regression:
         gradient, loss = self.prior * z, 0.5 * float(z @ (self.prior * z))
         for block, off, slopes in self._sides(self.blocks, z):
             block.off, block.slopes = off, slopes
-            white = scipy.linalg.solve_triangular(block.factor, np.column_stack([block.slopes, block.off]), lower=True)
+            white = scipy.linalg.solve_triangular(
+                block.factor, np.column_stack([block.slopes, block.off]), lower=True
+            )
             slopes, off = white[:, :-1], white[:, -1]
             loss += 0.5 * float(off @ off)
             gradient[block.columns] -= slopes.T @ off
@@ -457,23 +526,34 @@ class Regression:
             own = [at for (name, _), at in self.columns.groups.items() if name == level]
             moved = LEVELS[level] > 0
             second = sum(
-                (self.prior[at] * (self.z[at] ** 2 + np.diag(covariance)[at]) for at in own), np.zeros(int(moved.sum()))
+                (self.prior[at] * (self.z[at] ** 2 + np.diag(covariance)[at]) for at in own),
+                np.zeros(int(moved.sum())),
             )
             old = self.spread[level][moved]
-            new = np.sqrt((_PSEUDO * LEVELS[level][moved] ** 2 + old**2 * second) / (_PSEUDO + len(own)))
+            new = np.sqrt(
+                (_PSEUDO * LEVELS[level][moved] ** 2 + old**2 * second) / (_PSEUDO + len(own))
+            )
             self.spread[level][moved] = new
             for at in own:
                 self.z[at] *= old / new
 
     def _learn_residual(self, most: float = 0.5) -> None:
         """Spreads of the residual and of noise by cell: marginal likelihood of what is left, around its kind's."""
-        usual = {kind: self._of_kind(kind, self.residual, SPREADS) for kind in {one.name[1] for one in self.blocks}}
+        usual = {
+            kind: self._of_kind(kind, self.residual, SPREADS)
+            for kind in {one.name[1] for one in self.blocks}
+        }
         for block in self.blocks:
             features = self.rows.features[block.at]
             each = [kernel(features, features, np.eye(2)[at]) for at in range(2)]
             centre = usual[block.name[1]]
 
-            def loss(shift: FloatArray, block: Block = block, each: Any = each, centre: FloatArray = centre) -> float:
+            def loss(
+                shift: FloatArray,
+                block: Block = block,
+                each: Any = each,
+                centre: FloatArray = centre,
+            ) -> float:
                 broad, narrow, noise = (centre * np.exp(shift)) ** 2
                 own = noise / self.weight[block.at] * block.outlying + 1e-8
                 factor = np.linalg.cholesky(broad * each[0] + narrow * each[1] + np.diag(own))
@@ -481,9 +561,17 @@ class Regression:
                 fit = 0.5 * float(white @ white) + float(np.log(np.diag(factor)).sum())
                 return fit + 0.5 * float((shift**2).sum()) / _RESIDUAL_SD**2
 
-            bounds = list(zip(np.log(0.3 * SPREADS / centre), np.log(np.exp(most) * SPREADS / centre), strict=True))
+            bounds = list(
+                zip(
+                    np.log(0.3 * SPREADS / centre),
+                    np.log(np.exp(most) * SPREADS / centre),
+                    strict=True,
+                )
+            )
             start = np.clip(np.log(self.residual[block.name] / centre), *np.array(bounds).T)
-            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 6})
+            found = scipy.optimize.minimize(
+                loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 6}
+            )
             self.residual[block.name] = centre * np.exp(found.x)
 
     def _of_kind(self, kind: str, values: dict[tuple[str, str], Any], default: Any) -> Any:
@@ -508,13 +596,19 @@ class Regression:
             before = block.slopes / np.sqrt(self.prior[block.columns])
             inverse = np.linalg.inv(block.factor @ block.factor.T + before @ before.T)
             solved = inverse @ (block.off + block.slopes @ self.z[block.columns])
-            spread = self.residual[block.name][2] ** 2 / self.weight[block.at] * (block.outlying - 1)
-            _, cluster = np.unique(self.rows.features[block.at, 1:].round(6), axis=0, return_inverse=True)
+            spread = (
+                self.residual[block.name][2] ** 2 / self.weight[block.at] * (block.outlying - 1)
+            )
+            _, cluster = np.unique(
+                self.rows.features[block.at, 1:].round(6), axis=0, return_inverse=True
+            )
             away = np.zeros(len(block.at))
             for one in range(cluster.max() + 1):
                 own = np.flatnonzero(cluster == one)
                 left = np.linalg.inv(inverse[np.ix_(own, own)])
-                away[own] = np.abs(left @ solved[own]) / np.sqrt(np.maximum(np.diag(left) - spread[own], 1e-6))
+                away[own] = np.abs(left @ solved[own]) / np.sqrt(
+                    np.maximum(np.diag(left) - spread[own], 1e-6)
+                )
             self.noisier[block.name] = float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
     def residual_of(self, workload: str, kind: str) -> tuple[FloatArray, float]:
@@ -553,11 +647,17 @@ class Regression:
                 self._search(_LEFT_OUT_TURNS)
                 ((_, missed, slopes),) = self._sides([out], self.z)
                 known = np.eye(len(self.z))[:, out.columns]
-                covariance = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), known)[out.columns]
+                covariance = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), known)[
+                    out.columns
+                ]
                 shared = float(np.median(((slopes @ covariance) * slopes).sum(axis=1)))
                 spread, wider = self.residual_of(*out.name)
-                excess = float(np.quantile(missed**2, 0.9)) / Z_90**2 - wider**2 * float((spread**2).sum())
-                ratios[out.name, blocks is not others] = min(max(excess, 0.0) / max(shared, 1e-6), _MOST_WIDER)
+                excess = float(np.quantile(missed**2, 0.9)) / Z_90**2 - wider**2 * float(
+                    (spread**2).sum()
+                )
+                ratios[out.name, blocks is not others] = min(
+                    max(excess, 0.0) / max(shared, 1e-6), _MOST_WIDER
+                )
         self.z, self.prior, self.precision, self.blocks = kept
         many = len(ratios) // 2
         # few cells tell little of the spread

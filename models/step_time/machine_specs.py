@@ -43,7 +43,9 @@ class Machine:
     device_tflops: float | None = None
     speed_known: bool = True  # or it is that of the others
     link_known: bool = True  # the same of its link
-    device: str = _NO_DEVICE  # the accelerator's name; empty where nobody knows whether there is one
+    device: str = (
+        _NO_DEVICE  # the accelerator's name; empty where nobody knows whether there is one
+    )
 
     @property
     def accelerated(self) -> bool:
@@ -55,12 +57,18 @@ _Row = Mapping[Hashable, object]
 
 
 def _positive(value: object) -> float | None:
-    number = float(str(value)) if value is not None and str(value) not in ("", "None", "<NA>", "nan") else math.nan
+    number = (
+        float(str(value))
+        if value is not None and str(value) not in ("", "None", "<NA>", "nan")
+        else math.nan
+    )
     return number if math.isfinite(number) and number > 0 else None
 
 
 def _device(row: _Row) -> str:
-    stated = str(row.get("device", _NO_DEVICE)).strip().lower()  # EC2 writes L4 where others write l4
+    stated = (
+        str(row.get("device", _NO_DEVICE)).strip().lower()
+    )  # EC2 writes L4 where others write l4
     return "" if stated in _UNKNOWN else stated
 
 
@@ -92,7 +100,11 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
     gbps = middle(lambda row: _positive(row.get("bandwidth_gbps")), _GBPS)
     device = middle(lambda row: _positive(row.get("device_tflops")), _DEVICE_TFLOPS)
     speeds = {_NO_DEVICE: _CORE_TFLOPS * cores, "": middle(_speed, _DEVICE_TFLOPS)}
-    speeds |= {_device(row): stated for row in rows.values() if _device(row) not in speeds and (stated := _speed(row))}
+    speeds |= {
+        _device(row): stated
+        for row in rows.values()
+        if _device(row) not in speeds and (stated := _speed(row))
+    }
 
     def described(row: _Row) -> Machine:
         return _machine(row, cores, gbps, speeds.get(_device(row), device))
@@ -132,7 +144,9 @@ def device_kind(name: str, machine: Machine) -> str:
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
     """Name and fp32 TFLOP/s of the data sheet of a device, of several (A100) that which is nearest in memory."""
     table = data_sheets()
-    own = table[(table.index == device) | table.index.str.fullmatch(re.escape(device) + " [0-9]+gb")]
+    own = table[
+        (table.index == device) | table.index.str.fullmatch(re.escape(device) + " [0-9]+gb")
+    ]
     if not len(own):
         return device, math.nan
     apart = np.abs(np.log(own["memory_gb"] / memory_gib)) if memory_gib else np.zeros(len(own))
@@ -158,8 +172,13 @@ def computes(device: str, mode: Mode) -> bool:
     if device == _NO_DEVICE:
         return precision != "tf32" and not mode.offloaded
     table = data_sheets()
-    own = table[(table.index == device.lower()) | table.index.str.fullmatch(re.escape(device.lower()) + " [0-9]+gb")]
-    return precision not in ("tf32", "bf16") or not len(own) or bool(own["tf32_tflops"].notna().any())
+    own = table[
+        (table.index == device.lower())
+        | table.index.str.fullmatch(re.escape(device.lower()) + " [0-9]+gb")
+    ]
+    return (
+        precision not in ("tf32", "bf16") or not len(own) or bool(own["tf32_tflops"].notna().any())
+    )
 
 
 _RATES = {"tf32": "tf32_tflops", "bf16": "fp16_tflops", "fp16": "fp16_tflops"}
@@ -175,17 +194,33 @@ def sheets_of(
     A machine without accelerator is a kind of its own. 0: nothing is known, and the figures are those of the others.
     """
     rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
-    figures = zip(table.index, table["bandwidth_gbytes_s"].astype(float), rate.astype(float), strict=True)
-    found = {str(name): (one, two, 1.0) for name, one, two in figures if 0 < one < np.inf and 0 < two < np.inf}
+    figures = zip(
+        table.index, table["bandwidth_gbytes_s"].astype(float), rate.astype(float), strict=True
+    )
+    found = {
+        str(name): (one, two, 1.0)
+        for name, one, two in figures
+        if 0 < one < np.inf and 0 < two < np.inf
+    }
     for name, machine in machines.items():
         kind, speed = device_kind(name, machine), machine.prior_speed
         if not machine.accelerated:
-            found[name] = (_CORE_GBYTES * speed / _CORE_TFLOPS, speed, 1.0 if machine.speed_known else 0.0)
+            found[name] = (
+                _CORE_GBYTES * speed / _CORE_TFLOPS,
+                speed,
+                1.0 if machine.speed_known else 0.0,
+            )
         elif kind not in found:
-            found[kind] = (_USUAL_GBYTES * speed, speed, 0.0 if machine.device_tflops is None else _HALF)
+            found[kind] = (
+                _USUAL_GBYTES * speed,
+                speed,
+                0.0 if machine.device_tflops is None else _HALF,
+            )
     for workload in workloads:
         rates = _RATES.get(workload_and_mode(workload)[1].precision)
-        rates_known: Mapping[Hashable, Any] = table[rates].dropna().to_dict() if rates in table else {}
+        rates_known: Mapping[Hashable, Any] = (
+            table[rates].dropna().to_dict() if rates in table else {}
+        )
         for device, tflops in rates_known.items():
             if str(device) in found and 0 < float(tflops) < np.inf:
                 found[f"{device}|{workload}"] = (found[str(device)][0], float(tflops), 1.0)

@@ -43,13 +43,22 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape, workload_and_mode
+from ..domain.workload import (
+    MSTOPK_SENT,
+    TABLES,
+    UPDATES_SHARED,
+    Mode,
+    grid_shape,
+    workload_and_mode,
+)
 from .compression import beside_gradients
 from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
 
 Line = tuple[float, float]  # base, and bytes of a sample's activations
-Ran = tuple[float, float, float]  # bytes of a device, largest batch that ran on it, on so many ranks that share
+Ran = tuple[
+    float, float, float
+]  # bytes of a device, largest batch that ran on it, on so many ranks that share
 
 # What ranks took beyond what is predicted, at most 12 % on two workloads: the allocator's gaps, what lives
 # longer than it must, and groups of weights that are larger than an eighth.
@@ -93,14 +102,22 @@ class MemoryModel:
     ran: dict[str, tuple[Ran, ...]] = field(default_factory=dict)
     accumulated: dict[str, tuple[Ran, ...]] = field(default_factory=dict)
 
-    def with_facts(self, workload: str, *, gradient_bytes: float, flops_per_sample: float) -> MemoryModel:
+    def with_facts(
+        self, workload: str, *, gradient_bytes: float, flops_per_sample: float
+    ) -> MemoryModel:
         """With a bound for a workload of which only these facts are known; what was known before stays."""
         held = Held.of(gradient_bytes)
         line = (_base(held), _PER_OPERATION * flops_per_sample)
         return replace(self, facts={workload: line} | self.facts, held={workload: held} | self.held)
 
     def peak_bytes(
-        self, workload: str, instance_type: str, batch: float, ranks: int = 1, *, accumulates: bool = False
+        self,
+        workload: str,
+        instance_type: str,
+        batch: float,
+        ranks: int = 1,
+        *,
+        accumulates: bool = False,
     ) -> float:
         """Peak memory of one of `ranks` ranks at `batch`; NaN where nothing is known of the workload."""
         mode = workload_and_mode(workload)[1]
@@ -114,22 +131,42 @@ class MemoryModel:
         sharing = mode.sharded and ranks > 1
         summed = 0.0 if mode.offloaded else held.gradients / ranks
         gradients = summed if sharing and mode.gathered and not accumulates else held.gradients
-        working = max(activations, gradients) if measured and not accumulates else activations + gradients
-        beside = _shared(mode, held, ranks) if sharing else held.gradients * beside_gradients(mode.strategy)
+        working = (
+            max(activations, gradients) if measured and not accumulates else activations + gradients
+        )
+        beside = (
+            _shared(mode, held, ranks)
+            if sharing
+            else held.gradients * beside_gradients(mode.strategy)
+        )
         beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
-        ran = () if mode.divided else self.ran.get(workload, ())  # on more ranks a divided layer gathers more
+        ran = (
+            () if mode.divided else self.ran.get(workload, ())
+        )  # on more ranks a divided layer gathers more
         if accumulates:
             # samples whose activations, of (memory - 2 G) / batch at most, make room for the gradients
-            least = [max(1 - held.gradients / max(memory - 2 * held.gradients, 1.0), 0.0) for memory, _, _ in ran]
-            fewer = [(memory, most * part, few) for (memory, most, few), part in zip(ran, least, strict=True)]
+            least = [
+                max(1 - held.gradients / max(memory - 2 * held.gradients, 1.0), 0.0)
+                for memory, _, _ in ran
+            ]
+            fewer = [
+                (memory, most * part, few)
+                for (memory, most, few), part in zip(ran, least, strict=True)
+            ]
             ran = () if mode.divided else (*self.accumulated.get(workload, ()), *fewer)
-        return min([peak, *(memory for memory, most, fewest in ran if batch <= most and ranks >= fewest)])
+        return min(
+            [peak, *(memory for memory, most, fewest in ran if batch <= most and ranks >= fewest)]
+        )
 
     def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:
         """This type's, else the largest of the other types', else from facts; and whether it was profiled."""
         own = self.lines.get((workload, instance_type))
-        others = [line for (owner, _), line in self.lines.items() if owner == workload] if own is None else [own]
+        others = (
+            [line for (owner, _), line in self.lines.items() if owner == workload]
+            if own is None
+            else [own]
+        )
         if others:
             return (max(base for base, _ in others), max(sample for _, sample in others)), True
         return self.facts.get(workload), False
@@ -140,7 +177,9 @@ def _shared(mode: Mode, held: Held, ranks: int) -> float:
     if mode.strategy == UPDATES_SHARED:
         return held.gradients - (1 - 1 / ranks) * max(held.states - held.gradients, 0.0)
     elsewhere = 1.0 if mode.offloaded else 1 - 1 / ranks
-    gathered = 3 * held.group if mode.strategy == "fsdp" else elsewhere * held.gradients + held.group
+    gathered = (
+        3 * held.group if mode.strategy == "fsdp" else elsewhere * held.gradients + held.group
+    )
     moving = 2 * held.group / ranks if mode.offloaded else 0.0
     return gathered + 2 * held.group + moving - elsewhere * held.states
 
@@ -163,7 +202,10 @@ def fit_memory(
     `profiles` has workload, instance_type, batch and peak_bytes; `ran` are setups that were measured, so that they
     fitted; `gradient_bytes`, `flops_per_sample` and `checkpoint_bytes` are by workload, unknown ones absent or 0.
     """
-    sizes = {name: Held.of(size, checkpoint_bytes.get(name, 0.0)) for name, size in gradient_bytes.items()}
+    sizes = {
+        name: Held.of(size, checkpoint_bytes.get(name, 0.0))
+        for name, size in gradient_bytes.items()
+    }
     lines = _profiled(profiles, sizes)
     shown = [
         sample / flops_per_sample[workload]
@@ -176,11 +218,16 @@ def fit_memory(
         for rows in (ran, ran.take(np.flatnonzero(ran.accumulation > 1)))
     )
     facts: dict[str, Line] = {}
-    for workload in sorted({*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}):
+    for workload in sorted(
+        {*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}
+    ):
         held = sizes.get(workload, Held())
         # the least that may stand beside the activations: weights and gradients, a share of them, or neither
         least = 0.0 if workload_and_mode(workload)[1].offloaded else 2 * held.gradients
-        bounds = [max(memory - least / ranks, 0.0) / batch for memory, batch, ranks in largest.get(workload, ())]
+        bounds = [
+            max(memory - least / ranks, 0.0) / batch
+            for memory, batch, ranks in largest.get(workload, ())
+        ]
         if flops_per_sample.get(workload, 0.0) > 0:
             bounds.append(per_operation * flops_per_sample[workload])
         if bounds:
@@ -194,7 +241,9 @@ def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machi
         data.profiles,
         ran,
         machines,
-        gradient_bytes={name: one.gradient_bytes / sent_part(name) for name, one in exchanges(data).items()},
+        gradient_bytes={
+            name: one.gradient_bytes / sent_part(name) for name, one in exchanges(data).items()
+        },
         flops_per_sample=flops_per_sample(data),
         checkpoint_bytes=facts_of(data, "checkpoint_bytes"),
     )
@@ -213,7 +262,9 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     for few in np.unique(batch):
         flat = batch < few
         design = np.stack([np.ones(len(batch)), np.where(flat, 0.0, batch)], axis=1)
-        base, sample = np.maximum(np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0], 0.0).tolist()
+        base, sample = np.maximum(
+            np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0], 0.0
+        ).tolist()
         off = base + np.maximum(gradients, sample * batch) - peak
         found.append((float(off @ off), (base, sample)))
     flat_base = max(float(np.median(peak)) - gradients, 0.0)
@@ -240,7 +291,9 @@ def _profiled(profiles: pd.DataFrame, sizes: Mapping[str, Held]) -> dict[tuple[s
 def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[Ran]]:
     """By workload, one entry an amount of memory; where ranks share, one a number of them too."""
     found: dict[str, dict[tuple[float, float], float]] = {}
-    for workload, types, batches, ranks in zip(ran.workloads, ran.types, ran.batch, ran.ranks, strict=True):
+    for workload, types, batches, ranks in zip(
+        ran.workloads, ran.types, ran.batch, ran.ranks, strict=True
+    ):
         own = found.setdefault(workload, {})
         mode = workload_and_mode(workload)[1]
         fewest = float(ranks) if mode.sharded or mode.strategy == TABLES else 1.0

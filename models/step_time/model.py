@@ -42,7 +42,13 @@ from .rows import PROBE, Facts, Point, one_device_points, run_noise, run_weights
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-LIMITS = ("compute", "communication inside a node", "communication between nodes", "stragglers", "input")
+LIMITS = (
+    "compute",
+    "communication inside a node",
+    "communication between nodes",
+    "stragglers",
+    "input",
+)
 
 # Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step; part
 # of one device's seconds above which making batches, and not the network, is what takes it.
@@ -57,17 +63,25 @@ _BEYOND_SD = 0.1
 # are more than so many of a workload, the least known: each is a parameter, and thousands of batches were thousands.
 _TELLING_SD, _MOST_TELLING = 0.02, 100
 _PSEUDO = 4.0  # groups that a level's spread is known from before any
-_APART = np.full((1, LENGTHS.shape[1]), 1e-3)  # lengths over which what one run is off by is alike: no two setups
+_APART = np.full(
+    (1, LENGTHS.shape[1]), 1e-3
+)  # lengths over which what one run is off by is alike: no two setups
 _WAVES = 128  # random features of each part of the residual, for draws
 
 
-def bottlenecks(exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray) -> list[str]:
+def bottlenecks(
+    exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray
+) -> list[str]:
     """One of LIMITS a setup, by the parts of its step that communication is exposed in and that the slowest rank takes
     longer than all in the mean, and the part of compute that making batches takes: 0 where no profile says.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
-    labels = np.where(uneven > _LIMITED, "stragglers", np.where(input_part > _MOSTLY, "input", "compute"))
-    return [str(one) for one in np.where((exposed > _LIMITED) & (exposed >= uneven), across, labels)]
+    labels = np.where(
+        uneven > _LIMITED, "stragglers", np.where(input_part > _MOSTLY, "input", "compute")
+    )
+    return [
+        str(one) for one in np.where((exposed > _LIMITED) & (exposed >= uneven), across, labels)
+    ]
 
 
 def waits(input_share: FloatArray, exposed: FloatArray) -> list[bool]:
@@ -104,7 +118,9 @@ class StepTimeModel:
     loaders: Loaders = field(default_factory=Loaders)
     guessed: frozenset[str] = frozenset()  # workloads of which nothing but facts is known
     trained_on: tuple[str, ...] = ()  # run ids
-    workload_digests: dict[str, str] = field(default_factory=dict)  # of the definitions that were measured, by name
+    workload_digests: dict[str, str] = field(
+        default_factory=dict
+    )  # of the definitions that were measured, by name
     type_digests: dict[str, str] = field(default_factory=dict)
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -131,7 +147,9 @@ class StepTimeModel:
     def can_guess(self, instance_type: str) -> bool:
         """Can a workload that nobody measured be predicted there? Only where the rate of its device is known."""
         machine = self.machines[instance_type]
-        believed = self.facts.alone.sheets.get(device_kind(instance_type, machine), (0.0, 0.0, 0.0))[2]
+        believed = self.facts.alone.sheets.get(
+            device_kind(instance_type, machine), (0.0, 0.0, 0.0)
+        )[2]
         return machine.accelerated and believed > 0
 
     def modes_of(self, workload: str) -> tuple[Mode, ...]:
@@ -170,32 +188,49 @@ class StepTimeModel:
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         """`predict` of setups that were read or planned, numbered from 0."""
-        return pd.concat([self._predict(arrays.take(part)) for part in _chunks(arrays, _CHUNK)], ignore_index=True)
+        return pd.concat(
+            [self._predict(arrays.take(part)) for part in _chunks(arrays, _CHUNK)],
+            ignore_index=True,
+        )
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         many = len(arrays.workloads)
-        mean, variance, formula, compute, slowest, communication, uneven, input_part = np.zeros((8, many))
+        mean, variance, formula, compute, slowest, communication, uneven, input_part = np.zeros(
+            (8, many)
+        )
         covariance = self._covariance()
         for part in self._parts(arrays):
             own, at, times = covariance[np.ix_(part.columns, part.columns)], part.at, part.times
             level = ((part.slopes @ own) * part.slopes).sum(axis=1)
             level += sum((one**2).sum(axis=1) for _, one in part.unknown) + part.alone.variance
             mean[at], variance[at] = part.mean, part.widened**2 * level + part.near + part.noise
-            formula[at], compute[at], communication[at] = times.step_s, times.compute_s, times.communication_s
+            formula[at], compute[at], communication[at] = (
+                times.step_s,
+                times.compute_s,
+                times.communication_s,
+            )
             uneven[at] = (times.compute_s - times.mean_compute_s) / times.step_s
             input_part[at] = self.facts.input_part.get(part.cell, 0.0)
         rest, spread = np.exp(mean), np.sqrt(variance)
         slowest = np.minimum(compute / formula, 1.0)
         exposed = 1 - slowest
-        step, low, high, by = rest, np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread), [""] * many
+        step, low, high, by = (
+            rest,
+            np.exp(mean - Z_90 * spread),
+            np.exp(mean + Z_90 * spread),
+            [""] * many,
+        )
         wait = self.loaders.wait(arrays, self.machines)
         if wait is not None:
             step, by = wait.step_s(rest, slowest), wait.helped_by(rest, slowest)
             low, high = wait.interval(mean, spread, slowest)
         share = rest / step
-        labels = bottlenecks(exposed * share, uneven * share, input_part=input_part, machines=arrays.instances)
+        labels = bottlenecks(
+            exposed * share, uneven * share, input_part=input_part, machines=arrays.instances
+        )
         labels = [
-            "input" if one else label for one, label in zip(waits(1 - share, exposed * share), labels, strict=True)
+            "input" if one else label
+            for one, label in zip(waits(1 - share, exposed * share), labels, strict=True)
         ]
         return pd.DataFrame(
             {
@@ -226,7 +261,9 @@ class StepTimeModel:
                 least = 0.0 if block is None else self._held(block)[0]
                 times = self.regression.times(own, workload, kind, moves)
                 found[chunk[at]] = times.step_s * np.exp(least) * (1 - _ROUNDING)
-                computed[chunk[at]] = np.minimum(times.compute_s / times.step_s, 1.0) * (1 - _ROUNDING)
+                computed[chunk[at]] = np.minimum(times.compute_s / times.step_s, 1.0) * (
+                    1 - _ROUNDING
+                )
         wait = self.loaders.wait(arrays, self.machines)
         return found if wait is None else wait.step_s(found, computed) * (1 - _ROUNDING)
 
@@ -251,7 +288,9 @@ class StepTimeModel:
                 unknown.setdefault(key, np.zeros((many, own.shape[1])))[part.at] = own
             white = part.white[:, part.near_at]
             left = kernel(part.features, part.features, part.spread) - white.T @ white
-            near[np.ix_(part.at, part.at)] = part.wider**2 * left * np.multiply.outer(part.several, part.several)
+            near[np.ix_(part.at, part.at)] = (
+                part.wider**2 * left * np.multiply.outer(part.several, part.several)
+            )
         level = slopes @ self._covariance() @ slopes.T
         for own in unknown.values():
             level += own @ own.T
@@ -260,10 +299,16 @@ class StepTimeModel:
                 left = self.facts.alone.covariance(one.alone.asked, other.alone.asked)
                 left -= one.alone.tied @ other.alone.tied.T
                 by_row = left[np.ix_(one.alone.point, other.alone.point)]
-                level[np.ix_(one.at, other.at)] += by_row * np.multiply.outer(one.alone.slope, other.alone.slope)
+                level[np.ix_(one.at, other.at)] += by_row * np.multiply.outer(
+                    one.alone.slope, other.alone.slope
+                )
         covariance = level * np.multiply.outer(wider, wider) + near
         wait = self.loaders.wait(arrays, self.machines)
-        return (mean, covariance, noise) if wait is None else wait.joint(mean, covariance, noise, computed)
+        return (
+            (mean, covariance, noise)
+            if wait is None
+            else wait.joint(mean, covariance, noise, computed)
+        )
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """(setups, count) step seconds, drawn jointly: what two setups share in error moves together.
@@ -293,17 +338,30 @@ class StepTimeModel:
             for key, slopes in part.unknown:
                 own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
             field_, whitened = self._drawn_near(part, count=half, seed=seed)
-            own += part.alone.slope[:, None] * self._drawn_alone(part, count=half, seed=seed)[part.alone.point]
-            near = (field_.at(part.features) - (part.white.T @ whitened)[part.near_at]) * part.several[:, None]
+            own += (
+                part.alone.slope[:, None]
+                * self._drawn_alone(part, count=half, seed=seed)[part.alone.point]
+            )
+            near = (
+                field_.at(part.features) - (part.white.T @ whitened)[part.near_at]
+            ) * part.several[:, None]
             random = _random(seed, ("run", part.cell))
             run = _Field.draw(_APART, np.full(1, np.sqrt(part.noise)), random=random, count=half)
-            mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near + run.at(part.features)
+            mean[part.at], off[part.at] = (
+                part.mean,
+                part.widened * own + part.wider * near + run.at(part.features),
+            )
         paired = np.stack([off, -off], axis=2).reshape(many, -1)[:, :count]
         rest = np.asarray(np.exp(mean[:, None] + paired), dtype=float)
         wait = self.loaders.wait(arrays, self.machines)
         if wait is None:
             return rest
-        longer = np.stack([_random(seed, ("loading", one)).standard_normal(half) for one in arrays.workloads.names])
+        longer = np.stack(
+            [
+                _random(seed, ("loading", one)).standard_normal(half)
+                for one in arrays.workloads.names
+            ]
+        )
         paired = np.stack([longer, -longer], axis=2).reshape(len(longer), -1)[:, :count]
         factor = np.exp(wait.log_sd[:, None] * paired[arrays.workloads.codes])
         return wait.step_s(rest, computed, factor=factor, about=np.exp(mean))
@@ -319,7 +377,9 @@ class StepTimeModel:
             if part.block is not None:
                 measured = self.regression.rows.features[part.block.at]
                 noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), count))
-                sd = part.spread[2] * np.sqrt(part.block.outlying / self.regression.weight[part.block.at])
+                sd = part.spread[2] * np.sqrt(
+                    part.block.outlying / self.regression.weight[part.block.at]
+                )
                 off = field_.at(measured) + sd[:, None] * noise
                 whitened = self.regression.neighbours(part.block).whitened(off)
             kept[part.cell] = field_, whitened
@@ -343,16 +403,28 @@ class StepTimeModel:
         least, most = self.facts.alone.reaches(workload)
         batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
         kind = device_kind(instance_type, self.machines[instance_type])
-        seconds = np.exp(self.facts.alone.predict(self.facts.at([(workload, kind, one) for one in batches.tolist()])))
+        seconds = np.exp(
+            self.facts.alone.predict(
+                self.facts.at([(workload, kind, one) for one in batches.tolist()])
+            )
+        )
         slope, intercept = (float(one) for one in np.polyfit(batches, seconds, 1, w=1 / seconds))
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
 
     def peak_bytes(
-        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+        self,
+        workload: str,
+        instance_type: str,
+        batch: int,
+        ranks: int = 1,
+        *,
+        accumulates: bool = False,
     ) -> float:
         """Peak memory of one of `ranks` ranks at `batch`, in one or several micro-steps a step; NaN where nothing is
         known of the workload."""
-        return self.memory.peak_bytes(workload, instance_type, batch, ranks, accumulates=accumulates)
+        return self.memory.peak_bytes(
+            workload, instance_type, batch, ranks, accumulates=accumulates
+        )
 
     # how they come about
 
@@ -369,19 +441,28 @@ class StepTimeModel:
                 )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
-        other = {str(one) for one in column(setups, "provider", self.provider)} - {self.provider, ""}
+        other = {str(one) for one in column(setups, "provider", self.provider)} - {
+            self.provider,
+            "",
+        }
         if other:
-            raise ValueError(f"provider {sorted(other)[0]!r} is not predicted by this model, only {self.provider!r}")
+            raise ValueError(
+                f"provider {sorted(other)[0]!r} is not predicted by this model, only {self.provider!r}"
+            )
         for name, known in MODE_COLUMNS.items():
             strange = {str(one) for one in column(setups, name, known[0])} - {*known, ""}
             if strange:
-                raise ValueError(f"unknown {name} {sorted(strange)[0]!r}; known: {', '.join(known)}")
+                raise ValueError(
+                    f"unknown {name} {sorted(strange)[0]!r}; known: {', '.join(known)}"
+                )
         arrays = read_setups(setups, {name: one.devices for name, one in self.machines.items()})
         for name in arrays.workloads.distinct:
             workload, mode = workload_and_mode(name)
             if name not in self.workloads and self.modes_of(workload):
                 met = ", ".join(map(str, self.modes_of(workload)))
-                raise ValueError(f"workload {workload!r} was never measured in {mode}; known in: {met}")
+                raise ValueError(
+                    f"workload {workload!r} was never measured in {mode}; known in: {met}"
+                )
         self._require(arrays.workloads.distinct, arrays.names)
         self._require_rates(arrays)
         return arrays
@@ -412,7 +493,10 @@ class StepTimeModel:
             fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
             known = fit.neighbours(block)
             alike = kernel(known.features, known.features, spread)
-            moved = scipy.linalg.solve_triangular(known.factor, alike, lower=True).T @ known.solved[:, -1]
+            moved = (
+                scipy.linalg.solve_triangular(known.factor, alike, lower=True).T
+                @ known.solved[:, -1]
+            )
             held[block.name] = min(float(moved.min()), 0.0), max(float(moved.max()), 0.0)
         return held[block.name]
 
@@ -447,24 +531,34 @@ class StepTimeModel:
             met = [key for key in keys if key in fit.columns.groups]
             slopes = np.concatenate([fit.design(by, met), by_alone[:, None] * tied[point]], axis=1)
             unknown: list[tuple[tuple[str, object], FloatArray]] = [
-                (key, fit.design(by, [key]) * _heavier(fit, key[0])) for key in keys if key not in fit.columns.groups
+                (key, fit.design(by, [key]) * _heavier(fit, key[0]))
+                for key in keys
+                if key not in fit.columns.groups
             ]
             left = np.diag(self.facts.alone.covariance(asked, asked)) - (tied**2).sum(axis=1)
             beyond = np.log2(np.maximum(own.line.ranks / self._reached(kind), 1.0))
             unknown.append((("beyond", kind), _BEYOND_SD * beyond[:, None]))
             several = (own.line.ranks > 1).astype(float)
             spread, wider = fit.residual_of(workload, kind)
-            near, mean, block = several * (spread[:2] ** 2).sum(), base, self._blocks().get((workload, kind))
+            near, mean, block = (
+                several * (spread[:2] ** 2).sum(),
+                base,
+                self._blocks().get((workload, kind)),
+            )
             features, near_at = distinct(own.features)
             white = np.zeros((0, len(features)))
             if block is not None:
                 known = fit.neighbours(block)
                 cross = kernel(known.features, features, spread)
-                white = scipy.linalg.solve_triangular(known.factor, cross, lower=True, overwrite_b=True)
+                white = scipy.linalg.solve_triangular(
+                    known.factor, cross, lower=True, overwrite_b=True
+                )
                 moved = (white.T @ known.solved)[near_at] * several[:, None]
                 mean = base + np.clip(moved[:, -1], *self._held(block))
                 slopes = slopes - moved[:, :-1]
-                near = np.maximum(near - several * np.einsum("ij,ij->j", white, white)[near_at], 0.0)
+                near = np.maximum(
+                    near - several * np.einsum("ij,ij->j", white, white)[near_at], 0.0
+                )
             yield _Part(
                 cell=(workload, kind),
                 at=at,
@@ -473,7 +567,13 @@ class StepTimeModel:
                 columns=fit.columns.of(workload, kind),
                 slopes=slopes,
                 unknown=unknown,
-                alone=_Alone(asked=asked, tied=tied, point=point, slope=by_alone, variance=by_alone**2 * left[point]),
+                alone=_Alone(
+                    asked=asked,
+                    tied=tied,
+                    point=point,
+                    slope=by_alone,
+                    variance=by_alone**2 * left[point],
+                ),
                 near=near * wider**2,
                 noise=max(float(spread[2] * wider), self.measured.run_sd) ** 2,
                 spread=spread,
@@ -490,7 +590,9 @@ class StepTimeModel:
         """Devices of the largest cluster of a kind that was measured; no limit where it never ran on several."""
         if "reach" not in self._made:
             reach: dict[str, float] = {}
-            for name, ranks in zip(self.regression.rows.kind, self.regression.rows.line.ranks.tolist(), strict=True):
+            for name, ranks in zip(
+                self.regression.rows.kind, self.regression.rows.line.ranks.tolist(), strict=True
+            ):
                 reach[name] = max(reach.get(name, 2.0), ranks)
             self._made["reach"] = reach
         return float(self._made["reach"].get(kind, np.inf))
@@ -511,7 +613,11 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     sheets = sheets_of(machines, data_sheets(), sorted(set(points["workload"].astype(str))))
     alone = OneDevice.fit(points, sheets=sheets, flops=flops)
     facts = Facts(
-        machines=machines, alone=alone, exchanges=exchanges(data), optimizer_part=optimizer_part, input_part=input_part
+        machines=machines,
+        alone=alone,
+        exchanges=exchanges(data),
+        optimizer_part=optimizer_part,
+        input_part=input_part,
     )
     measured = Measured(
         setups=rows.setups,
@@ -553,12 +659,23 @@ def lay_out(facts: Facts, measured: Measured) -> Regression:
     tied: dict[str, tuple[Points, FloatArray]] = {}
     alone, offsets = {}, {}
     for workload in sorted({one[0] for one in points}):
-        own = [at for at, one in enumerate(points) if one[0] == workload]  # together: they are sorted by workload
+        own = [
+            at for at, one in enumerate(points) if one[0] == workload
+        ]  # together: they are sorted by workload
         at = facts.at([points[one] for one in own])
         square, directions = np.linalg.eigh(facts.alone.covariance(at, at))
-        kept = (square > _TELLING_SD**2) & (np.arange(len(square)) >= len(square) - _MOST_TELLING)  # they ascend
-        factor, whitener = directions[:, kept] * np.sqrt(square[kept]), (directions[:, kept] / np.sqrt(square[kept])).T
-        alone[workload], offsets[workload], tied[workload] = (log_s[own], factor), own[0], (at, whitener)
+        kept = (square > _TELLING_SD**2) & (
+            np.arange(len(square)) >= len(square) - _MOST_TELLING
+        )  # they ascend
+        factor, whitener = (
+            directions[:, kept] * np.sqrt(square[kept]),
+            (directions[:, kept] / np.sqrt(square[kept])).T,
+        )
+        alone[workload], offsets[workload], tied[workload] = (
+            (log_s[own], factor),
+            own[0],
+            (at, whitener),
+        )
     log_step, weight = measured.log_step[several], measured.weight[several]
     if len(measured.probes):
         laid = laid.joined(facts.lay_out_probes(measured.probes))
@@ -573,11 +690,15 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
     columns = ["cluster", "bytes", "seconds"]
     if not set(columns) <= set(probes.columns):
         return pd.DataFrame(columns=columns)
-    numbers = probes[columns].assign(**{name: pd.to_numeric(probes[name], errors="coerce") for name in columns[1:]})
+    numbers = probes[columns].assign(
+        **{name: pd.to_numeric(probes[name], errors="coerce") for name in columns[1:]}
+    )
     size, seconds = numbers["bytes"].to_numpy(float), numbers["seconds"].to_numpy(float)
     several = np.array([len(parse_cluster(str(one))) > 1 for one in numbers["cluster"]], dtype=bool)
     good = numbers[(size > 0) & (seconds > 0) & np.isfinite(size) & np.isfinite(seconds) & several]
-    found: pd.DataFrame = good.groupby(["cluster", "bytes"], as_index=False).agg(seconds=("seconds", "median"))
+    found: pd.DataFrame = good.groupby(["cluster", "bytes"], as_index=False).agg(
+        seconds=("seconds", "median")
+    )
     return found
 
 
@@ -599,12 +720,16 @@ def all_introduced(
 ) -> StepTimeModel:
     """The same for every workload in `flops_per_sample` that can be; `gradient_bytes` are absent or 0 where unknown."""
     facts, memory = model.facts, model.memory
-    new = {name: flops for name, flops in flops_per_sample.items() if name not in facts.alone.workloads}
+    new = {
+        name: flops for name, flops in flops_per_sample.items() if name not in facts.alone.workloads
+    }
     if not new:
         return model
     sizes = {name: Exchange(gradient_bytes.get(name, 0.0)) for name in new}
     for name, flops in new.items():
-        memory = memory.with_facts(name, gradient_bytes=sizes[name].gradient_bytes, flops_per_sample=flops)
+        memory = memory.with_facts(
+            name, gradient_bytes=sizes[name].gradient_bytes, flops_per_sample=flops
+        )
     alone = replace(facts.alone, flops=facts.alone.flops | new)
     return replace(
         model,
@@ -660,10 +785,14 @@ class _Field:
     @classmethod
     def of(cls, part: _Part, *, seed: int, count: int) -> _Field:
         """`count` draws of the residual of a cell."""
-        return cls.draw(LENGTHS, part.spread[:2], random=_random(seed, ("field", part.cell)), count=count)
+        return cls.draw(
+            LENGTHS, part.spread[:2], random=_random(seed, ("field", part.cell)), count=count
+        )
 
     @classmethod
-    def draw(cls, lengths: FloatArray, spread: FloatArray, *, random: np.random.Generator, count: int) -> _Field:
+    def draw(
+        cls, lengths: FloatArray, spread: FloatArray, *, random: np.random.Generator, count: int
+    ) -> _Field:
         """`count` draws of a sum of processes, each with a row of `lengths` and a `spread`."""
         parts, features = lengths.shape
         waves = random.standard_normal((parts, _WAVES, features)) / lengths[:, None, :]
@@ -693,7 +822,9 @@ def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
     pair = rows.workload.codes * many + rows.kind.codes
     order = np.argsort(pair, kind="stable")
     met, first = np.unique(pair[order], return_index=True)
-    cells = ((rows.workload.names[one // many], rows.kind.names[one % many]) for one in met.tolist())
+    cells = (
+        (rows.workload.names[one // many], rows.kind.names[one % many]) for one in met.tolist()
+    )
     parts = np.split(order, first[1:])[: len(met)]
     return sorted(zip(cells, parts, strict=True), key=itemgetter(0))
 

@@ -47,18 +47,27 @@ class Nearness:
 
     def _places(self, setups: SetupArrays) -> FloatArray:
         """(rows, 7 + types): the last before the types is of those that were never measured at all."""
-        count, ranks, instances = setups.count, np.maximum(setups.ranks, 1), np.maximum(setups.instances, 1)
+        count, ranks, instances = (
+            setups.count,
+            np.maximum(setups.ranks, 1),
+            np.maximum(setups.instances, 1),
+        )
         devices = count * setups.layout
         batch = setups.samples / setups.accumulation / ranks
         numbers = np.log2([batch, ranks, instances, setups.accumulation])
         uneven = [
-            (count * np.abs(np.log2(np.where(setups.present, one, middle[:, None]) / middle[:, None]))).sum(axis=1)
+            (
+                count
+                * np.abs(np.log2(np.where(setups.present, one, middle[:, None]) / middle[:, None]))
+            ).sum(axis=1)
             for one, middle in ((setups.batch, batch), (setups.layout, ranks / instances))
         ]
         part = (devices + devices * setups.batch / batch[:, None]) / 2 / ranks[:, None]
         kinds = np.zeros((len(batch), 1 + len(self._types)))
         for at, name in enumerate(setups.names):
-            kinds[:, self._types.get(name, 0)] += np.log2(1 + np.where(setups.kind == at, part, 0.0).sum(axis=1))
+            kinds[:, self._types.get(name, 0)] += np.log2(
+                1 + np.where(setups.kind == at, part, 0.0).sum(axis=1)
+            )
         return np.hstack([numbers.T, (np.array(uneven) / instances).T, kinds])
 
     def _marks(self, setups: SetupArrays) -> Marks:
@@ -66,9 +75,13 @@ class Nearness:
 
         Types that were never measured all count as one: a setup that has any is none that was.
         """
-        known = np.array([self._types.get(name, 0) for name in setups.names] + [0], dtype=np.uint64)[setups.kind]
+        known = np.array(
+            [self._types.get(name, 0) for name in setups.names] + [0], dtype=np.uint64
+        )[setups.kind]
         machine = _mixed(_mixed(_mixed(known) + _bits(setups.layout)) + _bits(setups.batch))
-        whole = np.where(setups.present, setups.count.astype(np.uint64) * machine, np.uint64(0)).sum(axis=1)
+        whole = np.where(
+            setups.present, setups.count.astype(np.uint64) * machine, np.uint64(0)
+        ).sum(axis=1)
         return _mixed(whole + _bits(setups.accumulation))
 
 

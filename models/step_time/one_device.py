@@ -78,7 +78,9 @@ class Points:
     bandwidth: FloatArray  # log GB/s from the usual; 0 where unknown
     rate: FloatArray  # log TFLOP/s from the usual; 0 where unknown
     sheet: FloatArray  # 1 where both are known, between where only the rate is
-    work: FloatArray  # log seconds on the usual device by operations alone; 0 where these are unknown
+    work: (
+        FloatArray  # log seconds on the usual device by operations alone; 0 where these are unknown
+    )
     work_known: FloatArray  # 1 where they are known
     own: FloatArray  # how many times the usual the workload may be off by itself; 0 where they are unknown
 
@@ -92,7 +94,8 @@ def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArr
     same = one.workload[:, None] == other.workload
     kind = one.kind[:, None] == other.kind
     x, bandwidth, rate = (
-        np.multiply.outer(getattr(one, name), getattr(other, name)) for name in ("octave", "bandwidth", "rate")
+        np.multiply.outer(getattr(one, name), getattr(other, name))
+        for name in ("octave", "bandwidth", "rate")
     )
     apart = one.octave[:, None] - other.octave
     near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
@@ -102,11 +105,19 @@ def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArr
 
     both = np.multiply.outer(one.work_known, other.work_known)
     own = v("efficiency") * np.multiply.outer(one.own, other.own)
-    workload = _LEVEL**2 * (1 - both) + own + v("growth") * x + v("bandwidth") * bandwidth + v("rate") * rate
+    workload = (
+        _LEVEL**2 * (1 - both)
+        + own
+        + v("growth") * x
+        + v("bandwidth") * bandwidth
+        + v("rate") * rate
+    )
     workload = workload + v("curve") * near + v("batch") * equal
     cell = v("cell") + v("cell_growth") * x + v("cell_curve") * near + v("cell_batch") * equal
     of_kind = v("kind") + _NO_SHEET**2 * np.multiply.outer(1 - one.sheet, 1 - other.sheet)
-    more = np.multiply.outer(one.work_known * (one.work - _USUAL_WORK), other.work_known * (other.work - _USUAL_WORK))
+    more = np.multiply.outer(
+        one.work_known * (one.work - _USUAL_WORK), other.work_known * (other.work - _USUAL_WORK)
+    )
     shared = (
         _SHARED_EFFICIENCY**2 * both
         + v("shared_work") * more
@@ -154,20 +165,34 @@ class OneDevice:
         Points that are not finite are left out. Raises ValueError where none is left.
         """
         batch, log_s, sd = (points[name].to_numpy(float) for name in ("batch", "log_s", "sd"))
-        good = np.flatnonzero(np.isfinite(batch) & (batch > 0) & np.isfinite(log_s) & np.isfinite(sd) & (sd > 0))
+        good = np.flatnonzero(
+            np.isfinite(batch) & (batch > 0) & np.isfinite(log_s) & np.isfinite(sd) & (sd > 0)
+        )
         if not len(good):
-            raise ValueError("nothing to learn from: no profile and no run with a positive step time")
+            raise ValueError(
+                "nothing to learn from: no profile and no run with a positive step time"
+            )
         good = good[np.argsort(sd[good], kind="stable")[:_MOST]]
-        names, own = (points[name].astype(str).to_numpy()[good].tolist() for name in ("workload", "kind"))
+        names, own = (
+            points[name].astype(str).to_numpy()[good].tolist() for name in ("workload", "kind")
+        )
         octaves = np.log2(batch[good])
-        middle = {name: float(np.median(octaves[np.array(names) == name])) for name in sorted(set(names))}
+        middle = {
+            name: float(np.median(octaves[np.array(names) == name])) for name in sorted(set(names))
+        }
         empty = np.zeros(0)
         model = cls(
             workloads={name: at for at, name in enumerate(sorted(set(names)))},
             kinds={name: at for at, name in enumerate(sorted(set(own)))},
             middle=middle,
-            sheets={name: one for name, one in sheets.items() if one[0] > 0 and one[1] > 0 and np.isfinite(one).all()},
-            flops={name: one for name, one in (flops or {}).items() if one > 0 and np.isfinite(one)},
+            sheets={
+                name: one
+                for name, one in sheets.items()
+                if one[0] > 0 and one[1] > 0 and np.isfinite(one).all()
+            },
+            flops={
+                name: one for name, one in (flops or {}).items() if one > 0 and np.isfinite(one)
+            },
             unusual={},
             points=Points(*(np.zeros(0, dtype=np.intp),) * 2, *(empty,) * 7),
             log_s=log_s[good],
@@ -190,8 +215,14 @@ class OneDevice:
         found = {}
         for name, number in self.workloads.items():
             mine = points.workload == number
-            effect = self.spread["efficiency"] * points.own[mine].max(initial=0.0) ** 2 * float(weights[mine].sum())
-            found[name] = float(np.sqrt(max((_UNUSUAL_FREEDOM + effect**2) / (_UNUSUAL_FREEDOM + 1), 1.0)))
+            effect = (
+                self.spread["efficiency"]
+                * points.own[mine].max(initial=0.0) ** 2
+                * float(weights[mine].sum())
+            )
+            found[name] = float(
+                np.sqrt(max((_UNUSUAL_FREEDOM + effect**2) / (_UNUSUAL_FREEDOM + 1), 1.0))
+            )
         return found
 
     def at(self, workload: Sequence[str], kind: Sequence[str], batch: FloatArray) -> Points:
@@ -221,7 +252,9 @@ class OneDevice:
     def predict(self, points: Points) -> FloatArray:
         """(points,) median log seconds."""
         known, weights, _ = self._solved()
-        return np.asarray(_mean(points) + _kernel(points, known, self.spread) @ weights, dtype=float)
+        return np.asarray(
+            _mean(points) + _kernel(points, known, self.spread) @ weights, dtype=float
+        )
 
     def covariance(self, one: Points, other: Points) -> FloatArray:
         """(one, other) posterior covariance of log seconds."""
@@ -240,10 +273,19 @@ class OneDevice:
         known, _, factor = self._solved()
         if self._made.get("drawn") != (count, seed):
             noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
-            off = self._before(known, count=count, seed=seed) + self._made["noise_sd"][:, None] * noise
-            self._made["drawn"], self._made["weights"] = (count, seed), scipy.linalg.cho_solve((factor, True), off)
+            off = (
+                self._before(known, count=count, seed=seed)
+                + self._made["noise_sd"][:, None] * noise
+            )
+            self._made["drawn"], self._made["weights"] = (
+                (count, seed),
+                scipy.linalg.cho_solve((factor, True), off),
+            )
         weights: FloatArray = self._made["weights"]
-        return np.asarray(self._before(points, count=count, seed=seed) - _kernel(points, known, self.spread) @ weights)
+        return np.asarray(
+            self._before(points, count=count, seed=seed)
+            - _kernel(points, known, self.spread) @ weights
+        )
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
         """(points, count) draws of the process whose covariance is `_kernel`."""
@@ -255,8 +297,14 @@ class OneDevice:
             found[where] += values @ random.standard_normal((values.shape[1], count))
 
         def curves(where: IntArray, what: object, of: str, batch: str) -> None:
-            x, random = points.octave[where], np.random.default_rng([seed, zlib.crc32(repr((what, "waves")).encode())])
-            waves, phases = random.standard_normal(_WAVES) / _OCTAVES, random.uniform(0, 2 * np.pi, _WAVES)
+            x, random = (
+                points.octave[where],
+                np.random.default_rng([seed, zlib.crc32(repr((what, "waves")).encode())]),
+            )
+            waves, phases = (
+                random.standard_normal(_WAVES) / _OCTAVES,
+                random.uniform(0, 2 * np.pi, _WAVES),
+            )
             scale = self.spread[of] * np.sqrt(2 / _WAVES)
             add(where, (what, "curve"), scale * np.cos(np.multiply.outer(x, waves) + phases))
             for each in np.unique(np.round(x, 6)).tolist():
@@ -265,21 +313,42 @@ class OneDevice:
 
         v, every = self.spread, np.arange(len(points.octave))
         more = points.work_known * (points.work - _USUAL_WORK)
-        shared = [_SHARED_EFFICIENCY * points.work_known, v["shared_work"] * more, v["shared_growth"] * points.octave]
+        shared = [
+            _SHARED_EFFICIENCY * points.work_known,
+            v["shared_work"] * more,
+            v["shared_growth"] * points.octave,
+        ]
         shared += [v["shared_bandwidth"] * points.bandwidth, v["shared_rate"] * points.rate]
         add(every, "shared", np.stack(shared, axis=1))
         for kind in np.unique(points.kind).tolist():
             own = np.flatnonzero(points.kind == kind)
-            add(own, ("kind", kind), np.stack([np.full(len(own), v["kind"]), _NO_SHEET * (1 - points.sheet[own])], 1))
+            add(
+                own,
+                ("kind", kind),
+                np.stack([np.full(len(own), v["kind"]), _NO_SHEET * (1 - points.sheet[own])], 1),
+            )
         for workload in np.unique(points.workload).tolist():
             own = np.flatnonzero(points.workload == workload)
-            level = np.sqrt(_LEVEL**2 * (1 - points.work_known[own]) + v["efficiency"] ** 2 * points.own[own] ** 2)
-            parts = [level, v["growth"] * points.octave[own], v["bandwidth"] * points.bandwidth[own]]
-            add(own, ("workload", workload), np.stack([*parts, v["rate"] * points.rate[own]], axis=1))
+            level = np.sqrt(
+                _LEVEL**2 * (1 - points.work_known[own])
+                + v["efficiency"] ** 2 * points.own[own] ** 2
+            )
+            parts = [
+                level,
+                v["growth"] * points.octave[own],
+                v["bandwidth"] * points.bandwidth[own],
+            ]
+            add(
+                own,
+                ("workload", workload),
+                np.stack([*parts, v["rate"] * points.rate[own]], axis=1),
+            )
             curves(own, ("workload", workload), "curve", "batch")
             for kind in np.unique(points.kind[own]).tolist():
                 cell = own[points.kind[own] == kind]
-                flat = np.stack([np.full(len(cell), v["cell"]), v["cell_growth"] * points.octave[cell]], axis=1)
+                flat = np.stack(
+                    [np.full(len(cell), v["cell"]), v["cell_growth"] * points.octave[cell]], axis=1
+                )
                 add(cell, ("cell", workload, kind), flat)
                 curves(cell, ("cell", workload, kind), "cell_curve", "cell_batch")
         return found
@@ -300,11 +369,16 @@ class OneDevice:
     def _solved(self) -> tuple[Points, FloatArray, FloatArray]:
         """The points, the weights of their kernels, and the factor of their covariance; outliers count less."""
         if "solved" not in self._made:
-            off, known = self.log_s - _mean(self.points), _kernel(self.points, self.points, self.spread)
+            off, known = (
+                self.log_s - _mean(self.points),
+                _kernel(self.points, self.points, self.spread),
+            )
             noise = self.sd**2 + self.spread["run"] ** 2
             outlying = np.ones(len(off))
             for _ in range(4):
-                factor = np.linalg.cholesky(known + np.diag(noise * outlying) + 1e-9 * np.eye(len(off)))
+                factor = np.linalg.cholesky(
+                    known + np.diag(noise * outlying) + 1e-9 * np.eye(len(off))
+                )
                 weights = scipy.linalg.cho_solve((factor, True), off)
                 # leave-one-out residuals: a point that stands alone is not judged by itself
                 inverse = scipy.linalg.cho_solve((factor, True), np.eye(len(off)))
@@ -361,7 +435,9 @@ def _learned(model: OneDevice) -> dict[str, float]:
     """Spreads by marginal likelihood on some points, each within a factor of two of its default (noise: of four)."""
     every = np.arange(len(model.log_s))
     picked = (
-        every if len(every) <= _MOST_LEARNED else np.sort(np.random.default_rng(0).permutation(every)[:_MOST_LEARNED])
+        every
+        if len(every) <= _MOST_LEARNED
+        else np.sort(np.random.default_rng(0).permutation(every)[:_MOST_LEARNED])
     )
     points, off = model.points.take(picked), (model.log_s - _mean(model.points))[picked]
     sd = model.sd[picked]
@@ -378,10 +454,20 @@ def _learned(model: OneDevice) -> dict[str, float]:
             return 1e9
         white = scipy.linalg.solve_triangular(factor, off, lower=True)
         # Student's t over all points together: one wild point moves no spread far
-        fit = 0.5 * (free + len(off)) * np.log1p((white @ white) / free) if len(off) < 3 else 0.5 * white @ white
-        return float(fit + np.log(np.diag(factor)).sum() + 0.5 * ((shift / np.log(believed)) ** 2).sum())
+        fit = (
+            0.5 * (free + len(off)) * np.log1p((white @ white) / free)
+            if len(off) < 3
+            else 0.5 * white @ white
+        )
+        return float(
+            fit + np.log(np.diag(factor)).sum() + 0.5 * ((shift / np.log(believed)) ** 2).sum()
+        )
 
     found = scipy.optimize.minimize(
-        loss, np.zeros(len(start)), method="L-BFGS-B", options={"maxiter": 15}, bounds=[(-3, 3)] * len(start)
+        loss,
+        np.zeros(len(start)),
+        method="L-BFGS-B",
+        options={"maxiter": 15},
+        bounds=[(-3, 3)] * len(start),
     )
     return {name: float(one) for name, one in zip(_NAMES, np.exp(start + found.x), strict=True)}

@@ -30,7 +30,10 @@ _USUAL_BYTES = 1e8  # of gradients where nobody's are known
 # compute guessed; and how far sync_s may be off as a part of it.
 _ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.01, 0.08, 0.6, 0.05
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
-_POOLED_SD, _CROWDED_SD = 0.04, 0.03  # of rows of one batch, which share what slows them; by device beside one
+_POOLED_SD, _CROWDED_SD = (
+    0.04,
+    0.03,
+)  # of rows of one batch, which share what slows them; by device beside one
 
 # Setups run more than once that the first of these stands for; what contradicts each other at least.
 _FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
@@ -51,26 +54,36 @@ class Facts:
     exchanges: dict[str, Exchange]
     optimizer_part: dict[tuple[str, str], float] = field(default_factory=dict)
     input_part: dict[tuple[str, str], float] = field(default_factory=dict)
-    slowness: dict[str, float] = field(default_factory=dict)  # logs by which a kind's links fell short of their rate
+    slowness: dict[str, float] = field(
+        default_factory=dict
+    )  # logs by which a kind's links fell short of their rate
 
     def kinds(self, setups: SetupArrays) -> Keys:
         """(rows,) the kind of the machine with the slowest link; of equals the first by name."""
         names = self._by_link(setups)
         order = {name: at for at, name in enumerate(names)}
         first = setups.by_type({name: float(at) for name, at in order.items()}, np.inf).min(axis=1)
-        return Keys.of(device_kind(name, self.machines[name]) for name in names).take(first.astype(np.intp))
+        return Keys.of(device_kind(name, self.machines[name]) for name in names).take(
+            first.astype(np.intp)
+        )
 
     def lay_out(self, setups: SetupArrays) -> tuple[Rows, list[Point], FloatArray]:
         """Rows with `point` into the second, distinct (workload, device, batch), and these points' log seconds."""
         kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
         present = kind >= 0
-        same = ((kind == kind[:, :1]) | ~present).all(axis=1) & ((batch == batch[:, :1]) | ~present).all(axis=1)
+        same = ((kind == kind[:, :1]) | ~present).all(axis=1) & (
+            (batch == batch[:, :1]) | ~present
+        ).all(axis=1)
         if same.all():  # equal members: the one that holds most devices is the slowest
             kind, batch, layout = kind[:, :1], batch[:, :1], layout.max(axis=1, keepdims=True)
             count = setups.instances[:, None]
             present = kind >= 0
         batches, size_at = np.unique(batch[present], return_inverse=True)
-        pair = np.broadcast_to(setups.workloads.codes[:, None], kind.shape)[present] * len(setups.names) + kind[present]
+        pair = (
+            np.broadcast_to(setups.workloads.codes[:, None], kind.shape)[present]
+            * len(setups.names)
+            + kind[present]
+        )
         distinct, where = np.unique(pair * len(batches) + size_at.ravel(), return_inverse=True)
         pair, size_at = np.divmod(distinct, max(len(batches), 1))
         devices = [device_kind(name, self.machines[name]) for name in setups.names]
@@ -118,15 +131,25 @@ class Facts:
             ],
             axis=1,
         )
-        rows = Rows(line=line, workload=setups.workloads, kind=self.kinds(setups), features=features, point=place)
+        rows = Rows(
+            line=line,
+            workload=setups.workloads,
+            kind=self.kinds(setups),
+            features=features,
+            point=place,
+        )
         return rows, points, log_s
 
     def lay_out_probes(self, probes: pd.DataFrame) -> Rows:
         """All-reduces of `bytes` on `cluster`, one device a machine, as rows of a workload that computes nothing."""
         types = [parse_cluster(str(one)) for one in probes["cluster"]]
         most = max((len(one) for one in types), default=1)
-        ones = np.array([[float(at < len(one)) for at in range(most)] for one in types]).reshape(-1, most)
-        setups = SetupArrays.of([PROBE] * len(types), types, batch=ones, layout=ones, accumulation=np.ones(len(types)))
+        ones = np.array([[float(at < len(one)) for at in range(most)] for one in types]).reshape(
+            -1, most
+        )
+        setups = SetupArrays.of(
+            [PROBE] * len(types), types, batch=ones, layout=ones, accumulation=np.ones(len(types))
+        )
         machines, many = setups.instances, len(types)
         nothing, size = np.zeros((many, 1)), probes["bytes"].to_numpy(float)
         line = Line(
@@ -147,23 +170,38 @@ class Facts:
             **self._links(setups),
         )
         features = np.stack(
-            [np.log2(size), np.log2(machines), np.zeros(many), np.zeros(many), self._variety(setups)], axis=1
+            [
+                np.log2(size),
+                np.log2(machines),
+                np.zeros(many),
+                np.zeros(many),
+                self._variety(setups),
+            ],
+            axis=1,
         )
         point = np.full((many, 1), -1, dtype=np.intp)
         return Rows(
-            line=line, workload=Keys.of([PROBE] * many), kind=self.kinds(setups), features=features, point=point
+            line=line,
+            workload=Keys.of([PROBE] * many),
+            kind=self.kinds(setups),
+            features=features,
+            point=point,
         )
 
     def at(self, points: Sequence[Point]) -> Points:
         """The points as one_device.py has them."""
         return self.alone.at(
-            [one[0] for one in points], [one[1] for one in points], np.array([one[2] for one in points], dtype=float)
+            [one[0] for one in points],
+            [one[1] for one in points],
+            np.array([one[2] for one in points], dtype=float),
         )
 
     def _links(self, setups: SetupArrays) -> dict[str, FloatArray]:
         """Gbit/s of the slowest link, and what the smallest host has of a core."""
         slowest = self._by_link(setups)
-        order = setups.by_type({name: float(at) for at, name in enumerate(slowest)}, np.inf).min(axis=1, initial=np.inf)
+        order = setups.by_type({name: float(at) for at, name in enumerate(slowest)}, np.inf).min(
+            axis=1, initial=np.inf
+        )
         gbps = np.array([self.machines[name].bandwidth_gbps for name in slowest])
         cores = {name: 1.0 if one.accelerated else one.cores for name, one in self.machines.items()}
         return {
@@ -171,7 +209,9 @@ class Facts:
             "core": setups.by_type(cores, np.inf).min(axis=1, initial=1.0),
         }
 
-    def _compression(self, setups: SetupArrays, size: FloatArray, most: FloatArray) -> dict[str, FloatArray]:
+    def _compression(
+        self, setups: SetupArrays, size: FloatArray, most: FloatArray
+    ) -> dict[str, FloatArray]:
         """What the strategies of workloads send between machines, and seconds of choosing it."""
         sent, chosen = np.ones_like(size), np.zeros_like(size)
         modes = [workload_and_mode(name)[1] for name in setups.workloads.names]
@@ -193,7 +233,9 @@ class Facts:
             chosen[at] = selection_seconds(strategy, size[at], most[at], per_value)
         return {"sent_between": sent, "selection_s": chosen}
 
-    def _divided(self, workload: str, setups: SetupArrays, size: FloatArray, most: FloatArray) -> FloatArray:
+    def _divided(
+        self, workload: str, setups: SetupArrays, size: FloatArray, most: FloatArray
+    ) -> FloatArray:
         """What a machine sends of layers that are divided, as a part of 2 (n - 1)/n of all gradients; 1 where nobody
         counted what these layers exchange.
         """
@@ -201,7 +243,10 @@ class Facts:
         if not divided.known:
             return np.ones_like(size)
         ranks, samples = setups.ranks, setups.samples / setups.ranks
-        strategy, gradients = workload_and_mode(workload)[1].strategy, self.exchanges[workload].gradient_bytes
+        strategy, gradients = (
+            workload_and_mode(workload)[1].strategy,
+            self.exchanges[workload].gradient_bytes,
+        )
         found = machine_bytes(strategy, divided, gradients, ranks=ranks, most=most, samples=samples)
         again = weight_bytes(strategy, divided.weights, ranks=ranks, most=most)
         found += (setups.accumulation - 1) * again
@@ -212,7 +257,9 @@ class Facts:
 
         def rate(name: str) -> float:
             machine = self.machines[name]
-            return float(np.log(machine.bandwidth_gbps)) - self.slowness.get(device_kind(name, machine), 0.0)
+            return float(np.log(machine.bandwidth_gbps)) - self.slowness.get(
+                device_kind(name, machine), 0.0
+            )
 
         return sorted(setups.names, key=lambda one: (rate(one), one))
 
@@ -220,17 +267,29 @@ class Facts:
         """(rows,) doublings by which the machines are faster, in the mean, than the one with the slowest link is."""
         log_speed = {name: float(np.log2(self.machines[name].prior_speed)) for name in setups.names}
         speed = setups.by_type(log_speed, 0.0)
-        order = setups.by_type({name: float(at) for at, name in enumerate(self._by_link(setups))}, np.inf)
+        order = setups.by_type(
+            {name: float(at) for at, name in enumerate(self._by_link(setups))}, np.inf
+        )
         own = np.take_along_axis(speed, order.argmin(axis=1)[:, None], axis=1)
-        return np.asarray((setups.count * (speed - own) * setups.present).sum(axis=1) / setups.instances, dtype=float)
+        return np.asarray(
+            (setups.count * (speed - own) * setups.present).sum(axis=1) / setups.instances,
+            dtype=float,
+        )
 
     def _exchange(self, workload: str) -> tuple[float, float, float]:
         """Bytes, hidden and last bucket as formula.py has them."""
         own = self.exchanges.get(workload, Exchange(0.0))
         if not own.gradient_bytes > 0:  # that of the others, each once, in this one's mode
-            plain = {name: one for name, one in self.exchanges.items() if not workload_and_mode(name)[1].of_several}
+            plain = {
+                name: one
+                for name, one in self.exchanges.items()
+                if not workload_and_mode(name)[1].of_several
+            }
             known = [one.gradient_bytes for one in plain.values() if one.gradient_bytes > 0]
-            own = sent(replace(own, gradient_bytes=float(np.median(known)) if known else _USUAL_BYTES), workload)
+            own = sent(
+                replace(own, gradient_bytes=float(np.median(known)) if known else _USUAL_BYTES),
+                workload,
+            )
         return own.gradient_bytes, *known_overlap(own.hidden_part, own.last_bucket_bytes)
 
     def _optimizer(self, workload: str, kind: str) -> float:
@@ -270,11 +329,15 @@ def one_device_points(
         optimizer[pair] = float(own["optimizer_s"].median()) / middle
         making[pair] = float(np.clip(own["input_part"].median(), 0, 1))
     columns = ["workload", "kind", "batch", "log_s", "sd"]
-    points = pd.concat([_run_points(rows, machines, profiled), profiled[columns]], ignore_index=True)
+    points = pd.concat(
+        [_run_points(rows, machines, profiled), profiled[columns]], ignore_index=True
+    )
     return points, optimizer, making
 
 
-def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: pd.DataFrame) -> pd.DataFrame:
+def _run_points(
+    rows: TrainingRows, machines: Mapping[str, Machine], profiled: pd.DataFrame
+) -> pd.DataFrame:
     """From runs of one device, and from those of several equal machines less what they waited; all without optimizer,
     whose share of a step is that of the profiles.
     """
@@ -285,14 +348,25 @@ def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: p
     even &= ((setups.batch == setups.batch[:, :1]) | (setups.kind < 0)).all(axis=1)
     kinds = [device_kind(setups.names[one], machines[setups.names[one]]) for one in first.tolist()]
     batch = setups.batch[:, 0] if setups.batch.shape[1] else np.zeros(0)
-    asked = {"workload": list(setups.workloads), "kind": kinds, "batch": batch, "accumulation": setups.accumulation}
+    asked = {
+        "workload": list(setups.workloads),
+        "kind": kinds,
+        "batch": batch,
+        "accumulation": setups.accumulation,
+    }
     spent = rows.step_s * _optimizer_shares(profiled, pd.DataFrame(asked))
     known = np.isfinite(rows.sync_s)
-    waited = np.where(ranks == 1, 0.0, np.where(known, rows.sync_s, (1 - _COMPUTE_PART) * rows.step_s))
+    waited = np.where(
+        ranks == 1, 0.0, np.where(known, rows.sync_s, (1 - _COMPUTE_PART) * rows.step_s)
+    )
     seconds = np.maximum(rows.step_s - waited - spent, _LEAST_COMPUTE * rows.step_s)
-    sd = np.sqrt(_WAITED_SD**2 + (_WAITING_SD * waited / seconds) ** 2 + (_CROWDED_SD * (layout - 1)) ** 2)
+    sd = np.sqrt(
+        _WAITED_SD**2 + (_WAITING_SD * waited / seconds) ** 2 + (_CROWDED_SD * (layout - 1)) ** 2
+    )
     sd = np.where(
-        ranks == 1, np.hypot(_ALONE_SD, run_noise(rows) / np.sqrt(rows.repeats)), np.where(known, sd, _GUESSED_SD)
+        ranks == 1,
+        np.hypot(_ALONE_SD, run_noise(rows) / np.sqrt(rows.repeats)),
+        np.where(known, sd, _GUESSED_SD),
     )
     found = pd.DataFrame(
         {
@@ -306,19 +380,28 @@ def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: p
         }
     )[even]
     keys = ["workload", "kind", "batch"]
-    alone = found[found["alone"]].groupby(keys, as_index=False).agg(log_s=("log_s", "median"), sd=("sd", "first"))
+    alone = (
+        found[found["alone"]]
+        .groupby(keys, as_index=False)
+        .agg(log_s=("log_s", "median"), sd=("sd", "first"))
+    )
     copies = pd.concat([alone.iloc[:0], *_copies(alone, setups.workloads.names)], ignore_index=True)
     alone, cell = pd.concat([alone, copies], ignore_index=True), keys[:2]
     told = pd.MultiIndex.from_frame(found[cell]).isin(pd.MultiIndex.from_frame(copies[cell]))
     others = found[~found["alone"] & (found["known"] | ~told)]  # no guess where another mode tells
-    others = others[~pd.MultiIndex.from_frame(others[keys]).isin(pd.MultiIndex.from_frame(alone[keys]))]
+    others = others[
+        ~pd.MultiIndex.from_frame(others[keys]).isin(pd.MultiIndex.from_frame(alone[keys]))
+    ]
     # a device computes no longer than the shortest step of its batch: the rest of what is unknown is waiting
     shortest = others.groupby(keys)["log_s"].transform("min")
     others = others.assign(log_s=others["log_s"].where(others["known"], shortest))
     others = others.assign(weight=others["sd"] ** -2, weighed=others["log_s"] * others["sd"] ** -2)
-    pooled = others.groupby(keys, as_index=False).agg(weight=("weight", "sum"), weighed=("weighed", "sum"))
+    pooled = others.groupby(keys, as_index=False).agg(
+        weight=("weight", "sum"), weighed=("weighed", "sum")
+    )
     pooled = pooled.assign(
-        log_s=pooled["weighed"] / pooled["weight"], sd=np.hypot(_POOLED_SD, pooled["weight"] ** -0.5)
+        log_s=pooled["weighed"] / pooled["weight"],
+        sd=np.hypot(_POOLED_SD, pooled["weight"] ** -0.5),
     )
     both: pd.DataFrame = pd.concat([alone, pooled[[*keys, "log_s", "sd"]]], ignore_index=True)
     return both
@@ -361,7 +444,9 @@ def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray
         batch, steps = (asked[name].to_numpy(float)[at] for name in ("batch", "accumulation"))
         shares = []
         for own in (profiles[one] for one in kinds):
-            seconds = np.exp(np.interp(np.log(batch), np.log(own["batch"].to_numpy(float)), own["log_s"]))
+            seconds = np.exp(
+                np.interp(np.log(batch), np.log(own["batch"].to_numpy(float)), own["log_s"])
+            )
             spent = float(own["optimizer_s"].median())
             shares.append(spent / (spent + steps * seconds))
         found[at] = np.median(shares, axis=0) if shares else 0.0
@@ -371,9 +456,13 @@ def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray
 def _profile_points(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Forward and backward of one device by batch, ascending; optimizer_s and input_part beside them."""
     keys = ["workload", "kind", "batch"]
-    if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(profiles.columns):
+    if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(
+        profiles.columns
+    ):
         return pd.DataFrame(columns=[*keys, "log_s", "sd", "optimizer_s", "input_part"])
-    good = profiles[(profiles["batch"] > 0) & (profiles["forward_s"] > 0) & (profiles["backward_s"] > 0)]
+    good = profiles[
+        (profiles["batch"] > 0) & (profiles["forward_s"] > 0) & (profiles["backward_s"] > 0)
+    ]
     kinds = [device_kind(str(one), machines[str(one)]) for one in good["instance_type"]]
     seconds = good["forward_s"] + good["backward_s"]
     nothing = pd.Series(0.0, index=good.index)

@@ -36,7 +36,9 @@ def dump(model: StepTimeModel) -> str:
         "machines": {name: asdict(one) for name, one in facts.machines.items()},
         "alone": facts.alone.to_dict(),
         # an unknown number is null: JSON has no NaN
-        "exchanges": {name: [_known(one) for one in _exchange(own)] for name, own in facts.exchanges.items()},
+        "exchanges": {
+            name: [_known(one) for one in _exchange(own)] for name, own in facts.exchanges.items()
+        },
         "optimizer_part": [[*pair, one] for pair, one in facts.optimizer_part.items()],
         "slowness": facts.slowness,
         "input_part": [[*pair, one] for pair, one in facts.input_part.items()],
@@ -94,9 +96,14 @@ def load(text: str) -> StepTimeModel:
         regression=regression,
         measured=measured,
         memory=MemoryModel(
-            lines={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
+            lines={
+                (workload, name): (first, second)
+                for workload, name, first, second in body["memory"]
+            },
             facts={name: (first, second) for name, (first, second) in body["memory_facts"].items()},
-            held={name: Held(*own) for name, own in body.get("memory_held", {}).items()},  # models before sharding
+            held={
+                name: Held(*own) for name, own in body.get("memory_held", {}).items()
+            },  # models before sharding
             ran=_ran(body["memory_ran"]),
             accumulated=_ran(body.get("memory_accumulated", {})),
         ),
@@ -157,4 +164,7 @@ def _measured(body: dict[str, Any]) -> Measured:
 
 def _ran(rows: dict[str, list[list[float]]]) -> dict[str, tuple[Ran, ...]]:
     """Models before sharding know of no ranks that share."""
-    return {name: tuple((one[0], one[1], one[2] if len(one) > 2 else 1.0) for one in own) for name, own in rows.items()}
+    return {
+        name: tuple((one[0], one[1], one[2] if len(one) > 2 else 1.0) for one in own)
+        for name, own in rows.items()
+    }

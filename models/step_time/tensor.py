@@ -53,7 +53,12 @@ def dense_elements(layers: Sequence[Layer], ranks: int) -> float:
 
 
 def sent_elements(
-    strategy: str, ranks: int, layers: Sequence[Layer], rows: float, *, needs_input_gradient: bool = True
+    strategy: str,
+    ranks: int,
+    layers: Sequence[Layer],
+    rows: float,
+    *,
+    needs_input_gradient: bool = True,
 ) -> float:
     """Of a sequence of `layers` with `rows` of all ranks; whether its inputs need a gradient.
 
@@ -83,7 +88,13 @@ def sent_elements(
 
 
 def machine_bytes(
-    strategy: str, volumes: Volumes, gradient_bytes: float, *, ranks: FloatArray, most: FloatArray, samples: FloatArray
+    strategy: str,
+    volumes: Volumes,
+    gradient_bytes: float,
+    *,
+    ranks: FloatArray,
+    most: FloatArray,
+    samples: FloatArray,
 ) -> FloatArray:
     """(rows,) bytes that a machine of `most` devices sends to others in a step of `samples` a device, over all
     accumulation steps, of which each exchanges activations; with what layers that stay whole send, as in ddp. Weights
@@ -99,19 +110,27 @@ def machine_bytes(
         at = np.flatnonzero((ranks == many) & (most == each))
         _, columns, depth = shape
         rest = max(gradient_bytes / _BYTES_PER_VALUE - volumes.weights, 0.0)
-        ring = 2 * (many - 1) / many * rest * (many > each)  # of which one rank a machine sends to another
+        ring = (
+            2 * (many - 1) / many * rest * (many > each)
+        )  # of which one rank a machine sends to another
         if strategy == TENSOR_1D:
             of_rank = 2 * (many - 1) * volumes.pairs * samples[at] * _outside(many, 1, each)
         else:
             square = columns**2
             of_rank = 3 * (columns - 1) * volumes.inputs * samples[at] * _outside(columns, 1, each)
-            of_rank += 3 * (columns - 1) / square * volumes.weights * _outside(columns, columns, each)
-            of_rank += 2 * (depth - 1) / depth * volumes.weights / square * _outside(depth, square, each)
+            of_rank += (
+                3 * (columns - 1) / square * volumes.weights * _outside(columns, columns, each)
+            )
+            of_rank += (
+                2 * (depth - 1) / depth * volumes.weights / square * _outside(depth, square, each)
+            )
         found[at] = _BYTES_PER_VALUE * (each * of_rank + ring)
     return found
 
 
-def weight_bytes(strategy: str, weights: float, *, ranks: FloatArray, most: FloatArray) -> FloatArray:
+def weight_bytes(
+    strategy: str, weights: float, *, ranks: FloatArray, most: FloatArray
+) -> FloatArray:
     """(rows,) bytes of `weights` numbers that a machine of `most` devices sends to others in each micro-step: SUMMA
     gathers them in the forward pass and in the backward pass, and scatters their gradients. NaN as `machine_bytes`.
     """
@@ -120,7 +139,11 @@ def weight_bytes(strategy: str, weights: float, *, ranks: FloatArray, most: Floa
         shape = grid_shape(strategy, many)
         if shape is not None:
             columns = shape[1]
-            part = 0.0 if strategy == TENSOR_1D else 3 * (columns - 1) / columns**2 * _outside(columns, columns, each)
+            part = (
+                0.0
+                if strategy == TENSOR_1D
+                else 3 * (columns - 1) / columns**2 * _outside(columns, columns, each)
+            )
             found[(ranks == many) & (most == each)] = _BYTES_PER_VALUE * each * part * weights
     return found
 

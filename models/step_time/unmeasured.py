@@ -28,13 +28,25 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """
     facts, memory, alone = model.facts, model.memory, model.facts.alone
     new = {
-        variant(workload.name, one): variant(workload.name, one.alone) for one in workload.modes if one.sends_otherwise
+        variant(workload.name, one): variant(workload.name, one.alone)
+        for one in workload.modes
+        if one.sends_otherwise
     }
-    new = {name: base for name, base in new.items() if name not in alone.workloads and base in alone.workloads}
+    new = {
+        name: base
+        for name, base in new.items()
+        if name not in alone.workloads and base in alone.workloads
+    }
     undivided = {
-        base for base in new.values() if base not in facts.exchanges or not facts.exchanges[base].divided.known
+        base
+        for base in new.values()
+        if base not in facts.exchanges or not facts.exchanges[base].divided.known
     }
-    new = {name: base for name, base in new.items() if not (workload_and_mode(name)[1].divided and base in undivided)}
+    new = {
+        name: base
+        for name, base in new.items()
+        if not (workload_and_mode(name)[1].divided and base in undivided)
+    }
     if not new:
         return model
     known = {name: facts.exchanges[base] for name, base in new.items() if base in facts.exchanges}
@@ -80,7 +92,14 @@ def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str
     }
 
 
-def _of_pairs(values: Mapping[tuple[str, str], _T], new: Mapping[str, str]) -> dict[tuple[str, str], _T]:
+def _of_pairs(
+    values: Mapping[tuple[str, str], _T], new: Mapping[str, str]
+) -> dict[tuple[str, str], _T]:
     """The same of values by workload and type."""
-    others = {(name, kind): one for name, base in new.items() for (owner, kind), one in values.items() if owner == base}
+    others = {
+        (name, kind): one
+        for name, base in new.items()
+        for (owner, kind), one in values.items()
+        if owner == base
+    }
     return dict(values) | others

@@ -34,7 +34,9 @@ from ..workspace.workspace import Workspace
 
 # Of the deadline on EC2, beside the work: machines may take ten minutes to report themselves, torchrun two more.
 EC2_START_UP_S = 720.0
-EC2_LEAST_START_UP_S = 300.0  # with less, money would be spent on machines that end before they could have measured
+EC2_LEAST_START_UP_S = (
+    300.0  # with less, money would be spent on machines that end before they could have measured
+)
 # What an installation is expected to take, of the INSTALL_S that it is given: a guess, since torch is there already and
 # the rest are mostly wheels. With less, too, machines would end before they could have measured.
 LEAST_INSTALL_S = INSTALL_S / 5
@@ -49,7 +51,11 @@ LATE_S = pure.late_s(2 * 6)
 
 
 def allowance(
-    workspace: Workspace, launch: Launch, tally: Tally, now: datetime, offers: Sequence[Offer] | None = None
+    workspace: Workspace,
+    launch: Launch,
+    tally: Tally,
+    now: datetime,
+    offers: Sequence[Offer] | None = None,
 ) -> Allowance:
     """How long `launch` may last, or why it may not be made. `offers`: the newest prices, where they are at hand."""
     if not workspace.spends_money:
@@ -63,8 +69,14 @@ def allowance(
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     return pure.allow(
         None if price is None else price + len(launch.cluster.members) * _beside(workspace),
-        wished_s=2 * launch.est_s + EC2_START_UP_S + installs * INSTALL_S + tally.fetch_s_of(launch),
-        least_s=launch.est_s + EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + tally.fetch_s_of(launch),
+        wished_s=2 * launch.est_s
+        + EC2_START_UP_S
+        + installs * INSTALL_S
+        + tally.fetch_s_of(launch),
+        least_s=launch.est_s
+        + EC2_LEAST_START_UP_S
+        + installs * LEAST_INSTALL_S
+        + tally.fetch_s_of(launch),
         caps=caps,
         late=LATE_S,
     )
@@ -73,21 +85,28 @@ def allowance(
 def _installs(workspace: Workspace, launch: Launch) -> int:
     """How many workloads of `launch` have requirements: paid machines install them one after the other."""
     workloads = workspace.settings.workloads
-    return sum(name in workloads and workloads[name].requirements is not None for name in workload_names(launch))
+    return sum(
+        name in workloads and workloads[name].requirements is not None
+        for name in workload_names(launch)
+    )
 
 
 def patience_s(workspace: Workspace, launch: Launch, tally: Tally, deadline_s: float) -> float:
     """Seconds that `launch` may put into measuring again what was disturbed, and still end in time."""
     start_up_s = START_UP_S
     if workspace.spends_money:
-        start_up_s = EC2_START_UP_S + _installs(workspace, launch) * INSTALL_S + tally.fetch_s_of(launch)
+        start_up_s = (
+            EC2_START_UP_S + _installs(workspace, launch) * INSTALL_S + tally.fetch_s_of(launch)
+        )
     spare_s = deadline_s - launch.est_s - start_up_s
     share = _EC2_PATIENCE if workspace.spends_money else _LOCAL_PATIENCE
     left_s = tally.stop_of(launch) - time.monotonic() - launch.est_s
     return max(0.0, min(share * launch.est_s, _CAMPAIGN_PATIENCE * tally.left_s, spare_s, left_s))
 
 
-def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]) -> tuple[list[Cap], str]:
+def caps_of(
+    workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
+) -> tuple[list[Cap], str]:
     """The campaign's cap and the month's (UTC); and, instead, why nobody can say what is left of them.
 
     The ledger is read last: what is loaded or settled meanwhile counts twice rather than not at all.
@@ -95,7 +114,9 @@ def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held = workspace.provider.leases()
     unknown = next((lease.problem for lease in held if lease.problem), "")
-    worst = {lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem}
+    worst = {
+        lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem
+    }
     try:
         closed = closed_leases(workspace.provider)
     except LeaseUnreadable as error:  # since a moment ago
@@ -103,9 +124,14 @@ def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[
     worst |= {lease.lease_id: lease.usd for lease in closed}  # over, and not in the ledger yet
     nameless = [lease_id for lease_id, usd in worst.items() if usd is None]
     if nameless:
-        unknown = unknown or f"lease {nameless[0]} costs an amount that nobody knows: end it with `srift reap`"
+        unknown = (
+            unknown
+            or f"lease {nameless[0]} costs an amount that nobody knows: end it with `srift reap`"
+        )
     committed = {lease_id: usd for lease_id, usd in worst.items() if usd is not None}
-    mine = sum(usd for lease_id, usd in committed.items() if lease_id.startswith(f"{tally.refresh_id}-"))
+    mine = sum(
+        usd for lease_id, usd in committed.items() if lease_id.startswith(f"{tally.refresh_id}-")
+    )
     others = of_others(workspace, pure.month_start(now), before=tally.refresh_id)
     spent, why = spent_this_month(workspace, now)
     month = Cap(
@@ -116,7 +142,9 @@ def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[
         claimed_usd=sum(row["left_usd"] for row in others),
         claimed_by=[f"refresh {row['refresh_id']} of {row['place']}" for row in others],
     )
-    own = Cap(name="this campaign's cap", usd=tally.cap_usd, spent_usd=tally.usd, committed_usd=mine)
+    own = Cap(
+        name="this campaign's cap", usd=tally.cap_usd, spent_usd=tally.usd, committed_usd=mine
+    )
     return [own, month], why or unknown
 
 
@@ -166,7 +194,11 @@ def _worst(workspace: Workspace, lease: Lease, dearest: dict[str, float]) -> flo
     known = sum(price for price in prices if price is not None)
     rate = max(lease.usd_per_hour or 0.0, 0.0 if None in prices else known)
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s, LATE_S) if rate > 0 else None
+    return (
+        pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s, LATE_S)
+        if rate > 0
+        else None
+    )
 
 
 REFUSED = "refused"  # how the outcome of a launch without machines begins
@@ -221,7 +253,9 @@ class Tally:
         left_s = (self.cap_usd - self.usd) / price * 3600.0 - RELEASE_S
         return min(self.stop_at, time.monotonic() + max(left_s, 0.0))
 
-    def add(self, served: Served, collected: Collected, *, load_s: float, cluster: Cluster | None = None) -> None:
+    def add(
+        self, served: Served, collected: Collected, *, load_s: float, cluster: Cluster | None = None
+    ) -> None:
         """Count what one launch of `cluster` brought home."""
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap

@@ -46,7 +46,9 @@ from ..workspace.prefect_runtime import Step
 from ..workspace.workspace import Workspace, open_workspace
 from .budget import Tally, allowance, patience_s
 
-MOST_LISTS = 4  # of one campaign, with a champion those without a run: always refused, asking on is no use
+MOST_LISTS = (
+    4  # of one campaign, with a champion those without a run: always refused, asking on is no use
+)
 
 
 @Step
@@ -66,7 +68,9 @@ def shop(
     campaign = workspace.settings.campaign
     known_workloads = with_facts(workspace.measurable, frames["workloads"])
     workloads = [one for workload in known_workloads for one in workload.variants]
-    read = TrainingData(**{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES})
+    read = TrainingData(
+        **{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES}
+    )
     known = by_variant(read, [one.name for one in workloads])
     bought = _bought(workspace, max_usd, max_seconds, refused)
     learned = reads.learning(workspace.warehouse, workspace.provider.name)
@@ -83,13 +87,18 @@ def shop(
             drifting=drifting_types(workspace),
             stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         ),
-        model=None if champion is None else _model(workspace, champion.model, known_workloads, offers, known.runs),
+        model=None
+        if champion is None
+        else _model(workspace, champion.model, known_workloads, offers, known.runs),
     )
     return [*learning, *others]
 
 
 def _bought(
-    workspace: Workspace, max_usd: float | None, max_seconds: float | None, refused: Sequence[Cluster]
+    workspace: Workspace,
+    max_usd: float | None,
+    max_seconds: float | None,
+    refused: Sequence[Cluster],
 ) -> pure.Campaign:
     """What launches may cost together, and on which clusters; as `shop` is asked."""
     campaign = workspace.settings.campaign
@@ -120,7 +129,9 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
         reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
         before, bought, refusal = tally.runs, False, ""
         for launch in launches:
-            if not tally.affords(launch) or not tally.lacking.keys().isdisjoint(workload_names(launch)):
+            if not tally.affords(launch) or not tally.lacking.keys().isdisjoint(
+                workload_names(launch)
+            ):
                 continue
             if just_refused(launch.cluster, tally.refused):  # since the list was made
                 continue
@@ -162,14 +173,22 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[Launch]:
         )
         return
     runs = reads.mart(workspace.warehouse, "elastic_runs", provider=workspace.provider.name)
-    told = {(one.workload, one.workload_digest) for one in runs.itertuples() if one.status == "measured"}
+    told = {
+        (one.workload, one.workload_digest) for one in runs.itertuples() if one.status == "measured"
+    }
     tries = Counter(zip(runs["workload"], runs["workload_digest"], strict=True))
     told |= {key for key, many in tries.items() if many >= MOST_TRIES}
     offers = current_offers(workspace)
-    rows = rows_of(reads.mart(workspace.warehouse, "recommendations", provider=workspace.provider.name))
+    rows = rows_of(
+        reads.mart(workspace.warehouse, "recommendations", provider=workspace.provider.name)
+    )
     for workload in workspace.without(tally.lacking).measurable:
         bought = _bought(workspace, tally.left_usd, tally.left_s, tally.refused)
-        own = [row for row in rows if row["workload"] == workload.name and (workload.name, workload.digest) not in told]
+        own = [
+            row
+            for row in rows
+            if row["workload"] == workload.name and (workload.name, workload.digest) not in told
+        ]
         found = (pure.elastic_launch(bought, row, offers) for row in own)
         launch = next((one for one in found if one is not None and tally.affords(one)), None)
         if launch is None or launch.est_s > tally.left_s:
@@ -214,12 +233,18 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     """
     try:
         failed = reads.mart(
-            workspace.warehouse, "failed_runs", provider=workspace.provider.name, status="failed", told_by="node"
+            workspace.warehouse,
+            "failed_runs",
+            provider=workspace.provider.name,
+            status="failed",
+            told_by="node",
         )
     except WarehouseMissing:
         return pd.DataFrame()
     digests = {workload.digest for workload in workspace.measurable}
-    if "cause" in failed:  # a warehouse that a refresh has not opened since has no such column yet, and no such row
+    if (
+        "cause" in failed
+    ):  # a warehouse that a refresh has not opened since has no such column yet, and no such row
         failed = failed[~failed["cause"].isin((MACHINE, DATA, INSTALL))]
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
 
@@ -235,7 +260,9 @@ def _model(
 
     `runs` have each precision of a workload as a workload of its own.
     """
-    measured = frozenset(model.workloads)  # what physics alone says of a mode is no reason not to measure it
+    measured = frozenset(
+        model.workloads
+    )  # what physics alone says of a mode is no reason not to measure it
     for workload in workloads:
         model = with_compressed(model, workload)
     known, _, _ = comparable(model, offers)
@@ -254,19 +281,30 @@ def _model(
         workloads=variants,
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(fresh),
-        expected_step=lambda setups: _expected(model, variants, [one.instance_type for one in offers], setups),
+        expected_step=lambda setups: _expected(
+            model, variants, [one.instance_type for one in offers], setups
+        ),
     )
 
 
 def _expected(
-    model: StepTimeModel, workloads: Collection[str], types: Sequence[InstanceType], setups: pd.DataFrame
+    model: StepTimeModel,
+    workloads: Collection[str],
+    types: Sequence[InstanceType],
+    setups: pd.DataFrame,
 ) -> pd.DataFrame:
     """Predictions, and NaN where `workloads` lacks one, or the champion has not met an instance type as it is now."""
     met = {one.name for one in types if model.met_type(one)}
     known = setups["workload"].isin(list(workloads))
-    known &= np.array([met.issuperset(parse_cluster(str(one))) for one in setups["cluster"]], dtype=bool)
+    known &= np.array(
+        [met.issuperset(parse_cluster(str(one))) for one in setups["cluster"]], dtype=bool
+    )
     columns = ["step_s", "step_low_s", "step_high_s"]
-    predicted = model.predict(setups[known])[columns] if known.any() else pd.DataFrame(columns=columns, dtype=float)
+    predicted = (
+        model.predict(setups[known])[columns]
+        if known.any()
+        else pd.DataFrame(columns=columns, dtype=float)
+    )
     return predicted.reindex(setups.index)
 
 
@@ -316,7 +354,9 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], max_usd: float | None
     champion = load_champion(workspace.home, provider)
     for sentence in filter(None, [nothing_to_buy(offers, workspace.settings.campaign.market)]):
         reporter().say(sentence)
-    launches = shop.fn(workspace, offers, _of_today(frames, workspace.measurable), champion, max_usd)
+    launches = shop.fn(
+        workspace, offers, _of_today(frames, workspace.measurable), champion, max_usd
+    )
     if launches and (warning := outdating(workspace)):
         reporter().say(warning)
     if not launches:
@@ -330,7 +370,9 @@ def _say_why(champion: Champion | None, left_usd: float) -> None:
         reporter().say(STOPS)
 
 
-def _of_today(frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]) -> dict[str, pd.DataFrame]:
+def _of_today(
+    frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
+) -> dict[str, pd.DataFrame]:
     """Without what was measured here under a definition that has changed: until a refresh notes it, marts hold it."""
     current, noted = dict(frames), frames["workloads"]
     if len(noted):
@@ -355,26 +397,42 @@ def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tal
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
     tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
     places = {plan.name: plan.place for plan in plans}
-    job = job_of(launch, workspace.settings, lease_id=lease_id, seed=seed, deadline_s=2 * launch.est_s, data=places)
+    job = job_of(
+        launch,
+        workspace.settings,
+        lease_id=lease_id,
+        seed=seed,
+        deadline_s=2 * launch.est_s,
+        data=places,
+    )
     allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     if allowed.refusal:
         return _refused(job, allowed.refusal)
     lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
     job = without_data(job, lacking)
     if lacking and not job.items:
-        return Served(lease_id=lease_id, outcome="failed: no data", rows=list(job.rows), lacked_data=lacking)
+        return Served(
+            lease_id=lease_id, outcome="failed: no data", rows=list(job.rows), lacked_data=lacking
+        )
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
     job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
-    names = {run_id: _label(launch, wanted) for run_id, wanted in zip(job.run_setups, launch.items, strict=True)}
+    names = {
+        run_id: _label(launch, wanted)
+        for run_id, wanted in zip(job.run_setups, launch.items, strict=True)
+    }
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         spent = None if usd is None else tally.usd + usd
-        reporter().watch(f"{launch.cluster.name}: {names[planned_id(run_id)]}", tally.runs + done, spent)
+        reporter().watch(
+            f"{launch.cluster.name}: {names[planned_id(run_id)]}", tally.runs + done, spent
+        )
 
     try:
         return serve(workspace.provider, job, stop_at=tally.stop_of(launch), watch=watch)
     except BaseException:
-        with suppress(Exception):  # the first error is the story; `srift reap` loads what this could not
+        with suppress(
+            Exception
+        ):  # the first error is the story; `srift reap` loads what this could not
             collect.fn(workspace, lease_id.rpartition("-")[0], datetime.now(UTC))
         raise
 
@@ -384,7 +442,12 @@ def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
     rows = tuple(
-        item_row(job.lease_id, item, job.run_setups, AttemptEnd(how="failed", reason=lacking[item.workload]))
+        item_row(
+            job.lease_id,
+            item,
+            job.run_setups,
+            AttemptEnd(how="failed", reason=lacking[item.workload]),
+        )
         for item in job.items
         if item.workload in lacking
     )
@@ -393,7 +456,9 @@ def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
     return replace(job, items=items, rows=rows, files=files, lacking=lacking)
 
 
-def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None) -> Served:
+def serve(
+    provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None
+) -> Served:
     """Run `job` until all is recorded or `stop_at` (on `clock`). Refusals, losses and a full disk come back as rows.
 
     So does whatever the provider could not do. However this ends, Ctrl-C included, the run under way gets its row, the
@@ -402,7 +467,9 @@ def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: 
     served = Served(lease_id=job.lease_id, rows=list(job.rows), lacked_data=dict(job.lacking))
     laps = Stopwatch(served.seconds, clock or Clock())
     try:
-        with provider.acquire(job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed) as running:
+        with provider.acquire(
+            job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed
+        ) as running:
             served.mailbox = running.mailbox
             service = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
             try:
@@ -416,17 +483,31 @@ def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: 
                 service.lose(AttemptEnd(how="lost", reason=str(error) or type(error).__name__))
                 raise
             except BaseException as error:
-                why = "by hand (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"({type(error).__name__})"
-                service.lose(AttemptEnd(how="lost", reason=f"the controller was stopped {why}", interrupted=True))
+                why = (
+                    "by hand (Ctrl-C)"
+                    if isinstance(error, KeyboardInterrupt)
+                    else f"({type(error).__name__})"
+                )
+                service.lose(
+                    AttemptEnd(
+                        how="lost", reason=f"the controller was stopped {why}", interrupted=True
+                    )
+                )
                 raise
             finally:
                 service.finish()
     except NoCapacity as refusal:
         served.outcome = f"refused: {refusal}"
-        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, "refused", str(refusal)))
-    except ProviderError as error:  # of this launch: the others, the model and the table do not wait for it
+        served.rows.append(
+            launch_row(job.lease_id, job.cluster.name, job.run_setups, "refused", str(refusal))
+        )
+    except (
+        ProviderError
+    ) as error:  # of this launch: the others, the model and the table do not wait for it
         served.outcome = f"failed: {error}"
-        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, "failed", str(error)))
+        served.rows.append(
+            launch_row(job.lease_id, job.cluster.name, job.run_setups, "failed", str(error))
+        )
     finally:
         write_rows(served)  # what a full disk refused before: the machines' scratch is gone now
     laps.lap("release hosts")

@@ -51,7 +51,9 @@ class Planned:
     said: Sequence[str]
 
 
-def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> tuple[list[Planned], float]:
+def dry_run(
+    provider: str, max_usd: float | None, wish: Wish | None = None
+) -> tuple[list[Planned], float]:
     """What a refresh of `provider`, or a measurement of what `wish` names, would ask for now, and its cap.
 
     Says what it had to take for granted.
@@ -59,14 +61,18 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> t
     workspace, now = open_workspace(provider), datetime.now(UTC)
     if max_usd is None:
         assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
-        reporter().say(f"no --max-usd: this dry run assumes the {assumed}; nothing on {provider} starts without it")
+        reporter().say(
+            f"no --max-usd: this dry run assumes the {assumed}; nothing on {provider} starts without it"
+        )
     offers, said = with_spot(offers_now(workspace, now), workspace.settings.campaign.market)
     if said:
         reporter().say(said)
     if wish is None:
         launches: Sequence[Launch] = list_of(workspace, offers, max_usd)
     else:
-        launches = launches_for(workspace, load_champion(workspace.home, provider), wish, offers).launches
+        launches = launches_for(
+            workspace, load_champion(workspace.home, provider), wish, offers
+        ).launches
     return planned(workspace, launches, offers, max_usd, now), cap_of(workspace, max_usd)
 
 
@@ -92,13 +98,21 @@ def planned(
         if not allowed.refusal:
             tally.usd += launch.est_usd
             name = f"dry-run-{number:02d}"
-            requests, more = _requests(workspace, launch.cluster, name, allowed.deadline_s, offers, now, surveyor)
+            requests, more = _requests(
+                workspace, launch.cluster, name, allowed.deadline_s, offers, now, surveyor
+            )
             said += [why] if why else []
             said += more
             said += [str(plan) for plan in plans]
         worst_usd = None if allowed.refusal else allowed.worst_usd
         found.append(
-            Planned(launch=launch, deadline_s=allowed.deadline_s, worst_usd=worst_usd, requests=requests, said=said)
+            Planned(
+                launch=launch,
+                deadline_s=allowed.deadline_s,
+                worst_usd=worst_usd,
+                requests=requests,
+                said=said,
+            )
         )
     return found
 
@@ -111,11 +125,16 @@ def cap_of(workspace: Workspace, max_usd: float | None) -> float:
 
 def with_spot(offers: Sequence[Offer], market: str) -> tuple[list[Offer], str]:
     """Where spot is wanted and no spot price is known: on-demand's, which it never exceeds, and the sentence on it."""
-    if market != "spot" or any(offer.market == "spot" and offer.usd_per_hour is not None for offer in offers):
+    if market != "spot" or any(
+        offer.market == "spot" and offer.usd_per_hour is not None for offer in offers
+    ):
         return list(offers), ""
     listed = [offer for offer in offers if offer.market == "on-demand"]
     bound = [replace(offer, market="spot", zone=f"{offer.region}a") for offer in listed]
-    return [*listed, *bound], "no spot price is known: each is taken to be as high as on demand, which bounds it"
+    return [
+        *listed,
+        *bound,
+    ], "no spot price is known: each is taken to be as high as on demand, which bounds it"
 
 
 def as_rows(plan: Sequence[Planned]) -> list[dict[str, Any]]:
@@ -126,7 +145,10 @@ def as_rows(plan: Sequence[Planned]) -> list[dict[str, Any]]:
         | {
             "deadline_s": one.deadline_s,
             "worst_usd": one.worst_usd,
-            "requests": [{"action": action, "request": shortened(request)} for action, request in one.requests],
+            "requests": [
+                {"action": action, "request": shortened(request)}
+                for action, request in one.requests
+            ],
             "said": list(one.said),
         }
         for row, one in zip(rows, plan, strict=True)
@@ -137,17 +159,29 @@ def as_text(plan: Sequence[Planned], cap_usd: float) -> str:
     """Every request on a line, and the dollars: together never more than the cap, which each launch asks anew."""
     lines: list[str] = []
     asked = [one.said for one in plan if one.worst_usd is not None]
-    of_all = [] if len(asked) < 2 else [sentence for sentence in asked[0] if all(sentence in said for said in asked)]
+    of_all = (
+        []
+        if len(asked) < 2
+        else [sentence for sentence in asked[0] if all(sentence in said for said in asked)]
+    )
     for one in plan:
         name = f"{one.launch.cluster.name} {one.launch.cluster.members[0].market}"
-        cost = "not launched" if one.worst_usd is None else f"at worst ${one.worst_usd:.2f} ({one.deadline_s:.0f} s)"
+        cost = (
+            "not launched"
+            if one.worst_usd is None
+            else f"at worst ${one.worst_usd:.2f} ({one.deadline_s:.0f} s)"
+        )
         lines += [f"{name}: {len(one.launch.items)} runs, about ${one.launch.est_usd:.4f}, {cost}"]
-        lines += [f"  {action} {json.dumps(shortened(request))}" for action, request in one.requests]
+        lines += [
+            f"  {action} {json.dumps(shortened(request))}" for action, request in one.requests
+        ]
         lines += [f"  {sentence}" for sentence in dict.fromkeys(one.said) if sentence not in of_all]
     lines += dict.fromkeys(of_all)
     total = min(cap_usd, sum(one.worst_usd or 0.0 for one in plan))
     made = sum(one.worst_usd is not None for one in plan)
-    return "\n".join([*lines, f"{made} launches, at worst ${total:.2f} together; nothing was asked for"])
+    return "\n".join(
+        [*lines, f"{made} launches, at worst ${total:.2f} together; nothing was asked for"]
+    )
 
 
 def _surveyor(workspace: Workspace, clients: Clients | None) -> tuple[Surveyor | None, str]:
@@ -200,7 +234,9 @@ def _requests(
     return list(_in_order(spec, rungs, user_data(boot, deadline_s))), said
 
 
-def _in_order(spec: LaunchSpec, rungs: Sequence[Rung], script: str) -> list[tuple[str, Mapping[str, Any]]]:
+def _in_order(
+    spec: LaunchSpec, rungs: Sequence[Rung], script: str
+) -> list[tuple[str, Mapping[str, Any]]]:
     group = "(the security group's id)"
     made: list[tuple[str, Mapping[str, Any]]] = [("ec2:CreateSecurityGroup", security_group(spec))]
     actions = {"ingress": "ec2:AuthorizeSecurityGroupIngress", "egress": "ec2:AuthorizeSecurityGroupEgress",
@@ -212,17 +248,24 @@ def _in_order(spec: LaunchSpec, rungs: Sequence[Rung], script: str) -> list[tupl
     return made
 
 
-def _spec_without_asking(workspace: Workspace, cluster: Cluster, offers: Sequence[Offer], **words: Any) -> LaunchSpec:
+def _spec_without_asking(
+    workspace: Workspace, cluster: Cluster, offers: Sequence[Offer], **words: Any
+) -> LaunchSpec:
     """What a launch would stand on, as far as it is known without asking."""
     ec2, region = workspace.settings.ec2, cluster.members[0].region
-    zones = sorted({offer.zone for offer in offers if offer.zone.startswith(region)}) or [f"{region}a"]
+    zones = sorted({offer.zone for offer in offers if offer.zone.startswith(region)}) or [
+        f"{region}a"
+    ]
     kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     return LaunchSpec(
         region=region,
         vpc=ec2.vpc or "(the default VPC)",
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in zones},
         public=ec2.subnets == "public",
-        types={n: TypeFacts(name=n, vcpus=int(k.cores), arm=False, efa=False, grouped=False) for n, k in kinds.items()},
+        types={
+            n: TypeFacts(name=n, vcpus=int(k.cores), arm=False, efa=False, grouped=False)
+            for n, k in kinds.items()
+        },
         image_id=f"(the image of {ec2.ami_parameter})",
         root_device="/dev/sda1",
         volume_gib=ec2.volume_gib,

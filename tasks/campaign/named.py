@@ -14,7 +14,14 @@ from typing import Any
 import pandas as pd
 
 from models.campaign.campaign import Launch, launch_of
-from models.campaign.candidates import Costs, Measurement, profile_of, profiled_lines, training_run, training_runs
+from models.campaign.candidates import (
+    Costs,
+    Measurement,
+    profile_of,
+    profiled_lines,
+    training_run,
+    training_runs,
+)
 from models.domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
@@ -74,13 +81,17 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
                 f"{wish.workload} has no entrypoint in srift.toml, so that it cannot be run: state one under"
                 f" [workloads.{wish.workload}], or `srift import` measurements of it"
             )
-        raise SettingsError(f"unknown workload {wish.workload!r}; {nearest_names(wish.workload, able)}")
+        raise SettingsError(
+            f"unknown workload {wish.workload!r}; {nearest_names(wish.workload, able)}"
+        )
     sold = for_sale(workspace, offers)
     named = (_cluster(workspace, text, offers, sold) for text in wish.clusters)
     return list({one.name: one for one in named}.values())  # 2xa and 1xa+1xa are one
 
 
-def launches_for(workspace: Workspace, champion: Champion | None, wish: Wish, offers: Sequence[Offer]) -> Wished:
+def launches_for(
+    workspace: Workspace, champion: Champion | None, wish: Wish, offers: Sequence[Offer]
+) -> Wished:
     """What `wish` asks for. Raises SettingsError as `clusters_of`; says why where a goal has no pilots."""
     clusters = clusters_of(workspace, wish, offers)
     workload = workspace.settings.workload(wish.workload)
@@ -88,7 +99,9 @@ def launches_for(workspace: Workspace, champion: Champion | None, wish: Wish, of
     with one_thread():
         case = Case.of(workspace, champion, workload, offers)
         if clusters:
-            launches = [launch_of(cluster, _runs_on(case, cluster, costs), costs) for cluster in clusters]
+            launches = [
+                launch_of(cluster, _runs_on(case, cluster, costs), costs) for cluster in clusters
+            ]
         else:
             launches = _pilots(case, wish.pilots, costs)
         return Wished(launches=launches, predicted=_predicted(case, launches))
@@ -98,7 +111,9 @@ def dry_run(provider: str, wish: Wish) -> list[Launch]:
     """What would be bought now. Starts nothing and writes nothing; works before the first refresh too."""
     workspace = open_workspace(provider)
     offers = offers_now(workspace, datetime.now(UTC))
-    return list(launches_for(workspace, load_champion(workspace.home, provider), wish, offers).launches)
+    return list(
+        launches_for(workspace, load_champion(workspace.home, provider), wish, offers).launches
+    )
 
 
 def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[Launch]:
@@ -108,7 +123,9 @@ def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[L
     for launch in wished.launches:
         why = just_refused(launch.cluster, tally.refused) or _unpaid(launch, tally)
         why = why or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
-        why = why or next((tally.lacking[name] for name in workload_names(launch) if name in tally.lacking), "")
+        why = why or next(
+            (tally.lacking[name] for name in workload_names(launch) if name in tally.lacking), ""
+        )
         if why:
             tally.notes.append(f"{launch.cluster.name} was not launched: {why}")
             reporter().say(tally.notes[-1])
@@ -120,14 +137,18 @@ def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[L
     reporter().stop()
 
 
-def outcomes(workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, Served]]) -> list[Row]:
+def outcomes(
+    workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, Served]]
+) -> list[Row]:
     """A row a run of the launches that were `made`: what was predicted and measured of its step, or why nothing was."""
     provider = workspace.provider.name
     measured = {
-        planned_id(str(row["run_id"])): row for row in rows_of(_mart(workspace, "runs", provider, source="srift"))
+        planned_id(str(row["run_id"])): row
+        for row in rows_of(_mart(workspace, "runs", provider, source="srift"))
     }
     failed = {
-        planned_id(str(row["run_id"])): str(row["reason"]) for row in rows_of(_mart(workspace, "failed_runs", provider))
+        planned_id(str(row["run_id"])): str(row["reason"])
+        for row in rows_of(_mart(workspace, "failed_runs", provider))
     }
     unknown = dict.fromkeys(("step_s", "step_low_s", "step_high_s"))
     rows = []
@@ -138,7 +159,9 @@ def outcomes(workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, 
             found, train, (name, mode) = measured.get(run_id), item.kind == "train", item.trained
             reason = "" if found else failed.get(run_id, "" if run_id in done else served.outcome)
             if train and not found and not reason:
-                reason = "it is stored, and not of the workload or the machines as they are defined now"
+                reason = (
+                    "it is stored, and not of the workload or the machines as they are defined now"
+                )
             predicted = unknown | wished.predicted.get(_bare(item), {})
             rows.append(
                 {
@@ -149,7 +172,9 @@ def outcomes(workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, 
                     "cluster": item.cluster,
                     "market": launch.cluster.members[0].market,
                     "layout": joined(item.layout),
-                    "batch_per_device": joined(item.batches) if train else ", ".join(map(str, item.batches)),
+                    "batch_per_device": joined(item.batches)
+                    if train
+                    else ", ".join(map(str, item.batches)),
                     "accumulation_steps": item.accumulation_steps,
                     **{f"predicted_{column}": value for column, value in predicted.items()},
                     "step_s": None if found is None else float(found["step_s"]),
@@ -175,7 +200,9 @@ def _unpaid(launch: Launch, tally: Tally) -> str:
     return f"it is expected to cost ${launch.est_usd:.4f}, and ${tally.left_usd:.4f} is left under the cap"
 
 
-def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer], sold: Sequence[Offer]) -> Cluster:
+def _cluster(
+    workspace: Workspace, text: str, offers: Sequence[Offer], sold: Sequence[Offer]
+) -> Cluster:
     known = {one.instance_type.name for one in offers}
     try:
         names = parse_cluster(text)
@@ -184,16 +211,23 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer], sold: Seq
         raise SettingsError(f"--on {text}: {error}{meant}") from None
     for name in names:
         if name not in known:
-            raise SettingsError(f"--on {text}: no instance type {name!r} is on offer; {nearest_names(name, known)}")
+            raise SettingsError(
+                f"--on {text}: no instance type {name!r} is on offer; {nearest_names(name, known)}"
+            )
     cluster = _cheapest(names, sold) or _cheapest(names, offers)
     if cluster is None:
-        raise SettingsError(f"--on {text}: nobody sells all of it in one zone and market at a price that is known")
+        raise SettingsError(
+            f"--on {text}: nobody sells all of it in one zone and market at a price that is known"
+        )
     why = _not_launched(workspace, cluster)
     if why:
-        smaller = (Cluster(members=cluster.members[:count]) for count in range(len(names) - 1, 0, -1))
+        smaller = (
+            Cluster(members=cluster.members[:count]) for count in range(len(names) - 1, 0, -1)
+        )
         fits = next((one.name for one in smaller if not _not_launched(workspace, one)), None)
         raise SettingsError(
-            f"--on {text}: {why.rstrip('.')}" + ("" if fits is None else f"; the most of it that can be is {fits}")
+            f"--on {text}: {why.rstrip('.')}"
+            + ("" if fits is None else f"; the most of it that can be is {fits}")
         )
     return cluster
 
@@ -214,7 +248,11 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[Measurement]:
     reason = "named by hand"
     setup = _quickest(case, cluster)
     if setup is not None:
-        predicted = case.model.predict(pd.DataFrame([setup.row()])) if case.model is not None else pd.DataFrame()
+        predicted = (
+            case.model.predict(pd.DataFrame([setup.row()]))
+            if case.model is not None
+            else pd.DataFrame()
+        )
         run = training_run(setup, float(predicted["step_s"].iloc[0]), costs)
     else:
         first = case.workload.variants[0]
@@ -232,7 +270,9 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[Measurement]:
 
 def _quickest(case: Case, cluster: Cluster) -> Setup | None:
     """None where the model does not know the workload or a type as they are defined now."""
-    if case.model is None or not {one.instance_type.name for one in cluster.members} <= _known(case):
+    if case.model is None or not {one.instance_type.name for one in cluster.members} <= _known(
+        case
+    ):
         return None
     learned = reads.learning(case.workspace.warehouse, case.workspace.provider.name)
     supply = Supply(
@@ -249,11 +289,15 @@ def _quickest(case: Case, cluster: Cluster) -> Setup | None:
     ]
     if not setups:
         return None
-    step_s = case.model.predict(pd.DataFrame([one.row() for one in setups]))["step_s"].to_numpy(float)
+    step_s = case.model.predict(pd.DataFrame([one.row() for one in setups]))["step_s"].to_numpy(
+        float
+    )
     return setups[int((step_s / [one.global_batch for one in setups]).argmin())]
 
 
-def _profiles(case: Case, run: Measurement, cluster: Cluster, costs: Costs, reason: str) -> list[Measurement]:
+def _profiles(
+    case: Case, run: Measurement, cluster: Cluster, costs: Costs, reason: str
+) -> list[Measurement]:
     name, mode = run.trained
     alone = replace(case.workload, name=variant(name, mode.alone), modes=(Mode(),))
     try:
@@ -274,12 +318,18 @@ def _pilots(case: Case, count: int, costs: Costs) -> list[Launch]:
     """At most `count` runs, those of goals with a constraint first; runs on the same machines are one launch."""
     name, measured = case.workload.name, _measured(case.workspace, case.workload.name)
     runs: dict[Measurement, tuple[Measurement, str, str]] = {}
-    for goal in sorted(case.workload.goals or (Goal(goal="cheapest"),), key=lambda one: one.constraint is None):
+    for goal in sorted(
+        case.workload.goals or (Goal(goal="cheapest"),), key=lambda one: one.constraint is None
+    ):
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         found = pilots_for(asked, plan_one(asked, measured), buyable=case.offers, count=count)
         limit = "" if goal.limit is None else f" {goal.limit:g} {goal.constraint}"
         if not found["runs"]:
-            said = "its choice is settled" if found["settled"] else found["reason"] or "no few runs would settle it"
+            said = (
+                "its choice is settled"
+                if found["settled"]
+                else found["reason"] or "no few runs would settle it"
+            )
             reporter().say(f"{name}, {goal.goal}{limit}: {said}")
         for row in found["runs"]:
             item = _item(row, name, costs, f"a pilot of {goal.goal}{limit}")
@@ -289,7 +339,9 @@ def _pilots(case: Case, count: int, costs: Costs) -> list[Launch]:
         by_place.setdefault((cluster, market), []).append(item)
     launches = []
     for (names, market), items in by_place.items():
-        cheapest = _cheapest(parse_cluster(names), [one for one in case.offers if one.market == market])
+        cheapest = _cheapest(
+            parse_cluster(names), [one for one in case.offers if one.market == market]
+        )
         if cheapest is not None:  # they were priced just now
             launches.append(launch_of(cheapest, items, costs))
     return launches
@@ -299,7 +351,11 @@ def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
     """These machines in one market and zone, at the least price that is known; None where nobody sells all of them."""
     priced = [one for one in offers if one.usd_per_hour is not None]
     groups = [{one.instance_type.name: one for one in group} for group in sold_together(priced)]
-    able = [Cluster(members=tuple(group[name] for name in names)) for group in groups if set(names) <= set(group)]
+    able = [
+        Cluster(members=tuple(group[name] for name in names))
+        for group in groups
+        if set(names) <= set(group)
+    ]
     return min(able, key=lambda one: sum(map(price_or_inf, one.members)), default=None)
 
 
@@ -317,7 +373,11 @@ def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> M
     devices = parse_numbers(str(row["layout"]), len(members), "layout")
     text = str(row["batch_per_device"])
     train = row["kind"] == "train"
-    batches = parse_numbers(text, len(members), "batch_per_device") if train else tuple(map(int, text.split(", ")))
+    batches = (
+        parse_numbers(text, len(members), "batch_per_device")
+        if train
+        else tuple(map(int, text.split(", ")))
+    )
     steps = int(row["accumulation_steps"])
     return Measurement(
         kind=str(row["kind"]),
@@ -325,7 +385,9 @@ def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> M
         members=members,
         batches=batches,
         accumulation_steps=steps,
-        global_batch=steps * sum(a * b for a, b in zip(devices, batches, strict=True)) if train else 0,
+        global_batch=steps * sum(a * b for a, b in zip(devices, batches, strict=True))
+        if train
+        else 0,
         devices=devices if max(devices) > 1 else (),
         est_s=max(float(row["seconds"]) - costs.launch_s, 0.0),
         reason=reason,
@@ -343,7 +405,9 @@ def _bare(item: Measurement) -> Measurement:
 
 def _predicted(case: Case, launches: Sequence[Launch]) -> dict[Measurement, Row]:
     """By run, for those that the model knows enough of."""
-    items = {_bare(item): None for launch in launches for item in launch.items if item.kind == "train"}
+    items = {
+        _bare(item): None for launch in launches for item in launch.items if item.kind == "train"
+    }
     able = [one for one in items if case.model is not None and set(one.members) <= _known(case)]
     able = [one for one in able if one.trained[1] in case.workload.modes]
     if not able or case.model is None:

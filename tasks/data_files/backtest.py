@@ -44,11 +44,19 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Plain values; errors, coverage and width are parts of one."""
         counts = {"provider": self.provider, "rows": self.rows, "predicted": self.predicted}
-        return counts | {"summary": self.summary.to_dict("records"), "sentences": list(self.sentences)}
+        return counts | {
+            "summary": self.summary.to_dict("records"),
+            "sentences": list(self.sentences),
+        }
 
 
 def backtest(
-    train: Path, test: Path, *, workloads: Path | None, catalogue: Path | None, predictions: Path | None
+    train: Path,
+    test: Path,
+    *,
+    workloads: Path | None,
+    catalogue: Path | None,
+    predictions: Path | None,
 ) -> Report:
     """Fit on `train`, predict `test`, and write `predictions` where given: the test rows with what was predicted.
 
@@ -72,11 +80,17 @@ def backtest(
         rows=len(frame),
         predicted=int((predicted["unpredicted"] == "").sum()),
         summary=pure.summary(frame, predicted),
-        sentences=(*_ignored(train, ignored), *_ignored(test, ignored_of_test), *pure.notes(data, frame, predicted)),
+        sentences=(
+            *_ignored(train, ignored),
+            *_ignored(test, ignored_of_test),
+            *pure.notes(data, frame, predicted),
+        ),
     )
 
 
-def read_training(file: Path, *, workloads: Path | None, catalogue: Path | None) -> tuple[TrainingData, dict[str, int]]:
+def read_training(
+    file: Path, *, workloads: Path | None, catalogue: Path | None
+) -> tuple[TrainingData, dict[str, int]]:
     """The rows of `file` with the facts of its workloads and types, and devices by described instance type.
 
     Raises ImportRefused on a file that cannot be taken.
@@ -88,7 +102,9 @@ def read_training(file: Path, *, workloads: Path | None, catalogue: Path | None)
         known = data.runs["workload"].map(data.workloads.set_index("workload")["gradient_bytes"])
         data.runs["gradient_bytes"] = data.runs["gradient_bytes"].astype(float).fillna(known)
     kinds = data.instance_types[data.instance_types["devices"].notna()]
-    return data, {str(name): int(one) for name, one in zip(kinds["name"], kinds["devices"], strict=True)}
+    return data, {
+        str(name): int(one) for name, one in zip(kinds["name"], kinds["devices"], strict=True)
+    }
 
 
 def _read(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -97,12 +113,16 @@ def _read(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         return measured.frame(), measured.ignored
 
 
-def _training_data(runs: pd.DataFrame, workloads: Path | None, catalogue: Path | None) -> TrainingData:
+def _training_data(
+    runs: pd.DataFrame, workloads: Path | None, catalogue: Path | None
+) -> TrainingData:
     return TrainingData(
         runs=runs,
         **{name: pd.DataFrame() for name in ("profiles", "buckets", "probes")},
         workloads=pd.DataFrame(read_facts(workloads) if workloads else []),
-        instance_types=read_catalogue(catalogue) if catalogue else pd.DataFrame(columns=list(COLUMNS)),
+        instance_types=read_catalogue(catalogue)
+        if catalogue
+        else pd.DataFrame(columns=list(COLUMNS)),
     )
 
 
@@ -114,7 +134,10 @@ def _one_provider(files: dict[Path, pd.DataFrame]) -> str:
         met |= set(runs["provider"])
         if len(met) > 1:
             raise ImportRefused(
-                path, [f"rows of several providers are never pooled: {', '.join(sorted(met))}; give those of one"]
+                path,
+                [
+                    f"rows of several providers are never pooled: {', '.join(sorted(met))}; give those of one"
+                ],
             )
     return met.pop()
 
@@ -123,7 +146,10 @@ def _ignored(path: Path, ignored: tuple[str, ...]) -> list[str]:
     others = [name for name in ignored if name not in pure.PREDICTED]
     again = len(others) < len(ignored)
     sentences = [f"{path.name}: {sentence}" for sentence in ignored_columns(others)]
-    return [*sentences, *([f"{path.name}: its earlier predictions were not looked at"] if again else [])]
+    return [
+        *sentences,
+        *([f"{path.name}: its earlier predictions were not looked at"] if again else []),
+    ]
 
 
 @contextmanager
@@ -164,7 +190,9 @@ def _write(out: TextIO, test: Path, predicted: pd.DataFrame) -> None:
     seconds = predicted[list(pure.PREDICTED)].to_numpy(float).tolist()
     for row, three in zip(rows, seconds, strict=True):
         row += [""] * (len(header) - len(row))
-        writer.writerow([*(row[at] for at in kept), *("" if one != one else f"{one:.8g}" for one in three)])
+        writer.writerow(
+            [*(row[at] for at in kept), *("" if one != one else f"{one:.8g}" for one in three)]
+        )
 
 
 def _cells(path: Path) -> Iterator[list[str]]:

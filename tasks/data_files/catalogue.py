@@ -14,7 +14,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ..providers.ec2.catalogue import device_tflops
 from .measurements import Text, read_descriptions
 
-COLUMNS = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
+COLUMNS = (
+    "name",
+    "devices",
+    "device",
+    "cores",
+    "bandwidth_gbps",
+    "memory_gib",
+    "device_memory_gib",
+    "device_tflops",
+)
 
 
 def _number(value: object) -> object:
@@ -68,4 +77,8 @@ def read_catalogue(path: Path) -> pd.DataFrame:
 def read_prices(path: Path) -> dict[str, float]:
     """On-demand dollars an hour by instance type; a price of 0 is unknown, like none. Raises ImportRefused."""
     rows = read_descriptions(path, CatalogueRow, key="instance_type")
-    return {row.instance_type: row.on_demand_usd_per_h_us_east_1 for row in rows if row.on_demand_usd_per_h_us_east_1}
+    return {
+        row.instance_type: row.on_demand_usd_per_h_us_east_1
+        for row in rows
+        if row.on_demand_usd_per_h_us_east_1
+    }

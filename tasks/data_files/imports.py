@@ -23,7 +23,13 @@ from models.domain.suggestions import NAME_RULE, nearest_names, plain_name
 from warehouse.append import Connection, append_facts, note_import
 from warehouse.database import Warehouse, select
 from warehouse.imports import append_imports, counted_before, empty_warehouse, rows_to_judge
-from warehouse.reads import KnownToImport, known_to_import, knows_import, measured_workloads, seconds_by_setup
+from warehouse.reads import (
+    KnownToImport,
+    known_to_import,
+    knows_import,
+    measured_workloads,
+    seconds_by_setup,
+)
 
 from ..reporting.progress import reporter
 from ..workspace.settings import SettingsError
@@ -89,7 +95,9 @@ class Imported:
     without_layout: int = 0
     precisions: dict[str, int] = field(default_factory=dict)
     strategies: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, int] = field(default_factory=dict)  # of how many workloads they are new, changed, the same
+    facts: dict[str, int] = field(
+        default_factory=dict
+    )  # of how many workloads they are new, changed, the same
     sentences: tuple[str, ...] = ()
 
     def as_text(self) -> str:
@@ -99,16 +107,23 @@ class Imported:
             named = ", ".join(f"{name} ({_rows(rows)})" for name, rows in counted.items())
             return [f"{what}: {named}"] if named else []
 
-        lines = [f"{_rows(self.rows)}, {self.new} of them new"] if self.rows or not self.facts else []
+        lines = (
+            [f"{_rows(self.rows)}, {self.new} of them new"] if self.rows or not self.facts else []
+        )
         lines += by_name("workloads", self.workloads)
         if self.types:
             more = f" and {len(self.types) - _LISTED} more" if len(self.types) > _LISTED else ""
             lines.append("instance types: " + ", ".join(map(str, self.types[:_LISTED])) + more)
         if self.without_layout:
-            lines.append(f"layout: absent in {_rows(self.without_layout)}, taken as all devices of each instance")
+            lines.append(
+                f"layout: absent in {_rows(self.without_layout)}, taken as all devices of each instance"
+            )
         lines += by_name("precision", self.precisions) + by_name("strategy", self.strategies)
         if self.facts:
-            lines.append("facts of workloads: " + ", ".join(f"{count} {what}" for what, count in self.facts.items()))
+            lines.append(
+                "facts of workloads: "
+                + ", ".join(f"{count} {what}" for what, count in self.facts.items())
+            )
         lines += self.sentences
         if self.dry_run:
             lines.append("dry run: nothing was loaded")
@@ -140,11 +155,16 @@ class ImportFiles:
     def import_id(self, providers: Iterable[str]) -> str:
         """The digest of the file of measurements, or of both files and the providers that the facts are for; the
         package's own file has a name."""
-        if self.measurements is not None and digest_of_file(self.measurements) == digest_of_file(MEASUREMENTS):
+        if self.measurements is not None and digest_of_file(self.measurements) == digest_of_file(
+            MEASUREMENTS
+        ):
             return PUBLIC_IMPORT
         if self.workloads is None and self.measurements is not None:
             return digest_of_file(self.measurements)
-        digests = ("" if one is None else digest_of_file(one) for one in (self.measurements, self.workloads))
+        digests = (
+            "" if one is None else digest_of_file(one)
+            for one in (self.measurements, self.workloads)
+        )
         return hashlib.sha256(json.dumps([*digests, *sorted(providers)]).encode()).hexdigest()[:16]
 
 
@@ -167,7 +187,9 @@ def import_measurements(
         measured = None if path is None else opened.enter_context(read_measurements(path))
         facts = read_facts(workloads) if workloads else []
         rows = _Rows() if measured is None else _Rows.of(measured)
-        providers = sorted({*rows.providers, *([files.provider] if files.provider else [])}) or [DEFAULT_PROVIDER]
+        providers = sorted({*rows.providers, *([files.provider] if files.provider else [])}) or [
+            DEFAULT_PROVIDER
+        ]
         connection = opened.enter_context(_opened(warehouse, writing=not dry_run))
         stored = known_to_import(connection)
         if workloads:
@@ -187,7 +209,11 @@ def import_measurements(
             note_import(connection, import_id, event="imported", noted_at=now, files=names)
             if measured:
                 append_imports(
-                    connection, measured.rows, file_digest=measured.file_digest, loaded_at=now, import_id=import_id
+                    connection,
+                    measured.rows,
+                    file_digest=measured.file_digest,
+                    loaded_at=now,
+                    import_id=import_id,
                 )
             for one in providers:
                 append_facts(connection, facts, provider=one, import_id=import_id, noted_at=now)
@@ -205,7 +231,10 @@ def import_measurements(
         facts={what: len(names) for what, names in counted.items()} if workloads else {},
         sentences=(
             *sentences,
-            *(f"{workloads}: {one}" for one in (ignored_fact_columns(workloads) if workloads else ())),
+            *(
+                f"{workloads}: {one}"
+                for one in (ignored_fact_columns(workloads) if workloads else ())
+            ),
         ),
     )
 
@@ -233,8 +262,14 @@ def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Works
     also names the workloads. Raises as `load_public`."""
     spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
     public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
-    loaded = public and knows_import(warehouse, PUBLIC_IMPORT)  # quicker to tell than what was measured
-    if public and not loaded and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER)):
+    loaded = public and knows_import(
+        warehouse, PUBLIC_IMPORT
+    )  # quicker to tell than what was measured
+    if (
+        public
+        and not loaded
+        and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER))
+    ):
         load_public(workspace, now)
     return with_public_workloads(workspace)
 
@@ -249,13 +284,20 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
         import_id = _chosen(text, list(known))
         held = known[import_id]
         if held["forgotten"]:
-            return Forgotten(import_id=import_id, rows=0, facts=0, sentence=f"import {import_id} was forgotten before")
+            return Forgotten(
+                import_id=import_id,
+                rows=0,
+                facts=0,
+                sentence=f"import {import_id} was forgotten before",
+            )
         before = known_to_import(connection)
         note_import(connection, import_id, event="forgotten", noted_at=now)
         after = known_to_import(connection)
     rows = before.rows - after.rows
     facts = len(_facts_by_workload(before.facts).items() - _facts_by_workload(after.facts).items())
-    return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=_forgotten_sentence(held, rows, facts))
+    return Forgotten(
+        import_id=import_id, rows=rows, facts=facts, sentence=_forgotten_sentence(held, rows, facts)
+    )
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
@@ -350,7 +392,9 @@ def _known(
     }
     for fact in facts:
         if "flops_per_sample" in fact:
-            flops |= {(provider, fact["workload"]): fact["flops_per_sample"] for provider in providers}
+            flops |= {
+                (provider, fact["workload"]): fact["flops_per_sample"] for provider in providers
+            }
     return Known(types=types, flops=flops)
 
 
@@ -358,7 +402,10 @@ def _with_seconds(known: Known, connection: Connection, workloads: set[str]) -> 
     """With the least and most seconds of each setup of the workloads."""
     counts = known.counts()
     setups = {
-        setup_of(row, counts.get(str(row["provider"]), {})): (float(row["least_s"]), float(row["most_s"]))
+        setup_of(row, counts.get(str(row["provider"]), {})): (
+            float(row["least_s"]),
+            float(row["most_s"]),
+        )
         for row in rows_of(seconds_by_setup(connection, workloads))
     }
     return replace(known, setups=setups)
@@ -367,7 +414,9 @@ def _with_seconds(known: Known, connection: Connection, workloads: set[str]) -> 
 def _refuse_names(path: Path, facts: Sequence[Mapping[str, Any]]) -> None:
     names = [fact["workload"] for fact in facts if not plain_name(fact["workload"])]
     if names:
-        raise ImportRefused(path, [f"column workload: {NAME_RULE.format(name=name)}" for name in names])
+        raise ImportRefused(
+            path, [f"column workload: {NAME_RULE.format(name=name)}" for name in names]
+        )
 
 
 _MOST_JUDGED = 100_000  # rows that are judged one by one; of more, those of each setup that took least and longest
@@ -395,7 +444,9 @@ def _judge(
     problems = impossible(judged, now)
     doubtful = []
     if not force:
-        doubtful = implausible(judged, _with_seconds(known, connection, {row.workload for _, row in judged}))
+        doubtful = implausible(
+            judged, _with_seconds(known, connection, {row.workload for _, row in judged})
+        )
     if problems or doubtful:
         hint = "" if problems else "if they are right all the same, --force loads them"
         raise ImportRefused(path, problems + doubtful, hint=hint)
@@ -410,7 +461,11 @@ def _count_facts(
     for fact in facts:
         known = [stored.get((provider, fact["workload"])) for provider in providers]
         given = {place: float(fact[name]) for place, name in enumerate(_FACTS) if name in fact}
-        agrees = all(one is not None and one[place] == value for one in known for place, value in given.items())
+        agrees = all(
+            one is not None and one[place] == value
+            for one in known
+            for place, value in given.items()
+        )
         what = "new" if None in known else "the same" if agrees else "changed"
         counted[what].append(fact["workload"])
     return counted
@@ -454,15 +509,22 @@ def _sentences(measured: Measurements, rows: _Rows, known: Known, other: int) ->
     yield from ignored_columns(measured.ignored)
     if measured.stripped:
         yield "blanks were dropped around " + ", ".join(
-            f"{n} {'value' if n == 1 else 'values'} of {name}" for name, n in measured.stripped.items()
+            f"{n} {'value' if n == 1 else 'values'} of {name}"
+            for name, n in measured.stripped.items()
         )
     if not rows.number:
         yield "the file of measurements has no row"
     unknown = {
-        name for one in rows.clusters for name in parse_cluster(one.cluster) if name not in known.devices(one.provider)
+        name
+        for one in rows.clusters
+        for name in parse_cluster(one.cluster)
+        if name not in known.devices(one.provider)
     }
     if unknown:
-        alone = any(one.layout is None and unknown & set(parse_cluster(one.cluster)) for one in rows.clusters)
+        alone = any(
+            one.layout is None and unknown & set(parse_cluster(one.cluster))
+            for one in rows.clusters
+        )
         one_device = "; without a layout it is taken to have one device" if alone else ""
         yield f"nobody knows {', '.join(sorted(unknown))}: predicted from its own rows, and unpriced{one_device}"
     if other:
@@ -473,7 +535,9 @@ def _sentences(measured: Measurements, rows: _Rows, known: Known, other: int) ->
 
 
 def _chosen(text: str, known: Sequence[str]) -> str:
-    found = [one for one in known if one == text or (len(text) >= _LEAST_DIGITS and one.startswith(text))]
+    found = [
+        one for one in known if one == text or (len(text) >= _LEAST_DIGITS and one.startswith(text))
+    ]
     if len(found) == 1:
         return found[0]
     if found:
@@ -485,13 +549,21 @@ def _chosen(text: str, known: Sequence[str]) -> str:
 
 def _forgotten_sentence(held: Mapping[str, Any], rows: int, facts: int) -> str:
     """`held` is the import as the mart `imports` has it."""
-    files = " and ".join(str(held[name]) for name in ("file", "facts_file") if isinstance(held[name], str))
+    files = " and ".join(
+        str(held[name]) for name in ("file", "facts_file") if isinstance(held[name], str)
+    )
     counted = [_rows(rows)] * (rows > 0 or not facts)
     counted += [f"facts of {facts} workload{'' if facts == 1 else 's'}"] * (facts > 0)
     others = int(held["measurements"]) - rows
-    held_elsewhere = f"; {_rows(others)} of it still count, since another import holds them" if others else ""
+    held_elsewhere = (
+        f"; {_rows(others)} of it still count, since another import holds them" if others else ""
+    )
     until = _refreshes(held["providers"])
-    again = f" (`srift import {MEASUREMENTS} --workloads {FACTS}`)" if held["import_id"] == PUBLIC_IMPORT else ""
+    again = (
+        f" (`srift import {MEASUREMENTS} --workloads {FACTS}`)"
+        if held["import_id"] == PUBLIC_IMPORT
+        else ""
+    )
     return (
         f"import {held['import_id']}{f' of {files}' if files else ''} is forgotten: {' and '.join(counted)} no longer "
         f"count{held_elsewhere}. The model in force has learned from it until {until}. Importing it again{again} "

@@ -47,7 +47,12 @@ from ..workspace.workspace import PROVIDERS
 _SINCE = ("switches",)
 
 _SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
-_INVISIBLE = {"Cc", "Cf", "Zl", "Zp"}  # Unicode's control and format characters, and breaks of lines
+_INVISIBLE = {
+    "Cc",
+    "Cf",
+    "Zl",
+    "Zp",
+}  # Unicode's control and format characters, and breaks of lines
 _SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
 _SHOWN = 20
 _Row = TypeVar("_Row", bound=BaseModel)
@@ -60,7 +65,10 @@ class ImportRefused(Exception):
         self.problems = problems
         shown = "\n".join(f"  {problem}" for problem in problems[:_SHOWN])
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        super().__init__(f"{path} was refused and nothing of it loaded:\n{shown}{more}" + (f"\n{hint}" if hint else ""))
+        super().__init__(
+            f"{path} was refused and nothing of it loaded:\n{shown}{more}"
+            + (f"\n{hint}" if hint else "")
+        )
 
 
 def one_edit_apart(one: str, other: str) -> bool:
@@ -68,10 +76,15 @@ def one_edit_apart(one: str, other: str) -> bool:
     short, long = sorted((one, other), key=len)
     if one == other or len(long) - len(short) > 1:
         return False
-    start = next((at for at, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    start = next(
+        (at for at, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short)
+    )
     if len(short) < len(long):
         return short[start:] == long[start + 1 :]
-    swapped = long[start : start + 2][::-1] == short[start : start + 2] and short[start + 2 :] == long[start + 2 :]
+    swapped = (
+        long[start : start + 2][::-1] == short[start : start + 2]
+        and short[start + 2 :] == long[start + 2 :]
+    )
     return swapped or short[start + 1 :] == long[start + 1 :]
 
 
@@ -162,7 +175,9 @@ class Measurement(BaseModel):
         layout = info.data.get("layout")
         if layout and "cluster" in info.data and Mode(strategy=plain).of_several:
             devices = parse_numbers(layout, len(parse_cluster(info.data["cluster"])), "layout")
-            sizes = [np.array([one]) for one in (len(devices), min(devices), max(devices), sum(devices))]
+            sizes = [
+                np.array([one]) for one in (len(devices), min(devices), max(devices), sum(devices))
+            ]
             if not Mode(strategy=plain).runs_on(*sizes)[0]:
                 raise ValueError(
                     f"{plain} cannot train on {'+'.join(map(str, devices))} devices: gradients are sent between"
@@ -176,7 +191,9 @@ class Measurement(BaseModel):
     @classmethod
     def _switches(cls, joined: str, info: ValidationInfo) -> str:
         named = set(joined.lower().split("+"))
-        plain = next((one for one in SWITCHES if set(one.split("+")) == named), joined)  # in any order
+        plain = next(
+            (one for one in SWITCHES if set(one.split("+")) == named), joined
+        )  # in any order
         if plain not in SWITCHES:
             raise ValueError(_not_predicted("switches", joined, SWITCHES))
         strategy = info.data.get("strategy") or STRATEGIES[0]
@@ -191,7 +208,9 @@ class Measurement(BaseModel):
     def _one_an_instance(cls, text: str | None, info: ValidationInfo) -> str | None:
         if text is None or "cluster" not in info.data:
             return text
-        numbers = parse_numbers(text, len(parse_cluster(info.data["cluster"])), str(info.field_name))
+        numbers = parse_numbers(
+            text, len(parse_cluster(info.data["cluster"])), str(info.field_name)
+        )
         return str(numbers[0]) if "+" not in text else "+".join(str(number) for number in numbers)
 
 
@@ -253,7 +272,10 @@ def read_measurements(path: Path) -> Iterator[Measurements]:
         if problems:
             raise ImportRefused(path, problems)
         yield Measurements(
-            file_digest=digest_of_file(path), rows=rows, ignored=tuple(sorted(ignored)), stripped=dict(stripped)
+            file_digest=digest_of_file(path),
+            rows=rows,
+            ignored=tuple(sorted(ignored)),
+            stripped=dict(stripped),
         )
 
 
@@ -265,7 +287,9 @@ def digest_of_file(path: Path) -> str:
 
 def read_facts(path: Path) -> list[dict[str, Any]]:
     """The rows of a `--workloads` file, unknown facts left out. Raises ImportRefused."""
-    return [row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts, key="workload")]
+    return [
+        row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts, key="workload")
+    ]
 
 
 def ignored_fact_columns(path: Path) -> list[str]:
@@ -276,9 +300,13 @@ def ignored_fact_columns(path: Path) -> list[str]:
 def read_descriptions(path: Path, kind: type[_Row], *, key: str) -> list[_Row]:
     """The rows of a file that describes each `key` once. Raises ImportRefused."""
     rows = [row for _, row in _validated(path, kind, _check_columns(path, kind), Counter())]
-    twice = [name for name, count in Counter(getattr(row, key) for row in rows).items() if count > 1]
+    twice = [
+        name for name, count in Counter(getattr(row, key) for row in rows).items() if count > 1
+    ]
     if twice:
-        raise ImportRefused(path, [f"column {key}: {name!r} stands more than once" for name in twice])
+        raise ImportRefused(
+            path, [f"column {key}: {name!r} stands more than once" for name in twice]
+        )
     return rows
 
 
@@ -286,13 +314,26 @@ def _check_columns(path: Path, kind: type[BaseModel]) -> set[str]:
     """Columns to ignore. Raises ImportRefused where a required one is missing, one stands twice or looks misspelt."""
     columns = _columns(path)
     known = list(kind.model_fields)
-    missing = [name for name, field in kind.model_fields.items() if field.is_required() and name not in columns]
+    missing = [
+        name
+        for name, field in kind.model_fields.items()
+        if field.is_required() and name not in columns
+    ]
     if missing:
-        whole = next((problem for problem in (_other_separator(columns), _other_file(columns, kind)) if problem), "")
+        whole = next(
+            (
+                problem
+                for problem in (_other_separator(columns), _other_file(columns, kind))
+                if problem
+            ),
+            "",
+        )
         if whole:
             raise ImportRefused(path, [whole])
     problems = [f"there is no column {name!r}" for name in missing]
-    problems += [f"column {name!r} stands more than once" for name in known if columns.count(name) > 1]
+    problems += [
+        f"column {name!r} stands more than once" for name in known if columns.count(name) > 1
+    ]
     ignored = set(columns) - set(known)
     for name in sorted(ignored):
         near = _near_column(name, known)
@@ -310,14 +351,18 @@ def _near_column(name: str, known: list[str]) -> str | None:
     plain = name.lower().replace(" ", "_").replace("-", "_")
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.85)
     near += [one for one in known if one_edit_apart(plain, one)]
-    near += [one for one in known if len(plain) >= _LEAST_SHORT and one.startswith(f"{plain}_")]  # `flops`
+    near += [
+        one for one in known if len(plain) >= _LEAST_SHORT and one.startswith(f"{plain}_")
+    ]  # `flops`
     return near[0] if near else None
 
 
 def _other_separator(columns: list[str]) -> str:
     """That the columns of a CSV are not separated by commas; empty where they are."""
     found = next((mark for mark in _SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
-    return f"its columns are separated by {_SEPARATORS[found]}; separate them by ','" if found else ""
+    return (
+        f"its columns are separated by {_SEPARATORS[found]}; separate them by ','" if found else ""
+    )
 
 
 def _other_file(columns: list[str], kind: type[BaseModel]) -> str:
@@ -336,12 +381,16 @@ def _other_file(columns: list[str], kind: type[BaseModel]) -> str:
 def ignored_columns(names: Iterable[str]) -> list[str]:
     """A sentence for each column that was not read."""
     return [
-        f"column {name} is not one of the contract's and was ignored" if name else "a column without a name was ignored"
+        f"column {name} is not one of the contract's and was ignored"
+        if name
+        else "a column without a name was ignored"
         for name in names
     ]
 
 
-def _validated(path: Path, kind: type[_Row], ignored: set[str], stripped: Counter[str]) -> Iterator[tuple[int, _Row]]:
+def _validated(
+    path: Path, kind: type[_Row], ignored: set[str], stripped: Counter[str]
+) -> Iterator[tuple[int, _Row]]:
     problems: list[str] = []
     columns = _columns(path)
     for place, values in _raw_rows(path):
@@ -381,8 +430,14 @@ def _row_of(kind: type[_Row], given: Mapping[str, Any]) -> tuple[_Row | None, li
     except ValidationError as error:
         problems = []
         for one in error.errors(include_url=False):
-            got = "" if one["type"] == "missing" else f" (it says {str(given.get(str(one['loc'][0])))!r})"
-            reason = "is empty" if one["type"] == "missing" else one["msg"].removeprefix("Value error, ")
+            got = (
+                ""
+                if one["type"] == "missing"
+                else f" (it says {str(given.get(str(one['loc'][0])))!r})"
+            )
+            reason = (
+                "is empty" if one["type"] == "missing" else one["msg"].removeprefix("Value error, ")
+            )
             problems.append(f", column {one['loc'][0]}: {reason}{got}")
         return None, problems
 
@@ -397,9 +452,13 @@ class _Setup:
 
     def __init__(self, row: Measurement, stripped: Counter[str]) -> None:
         self.values, self.stripped = tuple(getattr(row, name) for name in _SETUP_COLUMNS), stripped
-        usual = {name for name in _SINCE if getattr(row, name) == Measurement.model_fields[name].default}
+        usual = {
+            name for name in _SINCE if getattr(row, name) == Measurement.model_fields[name].default
+        }
         said = {
-            name: f"%({name})s" if name in _Timing.model_fields else json.dumps(value).replace("%", "%%")
+            name: f"%({name})s"
+            if name in _Timing.model_fields
+            else json.dumps(value).replace("%", "%%")
             for name, value in row.model_dump(mode="json", exclude=usual).items()
         }
         self._content = "{" + ", ".join(f'"{name}": {said[name]}' for name in sorted(said)) + "}"
@@ -410,7 +469,9 @@ class _Setup:
             "step_s": repr(times.step_s),
             "sync_s": "null" if times.sync_s is None else repr(times.sync_s),
             "run_id": "null" if times.run_id is None else json.dumps(times.run_id),
-            "measured_at": "null" if times.measured_at is None else f'"{times.measured_at.isoformat()}"',
+            "measured_at": "null"
+            if times.measured_at is None
+            else f'"{times.measured_at.isoformat()}"',
         }
 
 
@@ -428,14 +489,35 @@ class _Chunk:
         which = self._setups.setdefault(setup, len(self._setups))
         content = setup.content(times)
         digest = _digest(content if times.run_id is not None else f"{content}#1")
-        self._rows.append((which, place, content, digest, times.step_s, times.sync_s, times.run_id, times.measured_at))
+        self._rows.append(
+            (
+                which,
+                place,
+                content,
+                digest,
+                times.step_s,
+                times.sync_s,
+                times.run_id,
+                times.measured_at,
+            )
+        )
 
     def table(self) -> pa.Table:
         """In the warehouse's columns."""
         names = ("which", "place", "content", "digest", *_Timing.model_fields)
-        columns = dict(zip(names, zip(*self._rows, strict=True) if self._rows else [()] * len(names), strict=True))
+        columns = dict(
+            zip(
+                names,
+                zip(*self._rows, strict=True) if self._rows else [()] * len(names),
+                strict=True,
+            )
+        )
         which = pa.array(columns.pop("which"), pa.int32())
-        of_setups = zip(*(setup.values for setup in self._setups), strict=True) if self._setups else repeat(())
+        of_setups = (
+            zip(*(setup.values for setup in self._setups), strict=True)
+            if self._setups
+            else repeat(())
+        )
         setups = dict(zip(_SETUP_COLUMNS, of_setups, strict=False))
         arrays = [
             pa.array(columns[field.name], field.type)
@@ -450,7 +532,9 @@ def _chunks(path: Path, ignored: set[str], stripped: Counter[str]) -> Iterator[p
     """The rows of a file of measurements. Raises ImportRefused once all were looked at."""
     columns, word = _columns(path), row_word(path)
     of_timing = [name in _Timing.model_fields for name in columns]
-    of_setup = [name in Measurement.model_fields and name not in _Timing.model_fields for name in columns]
+    of_setup = [
+        name in Measurement.model_fields and name not in _Timing.model_fields for name in columns
+    ]
     timing, setup_columns = list(compress(columns, of_timing)), list(compress(columns, of_setup))
     known: dict[tuple[Any, ...], _Setup] = {}
     problems: list[str] = []
@@ -465,7 +549,9 @@ def _chunks(path: Path, ignored: set[str], stripped: Counter[str]) -> Iterator[p
         if times is None or setup is None:
             in_setup: Counter[str] = Counter()
             given = _given(setup_columns, key, ignored, in_setup)
-            row, wrong = (None, _LONG) if len(values) > len(columns) else _row_of(Measurement, given | timed)
+            row, wrong = (
+                (None, _LONG) if len(values) > len(columns) else _row_of(Measurement, given | timed)
+            )
             problems += (f"{word} {place}{one}" for one in wrong)
             if row is None:
                 continue
@@ -501,7 +587,9 @@ def row_word(path: Path) -> str:
 
 def _columns(path: Path) -> list[str]:
     """Names of the columns, without blanks around them."""
-    if path.exists() and not path.is_file():  # a pipe is empty once it was read, and the file is read more than once
+    if (
+        path.exists() and not path.is_file()
+    ):  # a pipe is empty once it was read, and the file is read more than once
         raise ImportRefused(path, ["it is not a regular file"])
     try:
         if is_parquet(path):
@@ -518,7 +606,9 @@ def _raw_rows(path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
         if is_parquet(path):
             with pq.ParquetFile(path) as file:
                 batches = file.iter_batches(_CHUNK_ROWS)
-                rows = chain.from_iterable(zip(*map(_values, batch.columns), strict=True) for batch in batches)
+                rows = chain.from_iterable(
+                    zip(*map(_values, batch.columns), strict=True) for batch in batches
+                )
                 yield from enumerate(rows, 1)
             return
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -48,7 +48,10 @@ class Known:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Devices of each instance type, by provider."""
-        return {provider: {name: one.count for name, one in types.items()} for provider, types in self.types.items()}
+        return {
+            provider: {name: one.count for name, one in types.items()}
+            for provider, types in self.types.items()
+        }
 
 
 def setup_of(row: Mapping[str, Any], devices: Mapping[str, int]) -> tuple[Any, ...]:
@@ -64,7 +67,9 @@ def impossible(rows: Iterable[tuple[str, Measurement]], now: datetime) -> list[s
         if not plain_name(row.workload):
             problems.append(f"{place}, column workload: {NAME_RULE.format(name=row.workload)}")
         if row.measured_at is not None and row.measured_at > latest:
-            problems.append(f"{place}, column measured_at: {row.measured_at:%Y-%m-%d %H:%M} UTC is yet to come")
+            problems.append(
+                f"{place}, column measured_at: {row.measured_at:%Y-%m-%d %H:%M} UTC is yet to come"
+            )
     return problems
 
 
@@ -85,7 +90,9 @@ def _misspelt_types(rows: Sequence[tuple[str, Measurement]], known: Known) -> li
             if name in types or len(name) < _LEAST_LETTERS:
                 continue
             if (row.provider, name) not in judged:
-                judged[row.provider, name] = next((one for one in sorted(types) if _slip(name, one)), "")
+                judged[row.provider, name] = next(
+                    (one for one in sorted(types) if _slip(name, one)), ""
+                )
             near = judged[row.provider, name]
             if near:
                 problems.append(

@@ -20,7 +20,9 @@ from ..workspace.settings import Settings, WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
-PUBLIC_IMPORT = "public-t4"  # the import's id; the staging views know imports of public rows by `public-`
+PUBLIC_IMPORT = (
+    "public-t4"  # the import's id; the staging views know imports of public rows by `public-`
+)
 ORIGIN = "public step times that came with Srift (AdaptDL's OSDI'21 artifact, machines of 4 T4)"
 
 FOLDER = Path(package.__file__).parent / "seeds"
@@ -45,7 +47,9 @@ def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
         return pd.DataFrame(columns=["workload"])
     rows = pd.read_parquet(MEASUREMENTS, columns=["workload", "cluster", "measured_at"])
     counted = rows.groupby("workload", as_index=False).agg(
-        rows=("workload", "size"), clusters=("cluster", "unique"), newest_measured_at=("measured_at", "max")
+        rows=("workload", "size"),
+        clusters=("cluster", "unique"),
+        newest_measured_at=("measured_at", "max"),
     )
     return counted.merge(pd.read_csv(FACTS), on="workload", how="left")
 
@@ -57,7 +61,9 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
     counting = public_rows(workspace.warehouse, PROVIDER)
     settings = workspace.settings
     more = {name: one for name, one in public_workloads().items() if name in counting}
-    return replace(workspace, settings=settings.model_copy(update={"workloads": more | settings.workloads}))
+    return replace(
+        workspace, settings=settings.model_copy(update={"workloads": more | settings.workloads})
+    )
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:

@@ -61,9 +61,14 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     found.append(_keys())
     found.append(judged("instance profile", lambda: _profile(account, ec2)))
     if "spot" in (*ec2.markets, settings.campaign.market):
-        found += [judged(f"role {one}", partial(_service_role, account, home, one)) for one in SERVICE_ROLES]
+        found += [
+            judged(f"role {one}", partial(_service_role, account, home, one))
+            for one in SERVICE_ROLES
+        ]
     with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
-        for findings in pool.map(lambda region: list(examine_region(account, settings, region)), ec2.regions):
+        for findings in pool.map(
+            lambda region: list(examine_region(account, settings, region)), ec2.regions
+        ):
             found += findings
     return found
 
@@ -72,7 +77,9 @@ def account_number(ec2: Ec2, clients: Clients | None = None) -> str | None:
     """Whose credentials these are; None where AWS cannot be asked."""
     try:
         _credentials(clients)
-        return Ec2Account(Ec2Api(clients or ec2_api.boto_clients())).identity(ec2.regions[0]).account
+        return (
+            Ec2Account(Ec2Api(clients or ec2_api.boto_clients())).identity(ec2.regions[0]).account
+        )
     except ProviderError:
         return None
 
@@ -122,10 +129,14 @@ def _regions(account: Ec2Account, ec2: Ec2) -> str:
     known = account.regions(ec2.regions[0])
     missing = [one for one in ec2.regions if one not in known]
     if missing:
-        raise Wrong(f"AWS has no region {missing[0]}: mend [ec2] regions ({', '.join(sorted(known))})")
+        raise Wrong(
+            f"AWS has no region {missing[0]}: mend [ec2] regions ({', '.join(sorted(known))})"
+        )
     off = [one for one in ec2.regions if not known[one]]
     if off:
-        raise Wrong(f"{off[0]} is not enabled in this account: enable it, or take it out of [ec2] regions")
+        raise Wrong(
+            f"{off[0]} is not enabled in this account: enable it, or take it out of [ec2] regions"
+        )
     return f"{', '.join(ec2.regions)} enabled"
 
 
@@ -135,7 +146,9 @@ def _bucket(account: Ec2Account, ec2: Ec2) -> Iterator[Finding]:
     def lies_in() -> str:
         region = account.api.bucket_region(home, bucket)
         if region not in ec2.regions:
-            raise Wrong(f"{bucket} lies in {region}, which is none of [ec2] regions: name a bucket in {home}")
+            raise Wrong(
+                f"{bucket} lies in {region}, which is none of [ec2] regions: name a bucket in {home}"
+            )
         return f"{bucket} lies in {region}"
 
     def private() -> str:
@@ -150,7 +163,9 @@ def _bucket(account: Ec2Account, ec2: Ec2) -> Iterator[Finding]:
     def used() -> str:
         wrong = account.try_bucket(home, bucket, f"{ec2.prefix}/doctor/{uuid4().hex}")
         if wrong:
-            raise Wrong(f"{wrong}: something else writes to this bucket, or stands between it and here")
+            raise Wrong(
+                f"{wrong}: something else writes to this bucket, or stands between it and here"
+            )
         return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
 
     yield (first := judged("bucket", lies_in))
@@ -192,7 +207,9 @@ def _expiry(account: Ec2Account, ec2: Ec2) -> Finding:
 def _profile(account: Ec2Account, ec2: Ec2) -> str:
     roles = account.api.roles(ec2.regions[0], ec2.instance_profile)
     if len(roles) != 1:
-        raise Wrong(f"{ec2.instance_profile} holds no role: add one that has deployments/iam/node-policy.json")
+        raise Wrong(
+            f"{ec2.instance_profile} holds no role: add one that has deployments/iam/node-policy.json"
+        )
     return f"{ec2.instance_profile} with role {roles[0]['RoleName']}"
 
 
@@ -243,7 +260,9 @@ def _image(account: Ec2Account, ec2: Ec2, region: str, found: list[Answer]) -> s
     image = account.api.image(region, ec2.ami_parameter)
     name, architecture = image["ImageId"], image.get("Architecture", "x86_64")
     if architecture != "x86_64":
-        raise Wrong(f"{name} is for {architecture}, and machines with NVIDIA's GPUs here are x86_64")
+        raise Wrong(
+            f"{name} is for {architecture}, and machines with NVIDIA's GPUs here are x86_64"
+        )
     if why := too_small(ec2.volume_gib, image):
         raise Wrong(why)
     found.append(image)
@@ -278,7 +297,9 @@ def _requests(ec2: Ec2, spec: ec2_request.LaunchSpec) -> Iterator[tuple[str, dic
     for market in ec2.markets:
         offer = replace(_offer(spec.region, kind), market=market, zone=zone)
         rung = Rung(number=0, cluster=Cluster.of((2, offer)), most_usd=(0.01, 0.01))
-        for action, request in ec2_request.requests_of(spec, rung, security="", user_data="#!/bin/sh\n"):
+        for action, request in ec2_request.requests_of(
+            spec, rung, security="", user_data="#!/bin/sh\n"
+        ):
             yield action, _without(request, ("SecurityGroupIds", "Groups", "Placement"))
 
 
@@ -332,7 +353,9 @@ def _quotas(account: Ec2Account, settings: Settings, region: str) -> Iterator[Fi
             continue
         said = f"{name!r} ({code}) is {value:g} vCPUs"
         if value < kind.cores:
-            none.append(f"{said}, less than one {kind.name} has ({kind.cores:g}): ask for more in Service Quotas")
+            none.append(
+                f"{said}, less than one {kind.name} has ({kind.cores:g}): ask for more in Service Quotas"
+            )
         else:
             room.append(said)
     status: Literal["wrong", "note"] = "wrong" if none and not room else "note"

@@ -40,13 +40,21 @@ def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Find
 def statements(ec2: Ec2, addresses: Mapping[str, Address]) -> list[dict[str, Any]]:
     """What the policy of the machines' role needs beside deployments/iam to read `addresses`; empty where it has it."""
     needed = sorted({str(one): one for one in addresses.values() if not _ours(ec2, one)}.items())
-    return [statement for number, (_, one) in enumerate(needed, 1) for statement in _statements(one, number)]
+    return [
+        statement
+        for number, (_, one) in enumerate(needed, 1)
+        for statement in _statements(one, number)
+    ]
 
 
 def addresses_of(settings: Settings) -> dict[str, Address]:
     """By workload, of those whose data lie in S3. Raises SettingsError."""
     every = {name: settings.data(name) for name in settings.workloads}
-    return {name: one.address for name, one in every.items() if one is not None and one.address is not None}
+    return {
+        name: one.address
+        for name, one in every.items()
+        if one is not None and one.address is not None
+    }
 
 
 def _ours(ec2: Ec2, address: Address) -> bool:
@@ -106,7 +114,9 @@ def _listed(api: Ec2Api, ec2: Ec2, address: Address) -> str:
     listed, _ = Store(api, ec2.regions[0], address.bucket).listed(address.prefix, MOST_FILES)
     size = sum(one.size for one in listed)
     if not listed:
-        raise Wrong(f"{address} holds no object: is its prefix right? `aws s3 ls {address}` shows what is there")
+        raise Wrong(
+            f"{address} holds no object: is its prefix right? `aws s3 ls {address}` shows what is there"
+        )
     _refuse_too_much(ec2, size)
     return f"{len(listed)} objects of {said_bytes(size)} at {address}"
 

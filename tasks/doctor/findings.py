@@ -41,4 +41,6 @@ def as_text(findings: Sequence[Finding]) -> str:
     width = max(len(one.check) for one in findings)
     lines = [f"{one.status:5}  {one.check:{width}}  {one.says}" for one in findings]
     wrong = sum(one.status == "wrong" for one in findings)
-    return "\n".join([*lines, f"{wrong} to put right" if wrong else "all is well: a refresh can start"])
+    return "\n".join(
+        [*lines, f"{wrong} to put right" if wrong else "all is well: a refresh can start"]
+    )

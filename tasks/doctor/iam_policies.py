@@ -11,7 +11,9 @@ from ..workspace.settings import SettingsError
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "iam"
 NAMES = ("controller-policy", "node-policy", "node-trust")
-ACCOUNT = "123456789012"  # AWS's own example; stands where nobody could be asked which account it is
+ACCOUNT = (
+    "123456789012"  # AWS's own example; stands where nobody could be asked which account it is
+)
 
 
 def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None) -> dict[str, Any]:
@@ -20,9 +22,13 @@ def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None)
     Raises SettingsError where no bucket is named, or where the files did not come along.
     """
     if ec2.bucket is None:
-        raise SettingsError("the policies name the bucket: set bucket under [ec2] in srift.toml first")
+        raise SettingsError(
+            "the policies name the bucket: set bucket under [ec2] in srift.toml first"
+        )
     if not FOLDER.is_dir():
-        raise SettingsError(f"{FOLDER} is not there: the policies come with a checkout of Srift, not with the package")
+        raise SettingsError(
+            f"{FOLDER} is not there: the policies come with a checkout of Srift, not with the package"
+        )
     named = {
         "bucket": ec2.bucket,
         "prefix": ec2.prefix,
@@ -32,7 +38,9 @@ def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None)
         "ami_parameter": ec2.ami_parameter,
         "account": account or ACCOUNT,
     }
-    return {name: json.loads(_filled((FOLDER / f"{name}.json").read_text(), named)) for name in NAMES}
+    return {
+        name: json.loads(_filled((FOLDER / f"{name}.json").read_text(), named)) for name in NAMES
+    }
 
 
 def _filled(text: str, named: dict[str, str]) -> str:

@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from warehouse.database import DiskFull, HomeReadOnly, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+from warehouse.database import (
+    DiskFull,
+    HomeReadOnly,
+    Warehouse,
+    WarehouseBusy,
+    WarehouseError,
+    WarehouseMissing,
+)
 from warehouse.export import read_published
 from warehouse.lake import SharedWarehouse
 
@@ -41,7 +48,9 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
     ]
 
 
-def examine_home(home: Path, *, thorough: bool = True, warehouse: Warehouse | None = None) -> list[Finding]:
+def examine_home(
+    home: Path, *, thorough: bool = True, warehouse: Warehouse | None = None
+) -> list[Finding]:
     """Whether SRIFT_HOME can be written, and what lies in it read; `thorough`: each row and index too.
 
     `warehouse` is that of the installation, where it is not the file in `home`.
@@ -69,7 +78,9 @@ def examine_home(home: Path, *, thorough: bool = True, warehouse: Warehouse | No
 
 def trouble_of(settings: Settings) -> list[str]:
     """What is wrong in SRIFT_HOME, in sentences, without reading all of it: a matter of milliseconds."""
-    found = examine_home(settings.home, thorough=False, warehouse=open_warehouse(settings, wait_s=1.0))
+    found = examine_home(
+        settings.home, thorough=False, warehouse=open_warehouse(settings, wait_s=1.0)
+    )
     return [f"{one.check}: {one.says}" for one in found if one.status == "wrong"]
 
 
@@ -84,7 +95,9 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
         settings.data(name)
     if not capabilities(provider).spends_money or not max_usd:
         return
-    wrong = [f"  {one.check}: {one.says}" for one in examine(settings, provider) if one.status == "wrong"]
+    wrong = [
+        f"  {one.check}: {one.says}" for one in examine(settings, provider) if one.status == "wrong"
+    ]
     if wrong:
         raise ProviderError("\n".join(["no machine was asked for, since", *wrong]))
 
@@ -118,11 +131,18 @@ def share_warehouse(settings: Settings) -> str:
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
-        raise SettingsError("nothing is shared: srift.toml has no section [shared] (see docs/team.md)")
+        raise SettingsError(
+            "nothing is shared: srift.toml has no section [shared] (see docs/team.md)"
+        )
     if not file.exists():
-        raise WarehouseMissing(f"there is no warehouse at {file} to copy; the next `srift refresh` writes to {shared}")
+        raise WarehouseMissing(
+            f"there is no warehouse at {file} to copy; the next `srift refresh` writes to {shared}"
+        )
     copied = shared.carry_over(file.path)
-    rows = ", ".join(f"{count} of {table}" for table, count in copied.items() if count) or "none: all were there"
+    rows = (
+        ", ".join(f"{count} of {table}" for table, count in copied.items() if count)
+        or "none: all were there"
+    )
     return f"copied into {shared}: {rows}. {file} is no longer read; models are fitted anew by the next `srift refresh`"
 
 
@@ -155,7 +175,9 @@ def _history(home: Path, thorough: bool) -> str:
         return f"is kept where {HISTORY} or [shared] says"
     store = Path(os.environ.get("PREFECT_HOME", home / "prefect")) / "prefect.db"
     if said := damage(store, thorough=thorough):
-        raise Wrong(f"{store} is damaged ({said}): move it away; the history of runs is lost, and nothing else")
+        raise Wrong(
+            f"{store} is damaged ({said}): move it away; the history of runs is lost, and nothing else"
+        )
     return "can be read" if store.exists() else "there is none yet"
 
 

@@ -16,7 +16,11 @@ from pathlib import Path, PurePosixPath
 
 from ..workspace.sources import Source, required
 
-_NOT_RUN = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")  # of an imported file
+_NOT_RUN = (
+    "TYPE_CHECKING",
+    "typing.TYPE_CHECKING",
+    "__name__ == '__main__'",
+)  # of an imported file
 # PEP 508: a name, and the extras that are wanted of it.
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
@@ -33,17 +37,27 @@ def unnamed_imports(source: Source, files: Iterable[str], environment: Path | No
     for file in files:
         for name in _imports(ast.parse(source.files[file].read_bytes())):
             imported.setdefault(name, file)
-    strange = {name: file for name, file in imported.items() if name not in own | sys.stdlib_module_names | {"torch"}}
+    strange = {
+        name: file
+        for name, file in imported.items()
+        if name not in own | sys.stdlib_module_names | {"torch"}
+    }
     if not strange:
         return []
-    places = [str(one) for one in environment.glob("lib/python*/site-packages")] if environment else []
+    places = (
+        [str(one) for one in environment.glob("lib/python*/site-packages")] if environment else []
+    )
     asked = required(source.files[source.requirements]) if source.requirements else []
     there = _closure(["torch", *asked, *(one.name for one in distributions(path=places))], places)
     owners = packages_distributions()
     unnamed: dict[str, dict[str, str]] = {}
     for name, file in sorted(strange.items()):
         here = owners.get(name, [])
-        if here and not there & {_plain(one) for one in here} and PathFinder.find_spec(name, places) is None:
+        if (
+            here
+            and not there & {_plain(one) for one in here}
+            and PathFinder.find_spec(name, places) is None
+        ):
             unnamed.setdefault(file, {})[name] = here[0]
     return [_said(file, names, source.requirements) for file, names in unnamed.items()]
 
@@ -100,7 +114,9 @@ def _parts(asked: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Plain name and extra, each name without an extra too."""
     for text in asked:
         if named := _NAMED.match(text):
-            yield from ((_plain(named[1]), extra.strip()) for extra in ("", *(named[2] or "").split(",")))
+            yield from (
+                (_plain(named[1]), extra.strip()) for extra in ("", *(named[2] or "").split(","))
+            )
 
 
 def _plain(name: str) -> str:

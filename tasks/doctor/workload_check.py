@@ -61,7 +61,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     isolation = detect()
     notes = list(source.left_out)
     if not isolation.namespaces:
-        notes.append(f"this machine's network was in reach, as it is on no local host: {isolation.why_not}")
+        notes.append(
+            f"this machine's network was in reach, as it is on no local host: {isolation.why_not}"
+        )
     untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
     if untried:
         notes.append(
@@ -76,9 +78,13 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             "precisions": list(stated.precisions),
             "batch": batch,
         }
-        command = without_network(isolation, [python, "-m", "node.check", str(Path(place) / "answer.json")])
+        command = without_network(
+            isolation, [python, "-m", "node.check", str(Path(place) / "answer.json")]
+        )
         answer = _asked(command, question, Path(place), timeout_s=timeout_s)
-    notes += unnamed_imports(source, answer["files"], Path(python).parents[1] if file.requirements else None)
+    notes += unnamed_imports(
+        source, answer["files"], Path(python).parents[1] if file.requirements else None
+    )
     found = {"workload": name, "entrypoint": str(stated.entrypoint), "batch": batch}
     return found | {"notes": notes, "precisions": answer["precisions"]}
 
@@ -91,7 +97,9 @@ def _lay_out(folder: Path, package: Path, file: WorkloadFile, source: Source) ->
         unpack(content, folder / file.folder)
     else:
         target.write_bytes(content)
-    shutil.copytree(Path(agent.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(agent.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
 
 
 def _place(settings: Settings, data: WorkloadData) -> str:
@@ -99,7 +107,9 @@ def _place(settings: Settings, data: WorkloadData) -> str:
     return str(fetched if data.address is not None and fetched.is_dir() else data.source)
 
 
-def _asked(command: Sequence[str], question: Mapping[str, Any], place: Path, *, timeout_s: float) -> dict[str, Any]:
+def _asked(
+    command: Sequence[str], question: Mapping[str, Any], place: Path, *, timeout_s: float
+) -> dict[str, Any]:
     answer, folder, workload = place / "answer.json", place / "home", question["workload"]
     own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
     try:
@@ -124,17 +134,25 @@ def _asked(command: Sequence[str], question: Mapping[str, Any], place: Path, *, 
 
 
 def _ended(code: int) -> str:
-    killed = code - 128 if code > 128 else -code  # a shell's way of telling of a signal, or Python's
+    killed = (
+        code - 128 if code > 128 else -code
+    )  # a shell's way of telling of a signal, or Python's
     if killed in signal.valid_signals():
-        return f"was killed ({signal.Signals(killed).name})" + (" - out of memory?" if killed == signal.SIGKILL else "")
+        return f"was killed ({signal.Signals(killed).name})" + (
+            " - out of memory?" if killed == signal.SIGKILL else ""
+        )
     return f"ended with exit code {code}"
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:
     """What keeps the workload from training, of `check_workload`'s answer."""
-    said = {one["problem"]: one["precision"] for one in reversed(found["precisions"]) if one["problem"]}
+    said = {
+        one["problem"]: one["precision"] for one in reversed(found["precisions"]) if one["problem"]
+    }
     if not said:
         return None
     every = len(said) == 1 and all(one["problem"] for one in found["precisions"])
-    lines = [problem if every else f"in {precision}: {problem}" for problem, precision in said.items()]
+    lines = [
+        problem if every else f"in {precision}: {problem}" for problem, precision in said.items()
+    ]
     return CheckFailed(f"{found['workload']} failed here: {'; '.join(lines)}")

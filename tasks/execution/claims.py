@@ -37,7 +37,9 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
     folder = _own(workspace)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / refresh_id).touch()  # first: a claim without its file is settled by no home
-    _note(workspace, "claimed", {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}, now)
+    _note(
+        workspace, "claimed", {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}, now
+    )
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
@@ -68,7 +70,10 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
         if any(one.startswith(f"{name}-") for one in leases):
             continue
         if name in unsettled:
-            kept = {column: unsettled[name][column] for column in ("refresh_id", "usd", "may_cost_until")}
+            kept = {
+                column: unsettled[name][column]
+                for column in ("refresh_id", "usd", "may_cost_until")
+            }
             _note(workspace, "settled", kept, now)
         (_own(workspace) / name).unlink(missing_ok=True)
 
@@ -80,9 +85,14 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
     """
     if not _shares_a_month(workspace):
         return []
-    own, start = {file.name for file in _own(workspace).glob("*")}, pd.Timestamp(month_start).tz_localize(None)
+    own, start = (
+        {file.name for file in _own(workspace).glob("*")},
+        pd.Timestamp(month_start).tz_localize(None),
+    )
     earlier = takewhile(lambda row: row["refresh_id"] != before, _unsettled(workspace))
-    return [row for row in earlier if row["refresh_id"] not in own and row["may_cost_until"] >= start]
+    return [
+        row for row in earlier if row["refresh_id"] not in own and row["may_cost_until"] >= start
+    ]
 
 
 def _shares_a_month(workspace: Workspace) -> bool:
@@ -97,7 +107,9 @@ def _own(workspace: Workspace) -> Path:
 def _unsettled(workspace: Workspace) -> list[dict[str, Any]]:
     """In the order in which they were made; none where nobody claimed anything yet."""
     try:
-        found = workspace.warehouse.frames({"claims": {"provider": workspace.provider.name}})["claims"]
+        found = workspace.warehouse.frames({"claims": {"provider": workspace.provider.name}})[
+            "claims"
+        ]
     except WarehouseMissing:
         return []
     return rows_of(found.sort_values("noted_order")) if len(found) else []
@@ -105,6 +117,11 @@ def _unsettled(workspace: Workspace) -> list[dict[str, Any]]:
 
 def _note(workspace: Workspace, event: str, row: dict[str, Any], now: datetime) -> None:
     place = f"{socket.gethostname()}:{workspace.home.resolve()}"
-    stamp: dict[str, Any] = {"event": event, "provider": workspace.provider.name, "place": place, "noted_at": now}
+    stamp: dict[str, Any] = {
+        "event": event,
+        "provider": workspace.provider.name,
+        "place": place,
+        "noted_at": now,
+    }
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_claims", [row], **stamp)

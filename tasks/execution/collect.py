@@ -47,7 +47,9 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 
 
 @Step
-def collect_launch(workspace: Workspace, served: Served, refresh_id: str, now: datetime) -> Collected:
+def collect_launch(
+    workspace: Workspace, served: Served, refresh_id: str, now: datetime
+) -> Collected:
     """What one launch measured; where it got no machines it left no mailbox, and its rows go straight in."""
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
@@ -56,9 +58,13 @@ def collect_launch(workspace: Workspace, served: Served, refresh_id: str, now: d
     return collect.fn(workspace, refresh_id, now)
 
 
-def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime) -> Collected:
+def _load_lease(
+    workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime
+) -> Collected:
     run_setups = read_object(lease.mailbox / "controller" / "envelopes.json") or {}
-    found = {file: read_object(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))}
+    found = {
+        file: read_object(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))
+    }
     rows = [row for row in found.values() if row]
     if lease.outcome == "reaped":
         rows += _interrupted_row(
@@ -78,19 +84,33 @@ def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: d
     bought_by = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
     loaded = load_mailbox(workspace.warehouse, launch, refresh_id=bought_by, now=now)
     loaded.usd = lease.usd or 0.0
-    loaded.notes += [f"{file} could not be read, and its row is lost" for file, row in found.items() if not row]
+    loaded.notes += [
+        f"{file} could not be read, and its row is lost" for file, row in found.items() if not row
+    ]
     return loaded
 
 
 def _interrupted_row(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
     """The row of the run that was under way when a lease had to be reaped: the first of its plan without a record."""
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
-    planned = (Item(**item) for item in (read_object(lease.mailbox / "plan.json") or {}).get("items", ()))
-    under_way = next((item for item in planned if item.run_id not in recorded and item.run_id in run_setups), None)
+    planned = (
+        Item(**item) for item in (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
+    )
+    under_way = next(
+        (item for item in planned if item.run_id not in recorded and item.run_id in run_setups),
+        None,
+    )
     if under_way is None:
         return []
     reason = "its controller was killed or its deadline passed, and the machines were reaped"
-    return [item_row(lease.lease_id, under_way, run_setups, AttemptEnd(how="lost", reason=reason, interrupted=True))]
+    return [
+        item_row(
+            lease.lease_id,
+            under_way,
+            run_setups,
+            AttemptEnd(how="lost", reason=reason, interrupted=True),
+        )
+    ]
 
 
 def _refusal_rows(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
@@ -142,7 +162,9 @@ def reap_now(provider: str | None = None) -> list[str]:
                 unswept.append(error)
             except Exception as error:
                 failed.append(error)
-        sentences += crash_dead_flow_runs(workspaces[0].home)  # machines first: Prefect may take minutes to answer
+        sentences += crash_dead_flow_runs(
+            workspaces[0].home
+        )  # machines first: Prefect may take minutes to answer
     except BaseException:
         say_all([*sentences, *map(str, unswept)])
         raise
@@ -151,14 +173,21 @@ def reap_now(provider: str | None = None) -> list[str]:
         raise failed[0]
     if unswept:
         name = unswept[0].provider if len(unswept) == 1 else ""
-        raise NotSwept(name, {key: why for one in unswept for key, why in one.unswept.items()}, sentences)
+        raise NotSwept(
+            name, {key: why for one in unswept for key, why in one.unswept.items()}, sentences
+        )
     return sentences
 
 
 def _used() -> list[Workspace]:
     """Of each provider that may have left something, those that are paid for first."""
-    found = [open_workspace(one) for one in sorted(PROVIDERS, key=lambda one: not capabilities(one).spends_money)]
-    return [one for one in found if not isinstance(one.provider, Sweeping) or one.provider.was_used()]
+    found = [
+        open_workspace(one)
+        for one in sorted(PROVIDERS, key=lambda one: not capabilities(one).spends_money)
+    ]
+    return [
+        one for one in found if not isinstance(one.provider, Sweeping) or one.provider.was_used()
+    ]
 
 
 def say_all(sentences: Iterable[str]) -> None:
@@ -197,7 +226,11 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
     """Before anything is bought. Raises ProviderError where a region was not swept within the last hour."""
-    regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN) if isinstance(workspace.provider, Sweeping) else []
+    regions = (
+        workspace.provider.not_swept_since(now - SWEPT_WITHIN)
+        if isinstance(workspace.provider, Sweeping)
+        else []
+    )
     if regions:
         raise ProviderError(
             f"nothing was bought: machines that should be dead may run in {', '.join(regions)}, which the reaper has "

@@ -42,9 +42,13 @@ from ..workspace.workload_data import (
 from ..workspace.workspace import Workspace
 
 GIB = 2**30
-MOST_LOCAL_BYTES = 50 * GIB  # fetched to this machine unasked; with more, somebody is to choose the disk
+MOST_LOCAL_BYTES = (
+    50 * GIB
+)  # fetched to this machine unasked; with more, somebody is to choose the disk
 _LEFT_FREE_BYTES = GIB  # of the disk of SRIFT_HOME
-_LARGEST_PUT_BYTES = 5 * GIB  # of one upload (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)
+_LARGEST_PUT_BYTES = (
+    5 * GIB
+)  # of one upload (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)
 _AT_ONCE = 8
 _SAID_EVERY_S = 10.0
 # What a machine fetches in a second, taken low, for a launch's deadline: half of what a gp3 volume writes (125 MiB/s)
@@ -75,7 +79,11 @@ class DataPlan:
         """What would happen, for a dry run."""
         if self.problem:
             return f"data of {self.name}: {self.problem}"
-        much = "of unknown size" if self.files is None else f"{said_bytes(self.size or 0)} in {len(self.files)} files"
+        much = (
+            "of unknown size"
+            if self.files is None
+            else f"{said_bytes(self.size or 0)} in {len(self.files)} files"
+        )
         if self.place.startswith(S3):
             first = "would be uploaded to" if self.move else "lie in"
             return f"data of {self.name}: {much} {first} {self.place}, which each machine fetches before it measures"
@@ -92,7 +100,9 @@ class DataCarrier:
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings: Settings = workspace.settings
-        self._planned: dict[str, DataPlan] = {}  # by name: several launches of a dry run have the same data
+        self._planned: dict[
+            str, DataPlan
+        ] = {}  # by name: several launches of a dry run have the same data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Of those of `names` that have data, as they are at the first question; machines stand in `region`.
@@ -129,7 +139,9 @@ class DataCarrier:
             return DataPlan(name=plan.name, problem=str(error))
         except (ProviderError, OSError) as error:
             why = str(error)
-            return DataPlan(name=plan.name, problem=f"its data could not be {plan.move}ed: {why}; refresh again")
+            return DataPlan(
+                name=plan.name, problem=f"its data could not be {plan.move}ed: {why}; refresh again"
+            )
         return replace(plan, move="")
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
@@ -147,7 +159,9 @@ class DataCarrier:
             return DataPlan(name=name, place=str(self._uploaded(data)), files=files, move="upload")
         assert data.address is not None
         if not here:
-            return DataPlan(name=name, place=str(data.address), files=self._objects(data.address, needed=False))
+            return DataPlan(
+                name=name, place=str(data.address), files=self._objects(data.address, needed=False)
+            )
         folder = data.fetched_below(self._settings.home)
         if folder.is_dir():
             return DataPlan(name=name, place=str(folder), files=files_below(folder))
@@ -163,7 +177,9 @@ class DataCarrier:
         except BadData as error:
             raise CannotBring(f"{error} (it was there when this began)") from None
         if digest_of_data(data.text, files) != data.digest:
-            raise CannotBring(f"files were added to {folder}, taken out or written anew: refresh again to measure it")
+            raise CannotBring(
+                f"files were added to {folder}, taken out or written anew: refresh again to measure it"
+            )
         return files
 
     def _objects(self, address: Address, *, needed: bool) -> dict[str, int] | None:
@@ -173,7 +189,9 @@ class DataCarrier:
             return {name: one.size for name, one in named(listed, address).items()}
         except AwsRefused as error:
             if error.code == "NoSuchBucket":
-                raise CannotBring(f"{address}: there is no bucket called {address.bucket}") from None
+                raise CannotBring(
+                    f"{address}: there is no bucket called {address.bucket}"
+                ) from None
             if not needed:
                 return None
             if error.code in DENIED:
@@ -192,13 +210,17 @@ class DataCarrier:
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
         """Of what is fetched to this machine. Raises CannotBring."""
-        instead = f"type `aws s3 sync {address} FOLDER` where there is room, and name that folder as data"
+        instead = (
+            f"type `aws s3 sync {address} FOLDER` where there is room, and name that folder as data"
+        )
         if size > MOST_LOCAL_BYTES:
             raise CannotBring(
                 f"{address} holds {said_bytes(size)}, and no more than {said_bytes(MOST_LOCAL_BYTES)} are fetched for"
                 f" local hosts: {instead}"
             )
-        free = shutil.disk_usage(self._settings.home if self._settings.home.is_dir() else self._settings.root).free
+        free = shutil.disk_usage(
+            self._settings.home if self._settings.home.is_dir() else self._settings.root
+        ).free
         if size + _LEFT_FREE_BYTES > free:
             raise CannotBring(
                 f"{address} holds {said_bytes(size)}, and the disk of {self._settings.home} has {said_bytes(free)}"
@@ -224,7 +246,9 @@ class DataCarrier:
         """Where a folder goes; another folder whose files are called alike goes elsewhere."""
         ec2 = self._settings.ec2
         digest = hashlib.sha256(f"{data.digest} {data.source}".encode()).hexdigest()[:16]
-        return Address(bucket=ec2.bucket or "(no bucket is set)", prefix=f"{ec2.prefix}/data/{digest}/")
+        return Address(
+            bucket=ec2.bucket or "(no bucket is set)", prefix=f"{ec2.prefix}/data/{digest}/"
+        )
 
     def _upload(self, plan: DataPlan, folder: Path) -> None:
         """What the bucket lacks, by name and size."""
@@ -233,7 +257,9 @@ class DataCarrier:
         listed, _ = with_retries(self._api, lambda: store.listed(prefix))
         there = {one.key: one.size for one in listed}
         lacking = [name for name, size in files.items() if there.get(f"{prefix}{name}") != size]
-        progress = Progress(f"data of {plan.name}, to {plan.place}", sum(files[name] for name in lacking))
+        progress = Progress(
+            f"data of {plan.name}, to {plan.place}", sum(files[name] for name in lacking)
+        )
 
         def put(name: str) -> None:
             def once() -> None:
@@ -256,10 +282,14 @@ class DataCarrier:
         target = Path(plan.place)
         beside = target.with_name(f"{target.name}.part")
         store = self._store(address.bucket)
-        objects = named(with_retries(self._api, lambda: store.listed(address.prefix, MOST_FILES))[0], address)
+        objects = named(
+            with_retries(self._api, lambda: store.listed(address.prefix, MOST_FILES))[0], address
+        )
         beside.mkdir(parents=True, exist_ok=True)
         lacking = {n: one for n, one in objects.items() if not _has(beside / n, one.size)}
-        progress = Progress(f"data of {plan.name}, from {address}", sum(one.size for one in lacking.values()))
+        progress = Progress(
+            f"data of {plan.name}, from {address}", sum(one.size for one in lacking.values())
+        )
 
         def get(name: str) -> None:
             one, coming = lacking[name], beside / f"{name}.coming"
@@ -295,14 +325,18 @@ class DataCarrier:
 def named(listed: Sequence[Stored], address: Address) -> dict[str, Stored]:
     """Objects by the names of the files that they become. Raises CannotBring where that cannot be."""
     if len(listed) > MOST_FILES:
-        raise CannotBring(f"{address} holds more than {MOST_FILES} objects: pack them into archives, or name a part")
+        raise CannotBring(
+            f"{address} holds more than {MOST_FILES} objects: pack them into archives, or name a part"
+        )
     by_key = {one.key: one for one in listed}
     try:
         found = {name: by_key[key] for name, key in files_of(by_key, address.prefix).items()}
     except ValueError as error:
         raise CannotBring(f"{address}: {error}") from None
     if not found:
-        raise CannotBring(f"{address} holds no object: is its prefix right? `aws s3 ls {address}` shows what is there")
+        raise CannotBring(
+            f"{address} holds no object: is its prefix right? `aws s3 ls {address}` shows what is there"
+        )
     return found
 
 
@@ -322,7 +356,9 @@ class Progress:
     done: int = 0
     said_at: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    say: Callable[[str], None] = field(default_factory=lambda: reporter().say)  # of the thread that began
+    say: Callable[[str], None] = field(
+        default_factory=lambda: reporter().say
+    )  # of the thread that began
 
     def add(self, size: int) -> None:
         """So many more."""

@@ -18,7 +18,17 @@ from models.domain.workload import Setup
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 
 from ..node.data import S3
-from ..node.record import ANY, CPU, ELASTIC, LEARN, TRAINING, Devices, Item, WorkloadFile, write_json
+from ..node.record import (
+    ANY,
+    CPU,
+    ELASTIC,
+    LEARN,
+    TRAINING,
+    Devices,
+    Item,
+    WorkloadFile,
+    write_json,
+)
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
@@ -136,8 +146,12 @@ def with_acquired(
     `image_id`, where there is one, is the image that its machines started from.
     """
     image = {"image_id": image_id} if image_id else {}
-    found = {item.run_id: placement([got.members[node] for node in item.nodes]) | image for item in items}
-    return {run_id: {**run_setup, **found.get(run_id, {})} for run_id, run_setup in run_setups.items()}
+    found = {
+        item.run_id: placement([got.members[node] for node in item.nodes]) | image for item in items
+    }
+    return {
+        run_id: {**run_setup, **found.get(run_id, {})} for run_id, run_setup in run_setups.items()
+    }
 
 
 # suffixes of AWS's own endpoints, the second of each line those with IPv6 [botocore's partitions]
@@ -169,7 +183,9 @@ def job_of(
     items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
     names = workload_names(launch)
     simulated = capabilities(launch.cluster.members[0].instance_type.provider).simulated
-    files = [_file(settings, name, (data or {}).get(name, ""), simulated=simulated) for name in names]
+    files = [
+        _file(settings, name, (data or {}).get(name, ""), simulated=simulated) for name in names
+    ]
     digests = {spec.name: spec.digest for spec, _ in files}
     run_setups = {
         item.run_id: _run_setup(wanted, [launch.cluster.members[n] for n in wanted.nodes], digests)
@@ -264,10 +280,18 @@ def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
         )
     if wanted.kind != LEARN:
         return item
-    return replace(item, seed=wanted.seed, most_steps=LEARNING_STEPS, windows=LEARNING_WINDOWS, most_s=LEARNING_MOST_S)
+    return replace(
+        item,
+        seed=wanted.seed,
+        most_steps=LEARNING_STEPS,
+        windows=LEARNING_WINDOWS,
+        most_s=LEARNING_MOST_S,
+    )
 
 
-def _file(settings: Settings, name: str, data: str, *, simulated: bool) -> tuple[WorkloadFile, Source]:
+def _file(
+    settings: Settings, name: str, data: str, *, simulated: bool
+) -> tuple[WorkloadFile, Source]:
     """With where machines read its `data`, and the folder of its installed requirements where they share this disk."""
     spec, source = settings.travelling(name)
     if simulated and spec.requirements:
@@ -280,7 +304,9 @@ def workload_names(launch: Launch) -> list[str]:
     return sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
 
 
-def _run_setup(wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]) -> dict[str, Any]:
+def _run_setup(
+    wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]
+) -> dict[str, Any]:
     """What the controller knows of a run's setup, in the columns of the measurement rows."""
     cluster = Cluster(members=tuple(members))
     workload, mode = wanted.trained
@@ -298,7 +324,9 @@ def _run_setup(wanted: Measurement, members: Sequence[Offer], digests: dict[str,
         | placement(members)
         | {
             "workload": wanted.trained[0] or None,
-            "batch_per_device": setup.row()["batch_per_device"] if wanted.kind in TRAINING else None,
+            "batch_per_device": setup.row()["batch_per_device"]
+            if wanted.kind in TRAINING
+            else None,
             "instance_types": [t.name for t in types],
             "instance_digests": [t.digest for t in types],
             "workload_digest": digests.get(wanted.trained[0]),

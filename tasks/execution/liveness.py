@@ -21,7 +21,9 @@ from .job import POLL_S, Clock
 from .mailbox import Mailbox, silent_nodes
 from .outcomes import AttemptEnd, full_mailbox
 
-MOST_REPLACEMENTS = 3  # of one launch: a market that takes machines so often is not worth its start-ups
+MOST_REPLACEMENTS = (
+    3  # of one launch: a market that takes machines so often is not worth its start-ups
+)
 MARGIN_S = 5.0  # before a machine goes: a record is written and carried away
 _OVERHEAD_S = 5.0  # of an item beside its timed steps: building, warming up, agreeing
 
@@ -76,12 +78,24 @@ def decide(loss: MachineLoss, left: RemainingWork) -> Decision:
             return Decision(how="go on", reason="the run under way does not need it")
         if left.under_way_s + MARGIN_S <= loss.leaving_s:
             return Decision(how="go on", reason="the run under way ends before it goes")
-    if needing and not left.no_replacement and left.start_up_s + min(map(expected_s, needing)) <= left.seconds:
-        return Decision(how="replace", reason=f"{_runs(needing)} still need{'s' if len(needing) == 1 else ''} it")
+    if (
+        needing
+        and not left.no_replacement
+        and left.start_up_s + min(map(expected_s, needing)) <= left.seconds
+    ):
+        return Decision(
+            how="replace",
+            reason=f"{_runs(needing)} still need{'s' if len(needing) == 1 else ''} it",
+        )
     if len(needing) < len(left.items):
-        return Decision(how="fewer", reason=f"{_runs(needing)} left out, the others go on" if needing else "not needed")
+        return Decision(
+            how="fewer",
+            reason=f"{_runs(needing)} left out, the others go on" if needing else "not needed",
+        )
     if loss.leaving_s is not None:
-        return Decision(how="go on", reason="nothing better can be done with the time that it stays")
+        return Decision(
+            how="go on", reason="nothing better can be done with the time that it stays"
+        )
     why = left.no_replacement or "too little time or money is left to start another"
     return Decision(how="give up", reason=f"all runs that are left need it, and {why}")
 
@@ -105,7 +119,13 @@ class Machines:
         clock: Clock,
         data: Mapping[str, str],
     ) -> None:
-        self.running, self.mailbox, self.stop_at, self.clock, self.data = running, mailbox, stop_at, clock, data
+        self.running, self.mailbox, self.stop_at, self.clock, self.data = (
+            running,
+            mailbox,
+            stop_at,
+            clock,
+            data,
+        )
         self.gone: set[int] = set()
         self.unreported: set[int] = set()
         self.fetching: set[int] = set()
@@ -134,7 +154,12 @@ class Machines:
         those that cannot be had, and a machine that no longer speaks is lost.
         """
         within_s = self.running.ready_within_s
-        ended = self.wait(within_s, lambda: self.all_here() or not self.unreported, "report itself", self.unreported)
+        ended = self.wait(
+            within_s,
+            lambda: self.all_here() or not self.unreported,
+            "report itself",
+            self.unreported,
+        )
         if ended is None:
             ended = self.wait(math.inf, self.all_here, "fetch its data", self.fetching)
             if ended is not None and ended.how == "time" and self.fetching:
@@ -145,17 +170,28 @@ class Machines:
         """How far a machine was that still fetches."""
         node = min(self.fetching)
         found = self.mailbox.data_of(node)
-        late = [digest for digest in self.data if found.get(digest, {}).get("state") not in (READY, FAILED)]
-        states = [
-            f"{found.get(one, {}).get('bytes', 0)} of {found.get(one, {}).get('of_bytes') or 'unknown'}" for one in late
+        late = [
+            digest
+            for digest in self.data
+            if found.get(digest, {}).get("state") not in (READY, FAILED)
         ]
-        whole = ", ".join(f"{state} bytes of {self.data[one]}" for one, state in zip(late, states, strict=True))
+        states = [
+            f"{found.get(one, {}).get('bytes', 0)} of {found.get(one, {}).get('of_bytes') or 'unknown'}"
+            for one in late
+        ]
+        whole = ", ".join(
+            f"{state} bytes of {self.data[one]}" for one, state in zip(late, states, strict=True)
+        )
         return f"node {node} had fetched {whole or 'nothing'}"
 
     def lost(self) -> AttemptEnd | None:
         """Whether machines are gone or have fallen silent. A run under way then was interrupted, not slow."""
         self._states = self.running.nodes()
-        dead = [node for node, state in enumerate(self._states) if not state.alive and node not in self.gone]
+        dead = [
+            node
+            for node, state in enumerate(self._states)
+            if not state.alive and node not in self.gone
+        ]
         if dead:
             first = min(dead, key=lambda node: not self._states[node].interrupted)
             state = self._states[first]
@@ -207,7 +243,9 @@ class Machines:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
-    def wait(self, within_s: float, until: Callable[[], bool], what: str, late: Collection[int]) -> AttemptEnd | None:
+    def wait(
+        self, within_s: float, until: Callable[[], bool], what: str, late: Collection[int]
+    ) -> AttemptEnd | None:
         """None once `until` holds, else how it ended; `late` are those to wait for no longer when time runs out."""
         give_up = self.clock.monotonic() + within_s
         while not until():

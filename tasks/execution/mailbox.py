@@ -41,7 +41,10 @@ class Mailbox:
             except FileNotFoundError:
                 contents = {}
             called = (contents, spec.function, spec.arguments)
-            if not contents or source.digest(*called, env=spec.env, data=spec.data_digest) != spec.digest:
+            if (
+                not contents
+                or source.digest(*called, env=spec.env, data=spec.data_digest) != spec.digest
+            ):
                 raise WorkloadChanged(
                     f"{source.files[source.entry]} of workload {spec.name}, or what it needs, was just changed: refresh"
                     " again to measure it"
@@ -102,7 +105,11 @@ class Mailbox:
 
     def armed(self, attempt: int) -> set[int]:
         """The nodes whose workers wait for go, or have been let go."""
-        return {node for node in range(self.nodes) if (self._node(node) / f"armed-{attempt}.json").is_file()}
+        return {
+            node
+            for node in range(self.nodes)
+            if (self._node(node) / f"armed-{attempt}.json").is_file()
+        }
 
     def pairs(self, attempt: int, node: int) -> dict[str, Any]:
         """What `node`, the first of the attempt, says of links between machines, in its own words; empty if nothing."""
@@ -111,8 +118,13 @@ class Mailbox:
 
     def finished(self, attempt: int) -> list[dict[str, Any]]:
         """Of every node whose torchrun of `attempt` has ended, what `finished-<a>.json` holds, and `node`."""
-        found = ((node, read_object(self._node(node) / f"finished-{attempt}.json")) for node in range(self.nodes))
-        return [{**body, "node": node} for node, body in found if body is not None]  # each speaks for itself alone
+        found = (
+            (node, read_object(self._node(node) / f"finished-{attempt}.json"))
+            for node in range(self.nodes)
+        )
+        return [
+            {**body, "node": node} for node, body in found if body is not None
+        ]  # each speaks for itself alone
 
     def silent_s(self, node: int, now_unix: float) -> float | None:
         """Seconds since the node's last heartbeat, by the store's clock; None before the first."""
@@ -122,7 +134,11 @@ class Mailbox:
     def under_way(self, attempt: int) -> str:
         """The run that the nodes say they have come to; "" where none says so."""
         said = (read_object(self._node(node) / "progress.json") or {} for node in range(self.nodes))
-        at = [(_number(body, "index"), str(body.get("run_id", ""))) for body in said if body.get("attempt") == attempt]
+        at = [
+            (_number(body, "index"), str(body.get("run_id", "")))
+            for body in said
+            if body.get("attempt") == attempt
+        ]
         return max(at, default=(0.0, ""))[1]
 
     def refuses(self) -> OSError | None:
@@ -142,7 +158,11 @@ class Mailbox:
     def not_installed(self) -> dict[str, str]:
         """Digests of workloads whose requirements some machine could not have just then, each with the reason."""
         found = [read_object(file) or {} for file in self.path.glob("node-*/records/*.json")]
-        return {str(one.get("workload_digest")): str(one.get("reason")) for one in found if one.get("cause") == INSTALL}
+        return {
+            str(one.get("workload_digest")): str(one.get("reason"))
+            for one in found
+            if one.get("cause") == INSTALL
+        }
 
     def _go(self, attempt: int) -> Path:
         return self.path / f"go-{attempt}.json"
@@ -153,7 +173,11 @@ class Mailbox:
 
 def silent_nodes(mailbox: Mailbox, now_unix: float) -> Sequence[int]:
     """Nodes that have spoken before and not for `SILENT_AFTER_S`."""
-    return [node for node in range(mailbox.nodes) if (mailbox.silent_s(node, now_unix) or 0.0) > SILENT_AFTER_S]
+    return [
+        node
+        for node in range(mailbox.nodes)
+        if (mailbox.silent_s(node, now_unix) or 0.0) > SILENT_AFTER_S
+    ]
 
 
 def read_object(file: Path) -> dict[str, Any] | None:
@@ -171,7 +195,9 @@ def read_object(file: Path) -> dict[str, Any] | None:
 def benchmark_seconds(path: Path) -> float:
     """Seconds that the records under `path` spent in steps, profiles and probes: what the machines were bought for."""
     total = 0.0
-    each = {file.stem: file for file in path.glob("node-*/records/*.json")}  # of a run that failed several may tell
+    each = {
+        file.stem: file for file in path.glob("node-*/records/*.json")
+    }  # of a run that failed several may tell
     for file in each.values():
         body = read_object(file) or {}
         values = body.get("values")
@@ -246,7 +272,10 @@ class MachineLog:
 def machine_rows(lease: EndedLease, provider: str) -> list[dict[str, Any]]:
     """Columns of raw_machines of a lease that is over, refresh_id still open; none where nothing readable is there."""
     try:
-        return [_ended(row, lease, provider) for row in (read_object(lease.mailbox / _FILE) or {})["machines"]]
+        return [
+            _ended(row, lease, provider)
+            for row in (read_object(lease.mailbox / _FILE) or {})["machines"]
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -49,12 +49,16 @@ def blame(finished: Sequence[Mapping[str, Any]], under_way: str, planned: set[st
     if not wrong:
         named = ", ".join(str(node["node"]) for node in finished)
         return AttemptEnd(
-            how="failed", culprit=under_way, reason=f"torchrun ended on node {named} before it had measured"
+            how="failed",
+            culprit=under_way,
+            reason=f"torchrun ended on node {named} before it had measured",
         )
     witness = min(wrong, key=lambda node: blame_rank(node.get("worker_exit_code")))
     code = witness.get("worker_exit_code")
     said = str(witness.get("run_id") or "")
-    without = tuple(int(one["node"]) for one in wrong if one.get("worker_exit_code") == EXIT_NO_DEVICE)
+    without = tuple(
+        int(one["node"]) for one in wrong if one.get("worker_exit_code") == EXIT_NO_DEVICE
+    )
     return AttemptEnd(
         how="lost" if code == EXIT_MAILBOX else "failed",
         culprit=said if said in planned else under_way,
@@ -82,16 +86,22 @@ def planned_id(run_id: str) -> str:
 def full_mailbox(error: OSError, path: Path) -> str:
     """The sentence for a file that the mailbox did not take."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the mailbox is full ({error.strerror}): free some space at {path} and refresh again"
+        return (
+            f"the mailbox is full ({error.strerror}): free some space at {path} and refresh again"
+        )
     return f"the mailbox at {path} could not be used: {error}"
 
 
 def item_row(lease_id: str, item: Item, run_setups: RunSetups, ended: AttemptEnd) -> dict[str, Any]:
     """The row of a run that was under way when its attempt ended."""
-    return _row(item.run_id, lease_id, item.kind, ended.status, ended.reason, run_setups[item.run_id])
+    return _row(
+        item.run_id, lease_id, item.kind, ended.status, ended.reason, run_setups[item.run_id]
+    )
 
 
-def launch_row(lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str) -> dict[str, Any]:
+def launch_row(
+    lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str
+) -> dict[str, Any]:
     """The row of a launch that no single run stands for: one a launch, whatever it was to measure."""
     setup = dict(next(iter(run_setups.values()))) | {"workload": None, "cluster": cluster}
     setup |= {"layout": None, "batch_per_device": None, "workload_digest": None}
@@ -99,7 +109,9 @@ def launch_row(lease_id: str, cluster: str, run_setups: RunSetups, status: str, 
     return _row(f"{lease_id}-{suffix}", lease_id, "launch", status, reason, setup)
 
 
-def _row(run_id: str, lease_id: str, kind: str, status: str, reason: str, setup: Mapping[str, Any]) -> dict[str, Any]:
+def _row(
+    run_id: str, lease_id: str, kind: str, status: str, reason: str, setup: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "lease_id": lease_id,
@@ -113,6 +125,11 @@ def _row(run_id: str, lease_id: str, kind: str, status: str, reason: str, setup:
 def _why(node: Mapping[str, Any], code: Any) -> str:
     if isinstance(code, int) and code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        return f"its rank was killed ({name})" + (": out of memory, or by somebody" if name == "SIGKILL" else "")
+        return f"its rank was killed ({name})" + (
+            ": out of memory, or by somebody" if name == "SIGKILL" else ""
+        )
     tail = str(node.get("log_tail", "")).strip().splitlines()
-    return str(node.get("reason") or "") or f"torchrun ended with {node.get('exit_code')}: {' '.join(tail[-1:])}"
+    return (
+        str(node.get("reason") or "")
+        or f"torchrun ended with {node.get('exit_code')}: {' '.join(tail[-1:])}"
+    )

@@ -14,7 +14,9 @@ from models.planner.placement import Links, Round, choose, halvings, ring
 from ..node.record import LEAST_ORDERED, Item
 
 MOST_ORDERED = 16  # machines: 120 pairs, one at a time
-_MESSAGE_BYTES = 25 * 2**20  # of DistributedDataParallel's buckets: what is sent at once, whatever the workload
+_MESSAGE_BYTES = (
+    25 * 2**20
+)  # of DistributedDataParallel's buckets: what is sent at once, whatever the workload
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
 _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
@@ -33,7 +35,9 @@ class _Pairs(BaseModel):
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
         """One for each time that all pairs were measured. Raises ValueError where it is not of all pairs of `nodes`."""
         shape = (len(nodes), len(nodes))
-        latency_s, byte_s = ([np.array(one) for one in each] for each in (self.latency_s, self.byte_s))
+        latency_s, byte_s = (
+            [np.array(one) for one in each] for each in (self.latency_s, self.byte_s)
+        )
         if self.nodes != list(nodes) or {one.shape for one in latency_s + byte_s} != {shape}:
             raise ValueError(f"it is not of nodes {', '.join(map(str, nodes))}")
         if any((one[~np.eye(len(nodes), dtype=bool)] <= 0).any() for one in latency_s + byte_s):
@@ -54,23 +58,39 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
     return any(len(item.nodes) >= LEAST_ORDERED for item in items)
 
 
-def sending_order(said: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]) -> tuple[tuple[int, ...], str]:
+def sending_order(
+    said: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
+) -> tuple[tuple[int, ...], str]:
     """`nodes` in the order for the traffic of `items`, by what their first `said` of links; and why that one.
 
     They stay as they come, with the reason, where no order is surely faster, or nothing sound is said.
     """
     if not said:
-        return (), f"as they come: node {nodes[0]} measured no links, as with a torch that cannot put ranks in order"
+        return (
+            (),
+            f"as they come: node {nodes[0]} measured no links, as with a torch that cannot put ranks in order",
+        )
     try:
         sweeps = _Pairs.model_validate(dict(said)).sweeps(nodes)
     except (ValidationError, ValueError) as error:
-        first = str(error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error)
-        return (), f"as they come: what node {nodes[0]} said of links between machines is not sound: {first}"
+        first = str(
+            error.errors(include_url=False)[0]["msg"]
+            if isinstance(error, ValidationError)
+            else error
+        )
+        return (
+            (),
+            f"as they come: what node {nodes[0]} said of links between machines is not sound: {first}",
+        )
     choice = choose(sweeps, traffic(items, len(nodes)))
     order = list(choice.order)
-    if not any(item.strategy in COMBINED for item in items):  # a ring begins anywhere; the first have the servers
+    if not any(
+        item.strategy in COMBINED for item in items
+    ):  # a ring begins anywhere; the first have the servers
         order = [*order[order.index(0) :], *order[: order.index(0)]]
-    return () if order == list(range(len(nodes))) else tuple(nodes[place] for place in order), choice.reason
+    return () if order == list(range(len(nodes))) else tuple(
+        nodes[place] for place in order
+    ), choice.reason
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
@@ -83,5 +103,7 @@ def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     found: tuple[Round, ...] = ()
     for item in items:
         if len(item.nodes) >= LEAST_ORDERED:
-            found += (halvings if item.strategy in COMBINED and pairs else ring)(machines, _MESSAGE_BYTES)
+            found += (halvings if item.strategy in COMBINED and pairs else ring)(
+                machines, _MESSAGE_BYTES
+            )
     return found

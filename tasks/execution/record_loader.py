@@ -65,7 +65,9 @@ class WireRecord(_Wire):
     torch_version: str
     values: dict[str, Any]
     devices: list[WireDevices] = []  # absent before nodes reported it: unknown
-    cause: Literal["", "machine", "data", "install"] = ""  # absent before nodes reported it: of what was measured
+    cause: Literal["", "machine", "data", "install"] = (
+        ""  # absent before nodes reported it: of what was measured
+    )
     schema_: Literal[1] = Field(alias="schema")
 
 
@@ -201,7 +203,9 @@ class Collected:
         self.notes += other.notes
 
 
-def load_mailbox(warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, now: datetime) -> Collected:
+def load_mailbox(
+    warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, now: datetime
+) -> Collected:
     """Load the records in the mailbox of `launch` and what its controller knows; dollars are left to the caller.
 
     `notes` has a sentence for each rejected record and for each machine that left files behind. Raises WarehouseBusy;
@@ -215,17 +219,25 @@ def load_mailbox(warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, 
         except ValueError as error:
             refused[file] = str(error)
     bodies.sort(key=lambda body: body["status"] != "measured")
-    unsound = [_unsound(file, reason, launch) for file, reason in refused.items() if file.stem in launch.run_setups]
+    unsound = [
+        _unsound(file, reason, launch)
+        for file, reason in refused.items()
+        if file.stem in launch.run_setups
+    ]
     bodies += [{"ended_unix": now.timestamp()} | row for row in [*map(dict, launch.rows), *unsound]]
     distinct = {body["run_id"]: body for body in reversed(bodies)}  # the first of a run_id stays
     with warehouse.transact() as connection:
-        new = append_records(connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now)
+        new = append_records(
+            connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now
+        )
         if launch.lease is not None:
             append(connection, "raw_leases", [launch.lease], refresh_id=refresh_id)
         append(connection, "raw_machines", launch.machines, refresh_id=refresh_id)
     notes = [_quarantine(file, reason) for file, reason in refused.items()]
     notes += map(_not_carried, sorted(launch.mailbox.glob("node-*/refused.json")))
-    return Collected(new=new, by_status=Counter(str(body["status"]) for body in distinct.values()), notes=notes)
+    return Collected(
+        new=new, by_status=Counter(str(body["status"]) for body in distinct.values()), notes=notes
+    )
 
 
 def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
@@ -256,8 +268,14 @@ def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
         [Devices(**one) for one in setup.get("expected_devices", ())],
         [Devices(**one.model_dump()) for one in record.devices],
     )
-    lease_id = launch.lease["lease_id"] if launch.lease else record.lease_id  # of its machine, whatever it says
-    return dict(body) | {"setup": setup, "lease_id": lease_id} | ({"wrong_device": wrong} if wrong else {})
+    lease_id = (
+        launch.lease["lease_id"] if launch.lease else record.lease_id
+    )  # of its machine, whatever it says
+    return (
+        dict(body)
+        | {"setup": setup, "lease_id": lease_id}
+        | ({"wrong_device": wrong} if wrong else {})
+    )
 
 
 def _unsound(file: Path, reason: str, launch: EndedLaunch) -> dict[str, Any]:
@@ -267,7 +285,13 @@ def _unsound(file: Path, reason: str, launch: EndedLaunch) -> dict[str, Any]:
         "run_id": file.stem,
         "lease_id": str(launch.lease["lease_id"]) if launch.lease else file.parents[2].name,
         "kind": setup.get("kind")
-        or ("probe" if not setup.get("workload") else "train" if setup.get("batch_per_device") else "profile"),
+        or (
+            "probe"
+            if not setup.get("workload")
+            else "train"
+            if setup.get("batch_per_device")
+            else "profile"
+        ),
         "status": "failed",
         "reason": f"its record could not be read: {reason}",
         "setup": setup,
@@ -279,7 +303,9 @@ def _quarantine(file: Path, reason: str) -> str:
     node = file.parents[1].name
     target = file.parents[2] / "rejected" / f"{node}-{file.name}"
     sentence = f"record {file.stem} of {node} was not loaded: {reason}; it lies in {target}"
-    with suppress(OSError):  # a full disk must not stop the load: the record is then refused again next time
+    with suppress(
+        OSError
+    ):  # a full disk must not stop the load: the record is then refused again next time
         target.parent.mkdir(exist_ok=True)
         file.replace(target)
         target.with_suffix(".txt").write_text(sentence + "\n")

@@ -19,7 +19,15 @@ from ..node.record import ELASTIC, Item, Plan, RankLayout, WorkloadFile, write_j
 from ..node.requirements import INSTALL_S
 from ..providers.base import NotSupported, ProviderError, Revocable, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
-from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide, expected_s
+from .liveness import (
+    MOST_REPLACEMENTS,
+    Decision,
+    MachineLoss,
+    Machines,
+    RemainingWork,
+    decide,
+    expected_s,
+)
 from .mailbox import MachineLog, Mailbox, benchmark_seconds
 from .outcomes import AttemptEnd, all_lost_a_peer, blame, item_row, launch_row, planned_id, retry_id
 from .rank_order import links_matter, sending_order
@@ -27,26 +35,45 @@ from .rank_order import links_matter, sending_order
 COMPILE_S = 600.0  # more for a collective, where ranks that compile wait for each other
 MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
 ARMED_WITHIN_S = 90.0
-PEERS_REPORT_WITHIN_S = 5.0  # of the first node that failed: the one that was hit is to be heard, not only its peers
-MOST_ELASTIC_REPLACEMENTS = 20  # of one launch: a machine that ends before it joins would be replaced for ever
-LOSS_KNOWN_WITHIN_S = 45.0  # where all who speak just lost a peer: the provider, or silence, tells which
+PEERS_REPORT_WITHIN_S = (
+    5.0  # of the first node that failed: the one that was hit is to be heard, not only its peers
+)
+MOST_ELASTIC_REPLACEMENTS = (
+    20  # of one launch: a machine that ends before it joins would be replaced for ever
+)
+LOSS_KNOWN_WITHIN_S = (
+    45.0  # where all who speak just lost a peer: the provider, or silence, tells which
+)
 
 
 class Session:
     """One acquired cluster at work on one job, until all is recorded or `stop_at` (on the clock of `laps`)."""
 
     def __init__(
-        self, running: RunningCluster, job: Job, served: Served, *, stop_at: float, watch: Watch, laps: Stopwatch
+        self,
+        running: RunningCluster,
+        job: Job,
+        served: Served,
+        *,
+        stop_at: float,
+        watch: Watch,
+        laps: Stopwatch,
     ) -> None:
         self.running, self.job, self.served = running, job, served
         self.watch, self.clock, self.laps = watch, laps.clock, laps
         self.stop_at = _sooner_if_dearer(stop_at, self.clock.monotonic(), job, running)
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
-        self.machines = Machines(running, self.mailbox, stop_at=self.stop_at, clock=self.clock, data=job.fetched)
+        self.machines = Machines(
+            running, self.mailbox, stop_at=self.stop_at, clock=self.clock, data=job.fetched
+        )
         self.log = MachineLog(self.mailbox, running.cluster)
-        self.asked_s: dict[int, float] = {}  # since the launch began, for machines that are on their way
+        self.asked_s: dict[
+            int, float
+        ] = {}  # since the launch began, for machines that are on their way
         self.items = {item.run_id: item for item in job.items}  # those tried once more are added
-        self.run_setups = with_acquired(job.run_setups, job.items, running.cluster, image_id=running.image_id)
+        self.run_setups = with_acquired(
+            job.run_setups, job.items, running.cluster, image_id=running.image_id
+        )
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
         self.attempts = self.replaced = 0
@@ -77,20 +104,28 @@ class Session:
                     return self.lose(replace(ended, reason=f"{ended.reason}; {decision.reason}"))
                 losses.append(f"{ended.reason}: {decision.reason}")
             elif ended.how == "failed":
-                shared = self._process_key(self.attempt.items[0]) if self.attempt is not None else ()
+                shared = (
+                    self._process_key(self.attempt.items[0]) if self.attempt is not None else ()
+                )
                 self.faults[shared] += 1
                 out_of_tries = self.faults[shared] == MOST_ATTEMPTS
                 if ended.culprit and ended.culprit not in self.mailbox.recorded():
                     self._add_run_row(ended.culprit, ended)
-                self.machines.gone |= set(ended.nodes)  # without the devices that they were bought for
+                self.machines.gone |= set(
+                    ended.nodes
+                )  # without the devices that they were bought for
                 self.served.lacked_devices |= bool(ended.nodes)
                 self.remaining = self._possible(self._without({ended.culprit}))
                 if out_of_tries:
                     if not ended.culprit:
                         self._add_end_row(ended)
-                    self.remaining = [item for item in self.remaining if self._process_key(item) != shared]
+                    self.remaining = [
+                        item for item in self.remaining if self._process_key(item) != shared
+                    ]
             if not self.remaining:
-                self.served.outcome = "; ".join([str(ended) if ended.how != "lost" else "finished", *losses])
+                self.served.outcome = "; ".join(
+                    [str(ended) if ended.how != "lost" else "finished", *losses]
+                )
                 return None
             self.running.unsettle()
 
@@ -109,7 +144,9 @@ class Session:
         self.served.lacked_data |= self._data_lacked()
         not_installed = self.mailbox.not_installed()
         self.served.lacked_data |= {
-            spec.name: not_installed[spec.digest] for spec, _ in self.job.files if spec.digest in not_installed
+            spec.name: not_installed[spec.digest]
+            for spec, _ in self.job.files
+            if spec.digest in not_installed
         }
         seconds = self.served.seconds
         measuring_s, steps_s = seconds.pop("measure", 0.0), benchmark_seconds(self.mailbox.path)
@@ -118,11 +155,23 @@ class Session:
 
     def _data_lacked(self) -> dict[str, str]:
         """Workloads whose data some machine could not fetch, and why: nothing of theirs is bought again at once."""
-        states = [state for node in range(self.mailbox.nodes) for state in self.mailbox.data_of(node).items()]
-        failed = {digest: str(one.get("reason")) for digest, one in states if one.get("state") == FAILED}
-        return {spec.name: failed[spec.data_digest] for spec, _ in self.job.files if spec.data_digest in failed}
+        states = [
+            state
+            for node in range(self.mailbox.nodes)
+            for state in self.mailbox.data_of(node).items()
+        ]
+        failed = {
+            digest: str(one.get("reason")) for digest, one in states if one.get("state") == FAILED
+        }
+        return {
+            spec.name: failed[spec.data_digest]
+            for spec, _ in self.job.files
+            if spec.data_digest in failed
+        }
 
-    def plan(self, items: Sequence[Item], workloads: Sequence[WorkloadFile] = (), **more: Any) -> Plan:
+    def plan(
+        self, items: Sequence[Item], workloads: Sequence[WorkloadFile] = (), **more: Any
+    ) -> Plan:
         """Ask the nodes for the attempt that `attempts` counts; `more` are fields of the plan."""
         plan = Plan(
             lease_id=self.job.lease_id,
@@ -131,7 +180,8 @@ class Session:
             expected=list(self.job.expected),
             workloads=list(workloads),
             items=list(items),
-            timeout_s=Plan.timeout_s + COMPILE_S * any(Mode(switches=item.switches).compiled for item in items),
+            timeout_s=Plan.timeout_s
+            + COMPILE_S * any(Mode(switches=item.switches).compiled for item in items),
             **more,
         )
         self.mailbox.put_plan(plan)
@@ -142,9 +192,15 @@ class Session:
         if self.attempts == 1:
             self.log.at_work(self.served.seconds)
 
-    def remaining_work(self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None) -> RemainingWork:
+    def remaining_work(
+        self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
+    ) -> RemainingWork:
         """What is left after the loss of machines: `items`, the one under way first, then those of later attempts."""
-        spent = f"{MOST_REPLACEMENTS} machines were replaced already" if self.replaced >= MOST_REPLACEMENTS else ""
+        spent = (
+            f"{MOST_REPLACEMENTS} machines were replaced already"
+            if self.replaced >= MOST_REPLACEMENTS
+            else ""
+        )
         later = self._without({item.run_id for item in items} | self.mailbox.recorded())
         return RemainingWork(
             items=[*items, *later],
@@ -192,7 +248,9 @@ class Session:
         self.machines.awaited -= set(ended.nodes)
         for node in ended.nodes:
             self.asked_s.pop(node, None)
-            self.log.lost(node, self._since_began_s(), interrupted=self.machines.was_interrupted(node))
+            self.log.lost(
+                node, self._since_began_s(), interrupted=self.machines.was_interrupted(node)
+            )
             if self.replaced < MOST_ELASTIC_REPLACEMENTS:
                 self._replace([node])
 
@@ -204,7 +262,9 @@ class Session:
         """Wait for machines on their way, unless those that are here have something to do meanwhile."""
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
-        if self.attempt is not None:  # let them end what they run: a new one must not meet an attempt that lost another
+        if (
+            self.attempt is not None
+        ):  # let them end what they run: a new one must not meet an attempt that lost another
             self.attempts += 1
             self.plan([])
         ended = self.machines.wait_for_all()
@@ -232,7 +292,9 @@ class Session:
     def _process_key(self, item: Item) -> tuple[Any, ...]:
         if item.kind == ELASTIC:
             return (planned_id(item.run_id),)
-        return next((spec.process_key for spec, _ in self.job.files if spec.name == item.workload), ())
+        return next(
+            (spec.process_key for spec, _ in self.job.files if spec.name == item.workload), ()
+        )
 
     def _runnable(self) -> list[Item]:
         """What the machines that are here can do."""
@@ -287,9 +349,13 @@ class Session:
         return ""
 
     def _launch_row(self, ended: AttemptEnd) -> None:
-        row = launch_row(self.job.lease_id, self.job.cluster.name, self.run_setups, ended.status, ended.reason)
+        row = launch_row(
+            self.job.lease_id, self.job.cluster.name, self.run_setups, ended.status, ended.reason
+        )
         launch_rows = sum(one["kind"] == "launch" for one in self.served.rows)
-        self._store_row(row | {"run_id": f"{row['run_id']}-{launch_rows + 1}"} if launch_rows else row)
+        self._store_row(
+            row | {"run_id": f"{row['run_id']}-{launch_rows + 1}"} if launch_rows else row
+        )
 
     def _add_run_row(self, run_id: str, ended: AttemptEnd) -> None:
         self._store_row(item_row(self.job.lease_id, self.items[run_id], self.run_setups, ended))
@@ -300,7 +366,9 @@ class Session:
         write_rows(self.served)
 
     def _since_began_s(self) -> float:
-        return self.clock.monotonic() - self.laps.began_s  # before the machines were asked for, as their lease
+        return (
+            self.clock.monotonic() - self.laps.began_s
+        )  # before the machines were asked for, as their lease
 
     def _write_run_setups(self) -> None:
         write_json(self.mailbox.path / "controller" / "envelopes.json", dict(self.run_setups))
@@ -312,7 +380,11 @@ class _Attempt:
 
     def __init__(self, session: Session, items: Sequence[Item]) -> None:
         self.session, self.number, self.items = session, session.attempts, list(items)
-        self.machines, self.running, self.mailbox = session.machines, session.running, session.mailbox
+        self.machines, self.running, self.mailbox = (
+            session.machines,
+            session.running,
+            session.mailbox,
+        )
         self.clock = session.clock
         self.nodes = self.machines.here
         self._at, self._since = "", 0.0
@@ -325,7 +397,8 @@ class _Attempt:
         plan = session.plan(
             self.items,
             workloads,
-            prepare_s=INSTALL_S * any(one.requirements and not one.environment for one in workloads),
+            prepare_s=INSTALL_S
+            * any(one.requirements and not one.environment for one in workloads),
             join_s=max(60.0, self.running.ready_within_s / 2),
             patience_s=session.job.patience_s if self.number == 1 else 0.0,  # it may be spent
             ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
@@ -352,7 +425,10 @@ class _Attempt:
             session.laps.lap("measure")
             return ended
         ended = self.machines.wait(
-            PEERS_REPORT_WITHIN_S, lambda: len(self._finished()) == len(self.nodes), "speak", self.nodes
+            PEERS_REPORT_WITHIN_S,
+            lambda: len(self._finished()) == len(self.nodes),
+            "speak",
+            self.nodes,
         )
         if ended is not None and ended.interrupted:
             return ended
@@ -366,7 +442,10 @@ class _Attempt:
         """What the nodes say they are at, else the first run without a record; "" before any began."""
         if not self.mailbox.gone(self.number):
             return ""
-        return self.mailbox.under_way(self.number) or ([item.run_id for item in self._missing()] or [""])[0]
+        return (
+            self.mailbox.under_way(self.number)
+            or ([item.run_id for item in self._missing()] or [""])[0]
+        )
 
     def _missing(self) -> list[Item]:
         """Items that have no record yet, in order."""
@@ -392,10 +471,14 @@ class _Attempt:
                 return ended
             here = [node for node in self.nodes if node not in self.machines.gone]
             if len(here) < len(self.nodes) and not missing:
-                return AttemptEnd(how="finished")  # those left may wait long for the one that is gone
+                return AttemptEnd(
+                    how="finished"
+                )  # those left may wait long for the one that is gone
             if any(node.get("exit_code") != 0 for node in finished):
                 heard_at = min(heard_at, self.clock.monotonic())
-                patience_s = LOSS_KNOWN_WITHIN_S if all_lost_a_peer(finished) else PEERS_REPORT_WITHIN_S
+                patience_s = (
+                    LOSS_KNOWN_WITHIN_S if all_lost_a_peer(finished) else PEERS_REPORT_WITHIN_S
+                )
                 if len(finished) >= len(here) or self.clock.monotonic() > heard_at + patience_s:
                     return blame(finished, under_way, planned)
             elif len(finished) >= len(here):
@@ -413,7 +496,11 @@ class _Attempt:
         """What is lost, or about to be, if that ends this attempt."""
         lost = self.machines.lost()
         if lost is not None:
-            needed = {self.host, *(node for item in missing for node in item.needs)} if missing else set()
+            needed = (
+                {self.host, *(node for item in missing for node in item.needs)}
+                if missing
+                else set()
+            )
             if not lost.nodes or not needed.isdisjoint(lost.nodes):
                 return lost
             self.session.handle_loss(lost, meanwhile=True)
@@ -424,7 +511,9 @@ class _Attempt:
         if decide(going, left).how == "go on":
             return None
         reason = f"node {min(going.nodes)}: it goes in {going.leaving_s or 0.0:.0f} s, says its interruption notice"
-        return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going.nodes)))
+        return AttemptEnd(
+            how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going.nodes))
+        )
 
     def _needs_s(self, missing: Sequence[Item]) -> float:
         """Seconds that the run under way still needs; one that is late may be measured again while patience lasts."""
@@ -434,7 +523,9 @@ class _Attempt:
             self._at, self._since = missing[0].run_id, self.clock.monotonic()
         whole_s = expected_s(missing[0])
         late_s = self.clock.monotonic() - self._since - whole_s
-        return -late_s if late_s < 0 else max(0.0, min(whole_s, self.session.job.patience_s - late_s))
+        return (
+            -late_s if late_s < 0 else max(0.0, min(whole_s, self.session.job.patience_s - late_s))
+        )
 
 
 class _ElasticAttempt(_Attempt):

@@ -28,7 +28,10 @@ from ..workspace.workspace import Workspace
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, spot.STARTUP_S)
-LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, on which they start: between side by side and one after another
+LOCAL_SLOPE = (
+    0.5,
+    0.5,
+)  # hosts share one machine, on which they start: between side by side and one after another
 
 
 def job_conditions(workspace: Workspace) -> JobConditions:
@@ -37,7 +40,9 @@ def job_conditions(workspace: Workspace) -> JobConditions:
     Local hosts are revoked exactly as often as srift.toml states and refused only where they do not fit: nothing of
     that is learned, and until one was launched their start-up is taken to be known. They start alike in both markets.
     """
-    machines, refusals, written, compiled, restarts = reads.launched(workspace.warehouse, workspace.provider.name)
+    machines, refusals, written, compiled, restarts = reads.launched(
+        workspace.warehouse, workspace.provider.name
+    )
     launches = exposure.launches(machines)
     if workspace.simulated and not len(launches):
         return Stated()
@@ -73,7 +78,11 @@ def _startup(workspace: Workspace, launches: pd.DataFrame) -> StartupModel:
         return fit_startup(launches, EC2_STARTUP_S)
     one, *_ = LOCAL_STARTUP_S
     found = fit_startup(launches.assign(market=one), LOCAL_STARTUP_S, LOCAL_SLOPE)
-    pools = {(name, market): known for (name, _), known in found.pools.items() for market in LOCAL_STARTUP_S}
+    pools = {
+        (name, market): known
+        for (name, _), known in found.pools.items()
+        for market in LOCAL_STARTUP_S
+    }
     return replace(found, pools=pools, markets=dict.fromkeys(LOCAL_STARTUP_S, found.markets[one]))
 
 
@@ -96,7 +105,9 @@ def spot_experience(workspace: Workspace) -> dict[str, str]:
         hours=("hours", "sum"), interruptions=("interrupted", "sum"), last=("asked_at", "max")
     )
     return {
-        str(name): f"own launches: {row['interruptions']:.0f} interruption{'s' if row['interruptions'] != 1 else ''} in"
+        str(
+            name
+        ): f"own launches: {row['interruptions']:.0f} interruption{'s' if row['interruptions'] != 1 else ''} in"
         f" {row['hours']:.3g} machine-hours, the last on {pd.Timestamp(row['last']):%Y-%m-%d}"
         for name, row in by_type.iterrows()
     }

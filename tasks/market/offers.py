@@ -32,21 +32,36 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
     try:
         types = workspace.provider.instance_types()
     except ProviderError:
-        noted = set(reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)["name"])
-        packaged = workspace.provider.packaged_types() if isinstance(workspace.provider, PackagedPrices) else []
+        noted = set(
+            reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)[
+                "name"
+            ]
+        )
+        packaged = (
+            workspace.provider.packaged_types()
+            if isinstance(workspace.provider, PackagedPrices)
+            else []
+        )
         types = [one for one in packaged if one.name not in noted]
     with workspace.warehouse.transact() as connection:
         append.note_workloads(
             connection,
-            [{"workload": w.name, "digest": w.digest, "samples": w.samples} for w in workspace.workloads],
+            [
+                {"workload": w.name, "digest": w.digest, "samples": w.samples}
+                for w in workspace.workloads
+            ],
             provider=workspace.provider.name,
             noted_at=now,
         )
-        append.note_instance_types(connection, [asdict(t) | {"digest": t.digest} for t in types], noted_at=now)
+        append.note_instance_types(
+            connection, [asdict(t) | {"digest": t.digest} for t in types], noted_at=now
+        )
 
 
 @Step
-def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime, *, buying: bool = True) -> str:
+def snapshot_offers(
+    workspace: Workspace, refresh_id: str, now: datetime, *, buying: bool = True
+) -> str:
     """Store the offers of this moment; says what was done. Without an answer the last snapshot stays in use.
 
     One that came with the package takes its place where it is no older. Whether a campaign could buy at these prices
@@ -58,7 +73,11 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime, *, buy
         offers = _to_store(workspace)
         if not offers:
             last = current_offers(workspace)
-            kept = f"the last snapshot stays in use{_as_of(last)}" if last else "and none were ever known"
+            kept = (
+                f"the last snapshot stays in use{_as_of(last)}"
+                if last
+                else "and none were ever known"
+            )
             return f"prices: {error}; {kept}"
         source = f"; {error}, so they are those that came with the package{_as_of(offers)}"
     rows = [
@@ -80,8 +99,14 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime, *, buy
         append.append_offers(connection, rows, snapshot_id=refresh_id, as_of=now)
     unpriced = sum(offer.usd_per_hour is None for offer in offers)
     types = len({offer.instance_type.name for offer in offers})
-    said = f"prices: {len(offers)} offers of {types} instance types" + (f", {unpriced} unpriced" if unpriced else "")
-    hint = nothing_to_buy(offers, workspace.settings.campaign.market) if buying and workspace.can_launch else ""
+    said = f"prices: {len(offers)} offers of {types} instance types" + (
+        f", {unpriced} unpriced" if unpriced else ""
+    )
+    hint = (
+        nothing_to_buy(offers, workspace.settings.campaign.market)
+        if buying and workspace.can_launch
+        else ""
+    )
     return "; ".join(filter(None, [said + source, hint]))
 
 
@@ -95,7 +120,9 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
             "bandwidth_gbps and a price under [local.instance_types.NAME] in srift.toml, or for EC2 more under [ec2] "
             "instance_types"
         )
-    key, other = ("spot_usd_per_hour", "on-demand") if market == "spot" else ("usd_per_hour", "spot")
+    key, other = (
+        ("spot_usd_per_hour", "on-demand") if market == "spot" else ("usd_per_hour", "spot")
+    )
     stated = all(capabilities(offer.instance_type.provider).simulated for offer in offers)
     return (
         f"no instance type has a price on the {market} market, so nothing can be measured: "
@@ -137,7 +164,9 @@ def _row(offer: Offer) -> dict[str, Any]:
         "region": offer.region,
         "zone": offer.zone,
         "usd_per_hour": offer.total_usd_per_hour,
-        "interrupted_a_day": -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None,
+        "interrupted_a_day": -math.expm1(-24 * offer.interruptions_per_hour)
+        if offer.market == "spot"
+        else None,
         "price_as_of": offer.price_as_of,
     }
 
@@ -157,10 +186,16 @@ class OffersWanted:
         """The offers that have all of it. Raises ProviderError where none of some has, naming the nearest right one."""
         rows = [_row(offer) for offer in offers]
         asked = [(column, text, _exact(rows, column, text)) for column, text in self.filters]
-        chosen = [one for one, row in zip(offers, rows, strict=True) if all(_holds(row, *by) for by in asked)]
+        chosen = [
+            one
+            for one, row in zip(offers, rows, strict=True)
+            if all(_holds(row, *by) for by in asked)
+        ]
         if offers and not chosen:
             provider = offers[0].instance_type.provider
-            raise ProviderError(f"none of {len(rows)} offers of {provider} has {self._unmet(rows, provider)}")
+            raise ProviderError(
+                f"none of {len(rows)} offers of {provider} has {self._unmet(rows, provider)}"
+            )
         return chosen
 
     def _unmet(self, rows: Sequence[Mapping[str, Any]], provider: str) -> str:
@@ -169,13 +204,28 @@ class OffersWanted:
         said = []
         for column, text in alone:
             known = {str(row[column]) for row in rows}
-            few = None if len(known) <= _FEW else f"`srift offers --provider {provider}` lists what there is"
+            few = (
+                None
+                if len(known) <= _FEW
+                else f"`srift offers --provider {provider}` lists what there is"
+            )
             said.append(f"{column} {text!r}: {nearest_names(text, known, otherwise=few)}")
-        return "; ".join(said) or " and ".join(f"{column} {text!r}" for column, text in self.filters) + " together"
+        return (
+            "; ".join(said)
+            or " and ".join(f"{column} {text!r}" for column, text in self.filters) + " together"
+        )
 
 
 COLUMNS = (
-    *("instance_type", "devices", "device", "device_memory_gib", "cores", "memory_gib", "bandwidth_gbps"),
+    *(
+        "instance_type",
+        "devices",
+        "device",
+        "device_memory_gib",
+        "cores",
+        "memory_gib",
+        "bandwidth_gbps",
+    ),
     *("market", "region", "zone", "usd_per_hour", "interrupted_a_day", "price_as_of"),
 )
 _FEW = 12  # names that an error lists
@@ -199,7 +249,9 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     try:
         return workspace.provider.offers(now)
     except ProviderError:
-        offers = _to_store(workspace) or (current_offers(workspace) if workspace.warehouse.exists() else [])
+        offers = _to_store(workspace) or (
+            current_offers(workspace) if workspace.warehouse.exists() else []
+        )
         if not offers:
             raise
         return offers
@@ -209,7 +261,10 @@ def current_offers(workspace: Workspace) -> list[Offer]:
     """The newest snapshot as offers of known instance types; none before the first."""
     kinds = reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)
     columns = InstanceType.__dataclass_fields__
-    types = {row["name"]: InstanceType(**{name: _known(row[name]) for name in columns}) for row in rows_of(kinds)}
+    types = {
+        row["name"]: InstanceType(**{name: _known(row[name]) for name in columns})
+        for row in rows_of(kinds)
+    }
     frame = reads.offers(workspace.warehouse, workspace.provider.name)
     moments = {moment: _moment(moment) for moment in frame["price_as_of"].unique()}
     found = [
@@ -231,7 +286,11 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 
 def _to_store(workspace: Workspace) -> list[Offer]:
     """Offers that came with the package, where they are no older than the last snapshot and differ from it."""
-    offers = workspace.provider.packaged_offers() if isinstance(workspace.provider, PackagedPrices) else []
+    offers = (
+        workspace.provider.packaged_offers()
+        if isinstance(workspace.provider, PackagedPrices)
+        else []
+    )
     if not offers or not workspace.warehouse.exists():
         return offers
     last = current_offers(workspace)
@@ -262,11 +321,18 @@ def _moment(value: object) -> datetime:
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
     """The workloads with what the mart `workloads` knows of them; facts of another digest are another workload's."""
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
-    kinds = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float, "checkpoint_bytes": int}
+    kinds = {
+        "parameters": int,
+        "gradient_bytes": int,
+        "flops_per_sample": float,
+        "checkpoint_bytes": int,
+    }
 
     def with_own_facts(workload: Workload) -> Workload:
         row = facts.get((workload.name, workload.digest), {})
-        values: dict[str, Any] = {name: kind(row[name]) for name, kind in kinds.items() if pd.notna(row.get(name))}
+        values: dict[str, Any] = {
+            name: kind(row[name]) for name, kind in kinds.items() if pd.notna(row.get(name))
+        }
         return replace(workload, **values)
 
     return [with_own_facts(one) for one in workloads]
@@ -275,7 +341,12 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
     """`workload` with what the warehouse knows of it; as it is before the first refresh."""
     try:
-        known = reads.mart(workspace.warehouse, "workloads", provider=workspace.provider.name, workload=workload.name)
+        known = reads.mart(
+            workspace.warehouse,
+            "workloads",
+            provider=workspace.provider.name,
+            workload=workload.name,
+        )
     except WarehouseMissing:
         return workload
     return with_facts([workload], known)[0]

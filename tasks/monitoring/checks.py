@@ -28,7 +28,11 @@ from ..workspace.workspace import Workspace
 
 @Step
 def note_drift(
-    workspace: Workspace, frames: Mapping[str, pd.DataFrame], champion: Champion | None, refresh_id: str, now: datetime
+    workspace: Workspace,
+    frames: Mapping[str, pd.DataFrame],
+    champion: Champion | None,
+    refresh_id: str,
+    now: datetime,
 ) -> list[str]:
     """Judge the recent runs before a challenger learns from them; returns a sentence for each drift that goes on.
 
@@ -40,10 +44,19 @@ def note_drift(
             (row["scope"], row["instance_type"], row["zone"]): row["since"]
             for row in rows_of(reads.drifting(workspace.warehouse, provider))
         }
-        found = drift.judge(drift.recent(champion.model, at_nominal_speed(TrainingData(**frames))), before)
+        found = drift.judge(
+            drift.recent(champion.model, at_nominal_speed(TrainingData(**frames))), before
+        )
         rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
         with workspace.warehouse.transact() as connection:
-            append.append(connection, "raw_drift", rows, provider=provider, refresh_id=refresh_id, judged_at=now)
+            append.append(
+                connection,
+                "raw_drift",
+                rows,
+                provider=provider,
+                refresh_id=refresh_id,
+                judged_at=now,
+            )
     return drift_sentences(workspace, reads.drifting(workspace.warehouse, provider))
 
 
@@ -52,7 +65,11 @@ def drift_sentences(workspace: Workspace, drifting: pd.DataFrame) -> list[str]:
     rows = rows_of(drifting)
     types = {row["instance_type"] for row in rows if row["scope"] == "type"}
     known = types & set(_on_offer(workspace, types)) if types else set()
-    return [drift_sentence(row) for row in rows if row["scope"] == "provider" or row["instance_type"] in known]
+    return [
+        drift_sentence(row)
+        for row in rows
+        if row["scope"] == "provider" or row["instance_type"] in known
+    ]
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
@@ -63,7 +80,9 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     moments: dict[str, datetime] = {}
     for row in rows_of(reads.drifting(workspace.warehouse, workspace.provider.name)):
         for name in [row["instance_type"]] if row["scope"] == "type" else _on_offer(workspace, ()):
-            moments[name] = max(row["newest_measured_at"].to_pydatetime(), moments.get(name, datetime.min))
+            moments[name] = max(
+                row["newest_measured_at"].to_pydatetime(), moments.get(name, datetime.min)
+            )
     return moments
 
 
@@ -85,25 +104,38 @@ Row = dict[str, Any]
 
 @Step
 def note_alarms(
-    workspace: Workspace, frames: Mapping[str, pd.DataFrame], champion: Champion | None, refresh_id: str, now: datetime
+    workspace: Workspace,
+    frames: Mapping[str, pd.DataFrame],
+    champion: Champion | None,
+    refresh_id: str,
+    now: datetime,
 ) -> list[str]:
     """Judge what is new to the champion, before a challenger learns from it; a sentence for each run that was slow.
 
     And for each instance type of which this refresh had a slow machine, with a champion or without.
     """
     of = {"provider": workspace.provider.name}
-    cautions = alarm.slow_machines(reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of))
+    cautions = alarm.slow_machines(
+        reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
+    )
     if champion is None:
         return cautions
     runs = _unseen(reads.mart(workspace.warehouse, "run_details", **of), champion)
     if not len(runs):
         return cautions
     predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
-    found = alarm.alarms(runs.assign(slowness=slowness(runs)), predicted, _input_share(frames["profiles"]))
+    found = alarm.alarms(
+        runs.assign(slowness=slowness(runs)), predicted, _input_share(frames["profiles"])
+    )
     rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
     with workspace.warehouse.transact() as connection:
         append.append(
-            connection, "raw_alarms", rows, provider=workspace.provider.name, refresh_id=refresh_id, judged_at=now
+            connection,
+            "raw_alarms",
+            rows,
+            provider=workspace.provider.name,
+            refresh_id=refresh_id,
+            judged_at=now,
         )
     return alarm_sentences(pd.DataFrame(rows)) + cautions
 
@@ -112,13 +144,17 @@ def alarm_sentences(alarms: pd.DataFrame) -> list[str]:
     """What to say of rows of the mart `alarms`: the newest, and how many more there are."""
     rows = rows_of(alarms)
     more = [f"slow run: and {len(rows) - MOST_SAID} older ones, in `alarms` of the published table"]
-    return [alarm.sentence(row) for row in rows[:MOST_SAID]] + (more if len(rows) > MOST_SAID else [])
+    return [alarm.sentence(row) for row in rows[:MOST_SAID]] + (
+        more if len(rows) > MOST_SAID else []
+    )
 
 
 def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
     """Rows to publish, the first of each goal with a note where a machine like one of its own stood out as slow."""
     try:
-        alarms = rows_of(reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name))
+        alarms = rows_of(
+            reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
+        )
     except WarehouseMissing:
         return list(rows)
     return [row | {"reason": _with_note(row, alarms)} for row in rows]
@@ -127,9 +163,15 @@ def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
 def _with_note(row: Row, alarms: Sequence[Row]) -> str:
     """The row's reason, and the newest alarm about an instance type that it recommends."""
     own = {str(one["instance_type"]) for one in row["cluster_offers"] or ()}
-    lasting = [one for one in alarms if one["cause"] not in ("host", "speed")]  # those were the moment's
+    lasting = [
+        one for one in alarms if one["cause"] not in ("host", "speed")
+    ]  # those were the moment's
     for one in lasting if row["rank"] == 1 else ():
-        touched = {one["instance_type"]} if one["instance_type"] else set(parse_cluster(str(one["cluster"])))
+        touched = (
+            {one["instance_type"]}
+            if one["instance_type"]
+            else set(parse_cluster(str(one["cluster"])))
+        )
         if own & touched and (one["cause"] != "input" or one["workload"] == row["workload"]):
             return f"{row['reason']}; note: {alarm.sentence(one)}"
     return str(row["reason"])
@@ -157,15 +199,23 @@ def _input_share(profiles: pd.DataFrame) -> dict[tuple[str, str], float]:
     known = profiles.dropna(subset=["input_s"]).sort_values("batch")
     whole = known["forward_s"] + known["backward_s"] + known["optimizer_s"]
     shares = (known["input_s"] / whole).tolist()
-    return dict(zip(zip(known["workload"], known["instance_type"], strict=True), shares, strict=True))
+    return dict(
+        zip(zip(known["workload"], known["instance_type"], strict=True), shares, strict=True)
+    )
 
 
 @Step
-def judge_promises(workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime) -> int:
+def judge_promises(
+    workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
+) -> int:
     """Judge every promise by the runs measured since; returns how many judgements are new. Again adds nothing."""
     promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
-    devices = dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)) if len(types) else {}
+    devices = (
+        dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True))
+        if len(types)
+        else {}
+    )
     judged = regret_ledger.judge(
         promises,
         frames["runs"],

@@ -39,7 +39,9 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
     return {
         "provider": provider,
         "by": by,
-        "rows": [{"of": str(name), **_summed(own)} for name, own in spent.groupby(of.loc[spent.index])],
+        "rows": [
+            {"of": str(name), **_summed(own)} for name, own in spent.groupby(of.loc[spent.index])
+        ],
         "total": _summed(spent),
         "held": [
             {

@@ -52,7 +52,9 @@ def status_of(provider: str) -> dict[str, Any]:
         stale.append(f"{len(unloaded)} ended leases wait to be loaded: run `srift reap`")
     for other in sorted(set(PROVIDERS) - {provider}):
         if held_there := provider_of(workspace.settings, other).leases():
-            stale.append(f"{other} holds leases, too ({len(held_there)}): `srift status --provider {other}` lists them")
+            stale.append(
+                f"{other} holds leases, too ({len(held_there)}): `srift status --provider {other}` lists them"
+            )
     return {
         "provider": provider,
         "at_work": at_work(workspace.home),
@@ -88,7 +90,10 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
     stale += cautions_in(mine["reason"])
     stale += [f"workload {name} is not in the published table: run `{refresh}`" for name in missing]
     version = mine["model_version"].iloc[0]
-    facts = {"rows": len(mine), "model_version": None if pd.isna(version) or not version else version}
+    facts = {
+        "rows": len(mine),
+        "model_version": None if pd.isna(version) or not version else version,
+    }
     return facts | {f"{name}_h_ago": age for name, age in ages.items()}, stale
 
 

@@ -34,11 +34,16 @@ from .record import Item, Plan, RankLayout, plan_from_json, write_json
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
-DEVICES_WITHIN_S = 60.0  # from the first look at them on: what a driver may need after boot until CUDA works
+DEVICES_WITHIN_S = (
+    60.0  # from the first look at them on: what a driver may need after boot until CUDA works
+)
 # Of elastic runs: a torchrun that was not heard of for so many times so many seconds is dead [torch's default: 3 of 5].
 # More misses: a host at a third of a core may be late. Each loss of a machine costs those left a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: sent to the controller, and searched for how each rank ended
+_LOG_TAIL, _READ = (
+    4000,
+    40_000,
+)  # characters of a log: sent to the controller, and searched for how each rank ended
 # of the environment; nothing else reaches a workload
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
@@ -47,7 +52,12 @@ class Agent:
     """One machine's end of the mailbox."""
 
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
-        self.mailbox, self.node, self.address, self.deadline_unix = mailbox, node, address, deadline_unix
+        self.mailbox, self.node, self.address, self.deadline_unix = (
+            mailbox,
+            node,
+            address,
+            deadline_unix,
+        )
         self.own = mailbox / f"node-{node}"
         self.scratch = self.own / "scratch"
         self.attempt = 0
@@ -121,8 +131,12 @@ class Agent:
         if not plan.items or self.node not in RankLayout.of(plan).devices:
             return
         self.progress_path.unlink(missing_ok=True)
-        own = environment(self.address, self.scratch, threads=plan.expected[self.node].threads or cores())
-        if plan.elastic is not None:  # with torchrun's own store as the workers' a job ends when another joins [2.13]
+        own = environment(
+            self.address, self.scratch, threads=plan.expected[self.node].threads or cores()
+        )
+        if (
+            plan.elastic is not None
+        ):  # with torchrun's own store as the workers' a job ends when another joins [2.13]
             own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             if len(set(RankLayout.of(plan).devices.values())) == 1:
                 # else torchrun waits for what each node says of its ranks, and ends when one is lost just then [2.13]
@@ -145,11 +159,26 @@ class Agent:
         It waits for the machine's devices first, where they may come late, then prepares workloads that need it.
         """
         layout = RankLayout.of(plan)
-        served = ("--mailbox", str(self.mailbox), "--plan", str(self.scratch / f"plan-{plan.attempt}.json"))
+        served = (
+            "--mailbox",
+            str(self.mailbox),
+            "--plan",
+            str(self.scratch / f"plan-{plan.attempt}.json"),
+        )
         if plan.elastic is None:
             meet = [
-                *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(self.node))),
-                *("--master-addr", plan.addresses[layout.host], "--master-port", str(plan.port + plan.attempt)),
+                *(
+                    "--nnodes",
+                    str(len(layout.devices)),
+                    "--node-rank",
+                    str(layout.order(self.node)),
+                ),
+                *(
+                    "--master-addr",
+                    plan.addresses[layout.host],
+                    "--master-port",
+                    str(plan.port + plan.attempt),
+                ),
                 *("--max-restarts", "0", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
             ]
             worker = ["-m", "node.worker", *served]
@@ -157,11 +186,26 @@ class Agent:
             meet = self.elastic_meeting(plan, plan.elastic)
             worker = ["-m", "node.elastic", *served, "--place", str(self.node)]
         torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(layout.devices[self.node])),
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node",
+                str(layout.devices[self.node]),
+            ),
             *(*meet, "--monitor-interval", "0.3", *worker),
         ]
         if any(one.process_key for one in plan.workloads):
-            torchrun = [sys.executable, "-m", "node.prepare", *served, "--node", str(self.node), "--", *torchrun]
+            torchrun = [
+                sys.executable,
+                "-m",
+                "node.prepare",
+                *served,
+                "--node",
+                str(self.node),
+                "--",
+                *torchrun,
+            ]
         if not plan.expected[self.node].checked:
             return torchrun
         check = (sys.executable, "-m", "node.device_check", *served, "--node", str(self.node))
@@ -183,7 +227,12 @@ class Agent:
         return [
             *("--nnodes", f"1:{len(item.nodes)}", "--max-restarts", str(_MOST_RESTARTS)),
             *("--rdzv-backend", "c10d", "--rdzv-id", f"{plan.lease_id}-{plan.attempt}"),
-            *("--rdzv-endpoint", f"{plan.addresses[host]}:{plan.port + plan.attempt}", "--local-addr", self.address),
+            *(
+                "--rdzv-endpoint",
+                f"{plan.addresses[host]}:{plan.port + plan.attempt}",
+                "--local-addr",
+                self.address,
+            ),
             *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items())),
         ]
 
@@ -207,7 +256,10 @@ class Agent:
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
         worker_code = worker_exit_code(log) if code else 0
-        if worker_code is None and code in (EXIT_NO_DEVICE, EXIT_ITEM_FAILED):  # before there was a torchrun
+        if worker_code is None and code in (
+            EXIT_NO_DEVICE,
+            EXIT_ITEM_FAILED,
+        ):  # before there was a torchrun
             worker_code = code
         body = {
             "attempt": self.attempt,
@@ -299,10 +351,25 @@ def clean_environment(scratch: Path) -> dict[str, str]:
 
 def main() -> None:
     """`python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
-    parser = argparse.ArgumentParser(prog="node", description="Serve one machine of a Srift cluster.")
-    parser.add_argument("--mailbox", type=Path, required=True, help="directory shared with the controller")
-    parser.add_argument("--node", type=int, required=True, help="index of this machine in the cluster")
-    parser.add_argument("--address", required=True, help="address at which the other machines reach this one")
-    parser.add_argument("--deadline", type=float, required=True, help="end at this moment, seconds since 1970")
+    parser = argparse.ArgumentParser(
+        prog="node", description="Serve one machine of a Srift cluster."
+    )
+    parser.add_argument(
+        "--mailbox", type=Path, required=True, help="directory shared with the controller"
+    )
+    parser.add_argument(
+        "--node", type=int, required=True, help="index of this machine in the cluster"
+    )
+    parser.add_argument(
+        "--address", required=True, help="address at which the other machines reach this one"
+    )
+    parser.add_argument(
+        "--deadline", type=float, required=True, help="end at this moment, seconds since 1970"
+    )
     given = parser.parse_args()
-    Agent(mailbox=given.mailbox.resolve(), node=given.node, address=given.address, deadline_unix=given.deadline).run()
+    Agent(
+        mailbox=given.mailbox.resolve(),
+        node=given.node,
+        address=given.address,
+        deadline_unix=given.deadline,
+    ).run()

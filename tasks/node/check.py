@@ -36,7 +36,9 @@ _NAMED = 3  # parameters in a message
 _SLOW_INPUT = 0.1  # of a step
 _CPU = torch.device("cpu")
 # How torch, with and without CUDA in it, says that there is no GPU; and how it and Python say that files are missing.
-_NO_GPU = re.compile("Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver")
+_NO_GPU = re.compile(
+    "Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver"
+)
 _NO_DATA = re.compile("No such file or directory|num_samples=0|its loader is empty")
 _FEW_SAMPLES = re.compile("fewer than a batch of")
 
@@ -82,7 +84,9 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
         advice = _advice(error, workload)
         answer["problem"] = explain(error, workload) + where + (f"; {advice}" if advice else "")
         if isinstance(error, ModuleNotFoundError):
-            answer["notes"] = ["what is imported beside torch and Python's own is to be named in `requirements`"]
+            answer["notes"] = [
+                "what is imported beside torch and Python's own is to be named in `requirements`"
+            ]
     finally:
         if built is not None:
             built.close()
@@ -91,7 +95,10 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 def _advice(error: BaseException, workload: WorkloadFile) -> str:
     """What to do about an error whose own words do not say it; empty where nothing is known."""
-    text, raising = f"{type(error).__name__}: {error}", [one for one, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    text, raising = (
+        f"{type(error).__name__}: {error}",
+        [one for one, _ in traceback.walk_tb(error.__traceback__)][-1:],
+    )
     section = f"under [workloads.{workload.name}]"
     if _NO_GPU.search(text):
         return (
@@ -115,7 +122,11 @@ def _part(error: BaseException, model: nn.Module) -> str:
     names = {id(one): name for name, one in model.named_modules() if name}
     frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     parts = [one for one in frames if id(one) in names]
-    return f" (in the model's part {names[id(parts[-1])]}, a {type(parts[-1]).__name__})" if parts else ""
+    return (
+        f" (in the model's part {names[id(parts[-1])]}, a {type(parts[-1]).__name__})"
+        if parts
+        else ""
+    )
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
@@ -124,14 +135,20 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     if built.loader is not None:
         built.loader.as_in_later_epochs()
     losses, seconds, waits = [], [], []
-    workers = 0 if built.loader is None else built.loader.workers  # each begins with a batch that nobody waited for
+    workers = (
+        0 if built.loader is None else built.loader.workers
+    )  # each begins with a batch that nobody waited for
     for _ in range(max(_STEPS, workers) + workers):
         started, waited = now(_CPU), built.waits.seconds
-        losses.append(one_step(built, built.model, batch=batch, accumulation_steps=1, scale=1.0, sync=True))
+        losses.append(
+            one_step(built, built.model, batch=batch, accumulation_steps=1, scale=1.0, sync=True)
+        )
         seconds.append(now(_CPU) - started)
         waits.append(built.waits.seconds - waited)
     if not all(math.isfinite(one) for one in losses):
-        raise WorkloadError(f"the loss is {losses[0]}, then {losses[-1]}: not a number to train with")
+        raise WorkloadError(
+            f"the loss is {losses[0]}, then {losses[-1]}: not a number to train with"
+        )
     trained = [(name, one) for name, one in built.model.named_parameters() if one.requires_grad]
     idle = [name for name, one in trained if one.grad is None]
     if idle:
@@ -141,17 +158,35 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
         )
     timed = Timed(0.0, seconds[workers:], waits[workers:])
     input_s = fmean(timed.input_s)
-    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes, "peak_bytes": peak_bytes(_CPU)}
-    return {"step_s": median(timed.own_s) + input_s, "input_s": input_s, "losses": losses[:_STEPS]} | sizes
+    sizes = {
+        "parameters": built.parameters,
+        "gradient_bytes": built.gradient_bytes,
+        "peak_bytes": peak_bytes(_CPU),
+    }
+    return {
+        "step_s": median(timed.own_s) + input_s,
+        "input_s": input_s,
+        "losses": losses[:_STEPS],
+    } | sizes
 
 
-def _notes(built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile) -> Iterator[str]:
+def _notes(
+    built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
+) -> Iterator[str]:
     """What may be meant, and often is not."""
-    sizes = {size for part in built.make_batch(batch) for one in _tensors(part) for size in one.shape}
-    if batch not in sizes and built.loader is None:  # of a loader it is no note: no batch is taken that has others
+    sizes = {
+        size for part in built.make_batch(batch) for one in _tensors(part) for size in one.shape
+    }
+    if (
+        batch not in sizes and built.loader is None
+    ):  # of a loader it is no note: no batch is taken that has others
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape: a batch must have as many samples"
     held = {id(one) for group in built.optimizer.param_groups for one in group["params"]}
-    left = [name for name, one in built.model.named_parameters() if one.requires_grad and id(one) not in held]
+    left = [
+        name
+        for name, one in built.model.named_parameters()
+        if one.requires_grad and id(one) not in held
+    ]
     if left:
         yield f"the optimizer does not have {_listed(left)}, whose gradients are exchanged for nothing"
     share = figures["input_s"] / figures["step_s"]

@@ -32,7 +32,11 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     Nothing of it where the state is larger than is written here, and no seconds where the disk refuses.
     """
     state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
-    size = sum(one.numel() * one.element_size() for one in tree_leaves(state) if isinstance(one, torch.Tensor))
+    size = sum(
+        one.numel() * one.element_size()
+        for one in tree_leaves(state)
+        if isinstance(one, torch.Tensor)
+    )
     if not size:
         return {}
     values: dict[str, Any] = {"checkpoint_bytes": size}
@@ -46,7 +50,10 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
             os.fsync(file.fileno())
             values["checkpoint_s"] = now(built.device) - started
     except OSError as error:  # a full or slow disk is no fault of what was measured
-        print(f"no checkpoint could be written to {tempfile.gettempdir()}: {error.strerror}", flush=True)
+        print(
+            f"no checkpoint could be written to {tempfile.gettempdir()}: {error.strerror}",
+            flush=True,
+        )
     return values
 
 
@@ -93,7 +100,9 @@ class Checkpoints:
                 content = path.read_bytes()
                 if (len(content), zlib.crc32(content)) == (manifest["bytes"], manifest["crc32"]):
                     # our own file, as its checksum says, by the code that is to train: it may hold more than tensors
-                    return manifest, torch.load(io.BytesIO(content), map_location=device, weights_only=False)
+                    return manifest, torch.load(
+                        io.BytesIO(content), map_location=device, weights_only=False
+                    )
             except (OSError, ValueError, KeyError, TypeError):  # half written, or being deleted
                 pass
             print(f"{path.name} is not whole: the checkpoint before it is taken", flush=True)

@@ -18,7 +18,9 @@ from .record import WorkloadFile
 
 S3 = "s3://"
 FILE = "data.json"
-KEPT_FREE_BYTES = 5 * 2**30  # of a machine's volume: a checkpoint of up to 4 GB, logs, what is compiled
+KEPT_FREE_BYTES = (
+    5 * 2**30
+)  # of a machine's volume: a checkpoint of up to 4 GB, logs, what is compiled
 FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 
@@ -41,7 +43,9 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
     if not workload.data.startswith(S3):
         folder = Path(workload.data)
         if not folder.is_dir():
-            raise DataMissing(f"its data folder {folder} is not there any more: put it back, and refresh again")
+            raise DataMissing(
+                f"its data folder {folder} is not there any more: put it back, and refresh again"
+            )
         if not os.access(folder, os.R_OK | os.X_OK):
             raise DataMissing(f"its data folder {folder} may not be read by the user who runs this")
         return str(folder)
@@ -68,8 +72,13 @@ def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
         if not name or name.endswith("/"):
             continue
         parts = name.split("/")
-        if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts) or not name.isprintable():
-            raise ValueError(f"the object {key!r} cannot be a file of a folder: rename it, or move it elsewhere")
+        if (
+            any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
+            or not name.isprintable()
+        ):
+            raise ValueError(
+                f"the object {key!r} cannot be a file of a folder: rename it, or move it elsewhere"
+            )
         found[name] = key
     folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
     if both := sorted(folders & found.keys()):

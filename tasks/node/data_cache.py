@@ -43,9 +43,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 _GIB = 2**30
 _LEAST_FREE = 5 * _GIB  # of a disk, for checkpoints and all else that a training writes
-_READ_TWICE = 3  # samples that each process reads again before it trusts that they are always the same
+_READ_TWICE = (
+    3  # samples that each process reads again before it trusts that they are always the same
+)
 _LOCKED_WITHIN_S = 2.0  # a process may be stopped, or a file server gone, while it has the lock
-_MOST_STALLS = 3  # samples in a row that a process waits for the lock in vain, before it keeps no more
+_MOST_STALLS = (
+    3  # samples in a row that a process waits for the lock in vain, before it keeps no more
+)
 _MAGIC = b"srift-1\n"
 _HEAD, _STATE, _ENTRY = struct.Struct("<8s32sQ"), struct.Struct("<QQ"), struct.Struct("<QQQ")
 _INDEX = _HEAD.size + _STATE.size
@@ -81,7 +85,12 @@ class Cached(Dataset[Any]):
     """
 
     def __init__(
-        self, dataset: Samples, *, memory_gib: float = 1.0, folder: str | os.PathLike[str] | None = None, key: str = ""
+        self,
+        dataset: Samples,
+        *,
+        memory_gib: float = 1.0,
+        folder: str | os.PathLike[str] | None = None,
+        key: str = "",
     ) -> None:
         """Raises TypeError for a dataset without numbered samples, ValueError where nothing would be kept, or where
         nothing tells what is in `folder` from another dataset's.
@@ -94,7 +103,9 @@ class Cached(Dataset[Any]):
             )
         for method in ("__getitem__", "__len__"):
             if not hasattr(type(dataset), method):
-                raise TypeError(f"{name} has no {method}: only datasets with numbered samples can be cached")
+                raise TypeError(
+                    f"{name} has no {method}: only datasets with numbered samples can be cached"
+                )
         if memory_gib < 0 or (memory_gib == 0 and folder is None):
             raise ValueError(f"a cache of {memory_gib:g} GiB of memory and no folder keeps nothing")
         self.dataset, self.memory_gib, self.folder = dataset, memory_gib, folder
@@ -107,7 +118,9 @@ class Cached(Dataset[Any]):
             path = Path(folder, f"srift-{digest.hex()[:24]}.cache")
             with _or_without(folder):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._levels.append(_Level(_open(path, self._head), self._head, path=str(path), told=f"in {path}"))
+                self._levels.append(
+                    _Level(_open(path, self._head), self._head, path=str(path), told=f"in {path}")
+                )
 
     def __len__(self) -> int:
         """How many samples the dataset had when it was wrapped."""
@@ -165,7 +178,9 @@ class Cached(Dataset[Any]):
             try:
                 pickle.loads(content)
             except Exception as error:
-                raise ValueError(f"sample {at} cannot be kept, its pickle does not load: {error}") from error
+                raise ValueError(
+                    f"sample {at} cannot be kept, its pickle does not load: {error}"
+                ) from error
             if _pickled(at, self.dataset[at]) != content:
                 raise ValueError(
                     f"sample {at} of {type(self.dataset).__name__} is another one each time it is read, and a cache"
@@ -183,7 +198,13 @@ class _Level:
     """
 
     def __init__(
-        self, number: int, head: bytes, *, path: str = "", most_bytes: float = float("inf"), told: str = ""
+        self,
+        number: int,
+        head: bytes,
+        *,
+        path: str = "",
+        most_bytes: float = float("inf"),
+        told: str = "",
     ) -> None:
         """`number` is its file's among those that the process has open, which this object closes."""
         self._number, self._head, self._most_bytes, self._told = number, head, most_bytes, told
@@ -236,7 +257,9 @@ class _Level:
                     os.pwrite(self._number, _STATE.pack(end + len(content), 0), _HEAD.size)
                     if os.pwrite(self._number, content, end) == len(content):
                         checksum = zlib.crc32(content, at & 0xFFFFFFFF)
-                        os.pwrite(self._number, _ENTRY.pack(end, len(content), checksum), self._entry(at))
+                        os.pwrite(
+                            self._number, _ENTRY.pack(end, len(content), checksum), self._entry(at)
+                        )
         except TimeoutError as error:  # of the lock: a stall, which others may not have
             self._stalls += 1
             if self._stalls == _MOST_STALLS:
@@ -292,7 +315,9 @@ class _Pickler(pickle.Pickler):
         if not plain or part.requires_grad or part.is_conj() or part.is_neg() or part.is_quantized:
             return NotImplemented
         dense = part if part.is_contiguous() else part.clone()
-        numbers = bytearray(ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()))
+        numbers = bytearray(
+            ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size())
+        )
         return _tensor, (numbers, dense.dtype, tuple(dense.shape), dense.stride(), part.__dict__)
 
 
@@ -355,7 +380,9 @@ def _digest(dataset: Samples, samples: int, key: str) -> bytes:
     is of a module without a file.
     """
     kind = type(dataset)
-    summed = hashlib.sha256(repr((__name__, samples, key, sys.version_info[:2], str(torch.__version__))).encode())
+    summed = hashlib.sha256(
+        repr((__name__, samples, key, sys.version_info[:2], str(torch.__version__))).encode()
+    )
     if key:
         summed.update(repr((kind.__module__, kind.__qualname__)).encode())
         return summed.digest()
@@ -384,7 +411,9 @@ def _code(name: str) -> bytes:
 
 def _compiled(name: str) -> bool:
     """Whether a module is built in, an extension, or a name that extensions give to the module of their types."""
-    if name not in sys.modules or name.startswith("_cython_"):  # pickle loads the modules of Python's own types
+    if name not in sys.modules or name.startswith(
+        "_cython_"
+    ):  # pickle loads the modules of Python's own types
         return True
     module, parent = sys.modules[name], name.rpartition(".")[0]
     file = getattr(module, "__file__", None) or ""

@@ -29,7 +29,11 @@ def own_device(expected: Devices) -> torch.device:
     found = torch.cuda.is_available() and expected.name != CPU
     if not found and expected.name in (CPU, ANY):
         return torch.device("cpu")
-    names = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())] if found else []
+    names = (
+        [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
+        if found
+        else []
+    )
     problem = missing_devices(expected, names)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if problem or local >= len(names):
@@ -63,7 +67,9 @@ def to_device(value: Any, device: torch.device) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    if callable(getattr(value, "to", None)):  # moves itself, as what transformers' tokenizers make of texts
+    if callable(
+        getattr(value, "to", None)
+    ):  # moves itself, as what transformers' tokenizers make of texts
         return value.to(device)
     if isinstance(value, dict):
         return {name: to_device(one, device) for name, one in value.items()}
@@ -89,7 +95,9 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # else one item's freed memory counts against the next (glibc only)
+        ctypes.CDLL(None).malloc_trim(
+            0
+        )  # else one item's freed memory counts against the next (glibc only)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

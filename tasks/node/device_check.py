@@ -36,7 +36,9 @@ for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 
 print(json.dumps(found))
 """
 _PART = re.compile(r" 1/\d+$")  # of a provider's name: a part of a device, as "L4 1/8"
-_PROFILE = re.compile(r"\d+[abcq]$|mig$")  # of torch's: the part that a virtual device is, as "NVIDIA L4-3Q"
+_PROFILE = re.compile(
+    r"\d+[abcq]$|mig$"
+)  # of torch's: the part that a virtual device is, as "NVIDIA L4-3Q"
 
 
 def is_named(expected: str, name: str) -> bool:
@@ -74,7 +76,11 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
 
 
 def wait_for_devices(
-    expected: Devices, look: Callable[[float], tuple[list[str], str]], *, wait_s: float, most_s: float
+    expected: Devices,
+    look: Callable[[float], tuple[list[str], str]],
+    *,
+    wait_s: float,
+    most_s: float,
 ) -> str:
     """Empty once they are there; why not, after looking again and again for `wait_s` from the first look's end on.
 
@@ -97,7 +103,9 @@ def wait_for_devices(
 def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str], str]:
     """Names of the devices that torch can use, and what it said where it failed or warned. In a process of its own."""
     try:
-        done = subprocess.run((python, "-c", _LOOK), capture_output=True, text=True, timeout=within_s)
+        done = subprocess.run(
+            (python, "-c", _LOOK), capture_output=True, text=True, timeout=within_s
+        )
     except subprocess.TimeoutExpired:
         return [], f"torch did not answer within {within_s:.0f} s"
     except (OSError, subprocess.SubprocessError) as error:
@@ -123,7 +131,9 @@ def write_failed_records(mailbox: Path, plan: Plan, node: int, reason: str) -> N
     """Write a failed record for each of the plan's runs that needs `node`. Raises OSError."""
     for item in plan.items:
         if node in item.nodes:
-            record = record_of(plan, item, started_unix=time.time(), problem=f"node {node}: {reason}")
+            record = record_of(
+                plan, item, started_unix=time.time(), problem=f"node {node}: {reason}"
+            )
             write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", record)
 
 

@@ -70,7 +70,9 @@ def shares(global_batch: int, batches: Sequence[int]) -> Share:
     By largest remainders: equal ranks differ by at most a sample. Raises ValueError for a batch below the ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
-        raise ValueError(f"a batch of {global_batch} for {len(batches)} ranks of {' and '.join(map(str, batches))}")
+        raise ValueError(
+            f"a batch of {global_batch} for {len(batches)} ranks of {' and '.join(map(str, batches))}"
+        )
     exact = [global_batch * one / sum(batches) for one in batches]
     samples = [max(1, math.floor(one)) for one in exact]
     by_rest = sorted(range(len(batches)), key=lambda rank: samples[rank] - exact[rank])
@@ -94,7 +96,9 @@ class ElasticRun:
         self.checkpoints = Checkpoints(Path(plan.checkpoints))
         self.workload = next((one for one in plan.workloads if one.name == item.workload), None)
         threads = torch.get_num_threads()
-        self.devices = [Devices(name=name_of(self.device), count=used, threads=threads) for used in item.used]
+        self.devices = [
+            Devices(name=name_of(self.device), count=used, threads=threads) for used in item.used
+        ]
         self.nodes: list[int] = []  # of each rank, once they met
         self.restored_unix = 0.0
 
@@ -110,7 +114,9 @@ class ElasticRun:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         if item.strategy != DDP or item.switches != NONE:
             named = f"{item.strategy}, switches {item.switches}"
-            raise ValueError(f"an elastic run in {named}: each rank must hold the whole state; take {DDP}")
+            raise ValueError(
+                f"an elastic run in {named}: each rank must hold the whole state; take {DDP}"
+            )
         if item.checkpoint_every < 1 or item.most_steps < 1:
             raise ValueError(
                 f"{item.most_steps} steps with a checkpoint every {item.checkpoint_every}: both at least 1"
@@ -132,10 +138,15 @@ class ElasticRun:
         """Meet the others of this start. Raises DistError where one does not come."""
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        patience, timeout = timedelta(seconds=self.patience_s()), timedelta(seconds=self.plan.timeout_s)
+        patience, timeout = (
+            timedelta(seconds=self.patience_s()),
+            timedelta(seconds=self.plan.timeout_s),
+        )
         store = dist.TCPStore(address, port, ranks, rank == 0, patience, multi_tenant=True)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
-        dist.init_process_group(backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks)
+        dist.init_process_group(
+            backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks
+        )
         self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
 
     def patience_s(self) -> float:
@@ -143,7 +154,10 @@ class ElasticRun:
 
         After a restart all begin at once: as long again as this worker took, twice that after each meeting that failed.
         """
-        starts, restarts = len(self.checkpoints.starts()), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        starts, restarts = (
+            len(self.checkpoints.starts()),
+            int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
         if not starts:
             return self.plan.timeout_s
         failed = max(0, restarts - starts)
@@ -172,7 +186,9 @@ class ElasticRun:
             taken = {"restore_s": now(self.device) - began, "restore_bytes": int(manifest["bytes"])}
         steps = [int(one[0]) for one in gather([step], dist.group.WORLD)]
         if len(set(steps)) > 1:
-            raise RuntimeError(f"ranks found checkpoints of steps {sorted(set(steps))}: they see different folders")
+            raise RuntimeError(
+                f"ranks found checkpoints of steps {sorted(set(steps))}: they see different folders"
+            )
         return step, taken
 
     def generators(self) -> list[torch.Tensor]:
@@ -189,14 +205,23 @@ class ElasticRun:
     def start(self, step: int, share: Share, taken: dict[str, Any]) -> None:
         """Note how this start began; of the rank that leads alone."""
         last_step, last_unix = _read_mark(self.mark_path)
-        start = {"nodes": self.nodes, "batches": list(share.samples), "micro_steps": share.micro_steps, "step": step}
+        start = {
+            "nodes": self.nodes,
+            "batches": list(share.samples),
+            "micro_steps": share.micro_steps,
+            "step": step,
+        }
         start |= {"lost_steps": max(0, last_step - step), "last_unix": last_unix, **taken}
-        self.checkpoints.note_start(start | {"restored_unix": self.restored_unix, "began_unix": time.time()})
+        self.checkpoints.note_start(
+            start | {"restored_unix": self.restored_unix, "began_unix": time.time()}
+        )
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Train to the last step. Returns the record's values at the rank that leads. Raises FloatingPointError."""
         item, nodes, rank = self.item, self.nodes, dist.get_rank()
-        global_batch = item.accumulation_steps * sum(n * b for n, b in zip(item.used, item.batches, strict=True))
+        global_batch = item.accumulation_steps * sum(
+            n * b for n, b in zip(item.used, item.batches, strict=True)
+        )
         share = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
         step, taken = self.restore(built, rank)
         module = built.model
@@ -223,7 +248,9 @@ class ElasticRun:
                     at, began = step, now(self.device)
         return self.values(built) if self.leads else {}
 
-    def checkpoint(self, built: LoadedWorkload, step: int, part: float, about: dict[str, Any]) -> None:
+    def checkpoint(
+        self, built: LoadedWorkload, step: int, part: float, about: dict[str, Any]
+    ) -> None:
         """Write the state after `step`; `part` is this rank's of its loss. Raises FloatingPointError for no number."""
         told: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
         dist.gather_object((self.generators(), part), told, dst=self.leader)
@@ -231,8 +258,14 @@ class ElasticRun:
             return
         loss = sum(one[1] for one in told)
         if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} after {step} steps: not a number to train with")
-        state = {"step": step, "model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
+            raise FloatingPointError(
+                f"the loss is {loss} after {step} steps: not a number to train with"
+            )
+        state = {
+            "step": step,
+            "model": built.model.state_dict(),
+            "optimizer": built.optimizer.state_dict(),
+        }
         state |= {"generators": [one[0] for one in told]}
         if built.arithmetic.scaler is not None:
             state["scaler"] = built.arithmetic.scaler.state_dict()
@@ -267,7 +300,10 @@ class ElasticRun:
         while not (self.mailbox / f"go-{self.plan.attempt}.json").exists():
             time.sleep(0.05)
         if os.environ["LOCAL_RANK"] == "0":
-            self.put("progress.json", {"attempt": self.plan.attempt, "run_id": self.item.run_id, "index": 0})
+            self.put(
+                "progress.json",
+                {"attempt": self.plan.attempt, "run_id": self.item.run_id, "index": 0},
+            )
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record; that of a failure by the rank that failed."""
@@ -287,10 +323,15 @@ class ElasticRun:
         try:
             write_json(self.own / name, body)
         except OSError as error:
-            leave(EXIT_MAILBOX, f"node {self.node} could not write {name}: {error.strerror}; free some space there")
+            leave(
+                EXIT_MAILBOX,
+                f"node {self.node} could not write {name}: {error.strerror}; free some space there",
+            )
 
 
-def one_step(built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int) -> float:
+def one_step(
+    built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int
+) -> float:
     """One optimizer step of this rank's micro-batches; returns its part of the step's loss, to be added up."""
     built.optimizer.zero_grad(set_to_none=True)
     part = 0.0
@@ -299,7 +340,9 @@ def one_step(built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], glo
             continue
         with nullcontext() if micro == len(sizes) - 1 else no_sync(module):
             loss = built.loss_of(module, size)
-            built.arithmetic.backward(loss * (ranks * size / global_batch))  # gradients are averaged over ranks
+            built.arithmetic.backward(
+                loss * (ranks * size / global_batch)
+            )  # gradients are averaged over ranks
         part += float(loss.detach()) * size / global_batch
     built.arithmetic.update(built.optimizer)
     return part
@@ -319,7 +362,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="node.elastic")
     parser.add_argument("--mailbox", type=Path, required=True)
     parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--place", type=int, required=True, help="index of this node: --node is torchrun's own")
+    parser.add_argument(
+        "--place", type=int, required=True, help="index of this node: --node is torchrun's own"
+    )
     given = parser.parse_args()
     die_with_parent()
     plan = plan_from_json(given.plan.read_text())

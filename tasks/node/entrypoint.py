@@ -29,7 +29,9 @@ from .record import WorkloadFile
 from .torchvision_operators import declare_what_did_not_load
 
 _CPU = torch.device("cpu")
-_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')  # of a traceback that came as text from another process
+_FRAME = re.compile(
+    r'File "(.+)", line (\d+), in (\S+)'
+)  # of a traceback that came as text from another process
 
 
 @dataclass(slots=True)
@@ -80,11 +82,19 @@ class LoadedWorkload:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradients of one step."""
-        return sum(one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad)
+        return sum(
+            one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad
+        )
 
 
 def build(
-    folder: Path, workload: WorkloadFile, *, seed: int, rank: int, computing: Arithmetic, shared: bool = False
+    folder: Path,
+    workload: WorkloadFile,
+    *,
+    seed: int,
+    rank: int,
+    computing: Arithmetic,
+    shared: bool = False,
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
@@ -103,13 +113,17 @@ def build(
     torch.manual_seed(seed)
     declare_what_did_not_load()
     module = _module(folder, workload)
-    if workload.module:  # which only the first item of a process imports: all start from the same numbers
+    if (
+        workload.module
+    ):  # which only the first item of a process imports: all start from the same numbers
         torch.manual_seed(seed)
     function = getattr(module, workload.function, None)
     if not callable(function):
         near = difflib.get_close_matches(workload.function, dir(module), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}")
+        raise WorkloadError(
+            f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}"
+        )
     arguments = dict(workload.arguments)
     _refuse_arguments(function, workload)
     if workload.data:
@@ -130,8 +144,12 @@ def build(
             f"{workload.function} must return a torch module, a loss, a batch maker or a DataLoader, and an optimizer"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
-    if not any(one.requires_grad for one in model.parameters()):  # the other ranks would wait for its gradients
+        raise WorkloadError(
+            f"the fourth part that {workload.function} returns is no torch optimizer"
+        )
+    if not any(
+        one.requires_grad for one in model.parameters()
+    ):  # the other ranks would wait for its gradients
         raise WorkloadError("the model has no parameter to train")
     computing.hold()  # a script may ask for faster products
     for part in (loss,) if shared else (model, loss):
@@ -139,11 +157,17 @@ def build(
             part.to(device)
     own_seed = seed + 1000 * (rank + 1)
     torch.manual_seed(own_seed)
-    loader = Loader(batches, seed=own_seed, made_in=getattr(function, "__code__", None)) if loaded else None
+    loader = (
+        Loader(batches, seed=own_seed, made_in=getattr(function, "__code__", None))
+        if loaded
+        else None
+    )
     return LoadedWorkload(
         model=model,
         loss=loss,
-        make_batch=_on_device(batches if loader is None else loader, device, made_there=loader is None),
+        make_batch=_on_device(
+            batches if loader is None else loader, device, made_there=loader is None
+        ),
         optimizer=optimizer,
         device=device,
         arithmetic=computing,
@@ -156,14 +180,18 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     if workload.module:
         root = str(folder / workload.folder)
         if sys.path[0] != root:
-            sys.path.insert(0, root)  # as where a script is run; processes that load data see it too
+            sys.path.insert(
+                0, root
+            )  # as where a script is run; processes that load data see it too
         return importlib.import_module(workload.module)
     file = folder / workload.folder / workload.source if workload.folder else folder / workload.file
     spec = importlib.util.spec_from_file_location(f"srift_workload_{workload.digest}", file)
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{workload.file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where torch's compiler and processes that load data look for it
+    sys.modules[spec.name] = (
+        module  # where torch's compiler and processes that load data look for it
+    )
     spec.loader.exec_module(module)
     return module
 
@@ -189,11 +217,19 @@ def _refuse_arguments(function: Callable[..., Any], workload: WorkloadFile) -> N
     if (strange := [one for one in workload.arguments if one not in named]) and not takes_any:
         near = difflib.get_close_matches(strange[0], named, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it takes: {', '.join(named) or 'none'}"
-        raise WorkloadError(f"{called} takes no argument {strange[0]!r}, stated in `arguments` {section}; {hint}")
+        raise WorkloadError(
+            f"{called} takes no argument {strange[0]!r}, stated in `arguments` {section}; {hint}"
+        )
     given = {*workload.arguments, *(["data"] if workload.data else [])}
-    missing = [name for name, one in named.items() if one.default is inspect.Parameter.empty and name not in given]
+    missing = [
+        name
+        for name, one in named.items()
+        if one.default is inspect.Parameter.empty and name not in given
+    ]
     if "data" in missing:
-        raise WorkloadError(f'{called} needs its argument `data`: state `data = "FOLDER"` {section}')
+        raise WorkloadError(
+            f'{called} needs its argument `data`: state `data = "FOLDER"` {section}'
+        )
     if missing:
         stated = ", ".join(f"{name} = ..." for name in missing)
         raise WorkloadError(
@@ -209,7 +245,9 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """
     if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"
-    frames = [(one.filename, one.lineno, one.name) for one in traceback.extract_tb(error.__traceback__)]
+    frames = [
+        (one.filename, one.lineno, one.name) for one in traceback.extract_tb(error.__traceback__)
+    ]
     codes: tuple[CodeType, ...] = getattr(error, "codes", ())
     reported = [(file, int(line), name) for file, line, name in _FRAME.findall(str(error))]
     blamed = [(one.co_filename, one.co_firstlineno, one.co_name) for one in reversed(codes)]

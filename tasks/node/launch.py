@@ -35,8 +35,14 @@ from .reference import Reference
 from .strategies import DDP, strategy
 
 _WAIT_S = 60.0
-_LISTS = {"rank_step_s", "rank_compute_s", "reference_s"}  # of values, with an entry a rank or a node
-_ORDERS = "sort_ranks" in signature(dist.new_group).parameters  # torch 2.13 can make groups in any order of ranks
+_LISTS = {
+    "rank_step_s",
+    "rank_compute_s",
+    "reference_s",
+}  # of values, with an entry a rank or a node
+_ORDERS = (
+    "sort_ranks" in signature(dist.new_group).parameters
+)  # torch 2.13 can make groups in any order of ranks
 _PAIRS = " pairs"  # no workload's name
 
 
@@ -57,7 +63,9 @@ class Launch:
     groups: dict[tuple[int, ...], dist.ProcessGroup]
     patience: Patience
     devices: tuple[tuple[str, int], ...]
-    written: set[str] = field(default_factory=set)  # workloads of which this rank wrote a checkpoint
+    written: set[str] = field(
+        default_factory=set
+    )  # workloads of which this rank wrote a checkpoint
     pairs: dict[str, Any] = field(default_factory=dict)
     order_reason: str = ""
 
@@ -109,7 +117,9 @@ class Launch:
         comes[len(ranks)] = [ranks.index(one) for one in self.layout.ranks(item)]
         found = dict(values)
         for name in _LISTS & values.keys():
-            found[name] = [values[name][place] for place in comes[len(values[name])]] if values[name] else []
+            found[name] = (
+                [values[name][place] for place in comes[len(values[name])]] if values[name] else []
+            )
         found |= {"rank_order": nodes, "rank_order_reason": self.order_reason}
         if self.pairs:
             found["pairs_s"] = self.pairs["took_s"]
@@ -122,9 +132,13 @@ class Launch:
         """The devices that `item` runs on, one entry a node of it."""
         found = []
         for node in item.nodes:
-            served = (rank for rank in self.layout.ranks(item) if self.layout.places[rank][0] == node)
+            served = (
+                rank for rank in self.layout.ranks(item) if self.layout.places[rank][0] == node
+            )
             names, threads = zip(*(self.devices[rank] for rank in served), strict=True)
-            found.append(Devices(name="+".join(dict.fromkeys(names)), count=len(names), threads=max(threads)))
+            found.append(
+                Devices(name="+".join(dict.fromkeys(names)), count=len(names), threads=max(threads))
+            )
         return found
 
     @property
@@ -145,12 +159,19 @@ def join(mailbox: Path, plan: Plan) -> Launch:
     rank = dist.get_rank()
     # torchrun's own store outlives the workers of the other nodes; a second connection, so that waiting blocks nobody
     store = TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(hours=1)
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(hours=1),
     )
     everybody = range(len(layout.places))
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for ranks in sorted({layout.ranks(item) for item in plan.items} | {(one,) for one in everybody}):
-        group = dist.new_group(list(ranks), timeout=timedelta(seconds=plan.timeout_s), backend=backend(device))
+    for ranks in sorted(
+        {layout.ranks(item) for item in plan.items} | {(one,) for one in everybody}
+    ):
+        group = dist.new_group(
+            list(ranks), timeout=timedelta(seconds=plan.timeout_s), backend=backend(device)
+        )
         if rank in ranks:
             groups[ranks] = group
     rehearse(groups[(rank,)], device)
@@ -183,7 +204,9 @@ def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:
     timeout = timedelta(seconds=launch.plan.timeout_s)
     for ranks, sends in sorted(ordered.items()):
         if sends != ranks:
-            group = dist.new_group(list(sends), timeout=timeout, backend=backend(launch.device), sort_ranks=False)
+            group = dist.new_group(
+                list(sends), timeout=timeout, backend=backend(launch.device), sort_ranks=False
+            )
             groups |= {ranks: group} if launch.rank in ranks else {}
     return replace(launch, layout=layout, groups=groups, order_reason=reason)
 
@@ -220,7 +243,9 @@ def wait_for(launch: Launch, index: int) -> None:
             launch.store.wait([key], timedelta(seconds=_WAIT_S))
             break
         except dist.DistError as error:
-            if time.monotonic() - asked < _WAIT_S / 2:  # not the end of the wait, which a long item may well outlast
+            if (
+                time.monotonic() - asked < _WAIT_S / 2
+            ):  # not the end of the wait, which a long item may well outlast
                 leave(EXIT_LOST_PEER, f"the launch's store is gone: {explain(error)}")
     if launch.store.get(key) == b"abort":
         leave(EXIT_LOST_PEER, f"{launch.plan.items[index].run_id} failed on another node")
@@ -232,14 +257,19 @@ def report(launch: Launch, name: str, body: Any) -> None:
     try:
         write_json(path, body)
     except OSError as error:
-        leave(EXIT_MAILBOX, f"node {launch.node} could not write {path}: {error.strerror}; free some space there")
+        leave(
+            EXIT_MAILBOX,
+            f"node {launch.node} could not write {path}: {error.strerror}; free some space there",
+        )
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """One line: the kind of error, the first line of its message, and where in the file of `workload` it arose."""
     error = in_words(error)
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
-    if text and workload is not None and workload.folder:  # a file of the folder by the name that its user knows
+    if (
+        text and workload is not None and workload.folder
+    ):  # a file of the folder by the name that its user knows
         text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
     # torch.compile names the backend on the first line, and what went wrong on the second
     words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])

@@ -42,8 +42,19 @@ _MOST_PATH = 70  # characters of a folder in which workers can have a socket, wh
 _TRACEBACK = "Original Traceback"  # torch's words before what a worker's error said
 _ENDLESS = 2**62  # samples: no pass over the data ends within a measurement
 _READ_S, _READ_MOST = 1.0, 256  # of samples that are read beforehand, each of two times
-_MOST_PARTS, _MOST_LOOKED_INTO = 1000, 100_000  # of one list, and in all: where a million labels lie is no cache
-_KEPT = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "persistent_workers", "in_order")
+_MOST_PARTS, _MOST_LOOKED_INTO = (
+    1000,
+    100_000,
+)  # of one list, and in all: where a million labels lie is no cache
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "worker_init_fn",
+    "generator",
+    "persistent_workers",
+    "in_order",
+)
 _OF_WORKERS = ("timeout", "prefetch_factor", "multiprocessing_context")
 
 
@@ -86,7 +97,9 @@ class Loader:
     `workers` is the number of processes that the user asked for.
     """
 
-    def __init__(self, given: DataLoader[Any], *, seed: int, made_in: CodeType | None = None) -> None:
+    def __init__(
+        self, given: DataLoader[Any], *, seed: int, made_in: CodeType | None = None
+    ) -> None:
         """`made_in`: the user's function that returned it.
 
         Raises LoaderError where the samples of its batches cannot be set.
@@ -199,11 +212,19 @@ class Loader:
             try:
                 samples = len(dataset)  # type: ignore[arg-type]
             except TypeError:
-                raise LoaderError("the dataset of its loader has no __len__", self._codes()) from None
+                raise LoaderError(
+                    "the dataset of its loader has no __len__", self._codes()
+                ) from None
             if samples < batch:
-                has = f"has {samples} samples, fewer than a batch of {batch}" if samples else "is empty"
+                has = (
+                    f"has {samples} samples, fewer than a batch of {batch}"
+                    if samples
+                    else "is empty"
+                )
                 raise LoaderError(f"the dataset of its loader {has}", self._codes())
-            asked["sampler"] = RandomSampler(range(samples), replacement=True, num_samples=_ENDLESS, generator=order)
+            asked["sampler"] = RandomSampler(
+                range(samples), replacement=True, num_samples=_ENDLESS, generator=order
+            )
             if self._among:
                 asked["sampler"] = _Among(self._among, order)
         return DataLoader(dataset, batch_size=batch, drop_last=True, **asked)
@@ -214,7 +235,9 @@ class Loader:
             self._iterator = iter(self._rebuilt)  # type: ignore[arg-type]
         except Exception as error:
             raise self._said(error) from error
-        self._processes = [one for one in self._processes if one.is_alive()]  # persistent ones go on
+        self._processes = [
+            one for one in self._processes if one.is_alive()
+        ]  # persistent ones go on
         self._processes += set(multiprocessing.active_children()) - before
 
     def _first(self, batch: int) -> Any:
@@ -222,30 +245,48 @@ class Loader:
         try:
             return next(self._iterator)  # type: ignore[arg-type]
         except StopIteration:
-            beside = f" from any of its {self.workers} workers" if self.workers > 1 and not self.in_process else ""
-            raise LoaderError(f"its loader ends before it gave {batch} samples{beside}", self._codes()) from None
+            beside = (
+                f" from any of its {self.workers} workers"
+                if self.workers > 1 and not self.in_process
+                else ""
+            )
+            raise LoaderError(
+                f"its loader ends before it gave {batch} samples{beside}", self._codes()
+            ) from None
         except Exception as error:
             raise self._said(error) from error
 
     def _checked(self, made: Any, batch: int) -> tuple[Any, Any]:
         if not isinstance(made, tuple | list) or len(made) != 2:
             what = f"{len(made)} parts" if isinstance(made, tuple | list) else type(made).__name__
-            raise LoaderError(f"its loader gave {what} as a batch, where a pair (inputs, target) is due", self._codes())
+            raise LoaderError(
+                f"its loader gave {what} as a batch, where a pair (inputs, target) is due",
+                self._codes(),
+            )
         for name, part in zip(("inputs", "target"), made, strict=True):
             sizes = list(_sizes(part))
             if batch not in sizes:
                 first = f"; they have {sizes[0]}" if sizes else ""
-                raise LoaderError(f"the {name} that its loader gave are not of {batch} samples{first}", self._codes())
+                raise LoaderError(
+                    f"the {name} that its loader gave are not of {batch} samples{first}",
+                    self._codes(),
+                )
         return made[0], made[1]
 
     def _said(self, error: Exception) -> BaseException:
-        if isinstance(error, OSError | EOFError) and self._processes and _TRACEBACK not in str(error):
+        if (
+            isinstance(error, OSError | EOFError)
+            and self._processes
+            and _TRACEBACK not in str(error)
+        ):
             # a worker that dies while it hands over a batch resets the connection, before torch hears of its death
             ending = wait([one.sentinel for one in self._processes], timeout=_LEAVE_S)
             for one in self._processes:
                 if one.sentinel in ending:
                     one.join(_LEAVE_S)  # its pipe is closed a moment before it has an exit code
-                    return LoaderError(f"a worker of its loader died: exit code {one.exitcode}", self._codes())
+                    return LoaderError(
+                        f"a worker of its loader died: exit code {one.exitcode}", self._codes()
+                    )
         return in_words(error, self._codes(), within_s=self._within_s)
 
     @property
@@ -289,11 +330,15 @@ def _caches(dataset: Any) -> Iterator[Any]:
         if isinstance(one, list | tuple | dict):
             held += islice(one.values() if isinstance(one, dict) else one, _MOST_PARTS)
         left += [
-            part for part in held if hasattr(type(part), "__getitem__") and not isinstance(part, str | bytes | Tensor)
+            part
+            for part in held
+            if hasattr(type(part), "__getitem__") and not isinstance(part, str | bytes | Tensor)
         ]
 
 
-def in_words(error: BaseException, codes: tuple[CodeType, ...] = (), *, within_s: float = _WITHIN_S) -> BaseException:
+def in_words(
+    error: BaseException, codes: tuple[CodeType, ...] = (), *, within_s: float = _WITHIN_S
+) -> BaseException:
     """A LoaderError for what torch says of its workers, who may die at any moment of a step; any other as it is."""
     if isinstance(error, LoaderError):
         return error
@@ -310,7 +355,9 @@ def in_words(error: BaseException, codes: tuple[CodeType, ...] = (), *, within_s
 @contextmanager
 def worker_deaths_ignored() -> Iterator[None]:
     """Inside, no signal of torch's raises that a worker has died: it would hide an error that is being reported."""
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's alone
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # signals are the main thread's alone
         yield
         return
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -366,7 +413,9 @@ class Cost:
             queued_s = float(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
         with suppress(OSError, ValueError):
             lines = Path("/proc/thread-self/io").read_text().splitlines()
-            counters |= {name: float(value) for name, _, value in (line.partition(":") for line in lines)}
+            counters |= {
+                name: float(value) for name, _, value in (line.partition(":") for line in lines)
+            }
         return cls(
             wall_s=time.perf_counter(),
             processor_s=time.thread_time(),
@@ -377,7 +426,9 @@ class Cost:
 
     def since(self, before: Cost) -> Cost:
         """From then on."""
-        return Cost(**{name: getattr(self, name) - getattr(before, name) for name in self.__slots__})
+        return Cost(
+            **{name: getattr(self, name) - getattr(before, name) for name in self.__slots__}
+        )
 
     @property
     def waited_s(self) -> float:

@@ -32,7 +32,9 @@ def cores() -> int:
     apart = set()
     for thread in threads:
         try:
-            apart.add((_CPUS / f"cpu{thread}" / "topology" / "thread_siblings_list").read_text().strip())
+            apart.add(
+                (_CPUS / f"cpu{thread}" / "topology" / "thread_siblings_list").read_text().strip()
+            )
         except OSError:  # a kernel that does not tell
             return len(threads)
     return len(apart)
@@ -69,7 +71,9 @@ def interface_of(address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                answer = fcntl.ioctl(
+                    sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode())
+                )
             except OSError:
                 continue  # an interface without an address
             if socket.inet_ntoa(answer[20:24]) == address:

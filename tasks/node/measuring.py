@@ -21,12 +21,18 @@ import torch.distributed as dist
 
 from .reference import Reference
 
-DISTURBED = 0.1  # of the processor time that was wanted: runs of one setup differ by about as much anyway
+DISTURBED = (
+    0.1  # of the processor time that was wanted: runs of one setup differ by about as much anyway
+)
 _LEAST_TICKS = 20.0  # wanted: of fewer, one that was taken says nothing
-MEDIAN_ERROR = 0.015  # relative standard error of the median at which a measurement is called steady
+MEDIAN_ERROR = (
+    0.015  # relative standard error of the median at which a measurement is called steady
+)
 DRIFT = 0.04  # relative difference between the medians of the two halves above which it is still warming up
 _IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
-_MEDIAN_TO_MEAN = 1.2533  # standard error of the median over that of the mean, normal distribution: sqrt(pi / 2)
+_MEDIAN_TO_MEAN = (
+    1.2533  # standard error of the median over that of the mean, normal distribution: sqrt(pi / 2)
+)
 _STAT = Path("/proc/stat")
 _T = TypeVar("_T")
 
@@ -68,7 +74,10 @@ class Patience:
             return {}
         medians = [median(rank) for rank in by_rank]
         blocks = len(self.references)
-        away = [stdev(rank) / middle if blocks > 1 else 0.0 for rank, middle in zip(by_rank, medians, strict=True)]
+        away = [
+            stdev(rank) / middle if blocks > 1 else 0.0
+            for rank, middle in zip(by_rank, medians, strict=True)
+        ]
         left = iter(medians)
         return {
             "reference_s": [max(next(left) for _ in range(count)) for count in used],
@@ -85,7 +94,9 @@ class Patience:
             fixed_s = self._fixed_s()
             before, started = processor_ticks(), time.monotonic()
             found = measure()
-            taken, wanted = (now - then for now, then in zip(processor_ticks(), before, strict=True))
+            taken, wanted = (
+                now - then for now, then in zip(processor_ticks(), before, strict=True)
+            )
             spent_s = time.monotonic() - started
             fixed_s = (fixed_s + self._fixed_s()) / 2
             gathered = gather([taken, wanted, spent_s, self.left_s, fixed_s], group)
@@ -105,7 +116,9 @@ def processor_ticks() -> tuple[float, float]:
     """Of this machine since it started: ticks that its host took away, and all that its processors wanted."""
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
-        user, nice, system, _idle, _waiting, interrupts, soft, taken = (float(one) for one in words[1:9])
+        user, nice, system, _idle, _waiting, interrupts, soft, taken = (
+            float(one) for one in words[1:9]
+        )
     except (OSError, ValueError):  # a kernel that does not tell
         return 0.0, 0.0
     return taken, user + nice + system + interrupts + soft + taken
@@ -147,7 +160,9 @@ def drift(values: Sequence[float]) -> float:
     return abs(median(values[half:]) - median(values[:half])) / median(values)
 
 
-def enough(seconds: Sequence[float], *, least: int, most: int, elapsed_s: float, most_s: float) -> bool:
+def enough(
+    seconds: Sequence[float], *, least: int, most: int, elapsed_s: float, most_s: float
+) -> bool:
     """Whether to stop: the median is well known and does not drift, or `most` steps or `most_s` seconds are spent."""
     if not seconds:
         return False

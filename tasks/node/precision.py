@@ -75,9 +75,13 @@ def arithmetic(precision: str, device: torch.device) -> Arithmetic:
         raise NoSuchPrecision(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if precision == "tf32" and (capability is None or capability < _AMPERE):
-        raise NoSuchPrecision(f"tf32 needs an NVIDIA GPU of Ampere or later; this is {_named(device)}: train in fp32")
+        raise NoSuchPrecision(
+            f"tf32 needs an NVIDIA GPU of Ampere or later; this is {_named(device)}: train in fp32"
+        )
     if precision == "bf16" and capability is not None and capability < _AMPERE:
-        raise NoSuchPrecision(f"bf16 needs a GPU of Ampere or later; this is {_named(device)}: train in fp16 or fp32")
+        raise NoSuchPrecision(
+            f"bf16 needs a GPU of Ampere or later; this is {_named(device)}: train in fp16 or fp32"
+        )
     scaler = torch.amp.GradScaler(device.type) if precision == SCALED else None
     computing = Arithmetic(precision, device, scaler)
     computing.hold()

@@ -45,7 +45,10 @@ def write_failed_records(mailbox: Path, plan: Plan, node: int, reason: str, caus
     for item in plan.items:
         if node in item.nodes:
             record = record_of(plan, item, started_unix=time.time(), problem=reason)
-            write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", replace(record, cause=cause))
+            write_json(
+                mailbox / f"node-{node}" / "records" / f"{item.run_id}.json",
+                replace(record, cause=cause),
+            )
 
 
 def main() -> NoReturn:
@@ -70,7 +73,11 @@ def main() -> NoReturn:
             if workload.folder:
                 os.chdir(scratch / workload.folder)
     except (NotInstalled, OSError) as error:
-        reason = str(error) if isinstance(error, NotInstalled) else f"the workload could not be made ready: {error}"
+        reason = (
+            str(error)
+            if isinstance(error, NotInstalled)
+            else f"the workload could not be made ready: {error}"
+        )
         cause = INSTALL if isinstance(error, NotInstalled) and error.passing else ""
         _give_up(arguments.mailbox, plan, arguments.node, reason, cause)
     os.execve(python, [python, *command[1:]], environment)
@@ -81,7 +88,10 @@ def _give_up(mailbox: Path, plan: Plan, node: int, reason: str, cause: str) -> N
     try:
         write_failed_records(mailbox, plan, node, reason, cause)
     except OSError as error:
-        code, reason = EXIT_MAILBOX, f"node {node} could not write its records: {error.strerror}; {reason}"
+        code, reason = (
+            EXIT_MAILBOX,
+            f"node {node} could not write its records: {error.strerror}; {reason}",
+        )
     print(exit_line(code, reason), file=sys.stderr, flush=True)
     sys.exit(code)
 

@@ -40,9 +40,18 @@ def probe(
         message = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
         first = _all_reduce_s(message, group, repeats=2)[-1]
         repeats = max(_REPEATS_LEAST, min(_REPEATS_MOST, int(_SIZE_S / max(first, 1e-6))))
-        seconds = patience.undisturbed(partial(_all_reduce_s, message, group, repeats=repeats), group)
+        seconds = patience.undisturbed(
+            partial(_all_reduce_s, message, group, repeats=repeats), group
+        )
         middle = fmean(seconds[i] for i in measuring.central(seconds))
-        rows.append({"bytes": size, "seconds": middle, "spread": measuring.spread(seconds), "repeats": repeats})
+        rows.append(
+            {
+                "bytes": size,
+                "seconds": middle,
+                "spread": measuring.spread(seconds),
+                "repeats": repeats,
+            }
+        )
     return {"rows": rows}, ""
 
 
@@ -77,16 +86,21 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
                 empty_s = median(_exchange_s(1, peer, group) for _ in range(_EMPTIES))
                 sizes[peer] = sizes.get(peer) or _size(peer, group)
                 own_latency_s[peer] = empty_s
-                own_byte_s[peer] = max(_steady_s(sizes[peer], peer, group) - empty_s, 1e-12) / sizes[peer]
+                own_byte_s[peer] = (
+                    max(_steady_s(sizes[peer], peer, group) - empty_s, 1e-12) / sizes[peer]
+                )
         rows = gather(own_latency_s + own_byte_s, group)
         latency_s.append(_slower([one[:many] for one in rows]))
         byte_s.append(_slower([one[many:] for one in rows]))
     shapes = gather([float(sizes.get(peer, 0)) for peer in range(many)], group)
     alone_s = {
-        (i, j): median(one[i][j] for one in latency_s) + shapes[i][j] * median(one[i][j] for one in byte_s)
+        (i, j): median(one[i][j] for one in latency_s)
+        + shapes[i][j] * median(one[i][j] for one in byte_s)
         for i, j in combinations(range(many), 2)
     }
-    together = _disjoint({pair: seconds / shapes[pair[0]][pair[1]] for pair, seconds in alone_s.items()})
+    together = _disjoint(
+        {pair: seconds / shapes[pair[0]][pair[1]] for pair, seconds in alone_s.items()}
+    )
     for _ in range(SWEEPS):
         meet(group)
         own_s = 0.0
@@ -95,9 +109,17 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
                 peer = sum(pair) - rank
                 own_s = _steady_s(sizes[peer], peer, group)
         at_once_s = max(one[0] for one in gather([own_s], group))
-        slowest_s, summed_s = max(map(alone_s.__getitem__, together)), sum(map(alone_s.__getitem__, together))
+        slowest_s, summed_s = (
+            max(map(alone_s.__getitem__, together)),
+            sum(map(alone_s.__getitem__, together)),
+        )
         sharing.append(min(max((at_once_s - slowest_s) / (summed_s - slowest_s), 0.0), 1.0))
-    return {"latency_s": latency_s, "byte_s": byte_s, "sharing": sharing, "took_s": time.monotonic() - began}
+    return {
+        "latency_s": latency_s,
+        "byte_s": byte_s,
+        "sharing": sharing,
+        "took_s": time.monotonic() - began,
+    }
 
 
 def _disjoint(slowness: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
@@ -141,7 +163,9 @@ def _exchange_s(size: int, peer: int, group: dist.ProcessGroup) -> float:
     return time.monotonic() - before
 
 
-def _exchange(given: torch.Tensor, received: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
+def _exchange(
+    given: torch.Tensor, received: torch.Tensor, peer: int, group: dist.ProcessGroup
+) -> None:
     """Both ends send and receive at once."""
     asked = [dist.P2POp(dist.isend, given, group=group, group_peer=peer)]
     asked.append(dist.P2POp(dist.irecv, received, group=group, group_peer=peer))

@@ -27,7 +27,9 @@ def die_with_parent() -> None:
 
 def seconds_since_start() -> float:
     """How long ago this process began, by the kernel's clock."""
-    began = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+    began = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf(
+        "SC_CLK_TCK"
+    )
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
@@ -77,7 +79,9 @@ _SAID = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 def blame_rank(code: Any) -> int:
     """Whose word counts first: a fault of its own, then an end that nobody explains, then a lost peer."""
-    if code in (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE) or (isinstance(code, int) and code < 0):
+    if code in (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE) or (
+        isinstance(code, int) and code < 0
+    ):
         return 0
     return 2 if code == EXIT_LOST_PEER else 1
 
@@ -91,7 +95,11 @@ def worker_exit_code(log: str) -> int | None:
     """What torchrun says of the rank that was hit first: negative for a signal; None where it says nothing."""
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # torchrun ends the neighbours of a rank that it lost by SIGTERM, and lists them too
-    return min(reversed(codes), key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code), default=None)
+    return min(
+        reversed(codes),
+        key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code),
+        default=None,
+    )
 
 
 def exit_reason(log: str, worker_code: int | None) -> str:
@@ -100,4 +108,8 @@ def exit_reason(log: str, worker_code: int | None) -> str:
     own = [words for code, words in said if code == str(worker_code)]
     if said:
         return str((own or [words for _, words in said])[-1])
-    return "torchrun failed; see its log" if worker_code is None else f"the worker ended with exit code {worker_code}"
+    return (
+        "torchrun failed; see its log"
+        if worker_code is None
+        else f"the worker ended with exit code {worker_code}"
+    )

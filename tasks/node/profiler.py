@@ -39,7 +39,9 @@ def profile(
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
-        except torch.OutOfMemoryError:  # of a GPU: what is smaller was measured, and says what there is to know
+        except (
+            torch.OutOfMemoryError
+        ):  # of a GPU: what is smaller was measured, and says what there is to know
             if not rows:
                 raise
             break
@@ -48,7 +50,9 @@ def profile(
     loading: dict[str, Any] = {}
     if built.loader is not None:
         loading = _loading(rows, built.loader)
-        kept = built.make_batch(typical)  # what is still to be measured has nothing to do with making others
+        kept = built.make_batch(
+            typical
+        )  # what is still to be measured has nothing to do with making others
         smallest = built.make_batch(min(item.batches))
         built = replace(built, make_batch={typical: kept, min(item.batches): smallest}.__getitem__)
     values = {
@@ -137,7 +141,9 @@ def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
     """`volumes` of tensor parallelism: of weights, and for one sample of activations."""
     with torch.no_grad():
         found = volumes(built.model, lambda: built.model(built.make_batch(batch)[0]))
-    return {name: value / (1 if name == "divided_weights" else batch) for name, value in found.items()}
+    return {
+        name: value / (1 if name == "divided_weights" else batch) for name, value in found.items()
+    }
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:

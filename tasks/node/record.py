@@ -194,7 +194,9 @@ class Plan:
     @property
     def meet_s(self) -> float:
         """How long a node waits for the others' torchrun: they may look for their devices, install, and read torch."""
-        return self.join_s * (2 if any(one.checked for one in self.expected) else 1) + self.prepare_s
+        return (
+            self.join_s * (2 if any(one.checked for one in self.expected) else 1) + self.prepare_s
+        )
 
 
 LEAST_ORDERED = 4  # machines: in a ring of fewer each has the same neighbours in any order
@@ -221,7 +223,9 @@ class RankLayout:
                 if node not in devices:
                     if node not in item.needs:
                         continue
-                    raise ValueError(f"{item.run_id} needs node {node}, which takes no part in this attempt")
+                    raise ValueError(
+                        f"{item.run_id} needs node {node}, which takes no part in this attempt"
+                    )
                 devices[node] = max(devices[node], used)
         return cls(devices=devices)
 
@@ -242,15 +246,23 @@ class RankLayout:
     def ranks(self, item: Item) -> tuple[int, ...]:
         """Who serves `item`, in ascending order: the first devices of each of its nodes."""
         used = dict(zip(item.nodes, item.used, strict=True))
-        return tuple(rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0))
+        return tuple(
+            rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)
+        )
 
     def placed(self, item: Item) -> Item:
         """`item` with its nodes, their devices and batches in the order in which they send to each other."""
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
-        order = sorted(range(len(item.nodes)), key=lambda place: self.sending.index(item.nodes[place]))
-        nodes, devices = ([one[place] for place in order] if one else [] for one in (item.nodes, item.devices))
-        batches = [item.batches[place] for place in order] if item.kind in TRAINING else item.batches
+        order = sorted(
+            range(len(item.nodes)), key=lambda place: self.sending.index(item.nodes[place])
+        )
+        nodes, devices = (
+            [one[place] for place in order] if one else [] for one in (item.nodes, item.devices)
+        )
+        batches = (
+            [item.batches[place] for place in order] if item.kind in TRAINING else item.batches
+        )
         return replace(item, nodes=nodes, devices=devices, batches=batches)
 
     def sending_ranks(self, item: Item) -> tuple[int, ...]:
@@ -356,7 +368,9 @@ def record_of(
         status="failed" if problem else "measured",
         reason=problem,
         item=asdict(item),
-        workload_digest=next((one.digest for one in plan.workloads if one.name == item.workload), ""),
+        workload_digest=next(
+            (one.digest for one in plan.workloads if one.name == item.workload), ""
+        ),
         started_unix=started_unix,
         ended_unix=time.time(),
         fingerprint=fingerprint(),

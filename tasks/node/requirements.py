@@ -32,15 +32,42 @@ INSTALL_S = 300.0  # most seconds of an installation; Plan.prepare_s where a nod
 _MARKER = "complete.json"
 # Of the environment, what pip finds programs and an index by; what holds a password does not reach packages' own code.
 _CARRIED = (
-    *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PIP_CONFIG_FILE"),
-    *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT", "PIP_TRUSTED_HOST"),
+    *(
+        "PATH",
+        "LANG",
+        "LC_ALL",
+        "LD_LIBRARY_PATH",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+    ),
+    *(
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "PIP_CONFIG_FILE",
+    ),
+    *(
+        "PIP_INDEX_URL",
+        "PIP_EXTRA_INDEX_URL",
+        "PIP_FIND_LINKS",
+        "PIP_NO_INDEX",
+        "PIP_CERT",
+        "PIP_TRUSTED_HOST",
+    ),
     *("PIP_PROXY", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES"),
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
 _SAID = 400  # characters of pip's words
 # How pip [23 to 25] tells of a conflict, and of what a build failed by.
-_CAUSES, _ADVICE, _ASKED = "The conflict is caused by:", ("To fix this", "ERROR", "Additionally"), "The user requested"
+_CAUSES, _ADVICE, _ASKED = (
+    "The conflict is caused by:",
+    ("To fix this", "ERROR", "Additionally"),
+    "The user requested",
+)
 _UNREACHED = "connection broken by"  # how it tells of an index that does not answer
 _TORCH = re.compile(r"\btorch\b(?!-)")
 _BROKEN = re.compile(r"(?:fatal error|error|\w+Error|[^\s:]+:\d+:.*error)\b.*:")
@@ -74,8 +101,15 @@ def unpack(archive: bytes | Path, folder: Path) -> None:
             with tarfile.open(fileobj=file, mode="r:gz") as tar:
                 for member in tar:
                     parts = Path(member.name).parts
-                    if not member.isreg() or not parts or ".." in parts or member.name.startswith("/"):
-                        raise OSError(f"an archive of code holds {member.name!r}, which is no file below its folder")
+                    if (
+                        not member.isreg()
+                        or not parts
+                        or ".." in parts
+                        or member.name.startswith("/")
+                    ):
+                        raise OSError(
+                            f"an archive of code holds {member.name!r}, which is no file below its folder"
+                        )
                     path, content = beside / member.name, tar.extractfile(member)
                     assert content is not None
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +150,12 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
         except BaseException:
             shutil.rmtree(environment, ignore_errors=True)
             raise
-        marker = {"workload": workload, "requirements": requirements, "torch": torch_version(), "python": sys.version}
+        marker = {
+            "workload": workload,
+            "requirements": requirements,
+            "torch": torch_version(),
+            "python": sys.version,
+        }
         (environment / _MARKER).write_text(json.dumps(marker))
         return str(environment / "bin" / "python")
 
@@ -127,17 +166,32 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
     if pip is None:
         raise NotInstalled(f"{of} could not be installed: {sys.executable} has no pip")
     with tempfile.TemporaryDirectory(prefix="srift-pip-") as scratch:
-        made = _run([sys.executable, "-I", "-m", "venv", "--without-pip", str(environment)], root, Path(scratch))
+        made = _run(
+            [sys.executable, "-I", "-m", "venv", "--without-pip", str(environment)],
+            root,
+            Path(scratch),
+        )
         if made[0]:
-            raise NotInstalled(f"{of} could not be installed: no environment could be made: {_last(made[1])}")
+            raise NotInstalled(
+                f"{of} could not be installed: no environment could be made: {_last(made[1])}"
+            )
         packages = next(environment.glob("lib/python*/site-packages"))
         lines = [f"import site; site.addsitedir({one!r})\n" for one in _own_packages()]
         (packages / "srift-node.pth").write_text("".join(lines))
         torch = torch_version().partition("+")[0]
         command = [
-            *(str(environment / "bin" / "python"), "-I", *pip, "install", "--no-input", "--disable-pip-version-check"),
+            *(
+                str(environment / "bin" / "python"),
+                "-I",
+                *pip,
+                "install",
+                "--no-input",
+                "--disable-pip-version-check",
+            ),
             *("--requirement", requirements),
-            *([f"torch=={torch}"] if torch else []),  # it is here: so it stays, and so does what it needs
+            *(
+                [f"torch=={torch}"] if torch else []
+            ),  # it is here: so it stays, and so does what it needs
         ]
         code, said = _run(command, root, Path(scratch))
         own = sorted(packages.glob("torch-*.dist-info"))
@@ -145,16 +199,22 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
             sentence = f"{of} were not installed within {INSTALL_S:.0f} s, and that was ended: {_last(said)}"
             raise NotInstalled(sentence, passing=True)
         if code:
-            raise NotInstalled(f"{_reason(said, torch, of)}{_without_passwords()}", passing=_UNREACHED in said)
+            raise NotInstalled(
+                f"{_reason(said, torch, of)}{_without_passwords()}", passing=_UNREACHED in said
+            )
         if torch and own:
             brought = own[0].name.removesuffix(".dist-info").replace("-", " ")
-            raise NotInstalled(f"{of} clash with torch {torch}, which the machines have: they bring {brought}")
+            raise NotInstalled(
+                f"{of} clash with torch {torch}, which the machines have: they bring {brought}"
+            )
 
 
 def _run(command: list[str], root: Path, scratch: Path) -> tuple[int | None, str]:
     """Exit code (None: it took too long and was ended, with all that it had started) and what was said."""
     environment = {name: os.environ[name] for name in _CARRIED if name in os.environ}
-    environment = {name: value for name, value in environment.items() if not _PASSWORD.search(value)}
+    environment = {
+        name: value for name, value in environment.items() if not _PASSWORD.search(value)
+    }
     environment |= {"HOME": str(scratch), "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command,
@@ -171,7 +231,9 @@ def _run(command: list[str], root: Path, scratch: Path) -> tuple[int | None, str
         return process.returncode, said.decode(errors="replace")
     except BaseException as error:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet: the number is still its own
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # not waited for yet: the number is still its own
         said, _ = process.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
             return None, said.decode(errors="replace")
@@ -183,17 +245,27 @@ def _reason(said: str, torch: str, of: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     if _CAUSES in lines:
-        causes = list(takewhile(lambda line: not line.startswith(_ADVICE), lines[lines.index(_CAUSES) + 1 :]))
+        causes = list(
+            takewhile(lambda line: not line.startswith(_ADVICE), lines[lines.index(_CAUSES) + 1 :])
+        )
         causes = list(dict.fromkeys(causes))
         held = [one for one in causes if torch and one == f"{_ASKED} torch=={torch}"]
-        held += [one for one in causes if one.startswith(f"{_ASKED} (constraint) torch")]  # of pip's own settings
+        held += [
+            one for one in causes if one.startswith(f"{_ASKED} (constraint) torch")
+        ]  # of pip's own settings
         clashing = "; ".join(one.removeprefix(f"{_ASKED} ") for one in causes if one not in held)
         if held and _TORCH.search(clashing):
             return f"{of} clash with torch {torch}, which the machines have: {clashing}"
         return f"{of} clash with each other: {clashing}"
     if "subprocess-exited-with-error" in said:
-        broken = [line for line in lines if _BROKEN.match(line) and "subprocess-exited-with-error" not in line]
-        what = errors[-1:] or [line.removeprefix("× ") for line in lines if line.startswith("× ")][-1:]
+        broken = [
+            line
+            for line in lines
+            if _BROKEN.match(line) and "subprocess-exited-with-error" not in line
+        ]
+        what = (
+            errors[-1:] or [line.removeprefix("× ") for line in lines if line.startswith("× ")][-1:]
+        )
         why = " (".join([*what, *broken[-1:]])[:_SAID] + (")" if what and broken else "")
         return f"{of} could not be installed: {why or _last(said)}; a wheel for this Python needs no building"
     if not errors:

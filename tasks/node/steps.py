@@ -38,7 +38,13 @@ _COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
 
 
 def one_step(
-    built: LoadedWorkload, module: nn.Module, *, batch: int, accumulation_steps: int, scale: float, sync: bool
+    built: LoadedWorkload,
+    module: nn.Module,
+    *,
+    batch: int,
+    accumulation_steps: int,
+    scale: float,
+    sync: bool,
 ) -> float:
     """One optimizer step; returns the last micro-step's mean loss. Only the last micro-step communicates, if `sync`."""
     built.optimizer.zero_grad(set_to_none=True)
@@ -110,7 +116,10 @@ class TimedSteps:
         by_rank = [Timed(0.0, [], [])] * sum(item.used)
         seconds: list[float] = []
         each, elapsed_s = self.steps_per_round, 0.0
-        limits = {"least": -(-item.least_steps // each) * each, "most": -(-item.most_steps // each) * each}
+        limits = {
+            "least": -(-item.least_steps // each) * each,
+            "most": -(-item.most_steps // each) * each,
+        }
         while not measuring.enough(seconds, **limits, elapsed_s=elapsed_s, most_s=item.most_s):
             blocks = self.block(-(-measuring.next_block(seconds, **limits) // each) * each)
             elapsed_s += max(one.elapsed_s for one in blocks)
@@ -128,9 +137,15 @@ def _ready(
     """The module in the item's strategy, a step of it, and the weight of this rank's mean loss in that of all ranks."""
     micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
-    module = built.model if group is None else parallel(built.model, built.optimizer, group, built.device)
+    module = (
+        built.model
+        if group is None
+        else parallel(built.model, built.optimizer, group, built.device)
+    )
     if communicates_always(module):
-        reset_peak(built.device)  # the whole model lay in the host's memory, until each rank had its share
+        reset_peak(
+            built.device
+        )  # the whole model lay in the host's memory, until each rank had its share
     weight = item.batches[place] / micro_batch
     step = partial(
         one_step,
@@ -153,7 +168,10 @@ def learn(
     that window is not recorded).
     """
     if not 1 <= item.windows <= item.most_steps:
-        return {}, f"{item.most_steps} steps cannot be shared among {item.windows} windows: from 1 to as many as steps"
+        return (
+            {},
+            f"{item.most_steps} steps cannot be shared among {item.windows} windows: from 1 to as many as steps",
+        )
     clock_s = partial(now, built.device)
     _, step, weight = _ready(item, built, group, place)
     steps = item.most_steps // item.windows
@@ -174,7 +192,12 @@ def learn(
 
 
 def train(
-    item: Item, built: LoadedWorkload, group: dist.ProcessGroup | None, patience: Patience, *, place: int
+    item: Item,
+    built: LoadedWorkload,
+    group: dist.ProcessGroup | None,
+    patience: Patience,
+    *,
+    place: int,
 ) -> tuple[dict[str, Any], str]:
     """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
     clock_s = partial(now, built.device)
@@ -191,7 +214,9 @@ def train(
     with running(built.loader):
         losses = [step(sync=True) for _ in range(item.warmup_steps)]
         scaled, before = built.arithmetic, math.inf
-        while scaled.scaled and scaled.scale < before:  # until updates are made, as in a long training
+        while (
+            scaled.scaled and scaled.scale < before
+        ):  # until updates are made, as in a long training
             if scaled.scale < _LEAST_SCALE:
                 return (
                     {},
@@ -199,7 +224,9 @@ def train(
                 )
             before = scaled.scale
             losses.append(step(sync=True))
-        for _ in range(0 if built.loader is None else built.loader.workers):  # what they made before the first step
+        for _ in range(
+            0 if built.loader is None else built.loader.workers
+        ):  # what they made before the first step
             if max(gather([clock_s() - started], group))[0] > item.most_s:
                 break
             losses.append(step(sync=True))
@@ -223,19 +250,26 @@ def train(
         input_s = fmean(waits)
         step_s = median(Timed(0.0, seconds, waits).own_s) + input_s
     peak = peak_bytes(built.device)
-    alone_s: list[float] = []  # seconds of the same step without communication at each rank, all at work as before
+    alone_s: list[
+        float
+    ] = []  # seconds of the same step without communication at each rank, all at work as before
     waited_s = 0.0  # of `step_s`, for a loader
     if group is not None and not communicates_always(module):
         repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
         alone = timed.block(repeats, sync=False)
         alone_s = [median(one.step_s if built.loader is None else one.own_s) for one in alone]
         waited_s = 0.0 if built.loader is None else input_s
-    losses = losses[: warmed + max(item.most_steps, len(seconds))]  # however long hosts disturbed it
+    losses = losses[
+        : warmed + max(item.most_steps, len(seconds))
+    ]  # however long hosts disturbed it
     gathered = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)
     first_loss, last_loss = sum(first_losses), sum(last_losses)
     if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
-        return {}, f"the loss went from {first_loss} to {last_loss} in {len(losses)} steps: not a number to train with"
+        return (
+            {},
+            f"the loss went from {first_loss} to {last_loss} in {len(losses)} steps: not a number to train with",
+        )
     values: dict[str, Any] = {
         "step_s": step_s,
         "step_spread": measuring.spread(seconds),
@@ -243,7 +277,9 @@ def train(
         "input_s": input_s,
         "rank_step_s": [median(one.step_s) for one in by_rank],
         "rank_compute_s": alone_s,
-        "sync_s": None if communicates_always(module) else max(0.0, step_s - waited_s - max(alone_s, default=step_s)),
+        "sync_s": None
+        if communicates_always(module)
+        else max(0.0, step_s - waited_s - max(alone_s, default=step_s)),
         "build_s": max(builds_s),
         "warmup_s": max(warmups_s),
         "steps_s": by_rank[0].elapsed_s,

@@ -42,14 +42,18 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
     if CHECKPOINTING in named:
         recomputed = _layered(model)
         if not recomputed:
-            raise ValueError("checkpointing: the model has no part of several layers, so that nothing is saved by it")
+            raise ValueError(
+                "checkpointing: the model has no part of several layers, so that nothing is saved by it"
+            )
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
         torch.compiler.reset()  # what was compiled for other items counts towards limits
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = _SHAPES
-        torch._dynamo.config.fail_on_recompile_limit_hit = True  # beyond it torch would go on uncompiled
+        torch._dynamo.config.fail_on_recompile_limit_hit = (
+            True  # beyond it torch would go on uncompiled
+        )
         for part in [model] if whole else blocks(model):
             _compile(part)
 
@@ -101,7 +105,9 @@ def _layered(model: nn.Module) -> list[nn.Module]:
 
     def within(module: nn.Module) -> Iterator[nn.Module]:
         for part in module.children():
-            if isinstance(part, _LISTS) or (_size(part) > most and not _whole(part) and _deep(part)):
+            if isinstance(part, _LISTS) or (
+                _size(part) > most and not _whole(part) and _deep(part)
+            ):
                 yield from within(part)
             elif any(part.children()) and _size(part) > 0:
                 yield part
@@ -114,7 +120,9 @@ def _deep(module: nn.Module) -> bool:
 
 
 def _whole(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.") and not isinstance(module, _CALL_THEIR_PARTS)
+    return type(module).__module__.startswith("torch.") and not isinstance(
+        module, _CALL_THEIR_PARTS
+    )
 
 
 def _uses(module: nn.Module) -> Counter[int]:

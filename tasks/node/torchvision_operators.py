@@ -28,7 +28,9 @@ def declare_what_did_not_load() -> None:
         return
     package = find_spec("torchvision")
     compiled = PathFinder.find_spec("_C", package.submodule_search_locations) if package else None
-    if package is None or (compiled is not None and compiled.origin is not None and _loads(compiled.origin)):
+    if package is None or (
+        compiled is not None and compiled.origin is not None and _loads(compiled.origin)
+    ):
         return
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:

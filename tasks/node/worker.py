@@ -51,7 +51,9 @@ def main() -> None:
     plan = plan_from_json(arguments.plan.read_text())
     try:
         launch = join(arguments.mailbox, plan)
-    except NoSuchDevice as error:  # lost since `device_check` looked: every run that needs this node tells of it
+    except (
+        NoSuchDevice
+    ) as error:  # lost since `device_check` looked: every run that needs this node tells of it
         node, _ = RankLayout.of(plan).places[int(os.environ["RANK"])]
         leave(*give_up(arguments.mailbox, plan, node, str(error)))
     if launch.reports:
@@ -71,7 +73,11 @@ def main() -> None:
             wait_for_all(launch, beside)
         if launch.serves(item):
             if launch.reports:
-                report(launch, "progress.json", {"attempt": plan.attempt, "run_id": item.run_id, "index": index})
+                report(
+                    launch,
+                    "progress.json",
+                    {"attempt": plan.attempt, "run_id": item.run_id, "index": index},
+                )
             serve(launch, index, item)
         if together or (launch.node in item.nodes and not launch.leads(item)):
             wait_for(launch, index)
@@ -109,7 +115,10 @@ def serve(launch: Launch, index: int, item: Item) -> None:
         write_record(launch, item, started_unix, problem, values)
         launch.store.set(f"item-{index}-done", "done")
     if problem and not usable(launch.device):
-        leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.layout.label(launch.rank)} unusable: {problem}")
+        leave(
+            EXIT_ITEM_FAILED,
+            f"{item.run_id} left {launch.layout.label(launch.rank)} unusable: {problem}",
+        )
 
 
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
@@ -146,7 +155,9 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
-        workload = replace(workload, data=data_path(launch.mailbox, workload) if workload.data else "")
+        workload = replace(
+            workload, data=data_path(launch.mailbox, workload) if workload.data else ""
+        )
         shared = item.kind in TRAINING and shares_out(item.strategy)
         built = build(
             launch.code_of(workload),
@@ -159,7 +170,11 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         try:
             refuse_model(item.strategy, built.model, item.used)
             switch_on(built.model, item.switches, whole=not shares_out(item.strategy))
-            batch = item.batches[item.nodes.index(launch.node)] if item.kind in TRAINING else min(item.batches)
+            batch = (
+                item.batches[item.nodes.index(launch.node)]
+                if item.kind in TRAINING
+                else min(item.batches)
+            )
             try_once(built, batch, shared=shared)
         except BaseException:
             built.close()
@@ -179,7 +194,10 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
     group = launch.group(item)
     if group is not None:
         dist.barrier(group=group)
-    said = {rank: launch.store.get(f"item-{index}-rank-{rank}-built").decode() for rank in launch.layout.ranks(item)}
+    said = {
+        rank: launch.store.get(f"item-{index}-rank-{rank}-built").decode()
+        for rank in launch.layout.ranks(item)
+    }
     reasons = {reason: rank for rank, reason in reversed(said.items()) if reason}
     by_rank = sorted(reasons.items(), key=lambda one: one[1])
     return "; ".join(f"{launch.layout.label(rank)}: {reason}" for reason, rank in by_rank)
@@ -198,16 +216,26 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
         values, problem = learn(item, built, group, place=item.nodes.index(launch.node))
     else:
         values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
-        if values and launch.rank == 0 and item.strategy == DDP and item.workload not in launch.written:
+        if (
+            values
+            and launch.rank == 0
+            and item.strategy == DDP
+            and item.workload not in launch.written
+        ):
             launch.written.add(item.workload)
             values |= write_checkpoint(built)
     if not problem and compiled_nothing(item.switches):
-        return {}, "compile: torch's compiler found nothing in this model to compile, so that nothing is gained by it"
+        return (
+            {},
+            "compile: torch's compiler found nothing in this model to compile, so that nothing is gained by it",
+        )
     values |= {"taken_share": patience.taken_share} | patience.reference_values(item.used)
     return launch.by_node(given, values), problem
 
 
-def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:
+def abort(
+    launch: Launch, index: int, item: Item, error: Exception, started_unix: float
+) -> NoReturn:
     """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why.
 
     Nor is a fault that cannot be reported: with the launch's store gone, it may well be the store's.
@@ -239,16 +267,30 @@ def collect_errors(launch: Launch, index: int, item: Item) -> str:
     while True:
         said = [rank for rank, key in keys.items() if launch.store.check([key])]
         if said or time.monotonic() > until:
-            return "; ".join(f"{launch.layout.label(rank)}: {launch.store.get(keys[rank]).decode()}" for rank in said)
+            return "; ".join(
+                f"{launch.layout.label(rank)}: {launch.store.get(keys[rank]).decode()}"
+                for rank in said
+            )
         time.sleep(0.1)
 
 
 def write_record(
-    launch: Launch, item: Item, started_unix: float, problem: str, values: dict[str, Any] | None = None
+    launch: Launch,
+    item: Item,
+    started_unix: float,
+    problem: str,
+    values: dict[str, Any] | None = None,
 ) -> None:
     """Put the item's record into the mailbox, or end the launch."""
     devices = launch.used(item)
-    record = record_of(launch.plan, item, started_unix=started_unix, problem=problem, values=values, devices=devices)
+    record = record_of(
+        launch.plan,
+        item,
+        started_unix=started_unix,
+        problem=problem,
+        values=values,
+        devices=devices,
+    )
     report(launch, _record(item), record)
 
 

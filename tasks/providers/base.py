@@ -19,7 +19,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
-MOST_DEPTH = 32  # of the JSON that a node writes: a record of ours is six deep, and Python recurses by level
+MOST_DEPTH = (
+    32  # of the JSON that a node writes: a record of ours is six deep, and Python recurses by level
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,9 @@ class Lease:
     deadline_at: datetime
     controller_pid: int
     controller_alive: bool
-    problem: str = ""  # why it cannot be read: then nothing but its id is known, and its dollars least of all
+    problem: str = (
+        ""  # why it cannot be read: then nothing but its id is known, and its dollars least of all
+    )
 
     def usd_until(self, now: datetime) -> float | None:
         """Dollars from the start to `now`; None where the price is unknown. Machines do not outlive the deadline."""

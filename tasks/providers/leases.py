@@ -59,7 +59,9 @@ class HeldLease:
     schema: int = SCHEMA
 
     @classmethod
-    def new(cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **more: Any) -> Self:
+    def new(
+        cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **more: Any
+    ) -> Self:
         """The lease of `cluster` from `now` on, held by this process; `more` is what its kind tells besides."""
         return cls(
             lease_id=lease_id,
@@ -147,7 +149,9 @@ class LeaseFolder(Generic[L]):
     def directory(self, lease_id: str) -> Path:
         """Raises ProviderError where the id is no plain name."""
         if NAME.match(lease_id) is None:
-            raise ProviderError(f"lease id {lease_id!r}: only letters, digits, '_', '.' and '-' are allowed")
+            raise ProviderError(
+                f"lease id {lease_id!r}: only letters, digits, '_', '.' and '-' are allowed"
+            )
         return self.root / lease_id
 
     def mailbox(self, lease_id: str) -> Path:
@@ -173,7 +177,9 @@ class LeaseFolder(Generic[L]):
             self.write(lease)
         except OSError as error:
             self.forget(lease.lease_id)
-            raise ProviderError(f"{directory} cannot be written, so nothing was started: {error.strerror}") from error
+            raise ProviderError(
+                f"{directory} cannot be written, so nothing was started: {error.strerror}"
+            ) from error
         return directory
 
     def write(self, lease: L) -> None:
@@ -204,7 +210,9 @@ class LeaseFolder(Generic[L]):
         """Every lease that has a directory, ended or not, oldest name first."""
         if not self.root.is_dir():
             return []
-        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and NAME.match(path.name))
+        return sorted(
+            path.name for path in self.root.iterdir() if path.is_dir() and NAME.match(path.name)
+        )
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
         """Every readable lease, ended or not; and by its id why each of the others cannot be read."""
@@ -273,7 +281,9 @@ class LeaseFolder(Generic[L]):
                 rejected.mkdir(exist_ok=True)
                 mailbox.rename(target)
             except OSError as error:
-                raise ProviderError(f"lease {lease_id}: {mailbox} cannot be moved to {target}: {error}") from error
+                raise ProviderError(
+                    f"lease {lease_id}: {mailbox} cannot be moved to {target}: {error}"
+                ) from error
         self.forget(lease_id)
         return target
 
@@ -285,7 +295,9 @@ def replace_durably(path: Path, body: Any) -> None:
         with beside.open("w") as file:
             json.dump(body, file, default=datetime.isoformat, indent=1)
             file.flush()
-            os.fsync(file.fileno())  # else a machine that loses power keeps the name of a file without its content
+            os.fsync(
+                file.fileno()
+            )  # else a machine that loses power keeps the name of a file without its content
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

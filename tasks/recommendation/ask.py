@@ -68,7 +68,9 @@ def answer(
             raise WarehouseMissing(older_sentence(provider, older))
         if only_public(workspace.warehouse, provider, question.workload):
             champion = _fitted_on_public(workspace)
-    workspace = replace(workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload))
+    workspace = replace(
+        workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload)
+    )
     asked = _asked(workspace, question)
     if champion is None:
         raise WarehouseMissing(
@@ -76,7 +78,9 @@ def answer(
         )
     if question.workload not in workspace.settings.workloads:
         measured = champion.model.modes_of(question.workload)
-        asked = replace(asked, modes=measured or asked.modes)  # no one says that it does not tolerate them
+        asked = replace(
+            asked, modes=measured or asked.modes
+        )  # no one says that it does not tolerate them
     everything = current_offers(workspace)
     offers = question.machines.among(everything)
     runs = measured_setups(workspace.warehouse, provider, question.workload)
@@ -85,8 +89,13 @@ def answer(
         found = plan_one(case, runs, top=top)
         each = {"by_device": _by_device(case, runs)} if by_device else {}
     first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)
-    buyable = replace(question.machines, filters=tuple(one for one in question.machines.filters if one[0] != "market"))
-    pilot_runs = pilots_for(case, found, buyable=buyable.among(everything), count=pilots) if pilots else None
+    buyable = replace(
+        question.machines,
+        filters=tuple(one for one in question.machines.filters if one[0] != "market"),
+    )
+    pilot_runs = (
+        pilots_for(case, found, buyable=buyable.among(everything), count=pilots) if pilots else None
+    )
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": pilot_runs} | each
     return [first | more | {"not_compared": _not_compared(case)}, *others]
 
@@ -107,9 +116,13 @@ def _by_device(case: Case, runs: pd.DataFrame) -> list[dict[str, Any]]:
             left_out=[],
         )
         first = next(row for row in plan_one(own, runs, top=1).rows if row["goal"] == goal.goal)
-        known_by = "a first guess" if case.guessed else "data sheet alone" if guessed else "runs on it"
+        known_by = (
+            "a first guess" if case.guessed else "data sheet alone" if guessed else "runs on it"
+        )
         rows.append({"device": device, "known_by": known_by} | first)
-    return sorted(rows, key=lambda row: (not row["cluster"], row_misses(row), row[measure] or math.inf))
+    return sorted(
+        rows, key=lambda row: (not row["cluster"], row_misses(row), row[measure] or math.inf)
+    )
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
@@ -126,7 +139,9 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
 def _not_compared(case: Case) -> list[dict[str, Any]]:
     """Of each device of which nothing is known, the cheapest machine: a run on it would include the device."""
     cheapest: dict[str, Offer] = {}
-    for offer in sorted(case.offers, key=lambda one: (one.usd_per_hour is None, one.total_usd_per_hour or 0.0)):
+    for offer in sorted(
+        case.offers, key=lambda one: (one.usd_per_hour is None, one.total_usd_per_hour or 0.0)
+    ):
         cheapest.setdefault(offer.instance_type.device, offer)
     return [
         {
@@ -162,7 +177,11 @@ def _imported(workspace: Workspace, question: Question) -> Workload:
     """A workload that srift.toml does not name, from what was imported. Raises SettingsError naming what is missing."""
     name = question.workload
     try:
-        facts = rows_of(mart(workspace.warehouse, "workloads", provider=workspace.provider.name, digest=IMPORTED))
+        facts = rows_of(
+            mart(
+                workspace.warehouse, "workloads", provider=workspace.provider.name, digest=IMPORTED
+            )
+        )
     except WarehouseMissing:
         facts = []
     mine = next((row for row in facts if row["workload"] == name), None)

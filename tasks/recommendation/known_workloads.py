@@ -76,7 +76,11 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkl
         if not mine and not any(facts[fact] for fact in FACTS[:-1]):
             continue  # noted from srift.toml, and nothing more
         moments = [one["newest_measured_at"] for one in mine if pd.notna(one["newest_measured_at"])]
-        devices = {kinds.get((provider, part), part) for one in mine for part in parse_cluster(str(one["cluster"]))}
+        devices = {
+            kinds.get((provider, part), part)
+            for one in mine
+            for part in parse_cluster(str(one["cluster"]))
+        }
         found.append(
             KnownWorkload(
                 workload=name,
@@ -109,7 +113,10 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkl
             )
     nothing = sorted(set(settings.workloads) - {one.workload for one in found})
     found.sort(key=lambda one: (one.workload, one.provider))
-    return [*found, *(KnownWorkload(workload=name, provider="", in_settings=True) for name in nothing)]
+    return [
+        *found,
+        *(KnownWorkload(workload=name, provider="", in_settings=True) for name in nothing),
+    ]
 
 
 def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str) -> tuple[str, str]:
@@ -127,7 +134,9 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
     if not theirs or theirs == [PROVIDERS[0]]:
         return PROVIDERS[0], ""
     if len(theirs) == 1:
-        return theirs[0], f"{workload} is known on {theirs[0]} alone: this is its answer (--provider {theirs[0]})"
+        return theirs[
+            0
+        ], f"{workload} is known on {theirs[0]} alone: this is its answer (--provider {theirs[0]})"
     others = [one for one in theirs if one != PROVIDERS[0]]
     return PROVIDERS[0], (
         f"{workload} is known on {' and '.join(theirs)}: this is the answer of {PROVIDERS[0]} machines; for "
@@ -137,13 +146,19 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
 
 def known_elsewhere(warehouse: Warehouse, workload: str, provider: str) -> str:
     """That another provider than `provider` knows `workload`, with what to type; empty where none does."""
-    others = sorted(one for name, one in workload_providers(warehouse) if name == workload and one != provider)
+    others = sorted(
+        one for name, one in workload_providers(warehouse) if name == workload and one != provider
+    )
     if not others:
         return ""
-    return f"{workload!r} is not known on {provider}; it is on {others[0]}: add --provider {others[0]}"
+    return (
+        f"{workload!r} is not known on {provider}; it is on {others[0]}: add --provider {others[0]}"
+    )
 
 
-def _read(warehouse: Warehouse) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+def _read(
+    warehouse: Warehouse,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """The marts workload_rows, workloads and instance_types; nothing before the first refresh or import."""
     if not warehouse.exists():
         return [], [], []
@@ -153,7 +168,8 @@ def _read(warehouse: Warehouse) -> tuple[list[dict[str, Any]], list[dict[str, An
         warehouse.migrate()
     with warehouse.read() as connection:
         rows, workloads, types = (
-            rows_of(select(connection, name)) for name in ("workload_rows", "workloads", "instance_types")
+            rows_of(select(connection, name))
+            for name in ("workload_rows", "workloads", "instance_types")
         )
     return rows, workloads, types
 

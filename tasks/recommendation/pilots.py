@@ -87,41 +87,70 @@ def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) 
         if not candidates and plan.rows[0]["status"] != "infeasible":
             return _no_runs(NOTHING_NEW.format(hosts=_most_hosts(workspace)))
         frame = pd.DataFrame([setup.row() for setup in candidates])
-        found = choose_pilots(choice_set, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED)
-        step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float) if found.chosen else ()
+        found = choose_pilots(
+            choice_set, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED
+        )
+        step_s = (
+            model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float)
+            if found.chosen
+            else ()
+        )
         costs = costs_of(workspace)
-        runs = [_run(costs, candidates[at], float(one)) for at, one in zip(found.chosen, step_s, strict=True)]
-        return _judged(plan.rows[0], found, runs) | {"kinds": _kinds(case, model, choice_set, candidates)}
+        runs = [
+            _run(costs, candidates[at], float(one))
+            for at, one in zip(found.chosen, step_s, strict=True)
+        ]
+        return _judged(plan.rows[0], found, runs) | {
+            "kinds": _kinds(case, model, choice_set, candidates)
+        }
 
 
-def _kinds(case: Case, model: StepTimeModel, choice_set: ChoiceSet, candidates: Sequence[Setup]) -> list[Found]:
+def _kinds(
+    case: Case, model: StepTimeModel, choice_set: ChoiceSet, candidates: Sequence[Setup]
+) -> list[Found]:
     """For each device that only its data sheet tells of and that may be the best: one run on it, as `_run` has it, with
     its `device`, the chance `p_best` and the `regret_after` it.
     """
     if not case.by_data_sheet:
         return []
     goal = case.workload.goals[0].goal
-    runs = runs_by_kind(choice_set, candidates, model.joint, goal=goal, kinds=case.by_data_sheet, seed=SEED)
+    runs = runs_by_kind(
+        choice_set, candidates, model.joint, goal=goal, kinds=case.by_data_sheet, seed=SEED
+    )
     if not runs:
         return []
     setups = [candidates[one.candidate] for one in runs]
-    step_s = model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"].to_numpy(float)
+    step_s = model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"].to_numpy(
+        float
+    )
     costs = costs_of(case.workspace)
     return [
-        {"device": one.kind} | _run(costs, setup, float(step)) | {"p_best": one.p_best, "regret_after": one.after}
+        {"device": one.kind}
+        | _run(costs, setup, float(step))
+        | {"p_best": one.p_best, "regret_after": one.after}
         for one, setup, step in zip(runs, setups, step_s, strict=True)
     ]
 
 
 def _no_runs(why: str) -> Found:
-    return {"settled": None, "regret": None, "runs": [], "kinds": [], "reason": f"no pilots can be named: {why}"}
+    return {
+        "settled": None,
+        "regret": None,
+        "runs": [],
+        "kinds": [],
+        "reason": f"no pilots can be named: {why}",
+    }
 
 
 def _unknown(case: Case) -> str:
     """Why nothing can be said of a workload that does not run here."""
     if case.guessed and case.workload.flops_per_sample is None:
         return UNKNOWN.format(name=case.workload.name)
-    return NO_PEAK.format(name=case.workload.name) if case.guessed and case.model is not None else NOT_LEARNED
+    return (
+        NO_PEAK.format(name=case.workload.name)
+        if case.guessed and case.model is not None
+        else NOT_LEARNED
+    )
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
@@ -146,23 +175,35 @@ def _judged(first: Mapping[str, Any], found: Pilots, runs: Sequence[Found]) -> F
         return {"settled": None, "regret": found.regret, "runs": [], "reason": ""}
     named = [
         run | {"regret_after": after, "assured_after": assured}
-        for run, after, assured in zip(runs, found.after, found.assured or [None] * len(runs), strict=True)
+        for run, after, assured in zip(
+            runs, found.after, found.assured or [None] * len(runs), strict=True
+        )
     ]
-    return {"settled": found.regret < SETTLED and not in_doubt, "regret": found.regret, "runs": named, "reason": ""}
+    return {
+        "settled": found.regret < SETTLED and not in_doubt,
+        "regret": found.regret,
+        "runs": named,
+        "reason": "",
+    }
 
 
 def _most_hosts(workspace: Workspace) -> int:
     return min(_MOST_HOSTS, workspace.settings.campaign.max_hosts)
 
 
-def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet) -> list[Setup]:
+def _candidates(
+    case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
+) -> list[Setup]:
     """Setups on few machines that were never measured: the choice set, then the cheapest an hour; where the workload is
     guessed at, one device's before all.
     """
     workspace, workload = case.workspace, case.workload
     shown = reads.learning(workspace.warehouse, workspace.provider.name)
     supply = Supply(
-        offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches, vetoes=vetoes(shown, workload)
+        offers=sold,
+        max_hosts=_most_hosts(workspace),
+        fits=workspace.launches,
+        vetoes=vetoes(shown, workload),
     )
     found = planner.allowed(workload, supply, model)
     if found is None:
@@ -177,7 +218,9 @@ def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_
         single = chain(sheets, found.setups(rows[found.machines[rows] == 1], workspace.launches))
         setups = chain(_on_one_device(single), setups)
     runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, workload.name)
-    measured = setup_table.runs_by_key({workload.name}, (offer.instance_type for offer in sold), runs)
+    measured = setup_table.runs_by_key(
+        {workload.name}, (offer.instance_type for offer in sold), runs
+    )
     new: dict[setup_table.Key, Setup] = {}
     for setup in setups:
         key = setup_table.setup_key(setup)
@@ -231,18 +274,27 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
         market=sold[0].market,
         costs=costs,
     )
-    variants = [variant for one in with_facts([workload], frames["workloads"]) for variant in one.variants]
+    variants = [
+        variant for one in with_facts([workload], frames["workloads"]) for variant in one.variants
+    ]
     known = by_variant(TrainingData(**frames), [one.name for one in variants])
     past = Past(runs=known.runs, profiles=known.profiles, probes=known.probes)
     launches = shopping_list(campaign, variants, sold, past)
-    items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
+    items = [
+        (launch.cluster, item)
+        for launch in launches
+        for item in launch.items
+        if item.kind != "probe"
+    ]
     items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
     if not items:
         return _no_runs(NOTHING_NEW.format(hosts=settings.max_hosts))
     runs = []
     for launched, item in items:
         cluster = Cluster(members=tuple(launched.members[node] for node in item.nodes))
-        batches = joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))
+        batches = (
+            joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))
+        )
         run = {
             "kind": item.kind,
             "cluster": cluster.name,
@@ -252,5 +304,9 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
             "accumulation_steps": item.accumulation_steps,
             **item.trained[1]._asdict(),
         }
-        runs.append(run | _billed(costs, cluster, item.est_s) | {"regret_after": None, "assured_after": None})
+        runs.append(
+            run
+            | _billed(costs, cluster, item.est_s)
+            | {"regret_after": None, "assured_after": None}
+        )
     return {"settled": False, "regret": None, "runs": runs, "kinds": [], "reason": ""}

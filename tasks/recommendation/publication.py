@@ -30,7 +30,11 @@ Row = dict[str, Any]
 
 @Step
 def store_publication(
-    workspace: Workspace, rows: Sequence[Row], champion: Champion | None, refresh_id: str, now: datetime
+    workspace: Workspace,
+    rows: Sequence[Row],
+    champion: Champion | None,
+    refresh_id: str,
+    now: datetime,
 ) -> int:
     """Rows stored. Raises PublicationRefused where a check finds a row that must not be; nothing is stored then."""
     publication = Publication(
@@ -46,7 +50,9 @@ def store_publication(
 @Step
 def export_copies(workspace: Workspace) -> list[Row]:
     """Replace published files, metrics and the report page; returns what changed against the last publication."""
-    with alone(workspace.home, "export"):  # or an older state, read before, could be renamed into place after
+    with alone(
+        workspace.home, "export"
+    ):  # or an older state, read before, could be renamed into place after
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
         write_metrics(workspace.published / "metrics.prom", published_rows(workspace.published))
@@ -63,21 +69,26 @@ def _renew_page(workspace: Workspace) -> None:
         frames |= reported(workspace.warehouse)
         sources = {
             name: report_page.Source(
-                illustrative=capabilities(name).simulated, refresh=refresh_command(name, max_usd="25")
+                illustrative=capabilities(name).simulated,
+                refresh=refresh_command(name, max_usd="25"),
             )
             for name in frames["publications"]["provider"]
         }
         write_whole(workspace.report_page, report_page.draw(frames, sources))
     except Exception as error:  # whatever it is, readers of the table must not wait for it
         logging.getLogger(__name__).info("the report page could not be drawn", exc_info=True)
-        old = "the one drawn before stays" if workspace.report_page.exists() else "there is none yet"
+        old = (
+            "the one drawn before stays" if workspace.report_page.exists() else "there is none yet"
+        )
         reporter().say(
             f"note: the report page {workspace.report_page} could not be drawn ({type(error).__name__}:"
             f" {one_line(error)}); {old}, and the table beside it is new"
         )
 
 
-def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+def after_refresh(
+    workspace: Workspace, rows: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Of the published `rows` those to show after a refresh of this provider, and sentences on the others.
 
     On this machine these are all of its rows. Elsewhere measuring costs money: a workload that nothing is known of
@@ -93,14 +104,25 @@ def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple
     unknown = sorted({row["workload"] for row in mine} - known)
     sentences = []
     if unknown:
-        sentences.append(f"never measured on {name} machines, and left out here: {', '.join(unknown)}")
+        sentences.append(
+            f"never measured on {name} machines, and left out here: {', '.join(unknown)}"
+        )
     public = sorted(public_rows(workspace.warehouse, name).keys() & known)
     if public:
-        sentences.append(f"from {ORIGIN}: {', '.join(public)}; `srift forget {PUBLIC_IMPORT}` leaves them out")
+        sentences.append(
+            f"from {ORIGIN}: {', '.join(public)}; `srift forget {PUBLIC_IMPORT}` leaves them out"
+        )
     facts = rows_of(mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED))
-    imported = {str(one["workload"]): one for one in facts if one["workload"] not in workspace.settings.workloads}
+    imported = {
+        str(one["workload"]): one
+        for one in facts
+        if one["workload"] not in workspace.settings.workloads
+    }
     if imported:
-        counted = [f"{one} ({measured[one]} rows)" if one in measured else f"{one} (facts alone)" for one in imported]
+        counted = [
+            f"{one} ({measured[one]} rows)" if one in measured else f"{one} (facts alone)"
+            for one in imported
+        ]
         sentences.append(f"imported: {', '.join(counted)}")
         asked = max(imported, key=lambda one: measured.get(one, 0))
         samples = "" if pd.notna(imported[asked]["samples"]) else " --samples N"
@@ -109,5 +131,7 @@ def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple
             f" srift recommend {asked} --provider {name} --deadline 12h{samples} --batch B"
         )
     elif not known:
-        sentences.append(f"nothing is known of {name} machines yet: `srift import FILE` loads measurements of them")
+        sentences.append(
+            f"nothing is known of {name} machines yet: `srift import FILE` loads measurements of them"
+        )
     return [row for row in mine if row["workload"] in known], sentences

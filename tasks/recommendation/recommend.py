@@ -89,11 +89,15 @@ def recommend_all(
     with one_thread():
         conditions, experience = job_conditions(workspace), spot_experience(workspace)
         learning = reads.learning(workspace.warehouse, workspace.provider.name)
-        plans = side_by_side_if_long(partial(_planned, shared=model), asked(), len(workloads), scheduler)
+        plans = side_by_side_if_long(
+            partial(_planned, shared=model), asked(), len(workloads), scheduler
+        )
         rows = [
             row
             for case, found in zip(cases, plans, strict=True)
-            for row in _stamped(case, found or planner.nothing(case.workload), runs, experience).rows
+            for row in _stamped(
+                case, found or planner.nothing(case.workload), runs, experience
+            ).rows
         ]
     return with_placement_scores(workspace, rows)
 
@@ -110,15 +114,26 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
     for row in rows:
         wanted = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
         score = None
-        if len({one["instance_type"] for one in wanted}) == 1 and len({one["zone"] for one in wanted}) == 1:
-            asked = (str(row["region"]), str(wanted[0]["instance_type"]), sum(int(one["count"]) for one in wanted))
+        if (
+            len({one["instance_type"] for one in wanted}) == 1
+            and len({one["zone"] for one in wanted}) == 1
+        ):
+            asked = (
+                str(row["region"]),
+                str(wanted[0]["instance_type"]),
+                sum(int(one["count"]) for one in wanted),
+            )
             if asked not in scores:
                 if len(scores) >= MOST_SCORES:
                     scored.append(row)
                     continue
                 try:
-                    scores[asked] = workspace.provider.placement_scores(asked[0], [asked[1]], asked[2])
-                except ProviderError:  # it may not be asked for, or was too often: nothing depends on it
+                    scores[asked] = workspace.provider.placement_scores(
+                        asked[0], [asked[1]], asked[2]
+                    )
+                except (
+                    ProviderError
+                ):  # it may not be asked for, or was too often: nothing depends on it
                     return [*scored, *rows[len(scored) :]]
             score = scores[asked].get(str(wanted[0]["zone"]))
         scored.append(row | {"placement_score": score})
@@ -159,14 +174,19 @@ class Case:
     ) -> Case:
         """With what the warehouse knows of the workload; `conditions` where somebody has what `job_conditions` says."""
         workload = with_known_facts(workspace, workload)
-        model, guessed = None if champion is None else with_compressed(champion.model, workload), False
+        model, guessed = (
+            None if champion is None else with_compressed(champion.model, workload),
+            False,
+        )
         unmeasured: tuple[Mode, ...] = ()
         if model is not None and model.met_workload(workload):
             asked, workload = workload.modes, model.as_measured(workload)
             unmeasured = tuple(one for one in asked if one not in workload.modes)
         elif model is not None:
             model, guessed = _guessing(model, workload), True
-        known, by_data_sheet, left_out = ([], [], []) if champion is None else comparable(champion.model, offers)
+        known, by_data_sheet, left_out = (
+            ([], [], []) if champion is None else comparable(champion.model, offers)
+        )
         return cls(
             workspace=workspace,
             champion=champion,
@@ -215,7 +235,9 @@ def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
     learning = reads.learning(case.workspace.warehouse, case.workspace.provider.name)
     model = None if case.champion is None else case.champion.model
     found = _planned(_asked_of(case, runs, learning, shared=model, top=top), shared=model)
-    return _stamped(case, found or planner.nothing(case.workload), runs, spot_experience(case.workspace))
+    return _stamped(
+        case, found or planner.nothing(case.workload), runs, spot_experience(case.workspace)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +252,12 @@ class _Asked:
 
 
 def _asked_of(
-    case: Case, runs: pd.DataFrame, learning: pd.DataFrame, *, shared: StepTimeModel | None, top: int = 5
+    case: Case,
+    runs: pd.DataFrame,
+    learning: pd.DataFrame,
+    *,
+    shared: StepTimeModel | None,
+    top: int = 5,
 ) -> _Asked | None:
     """None where nothing can be predicted."""
     if case.model is None or not case.known:
@@ -248,14 +275,18 @@ def _planned(asked: _Asked | None, shared: StepTimeModel | None) -> planner.Plan
     model = shared if asked is None else asked.model or shared
     if asked is None or model is None:
         return None
-    return planner.plan(asked.workload, asked.supply, model, runs=asked.runs, top=asked.top, seed=SEED)
+    return planner.plan(
+        asked.workload, asked.supply, model, runs=asked.runs, top=asked.top, seed=SEED
+    )
 
 
 def _own(runs: pd.DataFrame, workload: Workload) -> pd.DataFrame:
     return runs[runs["workload"] == workload.name] if len(runs) else runs
 
 
-def _stamped(case: Case, found: planner.Plan, runs: pd.DataFrame, experience: Mapping[str, str]) -> planner.Plan:
+def _stamped(
+    case: Case, found: planner.Plan, runs: pd.DataFrame, experience: Mapping[str, str]
+) -> planner.Plan:
     workspace, offers = case.workspace, case.offers
     stamp = {
         "provider": workspace.provider.name,
@@ -298,10 +329,18 @@ def cautions_of(champion: Champion | None, offers: Sequence[Offer]) -> list[str]
     known = {one.instance_type.name for one in offers if one.usd_per_hour is not None}
     types = {one.instance_type.name for one in offers}
     found = []
-    if champion is not None and champion.scoreboard is not None and (said := caution(champion.scoreboard)):
-        found.append(f"model version {champion.version}: {said}, so take hours and dollars as a first guess")
+    if (
+        champion is not None
+        and champion.scoreboard is not None
+        and (said := caution(champion.scoreboard))
+    ):
+        found.append(
+            f"model version {champion.version}: {said}, so take hours and dollars as a first guess"
+        )
     if len(types - known) > UNPRICED_SHARE * len(types):
-        found.append(f"{len(types - known)} of {len(types)} instance types on offer have no known price")
+        found.append(
+            f"{len(types - known)} of {len(types)} instance types on offer have no known price"
+        )
     return found
 
 
@@ -389,7 +428,9 @@ def _reason(row: Row, case: Case) -> str:
     if case.public:
         said.append(f"predicted from {ORIGIN}: nothing of it was measured or imported here")
     if case.unmeasured:
-        said.append(f"never measured in {', '.join(map(str, case.unmeasured))}, and not compared in it")
+        said.append(
+            f"never measured in {', '.join(map(str, case.unmeasured))}, and not compared in it"
+        )
     if case.by_data_sheet:
         said.append(f"compared by data sheet alone: {', '.join(case.by_data_sheet)}")
     if case.left_out:
@@ -399,7 +440,9 @@ def _reason(row: Row, case: Case) -> str:
     return "; ".join(said)
 
 
-def comparable(model: StepTimeModel, offers: Sequence[Offer]) -> tuple[list[Offer], list[str], list[str]]:
+def comparable(
+    model: StepTimeModel, offers: Sequence[Offer]
+) -> tuple[list[Offer], list[str], list[str]]:
     """Offers that can be predicted; of these the devices that only a data sheet tells of; devices that nobody knows.
 
     An offer is of a type that the model has met as it is defined now. Its device was measured on, or its rate is known.
@@ -435,7 +478,9 @@ def _of_members(row: Row, offers: Sequence[Offer], experience: Mapping[str, str]
         for one in members
         if one.market == "spot"
     }
-    said = [text if len(sources) == 1 else f"{name}: {text}" for name, text in sources.items() if text]
+    said = [
+        text if len(sources) == 1 else f"{name}: {text}" for name, text in sources.items() if text
+    ]
     return {
         "price_as_of": min((one.price_as_of for one in members or offers), default=None),
         "interruption_source": "; ".join(said) or None,
@@ -444,5 +489,9 @@ def _of_members(row: Row, offers: Sequence[Offer], experience: Mapping[str, str]
 
 def _members(row: Row, offers: Sequence[Offer]) -> list[Offer]:
     """The offers that the row's cluster is made of; none where it names none."""
-    named = {(one["instance_type"], one["market"], one["zone"]) for one in row["cluster_offers"] or ()}
-    return [one for one in offers if named and (one.instance_type.name, one.market, one.zone) in named]
+    named = {
+        (one["instance_type"], one["market"], one["zone"]) for one in row["cluster_offers"] or ()
+    }
+    return [
+        one for one in offers if named and (one.instance_type.name, one.market, one.zone) in named
+    ]

@@ -41,12 +41,17 @@ def size(provider: str, question: SizeQuestion) -> dict[str, Any]:
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
     _refuse_unknown(workspace, name)
     elsewhere = known_elsewhere(workspace.warehouse, name, provider)
-    nothing = elsewhere or f"no run of {name!r} was measured on {provider} machines yet: {remedy(workspace, name)}"
+    nothing = (
+        elsewhere
+        or f"no run of {name!r} was measured on {provider} machines yet: {remedy(workspace, name)}"
+    )
     if not workspace.warehouse.exists():
         raise WarehouseMissing(nothing)
     with one_thread():
         found = size_workload(
-            TrainingData(**training_frames(workspace.warehouse, provider)), name, batches=_batches(workspace, question)
+            TrainingData(**training_frames(workspace.warehouse, provider)),
+            name,
+            batches=_batches(workspace, question),
         )
     if not found.types:
         raise WarehouseMissing(nothing)
@@ -95,7 +100,11 @@ def remedy(workspace: Workspace, name: str) -> str:
     settings, provider = workspace.settings, workspace.provider.name
     runs_here = name in settings.workloads and settings.workload_digest(name) != IMPORTED
     imported = "`srift import FILE` with rows of one global batch on one machine and on several"
-    return f"`{refresh_command(provider, '25')}` measures some, or {imported}" if runs_here else f"Type {imported}"
+    return (
+        f"`{refresh_command(provider, '25')}` measures some, or {imported}"
+        if runs_here
+        else f"Type {imported}"
+    )
 
 
 def _notes(workspace: Workspace, question: SizeQuestion, found: Sizing) -> list[str]:
@@ -106,20 +115,29 @@ def _notes(workspace: Workspace, question: SizeQuestion, found: Sizing) -> list[
         key = (series.workload, series.instance_type)
         if key not in told:
             notes.setdefault(key, _missing(workspace, question, series))
-    unknown = {one.instance_type for one in found.scalings if one.hiding and one.hiding.stated_gbps is None}
+    unknown = {
+        one.instance_type for one in found.scalings if one.hiding and one.hiding.stated_gbps is None
+    }
     noted = refresh_command(workspace.provider.name, "0")
-    links = [f"Gbit/s of {name} are not known: `{noted}` notes those of known types" for name in sorted(unknown)]
+    links = [
+        f"Gbit/s of {name} are not known: `{noted}` notes those of known types"
+        for name in sorted(unknown)
+    ]
     return [*notes.values(), *links]
 
 
 def _missing(workspace: Workspace, question: SizeQuestion, series: Series) -> str:
     name, mode = workload_and_mode(series.workload)
     least, most = _batches(workspace, question)
-    wanted = f"{least:g}" if least == most else "any" if math.isinf(most) else f"{least:g} to {most:g}"
+    wanted = (
+        f"{least:g}" if least == most else "any" if math.isinf(most) else f"{least:g} to {most:g}"
+    )
     batch = int(max(series.batches, default=2) if math.isinf(most) else most)
     near = sorted(sorted(series.batches, key=lambda one: abs(one - batch))[:_NEAR])
     several = next((one for one in range(2, batch + 1) if batch % one == 0), 2)
-    rows = [f"{name},{size}x{series.instance_type},{batch // size},SECONDS" for size in (1, several)]
+    rows = [
+        f"{name},{size}x{series.instance_type},{batch // size},SECONDS" for size in (1, several)
+    ]
     return (
         f"{series.instance_type} in {mode}: too few runs to say how it scales: no global batch ({wanted} is asked for;"
         f" measured were {', '.join(f'{one:g}' for one in near)}) is known on one machine and on several."

@@ -17,7 +17,11 @@ from models.planner.choice_rule import row_misses
 Row = Mapping[str, Any]
 
 _GOAL = ("provider", "workload", "goal", "constraint")
-_FIGURES = {"hours": "hours", "usd": "dollars", "p_meets_constraint": "chance that the constraint is met"}
+_FIGURES = {
+    "hours": "hours",
+    "usd": "dollars",
+    "p_meets_constraint": "chance that the constraint is met",
+}
 _MOMENTS = {
     "published": ("published_at", ("provider",), "when it was published"),
     "price": ("price_as_of", ("provider",), "of the newest price"),
@@ -35,18 +39,27 @@ def write_metrics(path: Path, rows: Iterable[Row]) -> None:
     sure = "whether the first choice meets the goal as surely as required, or sooner than not"
     feasible = Gauge("srift_choice_feasible", sure, _GOAL, registry=registry)
     figures = {
-        name: Gauge(f"srift_choice_{name}", f"of the first choice: {text}", _GOAL, registry=registry)
+        name: Gauge(
+            f"srift_choice_{name}", f"of the first choice: {text}", _GOAL, registry=registry
+        )
         for name, text in _FIGURES.items()
     }
     for row in firsts:
         limits = (row["constraint_hours"], row["constraint_usd"])
-        labels = (row["provider"], row["workload"], row["goal"], next((f"{one:g}" for one in limits if one), ""))
+        labels = (
+            row["provider"],
+            row["workload"],
+            row["goal"],
+            next((f"{one:g}" for one in limits if one), ""),
+        )
         feasible.labels(*labels).set(row["cluster"] is not None and not row_misses(row))
         for name, gauge in figures.items():
             if row[name] is not None:
                 gauge.labels(*labels).set(row[name])
     for name, (column, by, text) in _MOMENTS.items():
-        moment = Gauge(f"srift_{name}_timestamp_seconds", f"Unix time {text}", by, registry=registry)
+        moment = Gauge(
+            f"srift_{name}_timestamp_seconds", f"Unix time {text}", by, registry=registry
+        )
         known = [row for row in firsts if row[column] is not None]
         for row in sorted(known, key=lambda one: one[column]):  # the newest stays
             moment.labels(*(row[label] for label in by)).set(row[column].timestamp())

@@ -55,8 +55,15 @@ class LiveReporter(Reporter):
     def start(self, runs: int) -> None:
         """Show the bar, anew where there is one."""
         self.stop()
-        columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("runs  {task.fields[usd]}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, TextColumn("{task.description}"), console=self._console, transient=True)
+        columns = (
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("runs  {task.fields[usd]}"),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(
+            *columns, TextColumn("{task.description}"), console=self._console, transient=True
+        )
         self._bar.add_task("starting", total=runs, usd="$0.0000")
         self._bar.start()
 
@@ -114,10 +121,26 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row]) -> None:
     """The table and what changed, on the page of the flow run. Needs a Prefect run around it."""
     from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-    shown = ("workload", "goal", "rank", "status", "cluster", "market", "hours", "usd", "p_meets_constraint", "reason")
-    create_table_artifact(key="recommendations", table=[{name: _plain(row[name]) for name in shown} for row in rows])
+    shown = (
+        "workload",
+        "goal",
+        "rank",
+        "status",
+        "cluster",
+        "market",
+        "hours",
+        "usd",
+        "p_meets_constraint",
+        "reason",
+    )
+    create_table_artifact(
+        key="recommendations", table=[{name: _plain(row[name]) for name in shown} for row in rows]
+    )
     chosen_first = sorted(changes, key=lambda one: one["change"] not in ("choice", "goal"))
-    text = "\n".join(f"- {_change(change)}" for change in chosen_first) or "Nothing changed since the last publication."
+    text = (
+        "\n".join(f"- {_change(change)}" for change in chosen_first)
+        or "Nothing changed since the last publication."
+    )
     create_markdown_artifact(key="what-changed", markdown=f"## What changed\n{text}\n")
 
 
@@ -146,7 +169,9 @@ def _change(change: Row) -> str:
     limit = next((one for one in limits if one is not None), None)
     goal = change["goal"] if limit is None else f"{change['goal']} {limit:g}"
     before, after = (_choice(change, prefix) for prefix in ("previous_", ""))
-    return f"{change['workload']}, {goal}: {change['change']}: {before} -> {after} ({change['cause']})"
+    return (
+        f"{change['workload']}, {goal}: {change['change']}: {before} -> {after} ({change['cause']})"
+    )
 
 
 def _choice(change: Row, prefix: str) -> str:

@@ -27,7 +27,14 @@ from .tables import COLUMN_LEGEND, cautions_in, goal_text, recommendation_cells,
 
 Row = Mapping[str, Any]
 # The published relations that a page is drawn from; the rest is of `warehouse.reads.reported`.
-PUBLISHED = ("recommendations", "recommendation_changes", "pareto", "regret_ledger", "drift", "alarms")
+PUBLISHED = (
+    "recommendations",
+    "recommendation_changes",
+    "pareto",
+    "regret_ledger",
+    "drift",
+    "alarms",
+)
 OLD_AFTER_H = 48.0  # a page opened later than this after its publication says so
 _MOST_LINES = 100  # of a table about the past: the newest
 _MOST_POINTS = 60  # of a chart about the past: the newest
@@ -131,7 +138,10 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, Source]) -> s
         cautions=cautions_in(str(row["reason"]) for row in recommended),
         groups=groups,
         rows=len(recommended),
-        filters={name: sorted({str(row[name]) for row in recommended}) for name in ("workload", "goal", "provider")},
+        filters={
+            name: sorted({str(row[name]) for row in recommended})
+            for name in ("workload", "goal", "provider")
+        },
         sections=sections,
         most_at_once=_MOST_AT_ONCE,
         data={"figures": figures, "templates": {"light": _theme(_LIGHT), "dark": _theme(_DARK)}},
@@ -149,7 +159,10 @@ def _groups(recommended: Sequence[Row]) -> list[dict[str, Any]]:
             "workload": (str(row["workload"]), str(row["provider"])),
             "goal": (str(row["goal"]).replace("_", " "), _constraint(row)),
             "cluster": (texts["cluster"], texts.get("market", "")),
-            "batch": (texts.get("batch", ""), texts["mode"] if has and texts["mode"] != str(Mode()) else ""),
+            "batch": (
+                texts.get("batch", ""),
+                texts["mode"] if has and texts["mode"] != str(Mode()) else "",
+            ),
             "step_s": _with_interval(texts.get("step s (90 %)", "")),
             "hours": (texts.get("hours", ""), _p90(row["hours_p90"], "{:.3g}")),
             "usd": (texts.get("usd", ""), _p90(row["usd_p90"], "{:.3g}")),
@@ -158,12 +171,16 @@ def _groups(recommended: Sequence[Row]) -> list[dict[str, Any]]:
             "p_best": (texts.get("p best", ""), ""),
             "limited": (texts.get("limited by", ""), ""),
         }
-        key = tuple(row[name] for name in ("provider", "workload", "goal", "constraint_hours", "constraint_usd"))
+        key = tuple(
+            row[name]
+            for name in ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
+        )
         groups.setdefault(key, []).append(
             {"cells": cells, "reason": without_cautions(str(row["reason"])), "row": row, "has": has}
         )
     return [
-        {"rows": own, "sort": {name: _sort_value(own[0]["row"], name) for name in _COLUMNS}} for own in groups.values()
+        {"rows": own, "sort": {name: _sort_value(own[0]["row"], name) for name in _COLUMNS}}
+        for own in groups.values()
     ]
 
 
@@ -204,11 +221,18 @@ def _frontiers(recommended: Sequence[Row], pareto: Sequence[Row]) -> Section:
             unpriced[f"{row['workload']} ({row['provider']})"] = None
             continue
         own = placed.setdefault((str(row["workload"]), str(row["provider"])), {})
-        one = own.setdefault(_setup(row), {"row": row, "best": _setup(row) in best, "first_for": []})
+        one = own.setdefault(
+            _setup(row), {"row": row, "best": _setup(row) in best, "first_for": []}
+        )
         if row["rank"] == 1:
             one["first_for"].append(_goal(row))
     charts = [
-        _frontier(number, workload, provider, sorted(setups.values(), key=lambda one: float(one["row"]["hours"])))
+        _frontier(
+            number,
+            workload,
+            provider,
+            sorted(setups.values(), key=lambda one: float(one["row"]["hours"])),
+        )
         for number, ((workload, provider), setups) in enumerate(placed.items(), 1)
     ]
     said = [
@@ -218,15 +242,27 @@ def _frontiers(recommended: Sequence[Row], pareto: Sequence[Row]) -> Section:
     ]
     if not charts:
         said = ["No setup of this publication has a price and a time, so that none can be placed."]
-        said += ["`srift refresh` measures and takes prices; the table above says goal by goal what is missing."]
+        said += [
+            "`srift refresh` measures and takes prices; the table above says goal by goal what is missing."
+        ]
     if unpriced:
         said.append(f"Setups without a known price are left out: {', '.join(unpriced)}.")
     return Section(name="frontier", title="Cost against time", said=said, charts=charts)
 
 
 def _setup(row: Row) -> tuple[Any, ...]:
-    names = ("provider", "workload", "cluster", "market", "layout", "batch_per_device", "accumulation_steps")
-    return tuple(row[name] for name in (*names, "strategy", "precision", "switches", "hours", "usd"))
+    names = (
+        "provider",
+        "workload",
+        "cluster",
+        "market",
+        "layout",
+        "batch_per_device",
+        "accumulation_steps",
+    )
+    return tuple(
+        row[name] for name in (*names, "strategy", "precision", "switches", "hours", "usd")
+    )
 
 
 def _frontier(number: int, workload: str, provider: str, setups: Sequence[Row]) -> Chart:
@@ -234,7 +270,9 @@ def _frontier(number: int, workload: str, provider: str, setups: Sequence[Row]) 
     rest = [one for one in setups if not one["best"]]
     firsts = [one for one in setups if one["first_for"]]
     figure = go.Figure()
-    figure.add_trace(_points(frontier, name="not beaten in both", mode="lines+markers").update(line_shape="hv"))
+    figure.add_trace(
+        _points(frontier, name="not beaten in both", mode="lines+markers").update(line_shape="hv")
+    )
     figure.add_trace(_points(rest, name="beaten", mode="markers"))
     middle = (setups[0]["row"]["hours"] + setups[-1]["row"]["hours"]) / 2
     figure.add_trace(
@@ -244,7 +282,9 @@ def _frontier(number: int, workload: str, provider: str, setups: Sequence[Row]) 
             name="first choice",
             mode="markers+text",
             text=[_shown(str(one["row"]["cluster"])) for one in firsts],
-            textposition=["top right" if one["row"]["hours"] <= middle else "top left" for one in firsts],
+            textposition=[
+                "top right" if one["row"]["hours"] <= middle else "top left" for one in firsts
+            ],
             marker={"symbol": "circle-open", "size": 19, "line": {"width": 2}},
             hoverinfo="skip",
             cliponaxis=False,
@@ -268,7 +308,17 @@ def _frontier(number: int, workload: str, provider: str, setups: Sequence[Row]) 
         for one in setups
     ]
     fastest, cheapest = (_end(setups, name) for name in ("hours", "usd"))
-    names = ("cluster", "market", "batch", "hours", "hours p90", "usd", "usd p90", "in both", "first choice for")
+    names = (
+        "cluster",
+        "market",
+        "batch",
+        "hours",
+        "hours p90",
+        "usd",
+        "usd p90",
+        "in both",
+        "first choice for",
+    )
     title = f"{workload} ({provider})"
     return Chart(
         name=f"frontier-{number}",
@@ -278,7 +328,12 @@ def _frontier(number: int, workload: str, provider: str, setups: Sequence[Row]) 
             f" {cheapest}."
         ),
         figure=_plain_figure(figure),
-        table=Table(caption=f"Setups of {title}, the fastest first", columns=names, rows=lines, right=names[3:7]),
+        table=Table(
+            caption=f"Setups of {title}, the fastest first",
+            columns=names,
+            rows=lines,
+            right=names[3:7],
+        ),
         provider=provider,
         workload=workload,
     )
@@ -297,7 +352,11 @@ def _points(setups: Sequence[Row], *, name: str, mode: str) -> go.Scatter:
             _shown(f"{row['cluster']} {row['market']}"),
             f"{_hours(row['hours'])} h (p90 {_hours(row['hours_p90'])})",
             f"{_usd(row['usd'])} (p90 {_usd(row['usd_p90'])})",
-            _shown(f"first for: {', '.join(one['first_for'])}" if one["first_for"] else f"batch {_batch(row)}"),
+            _shown(
+                f"first for: {', '.join(one['first_for'])}"
+                if one["first_for"]
+                else f"batch {_batch(row)}"
+            ),
         ]
         for row, one in zip(rows, setups, strict=True)
     ]
@@ -328,7 +387,9 @@ def _points(setups: Sequence[Row], *, name: str, mode: str) -> go.Scatter:
 # What changed
 
 
-def _changes(changes: Sequence[Row], publications: Sequence[Row], sources: Mapping[str, Source]) -> Section:
+def _changes(
+    changes: Sequence[Row], publications: Sequence[Row], sources: Mapping[str, Source]
+) -> Section:
     """First choices that are others now, then those of which only hours or dollars moved."""
     said = []
     for one in publications:
@@ -340,7 +401,9 @@ def _changes(changes: Sequence[Row], publications: Sequence[Row], sources: Mappi
                 f" the next one is (`{sources[provider].refresh}`)."
             )
         elif not mine:
-            said.append(f"{provider}: no first choice differs from the publication of {_moment(before)}.")
+            said.append(
+                f"{provider}: no first choice differs from the publication of {_moment(before)}."
+            )
         else:
             chosen = sum(row["change"] in _OTHER_CHOICE for row in mine)
             said.append(
@@ -373,22 +436,24 @@ def _choice(change: Row, prefix: str) -> str:
     cluster = change[f"{prefix}cluster"]
     if cluster is None:
         return str(change[f"{prefix}status"] or "not in the table")
-    return (
-        f"{cluster} {change[f'{prefix}market']}, {_hours(change[f'{prefix}hours'])} h, {_usd(change[f'{prefix}usd'])}"
-    )
+    return f"{cluster} {change[f'{prefix}market']}, {_hours(change[f'{prefix}hours'])} h, {_usd(change[f'{prefix}usd'])}"
 
 
 # The model
 
 
-def _quality(versions: Sequence[Row], scoreboards: Sequence[Row], sources: Mapping[str, Source]) -> Section:
+def _quality(
+    versions: Sequence[Row], scoreboards: Sequence[Row], sources: Mapping[str, Source]
+) -> Section:
     """Errors and coverage of each version on workloads' multi-machine rows that it had not seen."""
     said, charts, tables = [], [], []
     for provider in sorted(sources):
         mine = [row for row in versions if row["provider"] == provider]
         scored = [row for row in mine if row["mean_error"] is not None][-_MOST_POINTS:]
         if not mine:
-            said.append(f"{provider}: no model was trained yet; `{sources[provider].refresh}` trains one.")
+            said.append(
+                f"{provider}: no model was trained yet; `{sources[provider].refresh}` trains one."
+            )
             continue
         newest = mine[-1]
         verdict = "promoted" if newest["promoted"] else "not promoted"
@@ -408,12 +473,23 @@ def _quality(versions: Sequence[Row], scoreboards: Sequence[Row], sources: Mappi
             lines = [
                 [
                     *(str(row["split"]).replace("_", " "), str(int(row["rows"]))),
-                    *(_percent(row[name]) for name in ("mean_error", "median_error", "p90_error", "coverage_90")),
+                    *(
+                        _percent(row[name])
+                        for name in ("mean_error", "median_error", "p90_error", "coverage_90")
+                    ),
                     _percent(row["median_width"]),
                 ]
                 for row in board
             ]
-            names = ("held out by", "rows", "mean error", "median error", "p90 error", "in 90 % interval", "width")
+            names = (
+                "held out by",
+                "rows",
+                "mean error",
+                "median error",
+                "p90 error",
+                "in 90 % interval",
+                "width",
+            )
             caption = f"{provider}: scores of version {newest['version']} on what it had not seen"
             tables.append(Table(caption=caption, columns=names, rows=lines, right=names[1:]))
     if charts:
@@ -421,13 +497,22 @@ def _quality(versions: Sequence[Row], scoreboards: Sequence[Row], sources: Mappi
             "Errors are |predicted / measured - 1| of runs on several machines whose workload was held out; 90 % of the"
             " measured steps should lie in their interval. Filled: promoted; open: refused."
         )
-    return Section(name="model", title="Model error and interval coverage", said=said, charts=charts, tables=tables)
+    return Section(
+        name="model",
+        title="Model error and interval coverage",
+        said=said,
+        charts=charts,
+        tables=tables,
+    )
 
 
 def _errors(provider: str, scored: Sequence[Row]) -> Chart:
     when = [row["trained_at"].isoformat() for row in scored]
     marks = ["circle" if row["promoted"] else "circle-open" for row in scored]
-    told = [f"version {_shown(str(row['version']))}, {'promoted' if row['promoted'] else 'refused'}" for row in scored]
+    told = [
+        f"version {_shown(str(row['version']))}, {'promoted' if row['promoted'] else 'refused'}"
+        for row in scored
+    ]
     figure = go.Figure()
     for name, column, axis in (
         ("mean error", "mean_error", "y"),
@@ -462,7 +547,15 @@ def _errors(provider: str, scored: Sequence[Row]) -> Chart:
         ]
         for row in reversed(scored)
     ]
-    names = ("version", "trained", "", "held-out rows", "mean error", "median error", "in 90 % interval")
+    names = (
+        "version",
+        "trained",
+        "",
+        "held-out rows",
+        "mean error",
+        "median error",
+        "in 90 % interval",
+    )
     return Chart(
         name=f"model-{provider}",
         title=f"Versions of the model of {provider}",
@@ -471,7 +564,12 @@ def _errors(provider: str, scored: Sequence[Row]) -> Chart:
             f" {_percent(newest['coverage_90'])} of the measured steps lie in their 90 % interval."
         ),
         figure=_plain_figure(figure),
-        table=Table(caption=f"Versions of {provider}, the newest first", columns=names, rows=lines, right=names[3:]),
+        table=Table(
+            caption=f"Versions of {provider}, the newest first",
+            columns=names,
+            rows=lines,
+            right=names[3:],
+        ),
         provider=provider,
     )
 
@@ -506,15 +604,27 @@ def _ledger(ledger: pd.DataFrame, sources: Mapping[str, Source]) -> Section:
         charts.append(_promises(provider, rows[-_MOST_POINTS:]))
         lines = [
             [
-                *(row["published_at"], str(row["workload"]), _goal(row), f"{row['cluster']} {row['market']}"),
+                *(
+                    row["published_at"],
+                    str(row["workload"]),
+                    _goal(row),
+                    f"{row['cluster']} {row['market']}",
+                ),
                 *(_hours(row["promised_hours"]), _hours(row["measured_hours"])),
                 *(_usd(row["promised_usd"]), _usd(row["measured_usd"])),
-                *(str(row["verdict"]).replace("_", " "), "" if row["regret"] is None else _percent(row["regret"])),
+                *(
+                    str(row["verdict"]).replace("_", " "),
+                    "" if row["regret"] is None else _percent(row["regret"]),
+                ),
             ]
             for row in reversed(rows[-_MOST_LINES:])
         ]
         numbers = ("hours promised", "hours measured", "usd promised", "usd measured")
-        older = f"; {len(rows) - _MOST_LINES} older ones in regret_ledger.csv" if len(rows) > _MOST_LINES else ""
+        older = (
+            f"; {len(rows) - _MOST_LINES} older ones in regret_ledger.csv"
+            if len(rows) > _MOST_LINES
+            else ""
+        )
         tables.append(
             Table(
                 caption=f"{provider}: promises and outcomes, the newest first{older}",
@@ -570,7 +680,10 @@ def _promises(provider: str, rows: Sequence[Row]) -> Chart:
             hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}<br>published %{customdata[2]}<br>"
             "measured %{y:.2f} of the promised step<extra></extra>",
         )
-        for name, wanted, symbol in (("measured within", True, "circle"), ("measured outside", False, "x"))
+        for name, wanted, symbol in (
+            ("measured within", True, "circle"),
+            ("measured outside", False, "x"),
+        )
         for places in [[place for place, one in enumerate(within) if one == wanted]]
     ]
     figure = go.Figure([measured[0], interval, measured[1]])
@@ -583,7 +696,9 @@ def _promises(provider: str, rows: Sequence[Row]) -> Chart:
             *(str(number), str(row["workload"]), f"{row['cluster']} {row['market']}", f"{one:.2f}"),
             *(f"{least:.2f} to {most:.2f}", "yes" if inside else "no"),
         ]
-        for number, (row, one, least, most, inside) in enumerate(zip(rows, ratio, low, high, within, strict=True), 1)
+        for number, (row, one, least, most, inside) in enumerate(
+            zip(rows, ratio, low, high, within, strict=True), 1
+        )
     ]
     names = ("number", "workload", "choice", "measured / promised", "promised interval", "within")
     return Chart(
@@ -592,7 +707,10 @@ def _promises(provider: str, rows: Sequence[Row]) -> Chart:
         said=f"Of the {len(rows)} newest choices {sum(within)} were measured within their promised interval.",
         figure=_plain_figure(figure),
         table=Table(
-            caption=f"Measured over promised step times of {provider}", columns=names, rows=lines, right=names[3:5]
+            caption=f"Measured over promised step times of {provider}",
+            columns=names,
+            rows=lines,
+            right=names[3:5],
         ),
         provider=provider,
     )
@@ -621,10 +739,18 @@ def _last_refresh(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Sourc
             f" {_usd(last['usd'])}."
         )
         if behind.get(provider) not in (None, last["refresh_id"]):
-            said.append(f"{provider}: the refresh behind the table, {behind[provider]}, measured nothing.")
+            said.append(
+                f"{provider}: the refresh behind the table, {behind[provider]}, measured nothing."
+            )
         charts.append(_spending(provider, nights[-_MOST_POINTS:]))
         tables += _of_refresh(provider, rows)
-    return Section(name="measured", title="Measured last, and what it cost", said=said, charts=charts, tables=tables)
+    return Section(
+        name="measured",
+        title="Measured last, and what it cost",
+        said=said,
+        charts=charts,
+        tables=tables,
+    )
 
 
 def _of_refresh(provider: str, rows: Mapping[str, Sequence[Row]]) -> list[Table]:
@@ -652,8 +778,16 @@ def _of_refresh(provider: str, rows: Mapping[str, Sequence[Row]]) -> list[Table]
     if measured:
         lines = [
             [
-                *(str(row["workload"] or "no workload"), str(row["kind"]), f"{row['cluster']} {row['market'] or ''}"),
-                *(_batch(row), str(int(row["runs"])), "" if row["step_s"] is None else f"{row['step_s']:.3g}"),
+                *(
+                    str(row["workload"] or "no workload"),
+                    str(row["kind"]),
+                    f"{row['cluster']} {row['market'] or ''}",
+                ),
+                *(
+                    _batch(row),
+                    str(int(row["runs"])),
+                    "" if row["step_s"] is None else f"{row['step_s']:.3g}",
+                ),
                 str(row["reason_wanted"] or ""),
             ]
             for row in measured[:_MOST_LINES]
@@ -661,11 +795,17 @@ def _of_refresh(provider: str, rows: Mapping[str, Sequence[Row]]) -> list[Table]
         more = f", {_MOST_LINES} of {len(measured)}" if len(measured) > _MOST_LINES else ""
         names = ("workload", "kind", "cluster", "batch", "runs", "median step s", "wanted because")
         caption = f"{provider}: setups measured{more}"
-        tables.append(Table(caption=caption, columns=names, rows=lines, right=names[4:6], folded=True))
+        tables.append(
+            Table(caption=caption, columns=names, rows=lines, right=names[4:6], folded=True)
+        )
     if failed:
         lines = [
             [
-                *(str(row["workload"] or "no workload"), f"{row['cluster']} {row['market'] or ''}", str(row["status"])),
+                *(
+                    str(row["workload"] or "no workload"),
+                    f"{row['cluster']} {row['market'] or ''}",
+                    str(row["status"]),
+                ),
                 *(str(int(row["runs"])), str(row["reason"])),
             ]
             for row in failed[:_MOST_LINES]
@@ -690,7 +830,8 @@ def _spending(provider: str, nights: Sequence[Row]) -> Chart:
             x=list(range(len(nights))),
             y=[row["usd"] for row in nights],
             customdata=[
-                [_shown(str(row["refresh_id"])), int(row["measured_runs"]), _usd(row["usd"])] for row in nights
+                [_shown(str(row["refresh_id"])), int(row["measured_runs"]), _usd(row["usd"])]
+                for row in nights
             ],
             hovertemplate="%{customdata[0]}<br>%{customdata[2]}, %{customdata[1]} runs measured<extra></extra>",
         )
@@ -699,7 +840,9 @@ def _spending(provider: str, nights: Sequence[Row]) -> Chart:
         xaxis={
             "title": "began (UTC)",
             "tickvals": list(range(0, len(nights), every)),
-            "ticktext": [f"{row['started_at']:%b %d}<br>{row['started_at']:%H:%M}" for row in nights[::every]],
+            "ticktext": [
+                f"{row['started_at']:%b %d}<br>{row['started_at']:%H:%M}" for row in nights[::every]
+            ],
         },
         yaxis={"title": "US dollars", "tickprefix": "$", "rangemode": "tozero"},
         showlegend=False,
@@ -708,7 +851,12 @@ def _spending(provider: str, nights: Sequence[Row]) -> Chart:
     known = [float(row["usd"]) for row in nights if row["usd"] is not None]
     lines = [
         [
-            *(str(row["refresh_id"]), row["started_at"], str(int(row["leases"])), str(int(row["measured_runs"]))),
+            *(
+                str(row["refresh_id"]),
+                row["started_at"],
+                str(int(row["leases"])),
+                str(int(row["measured_runs"])),
+            ),
             *(str(int(row["failed_runs"])), _usd(row["usd"])),
         ]
         for row in reversed(nights)
@@ -719,7 +867,12 @@ def _spending(provider: str, nights: Sequence[Row]) -> Chart:
         title=f"Dollars of each refresh of {provider}",
         said=f"{_counted(len(nights), 'refresh', 'refreshes')} with machines cost {_usd(sum(known))} together.",
         figure=_plain_figure(figure),
-        table=Table(caption=f"Refreshes of {provider} that held machines", columns=names, rows=lines, right=names[2:]),
+        table=Table(
+            caption=f"Refreshes of {provider} that held machines",
+            columns=names,
+            rows=lines,
+            right=names[2:],
+        ),
         provider=provider,
     )
 
@@ -731,9 +884,13 @@ def _ages(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Source]) -> S
     """How old prices and measurements are, what drifts, and which runs were slow."""
     oldest: dict[tuple[str, str], dict[str, pd.Timestamp | None]] = {}
     for row in rows["recommendations"]:
-        own = oldest.setdefault((str(row["workload"]), str(row["provider"])), {"price": None, "measured": None})
+        own = oldest.setdefault(
+            (str(row["workload"]), str(row["provider"])), {"price": None, "measured": None}
+        )
         own["price"] = min(filter(None, (own["price"], row["price_as_of"])), default=None)
-        own["measured"] = max(filter(None, (own["measured"], row["newest_measurement_at"])), default=None)
+        own["measured"] = max(
+            filter(None, (own["measured"], row["newest_measurement_at"])), default=None
+        )
     tables = [
         Table(
             caption="Oldest price and newest measurement behind each workload's recommendations",
@@ -777,7 +934,14 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return rows_of(frame.astype(object).where(frame.notna(), None))
 
 
-_WHOLE = ("rank", "samples", "global_batch", "accumulation_steps", "measured_runs", "placement_score")
+_WHOLE = (
+    "rank",
+    "samples",
+    "global_batch",
+    "accumulation_steps",
+    "measured_runs",
+    "placement_score",
+)
 
 
 def _goal(row: Row) -> str:
@@ -816,18 +980,36 @@ def _shown(text: str) -> str:
 
 # Charts in both colour schemes: what differs stands in a template, which the page's script swaps.
 _RULE = "#8a939c"
-_LIGHT = {"ink": "#1c2126", "grid": "#e3e7eb", "sheet": "#ffffff", "colours": ["#1b6ca8", "#70757a", "#b4530a"]}
-_DARK = {"ink": "#e4e8ec", "grid": "#333b44", "sheet": "#1b2128", "colours": ["#6cb6ff", "#98a2ac", "#f0a35e"]}
+_LIGHT = {
+    "ink": "#1c2126",
+    "grid": "#e3e7eb",
+    "sheet": "#ffffff",
+    "colours": ["#1b6ca8", "#70757a", "#b4530a"],
+}
+_DARK = {
+    "ink": "#e4e8ec",
+    "grid": "#333b44",
+    "sheet": "#1b2128",
+    "colours": ["#6cb6ff", "#98a2ac", "#f0a35e"],
+}
 
 
 def _theme(scheme: Mapping[str, Any]) -> dict[str, Any]:
-    axis = {"gridcolor": scheme["grid"], "linecolor": scheme["grid"], "zerolinecolor": scheme["grid"]}
+    axis = {
+        "gridcolor": scheme["grid"],
+        "linecolor": scheme["grid"],
+        "zerolinecolor": scheme["grid"],
+    }
     layout = go.Layout(
         font={"color": scheme["ink"], "size": 13, "family": "system-ui, sans-serif"},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         colorway=scheme["colours"],
-        hoverlabel={"bgcolor": scheme["sheet"], "bordercolor": scheme["ink"], "font": {"color": scheme["ink"]}},
+        hoverlabel={
+            "bgcolor": scheme["sheet"],
+            "bordercolor": scheme["ink"],
+            "font": {"color": scheme["ink"]},
+        },
         xaxis=axis,
         yaxis=axis,
     ).to_plotly_json()

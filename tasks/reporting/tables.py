@@ -59,12 +59,20 @@ def print_recommendations(
     the providers `illustrative` are nobody's.
     """
     console = _console()
-    for provider in dict.fromkeys(row["provider"] for row in rows if row["provider"] in illustrative):
+    for provider in dict.fromkeys(
+        row["provider"] for row in rows if row["provider"] in illustrative
+    ):
         console.print(f"provider {provider}: prices are illustrative", style="italic")
-    dated = [row["price_as_of"] for row in rows if row["provider"] not in illustrative and row["price_as_of"]]
+    dated = [
+        row["price_as_of"]
+        for row in rows
+        if row["provider"] not in illustrative and row["price_as_of"]
+    ]
     if dated:
         age = (now or datetime.now(UTC)) - min(dated)
-        said = f"prices as of {min(dated):%Y-%m-%d %H:%M} UTC" + (f", {age.days} days old" if age > OLD_PRICES else "")
+        said = f"prices as of {min(dated):%Y-%m-%d %H:%M} UTC" + (
+            f", {age.days} days old" if age > OLD_PRICES else ""
+        )
         if any(row.get("usd_storage") for row in rows):
             said += "; usd has volumes, public addresses and requests in it (--json: apart)"
         console.print(said, style="italic")
@@ -78,20 +86,34 @@ def print_recommendations(
         table = Table(box=None, pad_edge=False)
         for name, justify in _COLUMNS.items():
             if name not in hidden:
-                table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold")
+                table.add_column(
+                    name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold"
+                )
         for row, before in zip(mine, [None, *mine[:-1]], strict=True):
             again = row["rank"] > 1 and before is not None and goal_text(before) == goal_text(row)
             cells = dict(zip(_COLUMNS, _cells(row, "" if again else goal_text(row)), strict=False))
             table.add_row(*(cell for name, cell in cells.items() if name not in hidden))
         console.print(f"\n{workload} ({provider})", style="bold")
-        if len(mine) == 1 or any(row["cluster"] for row in mine) or len({row["reason"] for row in mine}) > 1:
+        if (
+            len(mine) == 1
+            or any(row["cluster"] for row in mine)
+            or len({row["reason"] for row in mine}) > 1
+        ):
             console.print(table)  # where nothing can be said of any goal, a line says why
-        reasons = [f"  {row['cluster'] or row['status']}: {without_cautions(str(row['reason']))}" for row in mine]
+        reasons = [
+            f"  {row['cluster'] or row['status']}: {without_cautions(str(row['reason']))}"
+            for row in mine
+        ]
         for said in dict.fromkeys(reasons):
             console.print(said, style="dim")  # what keeps every goal from an answer is said once
-        sources = dict.fromkeys(row["interruption_source"] for row in mine if row.get("interruption_source"))
+        sources = dict.fromkeys(
+            row["interruption_source"] for row in mine if row.get("interruption_source")
+        )
         if sources and provider not in illustrative:
-            console.print(f"  risk: of an interruption before the job is done, by {'; '.join(sources)}", style="dim")
+            console.print(
+                f"  risk: of an interruption before the job is done, by {'; '.join(sources)}",
+                style="dim",
+            )
         for row in mine:
             if row.get("frontier"):
                 _print_frontier(console, row)
@@ -142,7 +164,9 @@ def _print_by_device(console: Console, rows: Sequence[Row]) -> None:
         figures.append(str(row["known_by"]))
         lines.append([row["device"], _in_mode(row), _market(row), *figures])
     numbers = ("hours", "usd", "p ok")
-    _print_lines(console, ("device", "cluster", "market", *numbers, "known by"), lines, right=numbers)
+    _print_lines(
+        console, ("device", "cluster", "market", *numbers, "known by"), lines, right=numbers
+    )
 
 
 def _print_pilots(console: Console, row: Row) -> None:
@@ -153,14 +177,20 @@ def _print_pilots(console: Console, row: Row) -> None:
         console.print(f"\n{pilots['reason']}")
         return
     assured = bool(runs) and runs[0].get("assured_after") is not None
-    now = "" if regret is None else f"choosing now is expected to cost {_lost(regret)} more than the best there is"
+    now = (
+        ""
+        if regret is None
+        else f"choosing now is expected to cost {_lost(regret)} more than the best there is"
+    )
     if pilots["settled"] is None:
         console.print(f"\nopen: {now}; no few runs would settle it{_missing(row)}")
         return
     if pilots["settled"]:
         console.print(f"\nsettled: {now}{_missing(row)}")
         return
-    cost = f"these {len(runs)} runs tell most and cost ${_plain(sum(one['usd'] for one in runs), 2)}"
+    cost = (
+        f"these {len(runs)} runs tell most and cost ${_plain(sum(one['usd'] for one in runs), 2)}"
+    )
     if regret is None:
         said = f"never measured as it is now; {cost}"
     elif assured:
@@ -185,14 +215,24 @@ def _print_kinds(console: Console, kinds: Sequence[Row]) -> None:
     console.print("\nnever measured, compared by data sheet alone; one run on each", style="bold")
     lines = [
         [
-            *(one["device"], f"{one['p_best']:.0%}", _in_mode(one), one["layout"], one["market"], _batch(one)),
+            *(
+                one["device"],
+                f"{one['p_best']:.0%}",
+                _in_mode(one),
+                one["layout"],
+                one["market"],
+                _batch(one),
+            ),
             *(f"{one['seconds']:.0f}", _plain(one["usd"], 2), _lost(one["regret_after"])),
         ]
         for one in kinds
     ]
     numbers = ("seconds", "usd", "expected regret after")
     _print_lines(
-        console, ("device", "p best", "cluster", "devices each", "market", "batch", *numbers), lines, right=numbers
+        console,
+        ("device", "p best", "cluster", "devices each", "market", "batch", *numbers),
+        lines,
+        right=numbers,
     )
 
 
@@ -200,8 +240,13 @@ def _print_not_compared(console: Console, devices: Sequence[Row]) -> None:
     """Devices of which nothing is known, and on which machine one run would include each of them."""
     title = "not compared, since neither a run on them nor their data sheet is known; a run on one would include it"
     console.print(f"\n{title}", style="bold")
-    lines = [[one["device"], one["cluster"], one["market"], _number(one["usd_per_hour"], "{:.4g}")] for one in devices]
-    _print_lines(console, ("device", "cluster", "market", "usd an hour"), lines, right=("usd an hour",))
+    lines = [
+        [one["device"], one["cluster"], one["market"], _number(one["usd_per_hour"], "{:.4g}")]
+        for one in devices
+    ]
+    _print_lines(
+        console, ("device", "cluster", "market", "usd an hour"), lines, right=("usd an hour",)
+    )
 
 
 def _missing(row: Row) -> str:
@@ -243,12 +288,20 @@ def print_launches(launches: Sequence[Launch]) -> None:
     """What a dry run would buy, and the most it would cost."""
     console = _console()
     lines = [
-        [row["cluster"], str(row["runs"]), f"{row['est_s']:.0f}", f"{row['est_usd']:.4f}", row["reason"]]
+        [
+            row["cluster"],
+            str(row["runs"]),
+            f"{row['est_s']:.0f}",
+            f"{row['est_usd']:.4f}",
+            row["reason"],
+        ]
         for row in launches_as_rows(launches)
     ]
     _print_lines(console, ("cluster", "runs", "about s", "about usd", "why"), lines)
     total_s, total_usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
-    console.print(f"{len(launches)} launches, about {total_s:.0f} s and ${total_usd:.4f}; nothing was started")
+    console.print(
+        f"{len(launches)} launches, about {total_s:.0f} s and ${total_usd:.4f}; nothing was started"
+    )
 
 
 def launches_as_rows(launches: Sequence[Launch]) -> list[dict[str, Any]]:
@@ -278,11 +331,23 @@ def print_measured(found: Row, provider: str) -> None:
     for row in found["runs"]:
         predicted, step_s = row["predicted_step_s"], row["step_s"]
         known = predicted is not None
-        told = _seconds(predicted, row["predicted_step_low_s"], row["predicted_step_high_s"]) if known else ""
+        told = (
+            _seconds(predicted, row["predicted_step_low_s"], row["predicted_step_high_s"])
+            if known
+            else ""
+        )
         kind = "step time" if row["kind"] == "train" else str(row["kind"])
-        took = _number(step_s, "{:.3f}") if step_s is not None else "done" if row["measured"] else "not measured"
+        took = (
+            _number(step_s, "{:.3f}")
+            if step_s is not None
+            else "done"
+            if row["measured"]
+            else "not measured"
+        )
         apart = f"{step_s / predicted - 1:+.0%}" if known and step_s is not None else ""
-        lines.append([kind, _in_mode(row), row["layout"], row["market"], _batch(row), told, took, apart])
+        lines.append(
+            [kind, _in_mode(row), row["layout"], row["market"], _batch(row), told, took, apart]
+        )
     numbers = ("predicted s (90 %)", "measured s", "difference")
     names = ("measured", "cluster", "devices each", "market", "batch", *numbers)
     _print_lines(console, names, lines, right=numbers)
@@ -292,7 +357,9 @@ def print_measured(found: Row, provider: str) -> None:
     for note in spent["notes"]:
         console.print(f"  {note}")
     again = f"srift refresh --provider {provider} --max-usd 0"
-    console.print(f"{spent['launches']} launches, ${spent['usd']:.4f}; stored, and neither learned from nor published:")
+    console.print(
+        f"{spent['launches']} launches, ${spent['usd']:.4f}; stored, and neither learned from nor published:"
+    )
     console.print(f"`{again}` does both and measures nothing")
 
 
@@ -301,13 +368,19 @@ def print_status(found: Mapping[str, Any]) -> None:
     console = _console()
     work = found["at_work"]
     if work:
-        console.print(f"refresh {work['refresh_id']} is at work (process {work['pid']}, since {work['started_at']})")
+        console.print(
+            f"refresh {work['refresh_id']} is at work (process {work['pid']}, since {work['started_at']})"
+        )
     else:
         console.print("no refresh is at work")
     for lease in found["leases"]:
         if lease["problem"]:  # nothing else is known of it, and `stale` tells it below
             continue
-        usd = "at an unknown price" if lease["usd_so_far"] is None else f"${lease['usd_so_far']:.4f} so far"
+        usd = (
+            "at an unknown price"
+            if lease["usd_so_far"] is None
+            else f"${lease['usd_so_far']:.4f} so far"
+        )
         console.print(
             f"lease {lease['lease_id']}: {lease['cluster']}, {usd}, until {lease['deadline_at']:%H:%M:%S} UTC"
         )
@@ -317,7 +390,9 @@ def print_status(found: Mapping[str, Any]) -> None:
         table = found["published"]
         version = table["model_version"]
         model = "without a model" if version is None else f"model version {version}"
-        console.print(f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, {model}")
+        console.print(
+            f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, {model}"
+        )
     if found["report_page"]:
         console.print(f"page: {found['report_page']}", soft_wrap=True)
     for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
@@ -335,10 +410,16 @@ def print_workloads(known: Sequence[Row]) -> None:
         if not one["provider"]:
             continue
         gradient = None if one["gradient_bytes"] is None else one["gradient_bytes"] / 1e6
-        newest = "" if one["newest_measured_at"] is None else f"{one['newest_measured_at']:%Y-%m-%d}"
+        newest = (
+            "" if one["newest_measured_at"] is None else f"{one['newest_measured_at']:%Y-%m-%d}"
+        )
         named = [one["workload"], one["provider"], ", ".join(one["devices"]) or "none"]
         counts = [str(one[f"{what}_rows"]) for what in rows]
-        sizes = [_number(one["parameters"]), _number(gradient, "{:.4g} MB"), _number(one["flops_per_sample"])]
+        sizes = [
+            _number(one["parameters"]),
+            _number(gradient, "{:.4g} MB"),
+            _number(one["flops_per_sample"]),
+        ]
         lines.append([*named, *counts, *sizes, newest])
     if lines:
         names = ("workload", "provider", "devices", *rows, *facts, "newest row")
@@ -360,19 +441,38 @@ def print_workloads(known: Sequence[Row]) -> None:
             "was measured elsewhere"
         )
     elif not known:
-        console.print("no workload is known: state one in srift.toml, or `srift import` its measurements")
+        console.print(
+            "no workload is known: state one in srift.toml, or `srift import` its measurements"
+        )
 
 
 def print_offers(rows: Sequence[Row]) -> None:
     """A line an offer, of `tasks.market.offers.listed`."""
-    names = ("type", "devices", "device", "GiB each", "cores", "GiB", "Gbit/s", "market", "zone", "usd/h", "cut a day")
+    names = (
+        "type",
+        "devices",
+        "device",
+        "GiB each",
+        "cores",
+        "GiB",
+        "Gbit/s",
+        "market",
+        "zone",
+        "usd/h",
+        "cut a day",
+    )
     lines = []
     for one in rows:
-        each = [_number(one[name], "{:g}") for name in ("device_memory_gib", "cores", "memory_gib", "bandwidth_gbps")]
+        each = [
+            _number(one[name], "{:g}")
+            for name in ("device_memory_gib", "cores", "memory_gib", "bandwidth_gbps")
+        ]
         place = one["region"] if one["zone"] == ANY_ZONE else one["zone"]
         risk = "" if one["interrupted_a_day"] is None else f"{one['interrupted_a_day']:.1%}"
         named = [one["instance_type"], str(one["devices"]), one["device"].replace(" ", "-")]
-        lines.append([*named, *each, one["market"], place, _number(one["usd_per_hour"], "{:.4f}"), risk])
+        lines.append(
+            [*named, *each, one["market"], place, _number(one["usd_per_hour"], "{:.4f}"), risk]
+        )
     texts = ("type", "device", "market", "zone")
     _print_lines(_console(), names, lines, right=[one for one in names if one not in texts])
 
@@ -386,11 +486,15 @@ def print_spend(found: Row) -> None:
             [name, str(one["leases"]), str(one["runs"]), _number(one["usd"], "{:.4f}")]
             for name, one in [*rows, ("in all", found["total"])]
         ]
-        _print_lines(console, (found["by"], "leases", "runs", "usd"), lines, right=("leases", "runs", "usd"))
+        _print_lines(
+            console, (found["by"], "leases", "runs", "usd"), lines, right=("leases", "runs", "usd")
+        )
     else:
         console.print(f"nothing was spent on {found['provider']} machines")
     for one in found["held"]:
-        so_far, at_most = (_number(one[name], "${:.4f}") for name in ("usd_so_far", "usd_at_deadline"))
+        so_far, at_most = (
+            _number(one[name], "${:.4f}") for name in ("usd_so_far", "usd_at_deadline")
+        )
         console.print(
             f"held: {one['cluster']} ({one['lease_id']}), {so_far} so far, {at_most} at most, until"
             f" {one['deadline_at']:%Y-%m-%d %H:%M} UTC"
@@ -407,26 +511,55 @@ def print_sizing(found: Row) -> None:
     console.print(f"{found['workload']} ({found['provider']})", style="bold")
     series = _telling(found["scaling"])
     if series:
-        console.print("\nlargest cluster of an efficiency, and what would hide the exchange of gradients")
+        console.print(
+            "\nlargest cluster of an efficiency, and what would hide the exchange of gradients"
+        )
         lines = []
         for one in series:
-            sizes = [cell for asked in one["largest"] for cell in (_largest(asked), _unlimited(asked["by_rule"]))]
+            sizes = [
+                cell
+                for asked in one["largest"]
+                for cell in (_largest(asked), _unlimited(asked["by_rule"]))
+            ]
             hiding = one["hiding"] or {}
             needs = [_number(hiding.get(name)) for name in ("needed_gbps", "stated_gbps")]
-            servers = [_number(hiding.get(name), "{:.0f}") for name in ("servers", "servers_full_duplex")]
-            exposed = [_number(hiding.get(name)) for name in ("measured_exposed_s", "exposed_s_at_stated")]
+            servers = [
+                _number(hiding.get(name), "{:.0f}") for name in ("servers", "servers_full_duplex")
+            ]
+            exposed = [
+                _number(hiding.get(name)) for name in ("measured_exposed_s", "exposed_s_at_stated")
+            ]
             shown = "" if one["hiding"] is None else f"{exposed[0]} ({exposed[1]})"
             lines.append([*_series(one), *sizes, *needs, shown, "/".join(dict.fromkeys(servers))])
-        at = [name for asked in series[0]["largest"] for name in (f"at {asked['alpha']:.0%}", "by rule")]
-        names = ("type", "of", "batch", *at, "Gbit/s needed", "stated", "exposed s (there)", "servers")
+        at = [
+            name
+            for asked in series[0]["largest"]
+            for name in (f"at {asked['alpha']:.0%}", "by rule")
+        ]
+        names = (
+            "type",
+            "of",
+            "batch",
+            *at,
+            "Gbit/s needed",
+            "stated",
+            "exposed s (there)",
+            "servers",
+        )
         _print_lines(console, names, lines, right=names[2:])
-        console.print("\neach measured size, and what the sizes below it had said: efficiency, and points off")
+        console.print(
+            "\neach measured size, and what the sizes below it had said: efficiency, and points off"
+        )
         lines = []
         for one in series:
             for check in one["checks"]:
                 shown = f"{check['step_s']:.4g}{'*' if check['put_together'] else ''}"
-                off = [_points(check[name], check["efficiency"]) for name in ("by_shares", "by_rule")]
-                lines.append([*_series(one), str(check["size"]), shown, f"{check['efficiency']:.1%}", *off])
+                off = [
+                    _points(check[name], check["efficiency"]) for name in ("by_shares", "by_rule")
+                ]
+                lines.append(
+                    [*_series(one), str(check["size"]), shown, f"{check['efficiency']:.1%}", *off]
+                )
         names = ("type", "of", "batch", "size", "step s", "measured", "by shares", "by rule")
         _print_lines(console, names, lines, right=names[2:])
     if found["best_batch"]:
@@ -434,9 +567,21 @@ def print_sizing(found: Row) -> None:
         lines = []
         for one in found["best_batch"]:
             peaks = [one[name] and one[name] / 2**30 for name in _PEAKS]
-            figures = [f"{one['batch']:g}", f"{one['samples_per_s']:.4g}", f"{one['largest_measured']:g}"]
+            figures = [
+                f"{one['batch']:g}",
+                f"{one['samples_per_s']:.4g}",
+                f"{one['largest_measured']:g}",
+            ]
             fits = _number(one["largest_that_fits"], "{:.0f}")
-            lines.append([one["instance_type"], one["mode"], *figures, fits, *(_number(peak) for peak in peaks)])
+            lines.append(
+                [
+                    one["instance_type"],
+                    one["mode"],
+                    *figures,
+                    fits,
+                    *(_number(peak) for peak in peaks),
+                ]
+            )
         names = ("type", "mode", "batch", "samples/s", "largest measured", "fits")
         names = (*names, "GiB predicted", "GiB measured", "GiB there")
         _print_lines(console, names, lines, right=names[2:])
@@ -471,7 +616,11 @@ def _telling(series: Sequence[Row]) -> list[Row]:
     for one in series:
         named = (one["instance_type"], one["mode"])
         most[named] = max(most.get(named, 0), one["devices_each"])
-    return [one for one in series if one["devices_each"] in (0, 1, most[one["instance_type"], one["mode"]])]
+    return [
+        one
+        for one in series
+        if one["devices_each"] in (0, 1, most[one["instance_type"], one["mode"]])
+    ]
 
 
 def _largest(asked: Row) -> str:
@@ -500,13 +649,18 @@ def print_check(found: Row) -> None:
         lines = [
             [
                 *(precision, str(found["batch"]), _number(one["step_s"]), _number(one["input_s"])),
-                *(", ".join(f"{loss:.4g}" for loss in one["losses"]), _number(one["peak_bytes"] / 1e6)),
+                *(
+                    ", ".join(f"{loss:.4g}" for loss in one["losses"]),
+                    _number(one["peak_bytes"] / 1e6),
+                ),
             ]
             for precision, one in trained
         ]
         names = ("precision", "batch", "step s", "input s", "losses", "peak MB")
         _print_lines(console, names, lines, right=names[1:])
-    for note in dict.fromkeys([*found["notes"], *(note for one in found["precisions"] for note in one["notes"])]):
+    for note in dict.fromkeys(
+        [*found["notes"], *(note for one in found["precisions"] for note in one["notes"])]
+    ):
         console.print(f"note: {note}")
 
 
@@ -520,7 +674,11 @@ def print_imports(imports: Sequence[Row]) -> None:
     for one in imports:
         files = ", ".join(filter(None, (one["file"], one["facts_file"]))) or "unknown"
         named = [str(one["import_id"]), files, f"{one['imported_at']:%Y-%m-%d %H:%M}"]
-        contents = [", ".join(one["providers"]), ", ".join(one["workloads"]), "forgotten" if one["forgotten"] else ""]
+        contents = [
+            ", ".join(one["providers"]),
+            ", ".join(one["workloads"]),
+            "forgotten" if one["forgotten"] else "",
+        ]
         lines.append([*named, str(one["rows"]), str(one["facts"]), *contents])
     names = ("import", "files", "imported (UTC)", "rows", "facts", "provider", "workloads", "")
     _print_lines(console, names, lines, right=("rows", "facts"))
@@ -579,7 +737,10 @@ def _mode(row: Row) -> str:
 
 
 def _print_lines(
-    console: Console, names: Sequence[str], lines: Sequence[Sequence[str]], right: Collection[str] = ()
+    console: Console,
+    names: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    right: Collection[str] = (),
 ) -> None:
     """A table with columns called `names`, of which those in `right` hold numbers; cells beyond them are left out."""
     table = Table(box=None, pad_edge=False)
@@ -593,7 +754,11 @@ def _print_lines(
 def _market(row: Row) -> str:
     """Also of a row that was published before it had this column."""
     known = row.get("market")
-    return str(known) if known else "+".join(sorted({str(offer["market"]) for offer in row["cluster_offers"]}))
+    return (
+        str(known)
+        if known
+        else "+".join(sorted({str(offer["market"]) for offer in row["cluster_offers"]}))
+    )
 
 
 def _number(value: float | None, form: str = "{:.3g}") -> str:

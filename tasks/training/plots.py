@@ -27,7 +27,9 @@ def draw(scored: pd.DataFrame, home: Path, folder: Path) -> list[Path]:
     """Three PNGs of the `scored` predictions in `folder`; none where nothing could be held out."""
     if not len(scored):
         return []
-    os.environ.setdefault("MPLCONFIGDIR", str(home / "matplotlib"))  # read when matplotlib is first imported
+    os.environ.setdefault(
+        "MPLCONFIGDIR", str(home / "matplotlib")
+    )  # read when matplotlib is first imported
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     made = []
@@ -55,7 +57,15 @@ def predicted_against_measured(scored: pd.DataFrame) -> Figure:
     for split, own in scored.groupby("split", sort=False):
         error = float((own["step_s"] / own["measured_s"] - 1).abs().mean())
         label = f"held out by {_said(split)}: {len(own)} rows, mean error {error:.1%}"
-        axes.scatter(own["measured_s"], own["step_s"], s=14, alpha=0.6, color=_colour(split), label=label, linewidths=0)
+        axes.scatter(
+            own["measured_s"],
+            own["step_s"],
+            s=14,
+            alpha=0.6,
+            color=_colour(split),
+            label=label,
+            linewidths=0,
+        )
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -74,7 +84,9 @@ def errors_by_group(scored: pd.DataFrame) -> Figure:
     """
     board = summarise(scored)
     board = board[board["group"] != "all"].reset_index(drop=True)
-    board = board.loc[board["mean_error"].sort_values(ascending=False).index[:_MOST_GROUPS]].sort_index()[::-1]
+    board = board.loc[
+        board["mean_error"].sort_values(ascending=False).index[:_MOST_GROUPS]
+    ].sort_index()[::-1]
     figure, axes = _figure(9.0, 1.6 + 0.3 * len(board))
     place = np.arange(len(board))
     mean, p90 = 100 * board["mean_error"].to_numpy(float), 100 * board["p90_error"].to_numpy(float)
@@ -85,10 +97,19 @@ def errors_by_group(scored: pd.DataFrame) -> Figure:
     widest = float(max(p90.max(), mean.max()))
     for at, coverage in zip(range(len(board)), board["coverage_90"].to_numpy(float), strict=True):
         short = coverage < 0.8  # what the promotion rule asks of a split
-        axes.text(1.04 * widest, at, f"{coverage:.0%}", va="center", fontsize=8, color="#b00020" if short else "black")
+        axes.text(
+            1.04 * widest,
+            at,
+            f"{coverage:.0%}",
+            va="center",
+            fontsize=8,
+            color="#b00020" if short else "black",
+        )
     axes.text(1.04 * widest, len(board) - 0.3, "inside 90 % interval", fontsize=8, va="bottom")
     axes.set(xlim=(0, 1.25 * widest), ylim=(-0.7, len(board) + 0.5))
-    axes.set_xlabel("mean |predicted / measured - 1|, per cent; the line ends at the 90th percentile")
+    axes.set_xlabel(
+        "mean |predicted / measured - 1|, per cent; the line ends at the 90th percentile"
+    )
     axes.set_title("Errors by held-out group")
     return figure
 
@@ -101,7 +122,13 @@ def calibration_curve(scored: pd.DataFrame) -> Figure:
     for split, own in found.groupby("split", sort=False):
         covered = 100 * own["observed"].to_numpy(float)
         label = f"held out by {_said(split)} ({int(own['rows'].iloc[0])} rows)"
-        axes.plot(100 * own["stated"].to_numpy(float), covered, marker="o", color=_colour(split), label=label)
+        axes.plot(
+            100 * own["stated"].to_numpy(float),
+            covered,
+            marker="o",
+            color=_colour(split),
+            label=label,
+        )
     axes.set_xticks([100 * level for level in LEVELS])
     axes.set(xlim=(45, 95), ylim=(min(40.0, 95 * float(found["observed"].min())), 102))
     axes.set(xlabel="stated, per cent", ylabel="observed, per cent of the held-out rows")

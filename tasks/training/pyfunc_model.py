@@ -22,7 +22,9 @@ class StepTime(PythonModel):
 
         self.model = load(Path(context.artifacts["model"]).read_text())
 
-    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+    def predict(
+        self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
         """One row a setup, in the order given. Raises ValueError on an unknown workload or instance type."""
         predicted: pd.DataFrame = self.model.predict(model_input)
         return predicted

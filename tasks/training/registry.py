@@ -56,7 +56,10 @@ _OPTIONAL = (
     *("market", "zone", "run_id", "source", "measured_at"),
 )
 _LOCK_TIMEOUT = "55P03"  # PostgreSQL's code of it
-_REGISTRAR, _TURN_S = 5112003, 300  # our advisory lock in a shared registry's database, and how long to wait for it
+_REGISTRAR, _TURN_S = (
+    5112003,
+    300,
+)  # our advisory lock in a shared registry's database, and how long to wait for it
 # SQLite's words, and the system's where a copy of several files (shutil.Error, an upload) names no number.
 _FULL_DISK = ("database or disk is full", "No space left on device")
 _OUTPUTS = (
@@ -159,7 +162,9 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     with _environment_kept():
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints the traceback of every error
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # prints the traceback of every error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -187,7 +192,9 @@ def _turn(store: str) -> Iterator[None]:
 
     with ExitStack() as held:
         try:
-            connection = held.enter_context(sqlalchemy.create_engine(store, poolclass=sqlalchemy.NullPool).begin())
+            connection = held.enter_context(
+                sqlalchemy.create_engine(store, poolclass=sqlalchemy.NullPool).begin()
+            )
             for setting, value in (WHILE_LOCKED | {"lock_timeout": f"'{_TURN_S}s'"}).items():
                 connection.execute(sqlalchemy.text(f"set local {setting} = {value}"))
             connection.execute(sqlalchemy.text(f"select pg_advisory_xact_lock({_REGISTRAR})"))
@@ -225,9 +232,7 @@ def _explained(home: Path, error: BaseException | None) -> RegistryError | None:
                 " is; make the folder writable, or set SRIFT_HOME to one that is, and try again"
             )
         if isinstance(error, sqlite3.Error):
-            other = (
-                f"the model registry at {home / 'mlflow.db'} did not answer: {said}. Nothing was promoted; try again"
-            )
+            other = f"the model registry at {home / 'mlflow.db'} did not answer: {said}. Nothing was promoted; try again"
             return RegistryError(damaged_registry(home, said) if is_damage(said) else other)
         error = error.__cause__ or error.__context__
     return None
@@ -266,7 +271,9 @@ def log_challenger(
                 python_model=str(Path(__file__).with_name("pyfunc_model.py")),
                 artifacts={
                     "model": _written(Path(folder) / "model.json", dump(model)),
-                    "scoreboard": _written(Path(folder) / "scoreboard.json", scoreboard.to_json(orient="records")),
+                    "scoreboard": _written(
+                        Path(folder) / "scoreboard.json", scoreboard.to_json(orient="records")
+                    ),
                 },
                 code_paths=[str(_copy_of_models(Path(folder)))],
                 pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
@@ -282,7 +289,9 @@ def log_challenger(
         return int(number)
 
 
-def promote(home: Path, provider: str, number: int, reason: str, *, over: int | None = None) -> int | None:
+def promote(
+    home: Path, provider: str, number: int, reason: str, *, over: int | None = None
+) -> int | None:
     """Put version `number` in force; if it was the challenger, there is none then.
 
     Where another version than `over`, against which it was judged, is in force by now, nothing is changed, and that
@@ -294,7 +303,9 @@ def promote(home: Path, provider: str, number: int, reason: str, *, over: int | 
         if known not in (None, over):
             return known
         client.set_model_version_tag(name, str(number), "promotion", f"promoted: {reason}")
-        client.set_model_version_tag(name, str(number), "replaces", "" if over is None else str(over))
+        client.set_model_version_tag(
+            name, str(number), "replaces", "" if over is None else str(over)
+        )
         client.set_registered_model_alias(name, ALIAS, str(number))
         if _number_of(client, name, CHALLENGER) == number:
             client.delete_registered_model_alias(name, CHALLENGER)
@@ -304,7 +315,9 @@ def promote(home: Path, provider: str, number: int, reason: str, *, over: int | 
 def refuse(home: Path, provider: str, number: int, reason: str) -> None:
     """Record why version `number` was not put in force."""
     with _client(home) as client:
-        client.set_model_version_tag(name_of(provider), str(number), "promotion", f"refused: {reason}")
+        client.set_model_version_tag(
+            name_of(provider), str(number), "promotion", f"refused: {reason}"
+        )
 
 
 def load_champion(home: Path, provider: str) -> Champion | None:
@@ -316,7 +329,11 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         return None
     number: int | None = None
     try:
-        known = None if OPERATORS_STORE in os.environ else in_force(home / "mlflow.db", name_of(provider), ALIAS)
+        known = (
+            None
+            if OPERATORS_STORE in os.environ
+            else in_force(home / "mlflow.db", name_of(provider), ALIAS)
+        )
         if known is None:
             import mlflow
 
@@ -324,7 +341,12 @@ def load_champion(home: Path, provider: str) -> Champion | None:
                 number = _number_of(client, name_of(provider), ALIAS)
                 if number is None:
                     return None
-                known = number, Path(mlflow.artifacts.download_artifacts(f"models:/{name_of(provider)}/{number}"))
+                known = (
+                    number,
+                    Path(
+                        mlflow.artifacts.download_artifacts(f"models:/{name_of(provider)}/{number}")
+                    ),
+                )
         number, folder = known
         model = load((folder / "artifacts" / "model.json").read_text())
         held_out = folder / "artifacts" / "scoreboard.json"
@@ -384,7 +406,10 @@ def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
     try:
         return int(client.get_model_version_by_alias(name, alias).version)
     except MlflowException as error:
-        no_alias = error.error_code == "INVALID_PARAMETER_VALUE" and f"alias {alias} not found" in str(error)
+        no_alias = (
+            error.error_code == "INVALID_PARAMETER_VALUE"
+            and f"alias {alias} not found" in str(error)
+        )
         if no_alias or error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
@@ -398,7 +423,11 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
     root = os.environ.get(OPERATORS_ARTIFACTS)
     if client.tracking_uri == _own_store(home):
         root = (home / "mlartifacts").as_uri()
-    location = f"{root.rstrip('/')}/{name}" if root and not client.tracking_uri.startswith("http") else None
+    location = (
+        f"{root.rstrip('/')}/{name}"
+        if root and not client.tracking_uri.startswith("http")
+        else None
+    )
     return str(client.create_experiment(name, artifact_location=location))
 
 

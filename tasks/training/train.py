@@ -44,7 +44,9 @@ class Challenger:
 
 
 @Step
-def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None, scheduler: str = "") -> Challenger | None:
+def challenge(
+    frames: Mapping[str, pd.DataFrame], champion: Champion | None, scheduler: str = ""
+) -> Challenger | None:
     """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit.
 
     With the address of a `scheduler` of Dask, held-out groups are fitted by its workers.
@@ -81,7 +83,11 @@ def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
 
 @Step
 def register(
-    workspace: Workspace, challenger: Challenger, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
+    workspace: Workspace,
+    challenger: Challenger,
+    frames: Mapping[str, pd.DataFrame],
+    refresh_id: str,
+    now: datetime,
 ) -> tuple[int, Decision]:
     """Log the challenger with its provenance, move the alias or record the refusal; returns the version and why.
 
@@ -109,7 +115,11 @@ def register(
     with workspace.warehouse.transact() as connection:
         of = {"provider": provider, "version": str(version), "refresh_id": refresh_id}
         made = {"training_digest": digest, "code_commit": provenance.code_commit, "trained_at": now}
-        append.append(connection, "raw_models", [of | made | {"promoted": decision.promote, "reason": decision.reason}])
+        append.append(
+            connection,
+            "raw_models",
+            [of | made | {"promoted": decision.promote, "reason": decision.reason}],
+        )
         append.append_scores(connection, rows_of(challenger.scoreboard), **of)
     return version, decision
 
@@ -125,7 +135,10 @@ def _put_in_force(
         if other is None:
             return decision
         champion, over = registry.load_champion(home, provider), other
-        data, rival = at_nominal_speed(TrainingData(**frames)), None if champion is None else champion.model
+        data, rival = (
+            at_nominal_speed(TrainingData(**frames)),
+            None if champion is None else champion.model,
+        )
         with one_thread():
             decision = verdict(data, challenger.held_out, challenger.model, rival)
     registry.refuse(home, provider, version, decision.reason)

@@ -30,11 +30,15 @@ def make_credential(home: Path, say: Callable[[str], None]) -> str:
     path = home / FILE
     if fault := _fault(path):
         path.unlink()
-        say(f"{path} {fault}: a new credential replaces it; programs and pages that use the old one are refused")
+        say(
+            f"{path} {fault}: a new credential replaces it; programs and pages that use the old one are refused"
+        )
     if not path.exists():
         draft = home / f".{FILE}-{secrets.token_hex(8)}"
         try:
-            with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            with os.fdopen(
+                os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w"
+            ) as file:
                 file.write(new_credential() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -103,4 +107,6 @@ def _fault(path: Path) -> str:
         return "belongs to another user"
     if found.st_mode & 0o077:
         return f"could be read or written by other users (mode {stat.S_IMODE(found.st_mode):o})"
-    return "" if _FORM.fullmatch(path.read_text(errors="replace").strip()) else "holds no credential"
+    return (
+        "" if _FORM.fullmatch(path.read_text(errors="replace").strip()) else "holds no credential"
+    )

@@ -29,7 +29,9 @@ ANSWER_S = 10.0  # in which a scheduler that is up says so
 # Without any result so long the cluster has no workers, or others have them; far longer than one value takes.
 PATIENCE_S = 600.0
 WORKERS_S = 60.0  # in which a cluster that grows by need has its first worker
-_LEAST_UNDER_WAY = 8  # before the first worker is there, too: a cluster that grows by need must see some
+_LEAST_UNDER_WAY = (
+    8  # before the first worker is there, too: a cluster that grows by need must see some
+)
 _LARGE_GRAPH = {
     "distributed.admin.large-graph-warning-threshold": "1 GiB"
 }  # a model of millions of rows is meant to go
@@ -43,7 +45,9 @@ class WorkerFailed(Exception):
     """The function failed on a worker, which the message names; whether the worker is why is not known there."""
 
 
-def on_cluster(function: Callable[[Any], Any], values: Iterable[Any], scheduler: str) -> Iterator[Any]:
+def on_cluster(
+    function: Callable[[Any], Any], values: Iterable[Any], scheduler: str
+) -> Iterator[Any]:
     """In order, what `function` returns for each value.
 
     Values are drawn when a worker is about to be free. Raises whatever keeps the cluster from its work: OSError where
@@ -74,7 +78,9 @@ def on_cluster(function: Callable[[Any], Any], values: Iterable[Any], scheduler:
 
 def _threads(client: Client) -> int:
     """Of all workers. Client's own `nthreads` and `wait_for_workers` wait for ever where a scheduler is stopped."""
-    return sum(client.sync(client.scheduler.ncores, workers=None, callback_timeout=ANSWER_S).values())
+    return sum(
+        client.sync(client.scheduler.ncores, workers=None, callback_timeout=ANSWER_S).values()
+    )
 
 
 def _wait_for_a_worker(client: Client) -> None:
@@ -104,13 +110,21 @@ def _done(function: Callable[[Any], Any], packed: bytes, wanted: dict[str, str])
     try:
         return function(pickle.loads(packed))
     except Exception as error:
-        raise WorkerFailed(f"{type(error).__name__} on worker {platform.node()}: {error}") from error
+        raise WorkerFailed(
+            f"{type(error).__name__} on worker {platform.node()}: {error}"
+        ) from error
 
 
 def _refuse_other(wanted: dict[str, str]) -> None:
-    other = [f"{name} {versions()[name]}, not {asked}" for name, asked in wanted.items() if versions()[name] != asked]
+    other = [
+        f"{name} {versions()[name]}, not {asked}"
+        for name, asked in wanted.items()
+        if versions()[name] != asked
+    ]
     if other:
-        raise OtherVersions(f"worker {platform.node()} has {', '.join(other)}; install there what is installed here")
+        raise OtherVersions(
+            f"worker {platform.node()} has {', '.join(other)}; install there what is installed here"
+        )
 
 
 @cache

@@ -64,6 +64,9 @@ def not_installable(settings: Settings) -> dict[str, str]:
                 refused[name] = str(error)
     for marker in (settings.home / "environments").glob("*/complete.json"):
         with suppress(OSError):
-            if marker.parent not in used and time.time() - marker.stat().st_mtime > _UNUSED_DAYS * 86400:
+            if (
+                marker.parent not in used
+                and time.time() - marker.stat().st_mtime > _UNUSED_DAYS * 86400
+            ):
                 shutil.rmtree(marker.parent)
     return refused

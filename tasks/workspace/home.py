@@ -18,8 +18,12 @@ from ..providers.base import ProviderError
 
 # A first refresh writes about 20 MiB: the server's database, the model with its plots, the warehouse and its copies.
 _LEAST_FREE_MIB = 100
-OPERATORS_STORE = "MLFLOW_TRACKING_URI"  # the variable by which an operator chooses another registry
-OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"  # and where that one keeps files, if it is a database
+OPERATORS_STORE = (
+    "MLFLOW_TRACKING_URI"  # the variable by which an operator chooses another registry
+)
+OPERATORS_ARTIFACTS = (
+    "MLFLOW_DEFAULT_ARTIFACT_ROOT"  # and where that one keeps files, if it is a database
+)
 HISTORY = "PREFECT_SERVER_DATABASE_CONNECTION_URL"  # where Prefect's server keeps runs, if not in a file of the home
 # Joined by whatever columns both tables name a version with: MLflow adds to them.
 _QUERY = """
@@ -39,7 +43,9 @@ def damage(store: Path, *, thorough: bool = True) -> str:
         return ""
     query = "pragma quick_check(1)" if thorough else "select count(*) from sqlite_master"
     try:
-        with closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(
+            sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)
+        ) as connection:
             (said,) = connection.execute(query).fetchone()
     except sqlite3.Error as error:
         return is_damage(str(error))
@@ -57,9 +63,14 @@ def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
     None where the tables or the disk do not say it in so many words: then MLflow is to be asked, which says why.
     """
     with suppress(sqlite3.Error, ValueError, OSError):
-        with closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(
+            sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)
+        ) as connection:
             rows = connection.execute(_QUERY, (name, alias)).fetchall()
-        folders = [(int(number), Path(unquote(str(place).removeprefix("file://")))) for number, place in rows]
+        folders = [
+            (int(number), Path(unquote(str(place).removeprefix("file://"))))
+            for number, place in rows
+        ]
         if len(folders) == 1 and folders[0][1].is_dir():
             return folders[0]
     return None

@@ -28,7 +28,11 @@ class Busy(Exception):
 
 @contextmanager
 def refresh_lock(
-    home: Path, refresh_id: str, *, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
+    home: Path,
+    refresh_id: str,
+    *,
+    patience_s: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
     """Nothing has to be cleaned up after one that was killed.
 
@@ -117,5 +121,9 @@ def _busy(other: Mapping[str, Any]) -> Busy:
 
 
 def _who(other: Mapping[str, Any]) -> str:
-    named = "refresh {refresh_id} (process {pid}, since {started_at})".format_map(other) if other else "another refresh"
+    named = (
+        "refresh {refresh_id} (process {pid}, since {started_at})".format_map(other)
+        if other
+        else "another refresh"
+    )
     return f"{named} is at work in this home"

@@ -37,7 +37,10 @@ _DONE_HERE = (BrokenExecutor, multiprocessing.TimeoutError, PicklingError, Runti
 
 
 def side_by_side(
-    function: Callable[[Any], Any], values: Iterable[Any], processes: int | None = None, scheduler: str = ""
+    function: Callable[[Any], Any],
+    values: Iterable[Any],
+    processes: int | None = None,
+    scheduler: str = "",
 ) -> list[Any]:
     """A `map` whose results come as a list, in order; `processes` is one a core if not given, and at most MOST.
 
@@ -109,13 +112,26 @@ class _Source:
         return itertools.chain(tuple(self.waiting), self._values)
 
 
-def _elsewhere(function: Callable[[Any], Any], values: Iterable[Any], processes: int) -> Iterator[Any]:
-    how = {"inner_max_num_threads": 1, "idle_worker_timeout": _IDLE_S, "initializer": _print_to_stderr}
+def _elsewhere(
+    function: Callable[[Any], Any], values: Iterable[Any], processes: int
+) -> Iterator[Any]:
+    how = {
+        "inner_max_num_threads": 1,
+        "idle_worker_timeout": _IDLE_S,
+        "initializer": _print_to_stderr,
+    }
     # arrays are sent whole: shared ones could not be written to, and would lie in /dev/shm
-    with warnings.catch_warnings(), parallel_config("loky", n_jobs=processes, max_nbytes=None, **how):
+    with (
+        warnings.catch_warnings(),
+        parallel_config("loky", n_jobs=processes, max_nbytes=None, **how),
+    ):
         # a process that has grown is taken for a leak and started anew, with a warning that says so
-        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
-        together = Parallel(return_as="generator", batch_size=1, pre_dispatch="n_jobs", timeout=_PATIENCE_S)
+        warnings.filterwarnings(
+            "ignore", message="A worker stopped while some jobs were given to the executor"
+        )
+        together = Parallel(
+            return_as="generator", batch_size=1, pre_dispatch="n_jobs", timeout=_PATIENCE_S
+        )
         yield from together(delayed(function)(value) for value in values)
 
 

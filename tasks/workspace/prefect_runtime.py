@@ -77,18 +77,28 @@ def crash_dead_flow_runs(home: Path) -> list[str]:
     be opened, or is named after no run, is left alone.
     """
     with ExitStack() as stack:
-        dead = [path for path in sorted((home / _FOLDER).glob("[!.]*")) if _is_id(path.name) and _died(path, stack)]
+        dead = [
+            path
+            for path in sorted((home / _FOLDER).glob("[!.]*"))
+            if _is_id(path.name) and _died(path, stack)
+        ]
         if not dead:
             return []
         try:
             crashed = _crash([UUID(path.name) for path in dead])
-        except Exception as error:  # Prefect's client, its server, its database: none may stop a reaper
+        except (
+            Exception
+        ) as error:  # Prefect's client, its server, its database: none may stop a reaper
             return [
                 f"{len(dead)} flow runs were killed, and Prefect could not be asked ({error}); `srift reap` tries again"
             ]
         for path in dead:
             path.unlink(missing_ok=True)
-    return [f"{crashed} flow runs whose process was killed are shown as crashed now"] if crashed else []
+    return (
+        [f"{crashed} flow runs whose process was killed are shown as crashed now"]
+        if crashed
+        else []
+    )
 
 
 def _died(path: Path, stack: ExitStack) -> bool:
@@ -116,7 +126,11 @@ def _crash(ids: list[UUID]) -> int:
     """
     from prefect import State
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterId,
+        FlowRunFilterParentFlowRunId,
+    )
     from prefect.states import Crashed
 
     from .prefect_server import own_server
@@ -129,5 +143,7 @@ def _crash(ids: list[UUID]) -> int:
                     state: State[None] = Crashed(message="its process was killed")
                     client.set_flow_run_state(run.id, state, force=True)
                     crashed += 1
-            where = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id for run in runs]))
+            where = FlowRunFilter(
+                parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id for run in runs])
+            )
     return crashed

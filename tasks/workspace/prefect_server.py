@@ -54,8 +54,23 @@ class _OwnServer(SubprocessASGIServer):
             raise RuntimeError(f"it ended {_MOST_STARTS} times at its start")
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
-                *("--host", "127.0.0.1", "--port", str(self.port), "--log-level", "error", "--lifespan", "on"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "uvicorn",
+                    "--factory",
+                    "prefect.server.api.server:create_app",
+                ),
+                *(
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(self.port),
+                    "--log-level",
+                    "error",
+                    "--lifespan",
+                    "on",
+                ),
             ],
             env={
                 **os.environ,

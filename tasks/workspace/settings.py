@@ -50,7 +50,15 @@ from ..providers.local.settings import Local
 from .dask_cluster import MISSING
 from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
-from .workload_data import Address, BadData, WorkloadData, digest_of_data, files_below, refuse_no_folder, source_of
+from .workload_data import (
+    Address,
+    BadData,
+    WorkloadData,
+    digest_of_data,
+    files_below,
+    refuse_no_folder,
+    source_of,
+)
 
 PREFIX = "SRIFT_"
 _UNKNOWN = "extra_forbidden"
@@ -71,7 +79,9 @@ _PLAINLY = {
     "missing": "this key is missing, and has no default",
 }
 FILE = "srift.toml"
-IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
+IMPORTED = (
+    "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
+)
 
 
 class SettingsError(Exception):
@@ -189,9 +199,14 @@ class WorkloadSettings(_Section):
     def _its_own(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if not _VARIABLE.fullmatch(name) or "\0" in value:
-                raise ValueError(f"{name!r} is no variable: letters, digits and '_', no digit first")
+                raise ValueError(
+                    f"{name!r} is no variable: letters, digits and '_', no digit first"
+                )
             for names, why in _NOT_ITS_OWN.items():
-                if any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in names.split()):
+                if any(
+                    name.startswith(one[:-1]) if one.endswith("*") else name == one
+                    for one in names.split()
+                ):
                     raise ValueError(f"{name} cannot be set: {why}")
         return env
 
@@ -229,7 +244,9 @@ class WorkloadSettings(_Section):
             elif others[0] == UPDATES_SHARED:
                 why = "an optimizer that scales is not shared out"
             raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
-        never = [one for one in self.strategies if one not in {mode.strategy for mode in self.modes}]
+        never = [
+            one for one in self.strategies if one not in {mode.strategy for mode in self.modes}
+        ]
         if never:
             raise ValueError(
                 f"{', '.join(never)} with {', '.join(self.switches)} alone: offload takes fsdp or zero2, and tables and"
@@ -240,9 +257,13 @@ class WorkloadSettings(_Section):
     @model_validator(mode="after")
     def _data_alone(self) -> WorkloadSettings:
         if self.data is not None and self.entrypoint is None:
-            raise ValueError("data without an entrypoint: nothing would read them; name the function that does")
+            raise ValueError(
+                "data without an entrypoint: nothing would read them; name the function that does"
+            )
         if self.data is not None and "data" in self.arguments:
-            raise ValueError("data and arguments.data: the entrypoint has one argument `data`; rename the second")
+            raise ValueError(
+                "data and arguments.data: the entrypoint has one argument `data`; rename the second"
+            )
         return self
 
     @field_validator("goals")
@@ -259,7 +280,9 @@ class WorkloadSettings(_Section):
     def _range(cls, value: int | tuple[int, int]) -> int | tuple[int, int]:
         least, most = (value, value) if isinstance(value, int) else value
         if not 1 <= least <= most:
-            raise ValueError(f"global_batch must be a whole number of at least 1, or [least, most]; not {value}")
+            raise ValueError(
+                f"global_batch must be a whole number of at least 1, or [least, most]; not {value}"
+            )
         return value
 
 
@@ -292,9 +315,13 @@ class Shared(_Section):
     @model_validator(mode="after")
     def _whole(self) -> Shared:
         if self.model_fields_set - {"dask"} and not self.host:
-            raise ValueError("host is missing: the machine where PostgreSQL runs, or the folder of its socket")
+            raise ValueError(
+                "host is missing: the machine where PostgreSQL runs, or the folder of its socket"
+            )
         if self.host and not self.data:
-            raise ValueError("data is missing: a folder that every machine sees, or s3://bucket/prefix")
+            raise ValueError(
+                "data is missing: a folder that every machine sees, or s3://bucket/prefix"
+            )
         if "://" in self.host or "@" in self.host:
             raise ValueError(
                 f"host {self.host!r} is a URL; a name is wanted: port, user and database are keys of their own"
@@ -305,7 +332,11 @@ class Shared(_Section):
 
     def url(self, database: str, driver: str) -> str:
         """Of a database, for SQLAlchemy; without a password."""
-        host, query = (quote(self.host), "") if "/" not in self.host else ("", f"?host={quote(self.host, safe='')}")
+        host, query = (
+            (quote(self.host), "")
+            if "/" not in self.host
+            else ("", f"?host={quote(self.host, safe='')}")
+        )
         return f"postgresql+{driver}://{quote(self.user)}@{host}:{self.port}/{database}{query}"
 
 
@@ -313,7 +344,11 @@ class Settings(BaseSettings):
     """Everything that an installation decides. `root` is the folder of its srift.toml, `home` where state lives."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
     )
 
     root: Path = Path()
@@ -324,7 +359,9 @@ class Settings(BaseSettings):
     ec2: Ec2 = Ec2()
     shared: Shared = Shared()
     workloads: dict[str, WorkloadSettings] = {}
-    _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)  # a folder of a million files is read once
+    _data: dict[str, WorkloadData] = PrivateAttr(
+        default_factory=dict
+    )  # a folder of a million files is read once
 
     @classmethod
     def settings_customise_sources(
@@ -379,7 +416,9 @@ class Settings(BaseSettings):
         if name not in self.workloads:
             raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, self.workloads)}")
         spec = self.workloads[name]
-        least, most = (spec.global_batch,) * 2 if isinstance(spec.global_batch, int) else spec.global_batch
+        least, most = (
+            (spec.global_batch,) * 2 if isinstance(spec.global_batch, int) else spec.global_batch
+        )
         return Workload(
             name=name,
             digest=self.workload_digest(name),
@@ -387,7 +426,9 @@ class Settings(BaseSettings):
             global_batch_least=least,
             global_batch_most=most,
             modes=spec.modes,
-            goals=tuple(Goal(**goal.model_dump(), **self.choice.model_dump()) for goal in spec.goals),
+            goals=tuple(
+                Goal(**goal.model_dump(), **self.choice.model_dump()) for goal in spec.goals
+            ),
         )
 
     def entrypoint(self, name: str) -> tuple[Path, str]:
@@ -403,17 +444,28 @@ class Settings(BaseSettings):
         """
         spec = self.workloads[name]
         if spec.entrypoint is None:
-            raise SettingsError(f"workloads.{name} has no entrypoint: only imported measurements tell of it")
+            raise SettingsError(
+                f"workloads.{name} has no entrypoint: only imported measurements tell of it"
+            )
         where, colon, function = spec.entrypoint.rpartition(":")
-        form = "path/to/file.py:function" if spec.path is None else "module:function or package.module:function"
+        form = (
+            "path/to/file.py:function"
+            if spec.path is None
+            else "module:function or package.module:function"
+        )
         if not colon or not function.isidentifier():
-            raise SettingsError(f"workloads.{name}.entrypoint {spec.entrypoint!r} is not of the form {form}")
+            raise SettingsError(
+                f"workloads.{name}.entrypoint {spec.entrypoint!r} is not of the form {form}"
+            )
         try:
             if spec.path is None:
                 file = self._file(name, where)
                 return file_source(file, self.root, spec.requirements or ""), function
             folder = self._folder(name, spec.path)
-            own = [self.home, self.root / FILE]  # Srift's: editing a goal must not make another workload
+            own = [
+                self.home,
+                self.root / FILE,
+            ]  # Srift's: editing a goal must not make another workload
             if spec.data is not None and isinstance(data := _source(self, name, spec.data), Path):
                 own.append(data)  # which has its own way to a machine
             return folder_source(folder, where, spec.requirements or "", own), function
@@ -432,10 +484,16 @@ class Settings(BaseSettings):
     def _folder(self, name: str, stated: str) -> Path:
         folder = self.root / stated
         if folder.is_file():
-            raise SettingsError(f"workloads.{name}.path: {folder} is a file; name its folder, or leave path out")
+            raise SettingsError(
+                f"workloads.{name}.path: {folder} is a file; name its folder, or leave path out"
+            )
         if not folder.is_dir():
             above = folder.parent
-            siblings = [p.name for p in above.iterdir() if p.is_dir() and p.name[0] != "."] if above.is_dir() else []
+            siblings = (
+                [p.name for p in above.iterdir() if p.is_dir() and p.name[0] != "."]
+                if above.is_dir()
+                else []
+            )
             instead = f"the path is looked for from the folder of {FILE}"
             near = nearest_names(folder.name, siblings, otherwise=instead)
             raise SettingsError(f"workloads.{name}.path: no folder {folder}; {near}")
@@ -483,7 +541,9 @@ class Settings(BaseSettings):
                     files = files_below(source)
             except BadData as error:
                 raise SettingsError(f"workloads.{name}.data: {error}") from None
-            self._data[name] = WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
+            self._data[name] = WorkloadData(
+                text=text, source=source, digest=digest_of_data(text, files)
+            )
         return self._data[name]
 
     def workload_digest(self, name: str) -> str:
@@ -496,7 +556,9 @@ class Settings(BaseSettings):
         try:
             return source.read()
         except OSError as error:
-            raise SettingsError(f"workloads.{name}: {error.filename} cannot be read: {error.strerror}") from None
+            raise SettingsError(
+                f"workloads.{name}: {error.filename} cannot be read: {error.strerror}"
+            ) from None
 
 
 def find_file(start: Path | None = None) -> Path:
@@ -505,7 +567,9 @@ def find_file(start: Path | None = None) -> Path:
     for folder in (here, *here.parents):
         if (folder / FILE).is_file():
             return folder / FILE
-    raise SettingsError(f"no {FILE} in {here} or above it; run srift inside a project, or write one (see the README)")
+    raise SettingsError(
+        f"no {FILE} in {here} or above it; run srift inside a project, or write one (see the README)"
+    )
 
 
 def load_settings(file: Path | None = None) -> Settings:
@@ -513,7 +577,9 @@ def load_settings(file: Path | None = None) -> Settings:
 
     Raises SettingsError naming every wrong key, its reason, and the nearest right names.
     """
-    path = (file or find_file(Path(os.environ["SRIFT_ROOT"]) if os.environ.get("SRIFT_ROOT") else None)).resolve()
+    path = (
+        file or find_file(Path(os.environ["SRIFT_ROOT"]) if os.environ.get("SRIFT_ROOT") else None)
+    ).resolve()
     try:
         body = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -529,7 +595,9 @@ def load_settings(file: Path | None = None) -> Settings:
         raise SettingsError(_refusal(error, path, Settings)) from None
     except MalformedVariable as error:
         raise SettingsError(_malformed(error)) from None
-    settings = settings.model_copy(update={"root": path.parent})  # SRIFT_ROOT says where to look for the file only
+    settings = settings.model_copy(
+        update={"root": path.parent}
+    )  # SRIFT_ROOT says where to look for the file only
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.entrypoint(name)
@@ -555,12 +623,16 @@ def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:
             known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
             raise SettingsError(f"unknown variable {variable}; {nearest_names(variable, known)}")
         if rest and Settings.model_fields[section].annotation is Path:
-            raise SettingsError(f"unknown variable {variable}; {nearest_names(variable, [PREFIX + section.upper()])}")
+            raise SettingsError(
+                f"unknown variable {variable}; {nearest_names(variable, [PREFIX + section.upper()])}"
+            )
         named, what = body.get(section), "workload" if section == "workloads" else ""
         if section == "local" and rest[:1] == ["instance_types"] and isinstance(named, dict):
             named, rest, what = named.get("instance_types"), rest[1:], "instance type"
         if what and rest and rest[0] not in (named or ()):
-            raise SettingsError(f"{variable}: unknown {what} {rest[0]!r}; {nearest_names(rest[0], named or ())}")
+            raise SettingsError(
+                f"{variable}: unknown {what} {rest[0]!r}; {nearest_names(rest[0], named or ())}"
+            )
 
 
 def _variables() -> Iterator[tuple[str, tuple[str, ...], str]]:
@@ -579,7 +651,9 @@ def _refusal(error: ValidationError, file: Path, model: type[BaseModel]) -> str:
         if one["type"] == "missing" and any(_misspelt(key, one["loc"]) for key in unknown):
             continue  # it is there under the name that is refused
         # a key that nobody knows, or a section where a plain value is wanted, may be stated by what is below it
-        below = one["type"] == _UNKNOWN or (isinstance(one["input"], dict) and one["type"] not in _OF_SECTIONS)
+        below = one["type"] == _UNKNOWN or (
+            isinstance(one["input"], dict) and one["type"] not in _OF_SECTIONS
+        )
         variable, sentence = _stated_by(one["loc"], below=below), _explained(one, model)
         if variable:
             of_variables.append(f"{variable}: {sentence}")
@@ -605,7 +679,11 @@ def _explained(error: Any, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["loc"] == ("shared", "password"):
         return f"{where}: {_PASSWORD}"
-    if error["type"] == _UNKNOWN and error["loc"][:1] == ("workloads",) and error["loc"][-1] in _FACTS:
+    if (
+        error["type"] == _UNKNOWN
+        and error["loc"][:1] == ("workloads",)
+        and error["loc"][-1] in _FACTS
+    ):
         return f"{where}: a fact of a workload and no setting; {_WHERE_FACTS_GO}"
     if error["type"] == _UNKNOWN and error["loc"][:1] == ("workloads",):
         for key, (_, known) in _MODES.items():
@@ -613,7 +691,9 @@ def _explained(error: Any, model: type[BaseModel]) -> str:
                 return f'{where}: unknown key; did you mean `{key} = ["{known[0]}", "{value}"]`?'
     if error["type"] == _UNKNOWN:
         return f"{where}: unknown key; {nearest_names(str(error['loc'][-1]), _known_keys(model, error['loc'][:-1]))}"
-    return f"{where}: {_PLAINLY.get(error['type'], '') or error['msg'].removeprefix('Value error, ')}"
+    return (
+        f"{where}: {_PLAINLY.get(error['type'], '') or error['msg'].removeprefix('Value error, ')}"
+    )
 
 
 def _known_keys(model: Any, location: tuple[Any, ...]) -> list[str]:
@@ -635,7 +715,11 @@ def _stated_by(location: tuple[Any, ...], *, below: bool) -> str:
     found = []
     for name, key, text in _variables():
         shared = min(len(key), len(location))
-        if key[:shared] == location[:shared] and (below or len(key) == shared) and _holds(text, location[len(key) :]):
+        if (
+            key[:shared] == location[:shared]
+            and (below or len(key) == shared)
+            and _holds(text, location[len(key) :])
+        ):
             found.append((len(key), name))
     return max(found)[1] if found else ""
 

@@ -21,7 +21,9 @@ from typing import Any
 
 from models.domain.suggestions import nearest_names
 
-MOST_BYTES = 64 * 2**20  # of all files of a workload: every machine fetches them, and they go up once for each
+MOST_BYTES = (
+    64 * 2**20
+)  # of all files of a workload: every machine fetches them, and they go up once for each
 MOST_FILES = 20_000
 _NAMED = 3  # of the largest entries
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what a folder holds that is a Python environment
@@ -80,7 +82,9 @@ class Source:
         """Twelve hex digits: another digest is another workload. `data`: the digest of its data, if it has some."""
         content = hashed(contents).digest() if self.packed else contents[self.entry]
         called = f"{self.module}:{function}" if self.module else function
-        return digest_of(content, called, arguments, requirements=self.requirements, env=dict(env), data=data)
+        return digest_of(
+            content, called, arguments, requirements=self.requirements, env=dict(env), data=data
+        )
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
         """Of the requirements file and all that installing reads; empty without requirements."""
@@ -95,7 +99,9 @@ class Source:
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
     """Digest of a workload whose file holds `content`. What is empty of `more` does not change it."""
     options = {name: value for name, value in more.items() if value}
-    rest = json.dumps([function, dict(arguments), *([options] if options else [])], sort_keys=True).encode()
+    rest = json.dumps(
+        [function, dict(arguments), *([options] if options else [])], sort_keys=True
+    ).encode()
     return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
 
@@ -119,7 +125,9 @@ def archive(contents: Mapping[str, bytes]) -> bytes:
     return gzip.compress(held.getvalue(), compresslevel=6, mtime=0)
 
 
-def folder_source(folder: Path, module: str, requirements: str, without: Collection[Path]) -> Source:
+def folder_source(
+    folder: Path, module: str, requirements: str, without: Collection[Path]
+) -> Source:
     """The code below `folder`, less what lies `without`. Raises SourceRefused."""
     found, left_out = _files(folder, {path.resolve() for path in without})
     _refuse_too_much(found, folder)
@@ -154,7 +162,9 @@ def _refuse_our_name(files: Mapping[str, Path], key: str) -> None:
     """Raises SourceRefused where the folder that code runs in would hide the package that runs it."""
     for name in (f"{_AGENT}.py", f"{_AGENT}/__init__.py"):
         if name in files:
-            raise SourceRefused(key, f"{files[name]} has the name of the package that runs on machines: rename it")
+            raise SourceRefused(
+                key, f"{files[name]} has the name of the package that runs on machines: rename it"
+            )
 
 
 def _files(folder: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
@@ -168,17 +178,26 @@ def _files(folder: Path, without: Collection[Path]) -> tuple[dict[str, Path], li
             if name.startswith(".") or name == "__pycache__" or path.resolve() in without:
                 continue
             if path.is_symlink():
-                left_out.append(f"{path.relative_to(root)} is a link to a folder, which is not sent to machines")
+                left_out.append(
+                    f"{path.relative_to(root)} is a link to a folder, which is not sent to machines"
+                )
             elif not any((path / sign).exists() for sign in _ENVIRONMENTS):
                 kept.append(name)
         folders[:] = kept
         for name in sorted(files):
             path = here / name
             target = path.resolve()
-            if name.startswith(".") or name.endswith(_COMPILED) or not target.is_file() or path in without:
+            if (
+                name.startswith(".")
+                or name.endswith(_COMPILED)
+                or not target.is_file()
+                or path in without
+            ):
                 continue
             if not target.is_relative_to(root):
-                left_out.append(f"{path.relative_to(root)} is a link out of the folder, and is not sent to machines")
+                left_out.append(
+                    f"{path.relative_to(root)} is a link out of the folder, and is not sent to machines"
+                )
                 continue
             found[path.relative_to(root).as_posix()] = path
             if len(found) > MOST_FILES:
@@ -197,7 +216,10 @@ def _refuse_too_much(files: Mapping[str, Path], folder: Path, key: str = "path")
         top, below, _ = name.partition("/")
         entries.setdefault(top + below, []).append(size)
     largest = sorted(entries, key=lambda entry: -sum(entries[entry]) - len(entries[entry]))[:_NAMED]
-    listed = ", ".join(f"{entry} ({sum(entries[entry]) / 2**20:.1f} MiB in {len(entries[entry])})" for entry in largest)
+    listed = ", ".join(
+        f"{entry} ({sum(entries[entry]) / 2**20:.1f} MiB in {len(entries[entry])})"
+        for entry in largest
+    )
     more = "more than " if len(files) > MOST_FILES else ""
     raise SourceRefused(
         key,
@@ -212,7 +234,11 @@ def _module_file(folder: Path, module: str, files: Collection[str]) -> str:
     for name in (f"{stem}.py", f"{stem}/__init__.py"):
         if name in files:
             return name
-    known = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files if _is_module(name)]
+    known = [
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in files
+        if _is_module(name)
+    ]
     near = nearest_names(module, known)
     if near.startswith("known"):
         near = nearest_names(module, {name.partition(".")[0] for name in known})
@@ -220,7 +246,9 @@ def _module_file(folder: Path, module: str, files: Collection[str]) -> str:
 
 
 def _is_module(name: str) -> bool:
-    return name.endswith(".py") and all(part.isidentifier() for part in name.removesuffix(".py").split("/"))
+    return name.endswith(".py") and all(
+        part.isidentifier() for part in name.removesuffix(".py").split("/")
+    )
 
 
 # Of a requirements file, options whose value is a file or a folder; those of the first kind are read like it.
@@ -242,8 +270,14 @@ def _needed(folder: Path, requirements: str, sent: Collection[str] | None) -> tu
         name, where = waiting.pop()
         path = _within(root, name, where)
         if not path.is_file():
-            siblings = [one.name for one in path.parent.glob("*.txt")] if path.parent.is_dir() else []
-            instead = "create it, or take out what names it" if where else "create it, or take `requirements` out"
+            siblings = (
+                [one.name for one in path.parent.glob("*.txt")] if path.parent.is_dir() else []
+            )
+            instead = (
+                "create it, or take out what names it"
+                if where
+                else "create it, or take `requirements` out"
+            )
             near = nearest_names(path.name, siblings, otherwise=instead)
             raise SourceRefused("requirements", f"{where}no file {path}; {near}")
         relative = path.relative_to(root).as_posix()
@@ -255,11 +289,17 @@ def _needed(folder: Path, requirements: str, sent: Collection[str] | None) -> tu
             if option in _READ:
                 waiting.append((os.path.relpath(path.parent / value, root), at))
                 continue
-            beside = option in ("-f", "--find-links") and (path.parent / value).exists()  # as pip looks for them
-            needed |= _below(root, os.path.relpath(path.parent / value, root) if beside else value, at)
+            beside = (
+                option in ("-f", "--find-links") and (path.parent / value).exists()
+            )  # as pip looks for them
+            needed |= _below(
+                root, os.path.relpath(path.parent / value, root) if beside else value, at
+            )
     unsent = sorted(needed - set(sent)) if sent is not None else []
     if unsent:
-        raise SourceRefused("requirements", f"{unsent[0]} in {folder} is needed, and is of a kind that is not sent")
+        raise SourceRefused(
+            "requirements", f"{unsent[0]} in {folder} is needed, and is of a kind that is not sent"
+        )
     return tuple(sorted(needed))
 
 
@@ -275,7 +315,11 @@ def required(path: Path) -> list[str]:
         if file in read or not file.is_file():
             continue
         read.add(file)
-        waiting += [(file.parent / value).resolve() for _, option, value in _named_in(file) if option in _REQUIREMENTS]
+        waiting += [
+            (file.parent / value).resolve()
+            for _, option, value in _named_in(file)
+            if option in _REQUIREMENTS
+        ]
         found += [line for line in _lines(file) if not line.startswith("-")]
     return found
 
@@ -295,12 +339,18 @@ def _named_in(path: Path) -> Iterator[tuple[int, str, str]]:
             except ValueError:
                 continue  # pip says what is wrong with it
             option, equals, value = words[0].partition("=")
-            if option[:2] in ("-r", "-c", "-f", "-e") and not option.startswith("--") and len(option) > 2:
+            if (
+                option[:2] in ("-r", "-c", "-f", "-e")
+                and not option.startswith("--")
+                and len(option) > 2
+            ):
                 option, equals, value = option[:2], "=", words[0][2:]
             value = value if equals else (words[1] if len(words) > 1 else "")
             if option in (*_READ, *_LOOKED_INTO) and value and not _elsewhere(value):
                 yield number, option, value.removeprefix("file:")
-        elif (local := _LOCAL.match(plain)) and not _elsewhere(plain.partition("@")[2].strip() or plain):
+        elif (local := _LOCAL.match(plain)) and not _elsewhere(
+            plain.partition("@")[2].strip() or plain
+        ):
             yield number, "", local["path"].removeprefix("file://").removeprefix("file:")
 
 
@@ -311,7 +361,9 @@ def _elsewhere(value: str) -> bool:
 def _within(root: Path, name: str, where: str) -> Path:
     path = (root / name).resolve()
     if not path.is_relative_to(root):
-        raise SourceRefused("requirements", f"{where}{name} lies outside {root}, and does not travel to a machine")
+        raise SourceRefused(
+            "requirements", f"{where}{name} lies outside {root}, and does not travel to a machine"
+        )
     return path
 
 

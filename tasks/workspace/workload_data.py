@@ -22,7 +22,9 @@ _LONGEST_NAME = 900  # bytes: S3 takes 1024 of a key, and the prefix comes befor
 _FORM = "s3://bucket/prefix"
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 _LIKE_ADDRESS = re.compile(r"(?i)(s3:/*|\w+://)(.*)")
-_BESIDE_LETTERS = set("!_.'()=+@:, -/~#%&;[]{}^")  # of a prefix; no '*', '?' and '$', since it enters policies
+_BESIDE_LETTERS = set(
+    "!_.'()=+@:, -/~#%&;[]{}^"
+)  # of a prefix; no '*', '?' and '$', since it enters policies
 
 
 class BadData(ValueError):
@@ -75,7 +77,11 @@ def source_of(text: str, root: Path) -> Path | Address:
     if found is None:
         return (root / Path(text).expanduser()).resolve()
     if not text.startswith("s3://"):
-        near = f"; did you mean 's3://{found[2].lstrip('/')}'?" if found[1].lower().startswith("s3:") else ""
+        near = (
+            f"; did you mean 's3://{found[2].lstrip('/')}'?"
+            if found[1].lower().startswith("s3:")
+            else ""
+        )
         raise BadData(f"{text!r} is neither a folder nor of the form {_FORM}{near}")
     address = _ADDRESS.fullmatch(text)
     if address is None:
@@ -87,24 +93,38 @@ def source_of(text: str, root: Path) -> Path | Address:
     odd = sorted({one for one in prefix if not (one.isalnum() or one in _BESIDE_LETTERS)})
     if odd or len(prefix.encode()) > _LONGEST_NAME:
         what = f"{odd[0]!r} in it" if odd else f"more than {_LONGEST_NAME} bytes"
-        raise BadData(f"{text!r} has {what}, which cannot stand in an IAM policy: copy the data below a plainer prefix")
+        raise BadData(
+            f"{text!r} has {what}, which cannot stand in an IAM policy: copy the data below a plainer prefix"
+        )
     parts = prefix.split("/") if prefix else []
     if any(part in ("", ".", "..") for part in parts):
         plain = "/".join(part for part in parts if part not in ("", ".", ".."))
-        raise BadData(f"{text!r} has an empty part, '.' or '..' in its prefix; did you mean 's3://{bucket}/{plain}'?")
+        raise BadData(
+            f"{text!r} has an empty part, '.' or '..' in its prefix; did you mean 's3://{bucket}/{plain}'?"
+        )
     return Address(bucket=bucket, prefix=f"{prefix}/" if prefix else "")
 
 
 def refuse_no_folder(folder: Path, home: Path) -> None:
     """Raises BadData unless `folder` is one, holds something, and is not where `home`, which changes, lies."""
     if not folder.exists():
-        siblings = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
+        siblings = (
+            [one.name for one in folder.parent.iterdir() if one.is_dir()]
+            if folder.parent.is_dir()
+            else []
+        )
         instead = "create it, or take `data` out"
-        raise BadData(f"no folder {folder}; {nearest_names(folder.name, siblings, otherwise=instead)}")
+        raise BadData(
+            f"no folder {folder}; {nearest_names(folder.name, siblings, otherwise=instead)}"
+        )
     if not folder.is_dir():
-        raise BadData(f"{folder} is a file: name the folder that it lies in; did you mean {str(folder.parent)!r}?")
+        raise BadData(
+            f"{folder} is a file: name the folder that it lies in; did you mean {str(folder.parent)!r}?"
+        )
     if home.is_relative_to(folder):
-        raise BadData(f"{folder} holds SRIFT_HOME ({home}), which changes with every command: name a folder beside it")
+        raise BadData(
+            f"{folder} holds SRIFT_HOME ({home}), which changes with every command: name a folder beside it"
+        )
     try:
         with os.scandir(folder) as entries:
             empty = next(entries, None) is None
@@ -123,7 +143,9 @@ def files_below(folder: Path) -> dict[str, int]:
     for name, size in _walk(folder, ""):
         found[name] = size
         if len(found) > MOST_FILES:
-            raise BadData(f"{folder} has more than {MOST_FILES} files: pack them into archives of some hundred MB each")
+            raise BadData(
+                f"{folder} has more than {MOST_FILES} files: pack them into archives of some hundred MB each"
+            )
     if not found:
         raise BadData(f"{folder} has no file in it: put the data there, or take `data` out")
     return dict(sorted(found.items()))
@@ -137,8 +159,14 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
         raise BadData(f"{folder} cannot be read: {error.strerror}") from None
     for entry in entries:
         name = f"{within}{entry.name}"
-        if not name.isprintable() or "\\" in name or len(name.encode(errors="replace")) > _LONGEST_NAME:
-            raise BadData(f"{folder} has a file called {entry.name!r}, which no object of S3 can be called: rename it")
+        if (
+            not name.isprintable()
+            or "\\" in name
+            or len(name.encode(errors="replace")) > _LONGEST_NAME
+        ):
+            raise BadData(
+                f"{folder} has a file called {entry.name!r}, which no object of S3 can be called: rename it"
+            )
         try:
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(Path(entry.path), f"{name}/")

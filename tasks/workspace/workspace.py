@@ -88,7 +88,11 @@ class Workspace:
     def without(self, names: Collection[str]) -> Workspace:
         """The same, as if srift.toml had no workloads of those names."""
         kept = {name: one for name, one in self.settings.workloads.items() if name not in names}
-        return replace(self, settings=self.settings.model_copy(update={"workloads": kept})) if names else self
+        return (
+            replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
+            if names
+            else self
+        )
 
     def fits(self, cluster: Cluster) -> str:
         """Why `cluster` can never be had here; empty where it can."""
@@ -97,7 +101,11 @@ class Workspace:
     def launches(self, cluster: Cluster) -> str:
         """Why a campaign would not buy `cluster`, though there may be measurements of it; empty where it would."""
         provider = self.provider
-        return provider.launches(cluster) if isinstance(provider, Launching) else provider.fits(cluster)
+        return (
+            provider.launches(cluster)
+            if isinstance(provider, Launching)
+            else provider.fits(cluster)
+        )
 
 
 def open_workspace(provider: str = "local") -> Workspace:

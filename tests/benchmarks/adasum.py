@@ -30,7 +30,16 @@ from tasks.node.strategies.adasum import ADASUM, DELTAS, pair
 from tests.benchmarks.ranks import WORKLOADS
 
 AVERAGED = "ddp"
-FACTORS = (4.0, 2.0, 8.0, 1.0, 16.0, 0.5, 32.0, 64.0)  # the likely first: the others need not be trained for long
+FACTORS = (
+    4.0,
+    2.0,
+    8.0,
+    1.0,
+    16.0,
+    0.5,
+    32.0,
+    64.0,
+)  # the likely first: the others need not be trained for long
 TUNING = (101, 102, 103)
 WINDOW = 5
 _DIVERGED = 4.0  # times the first loss
@@ -52,14 +61,20 @@ JOBS = {
     "wide_mlp": Job({"features": 32, "width": 64, "frames": 1}, 4, 0.5, (4, 8, 16)),
     "residual_cnn": Job({"width": 4}, 4, 0.85, (8,)),
     "transformer_lm": Job({"vocabulary": 64, "length": 12, "width": 32, "layers": 2}, 4, 0.6, (8,)),
-    "recommender": Job({"fields": 4, "rows": 300, "width": 8, "recent": 10, "hidden": 32}, 8, 0.6, (4, 8, 16)),
+    "recommender": Job(
+        {"fields": 4, "rows": 300, "width": 8, "recent": 10, "hidden": 32}, 8, 0.6, (4, 8, 16)
+    ),
 }
 
 
 def loaded(name: str, seed: int, factor: float) -> LoadedWorkload:
     """A workload in its small form, with its optimizer's rates `factor` times their own."""
     file = WorkloadFile(
-        name=name, digest=name, file=f"{name}.py", function="build", arguments=dict(JOBS[name].arguments)
+        name=name,
+        digest=name,
+        file=f"{name}.py",
+        function="build",
+        arguments=dict(JOBS[name].arguments),
     )
     built = build(WORKLOADS, file, seed=seed, rank=0, computing=arithmetic("fp32", _CPU))
     for group in built.optimizer.param_groups:
@@ -126,7 +141,9 @@ def trainer(name: str, how: str, *, ranks: int, seed: int, factor: float) -> Cal
     return {AVERAGED: averaged, DELTAS: of_deltas}.get(how, of_gradients)
 
 
-def steps_to_target(name: str, how: str, *, ranks: int, seed: int, factor: float, most: float = math.inf) -> float:
+def steps_to_target(
+    name: str, how: str, *, ranks: int, seed: int, factor: float, most: float = math.inf
+) -> float:
     """Steps until the loss is reached; infinite where it is not within `most` and the job's own limit."""
     job, recent = JOBS[name], deque[float](maxlen=WINDOW)
     step = trainer(name, how, ranks=ranks, seed=seed, factor=factor)
@@ -152,7 +169,9 @@ def tuned(name: str, how: str, ranks: int) -> float:
             for seed in seeds:
                 if not total < least:
                     break
-                total += steps_to_target(name, how, ranks=ranks, seed=seed, factor=factor, most=least - total)
+                total += steps_to_target(
+                    name, how, ranks=ranks, seed=seed, factor=factor, most=least - total
+                )
             if total < least:
                 found, least = factor, total
         return found
@@ -174,17 +193,31 @@ def adasum_steps(names: Iterable[str], *, seeds: int = 5) -> pd.DataFrame:
             for how in (AVERAGED, *ADASUM):
                 factors[how] = tuned(name, how, many)
                 steps[how] = [
-                    steps_to_target(name, how, ranks=many, seed=seed, factor=factors[how]) for seed in range(seeds)
+                    steps_to_target(name, how, ranks=many, seed=seed, factor=factors[how])
+                    for seed in range(seeds)
                 ]
                 if how == AVERAGED:
                     continue
-                most = float(JOBS[name].most)  # where averaging takes more it counts as that: too few, if anything
-                ratios = [own / min(plain, most) for own, plain in zip(steps[how], steps[AVERAGED], strict=True)]
-                row: dict[str, Any] = {"workload": name, "ranks": many, "batch": many * JOBS[name].batch, "form": how}
+                most = float(
+                    JOBS[name].most
+                )  # where averaging takes more it counts as that: too few, if anything
+                ratios = [
+                    own / min(plain, most)
+                    for own, plain in zip(steps[how], steps[AVERAGED], strict=True)
+                ]
+                row: dict[str, Any] = {
+                    "workload": name,
+                    "ranks": many,
+                    "batch": many * JOBS[name].batch,
+                    "form": how,
+                }
                 row |= {"ddp_rate": factors[AVERAGED], "rate": factors[how]}
                 row |= {"ddp_steps": fmean(steps[AVERAGED]), "steps": fmean(steps[how])}
                 finite = all(math.isfinite(one) for one in ratios)
-                row |= {"ratio": fmean(ratios), "sd": stdev(ratios) if finite and len(ratios) > 1 else math.nan}
+                row |= {
+                    "ratio": fmean(ratios),
+                    "sd": stdev(ratios) if finite and len(ratios) > 1 else math.nan,
+                }
                 rows.append(row)
                 print(pd.DataFrame([row]).to_string(header=len(rows) == 1, index=False), flush=True)
     return pd.DataFrame(rows)

@@ -59,12 +59,23 @@ def ask(here: Workspace, count: int) -> list[Question]:
     questions = []
     for number in range(count):
         workload = workloads[number % len(workloads)]
-        extremes = {row["goal"]: row for row in recommend_one(here, champion, workload, offers, runs, top=1)}
+        extremes = {
+            row["goal"]: row for row in recommend_one(here, champion, workload, offers, runs, top=1)
+        }
         slack = TIGHTNESS[(number // len(workloads)) % len(TIGHTNESS)]
-        goal = Goal(goal="cheapest_within_deadline", hours=round(extremes["fastest"]["hours_p90"] * slack, 3))
+        goal = Goal(
+            goal="cheapest_within_deadline",
+            hours=round(extremes["fastest"]["hours_p90"] * slack, 3),
+        )
         if number % 2:
-            goal = Goal(goal="fastest_within_budget", usd=round(extremes["cheapest"]["usd_p90"] * slack, 4))
-        questions.append(_answered(here, champion, replace(workload, goals=(goal,)), offers, runs, HABITS[number % 3]))
+            goal = Goal(
+                goal="fastest_within_budget", usd=round(extremes["cheapest"]["usd_p90"] * slack, 4)
+            )
+        questions.append(
+            _answered(
+                here, champion, replace(workload, goals=(goal,)), offers, runs, HABITS[number % 3]
+            )
+        )
     return questions
 
 
@@ -80,15 +91,22 @@ def launches_for(here: Workspace, questions: Sequence[Question]) -> list[Launch]
                 accumulation_steps=setup.accumulation_steps,
             )
             wanted.setdefault(setup.cluster.name, (setup.cluster, {}))[1][item] = item
-    return [launch_of(cluster, items, "advice put to the test") for cluster, items in wanted.values()]
+    return [
+        launch_of(cluster, items, "advice put to the test") for cluster, items in wanted.values()
+    ]
 
 
-def judge(questions: Sequence[Question], measured: pd.DataFrame, conditions: JobConditions) -> pd.DataFrame:
+def judge(
+    questions: Sequence[Question], measured: pd.DataFrame, conditions: JobConditions
+) -> pd.DataFrame:
     """A row a question and role: measured hours and dollars, and the regret of those that meet against the best.
 
     `conditions` says what start-up and interruptions each cluster meets.
     """
-    by_key = {name: float(step_s) for name, step_s in zip(_keys(measured), measured["step_s"], strict=True)}
+    by_key = {
+        name: float(step_s)
+        for name, step_s in zip(_keys(measured), measured["step_s"], strict=True)
+    }
     rows: list[dict[str, Any]] = []
     for number, question in enumerate(questions, start=1):
         own = []
@@ -97,8 +115,12 @@ def judge(questions: Sequence[Question], measured: pd.DataFrame, conditions: Job
             hours, usd = _true_cost(question.workload, setup, step_s, conditions)
             own.append(_row(number, question, role, setup, predicted_s, step_s, hours, usd))
         aim = "usd" if question.goal.goal.startswith("cheapest") else "hours"
-        best = min((row[aim] for row in own if row["meets"] and np.isfinite(row[aim])), default=np.nan)
-        for row in own:  # a choice that misses its constraint is a failure, and its cost no comparison
+        best = min(
+            (row[aim] for row in own if row["meets"] and np.isfinite(row[aim])), default=np.nan
+        )
+        for (
+            row
+        ) in own:  # a choice that misses its constraint is a failure, and its cost no comparison
             row["regret"] = row[aim] / best - 1.0 if row["meets"] else np.nan
         rows += own
     return pd.DataFrame(rows)
@@ -121,23 +143,39 @@ def by_role(judged: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answered(
-    here: Workspace, champion: Champion, workload: Workload, offers: Sequence[Offer], runs: pd.DataFrame, habit: str
+    here: Workspace,
+    champion: Champion,
+    workload: Workload,
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+    habit: str,
 ) -> Question:
     goal = workload.goals[0]
-    rows = [r for r in recommend_one(here, champion, workload, offers, runs, top=3) if r["goal"] == goal.goal]
-    rows = [row for row in rows if row["cluster"] is not None and row["status"] != "misses_constraint"]
+    rows = [
+        r
+        for r in recommend_one(here, champion, workload, offers, runs, top=3)
+        if r["goal"] == goal.goal
+    ]
+    rows = [
+        row for row in rows if row["cluster"] is not None and row["status"] != "misses_constraint"
+    ]
     named = [
-        (role, _setup(row, offers), row["step_s"]) for role, row in zip(("advised", "runner-up"), rows, strict=False)
+        (role, _setup(row, offers), row["step_s"])
+        for role, row in zip(("advised", "runner-up"), rows, strict=False)
     ]
     first = named[0][1]
-    by_habit = _habitual(here, habit, workload.name, first.global_batch, offers, first.cluster.members[0].market)
+    by_habit = _habitual(
+        here, habit, workload.name, first.global_batch, offers, first.cluster.members[0].market
+    )
     return Question(workload=workload, goal=goal, answers=(*named, (habit, by_habit, float("nan"))))
 
 
 def _setup(row: dict[str, Any], offers: Sequence[Offer]) -> Setup:
     by_name = {(offer.instance_type.name, offer.market): offer for offer in offers}
     members = [
-        by_name[one["instance_type"], one["market"]] for one in row["cluster_offers"] for _ in range(one["count"])
+        by_name[one["instance_type"], one["market"]]
+        for one in row["cluster_offers"]
+        for _ in range(one["count"])
     ]
     return Setup(
         workload=row["workload"],
@@ -149,7 +187,12 @@ def _setup(row: dict[str, Any], offers: Sequence[Offer]) -> Setup:
 
 
 def _habitual(
-    here: Workspace, habit: str, workload: str, global_batch: int, offers: Sequence[Offer], market: str
+    here: Workspace,
+    habit: str,
+    workload: str,
+    global_batch: int,
+    offers: Sequence[Offer],
+    market: str,
 ) -> Setup:
     """What somebody without a table would take, at the same global batch and market."""
     mine = [offer for offer in offers if offer.market == market and offer.usd_per_hour is not None]
@@ -158,7 +201,9 @@ def _habitual(
     members = {"cheapest per hour": [cheapest], "fastest type": [fastest]}.get(habit)
     if members is None:
         sizes = range(here.settings.campaign.max_hosts, 0, -1)
-        members = next([cheapest] * n for n in sizes if not here.fits(Cluster(members=(cheapest,) * n)))
+        members = next(
+            [cheapest] * n for n in sizes if not here.fits(Cluster(members=(cheapest,) * n))
+        )
     return Setup(
         workload=workload,
         cluster=Cluster(members=tuple(members)),
@@ -167,13 +212,16 @@ def _habitual(
     )
 
 
-def _true_cost(workload: Workload, setup: Setup, step_s: float, conditions: JobConditions) -> tuple[float, float]:
+def _true_cost(
+    workload: Workload, setup: Setup, step_s: float, conditions: JobConditions
+) -> tuple[float, float]:
     """Hours and dollars of the whole job at a measured step time, start-up and interruptions at their expectation."""
     return cost_at(
         step_s,
         steps=-(-workload.samples // setup.global_batch),
         conditions=conditions.gangs(
-            *pools_of([setup.cluster]), checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
+            *pools_of([setup.cluster]),
+            checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes),
         ),
         usd_per_hour=setup.cluster.total_usd_per_hour or np.nan,
     )
@@ -233,7 +281,8 @@ def advice(questions: int = 10) -> None:
     judged.to_csv(folder / f"{trial_id}.csv", index=False)
     print_frame(judged, f"{len(asked)} questions, {len(measured)} runs")
     print_frame(
-        by_role(judged), "by role: how many met their constraint, regret of those that did, error of the promise"
+        by_role(judged),
+        "by role: how many met their constraint, regret of those that did, error of the promise",
     )
 
 

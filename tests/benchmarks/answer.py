@@ -38,7 +38,10 @@ def fill_home(home: Path, rows: Path, facts: Path | None, *, many: int) -> int:
     """
     measured = pd.read_csv(rows) if rows.suffix == ".csv" else pd.read_parquet(rows)
     copies = -(-many // len(measured))
-    repeated = [measured.assign(measured_at=str(_FIRST_DAY + pd.Timedelta(days=day))) for day in range(copies)]
+    repeated = [
+        measured.assign(measured_at=str(_FIRST_DAY + pd.Timedelta(days=day)))
+        for day in range(copies)
+    ]
     file = home / "rows.csv"
     home.mkdir(parents=True, exist_ok=True)
     pd.concat(repeated).to_csv(file, index=False)
@@ -55,7 +58,17 @@ def refresh_times(home: Path) -> pd.DataFrame:
 
 def answer_times(home: Path, workloads: Sequence[str], *, repeats: int) -> list[dict[str, Any]]:
     """A row a workload: median seconds and processor seconds of the whole command, after one run to warm up."""
-    asked = ("--provider", "ec2", "--deadline", "12h", "--samples", "10000000", "--batch", "512", "--json")
+    asked = (
+        "--provider",
+        "ec2",
+        "--deadline",
+        "12h",
+        "--samples",
+        "10000000",
+        "--batch",
+        "512",
+        "--json",
+    )
     found = []
     for workload in workloads:
         spent = [_run(home, ["recommend", workload, *asked]) for _ in range(repeats + 1)][1:]
@@ -68,7 +81,13 @@ def _run(home: Path, words: Sequence[str]) -> tuple[float, float]:
     """Seconds and processor seconds of `srift` with these words."""
     environment: Mapping[str, str] = {**os.environ, "SRIFT_HOME": str(home)}
     started, before = time.perf_counter(), _cpu_s()
-    subprocess.run([*_SRIFT, *words], env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    subprocess.run(
+        [*_SRIFT, *words],
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     return time.perf_counter() - started, _cpu_s() - before
 
 
@@ -79,16 +98,23 @@ def _cpu_s() -> float:
 
 def bench_answer(
     file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
-    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
+    workloads: Annotated[
+        Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")
+    ] = None,
     many: Annotated[int, typer.Option(min=1, help="Rows to have at least.")] = 30_000,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")
+    ] = 5,
 ) -> None:
     """Nothing is asked of AWS beyond what a refresh asks."""
     with read_measurements(file) as measured:
         names = sorted(measured.frame()["workload"].unique())
     with tempfile.TemporaryDirectory() as folder:
         rows = fill_home(Path(folder), file, workloads, many=many)
-        print_frame(refresh_times(Path(folder)), f"phases of `srift refresh --max-usd 0` that learned from {rows} rows")
+        print_frame(
+            refresh_times(Path(folder)),
+            f"phases of `srift refresh --max-usd 0` that learned from {rows} rows",
+        )
         print_frame(
             pd.DataFrame(answer_times(Path(folder), names, repeats=repeats)),
             f"`srift recommend` about EC2, {rows} rows imported, the median of {repeats}",

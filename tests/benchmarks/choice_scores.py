@@ -32,9 +32,19 @@ from models.step_time.model import fit
 from .setups import STEPS, job, measured_setups, recommended_pilots
 
 DEADLINE, CAP = "cheapest_within_deadline", "fastest_within_budget"
-SLACKS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0)  # of a constraint, as a multiple of the least that any measured setup takes
+SLACKS = (
+    1.05,
+    1.2,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+)  # of a constraint, as a multiple of the least that any measured setup takes
 _TENTH, _SAMPLES = 0.1, 20
-_FEWEST, _DRAWS = 8, 400  # setups at one global batch among which a choice is judged; joint draws of each
+_FEWEST, _DRAWS = (
+    8,
+    400,
+)  # setups at one global batch among which a choice is judged; joint draws of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +77,9 @@ class Contest:
         """The same with the measured seconds predicted, as unsure as before."""
         off = self.measured_s / self.predictions["step_s"].to_numpy(float)
         seconds = ["step_s", "step_low_s", "step_high_s"]
-        corrected = self.predictions.assign(**{name: self.predictions[name] * off for name in seconds})
+        corrected = self.predictions.assign(
+            **{name: self.predictions[name] * off for name in seconds}
+        )
         return replace(self, predictions=corrected, draws=self.draws * off[:, None])
 
     def costs(self) -> tuple[FloatArray, FloatArray]:
@@ -93,13 +105,17 @@ def recommended(contest: Contest, goals: list[Goal]) -> list[int | None]:
 
 def _table(contest: Contest, goals: list[Goal], *, top: int) -> list[Row]:
     workload = job(contest.setups[0].workload, contest.setups[0].global_batch, *goals)
-    return recommend(workload, job_costs(workload, contest.setups, contest.predictions, contest.draws), top=top)
+    return recommend(
+        workload, job_costs(workload, contest.setups, contest.predictions, contest.draws), top=top
+    )
 
 
 def _place(contest: Contest, row: Row) -> int | None:
     """Position of the row's setup; None where it names none."""
     columns = [name for name in contest.setups[0].row() if name not in ("workload", "provider")]
-    places = {tuple(one.row()[name] for name in columns): at for at, one in enumerate(contest.setups)}
+    places = {
+        tuple(one.row()[name] for name in columns): at for at, one in enumerate(contest.setups)
+    }
     return places.get(tuple(row[name] for name in columns))
 
 
@@ -107,12 +123,17 @@ Chooser = Callable[[Contest, list[Goal]], list[int | None]]
 
 
 def _with_probability(p_required: float) -> Chooser:
-    return lambda contest, goals: recommended(contest, [replace(goal, p_required=p_required) for goal in goals])
+    return lambda contest, goals: recommended(
+        contest, [replace(goal, p_required=p_required) for goal in goals]
+    )
 
 
 def _full_machines(contest: Contest, goals: list[Goal]) -> list[int | None]:
     full = [
-        all(used >= member.instance_type.devices for used, member in zip(one.layout, one.cluster.members, strict=True))
+        all(
+            used >= member.instance_type.devices
+            for used, member in zip(one.layout, one.cluster.members, strict=True)
+        )
         for one in contest.setups
     ]
     return recommended_of(np.array(full, dtype=bool), contest, goals)
@@ -123,7 +144,9 @@ def recommended_of(allowed: BoolArray, contest: Contest, goals: list[Goal]) -> l
     if not allowed.any():
         return [None] * len(goals)
     places = np.flatnonzero(allowed)
-    return [None if at is None else int(places[at]) for at in recommended(contest.take(allowed), goals)]
+    return [
+        None if at is None else int(places[at]) for at in recommended(contest.take(allowed), goals)
+    ]
 
 
 def _without_communication(contest: Contest, goals: list[Goal]) -> list[int | None]:
@@ -146,7 +169,9 @@ def _dearest_device(contest: Contest, goals: list[Goal]) -> list[int | None]:
     types = [one.cluster.members[0].instance_type for one in contest.setups]
     usd = [one.cluster.members[0].usd_per_hour or 0.0 for one in contest.setups]
     machines = np.array([len(one.layout) for one in contest.setups])
-    each = np.array([dollars / max(kind.devices, 1) for dollars, kind in zip(usd, types, strict=True)])
+    each = np.array(
+        [dollars / max(kind.devices, 1) for dollars, kind in zip(usd, types, strict=True)]
+    )
     return [int(np.lexsort((-_devices(contest), machines, -each))[0])] * len(goals)
 
 
@@ -172,7 +197,9 @@ CHOOSERS: dict[str, Chooser] = {
 A_TENTH = "a random tenth measured"
 
 
-def judge(contest: Contest, *, seed: int, choosers: Mapping[str, Chooser] = CHOOSERS) -> pd.DataFrame:
+def judge(
+    contest: Contest, *, seed: int, choosers: Mapping[str, Chooser] = CHOOSERS
+) -> pd.DataFrame:
     """A row a question, chooser and sample: kind, slack, chooser, answered, met, regret (NaN where it is not met), over
     (log by which it exceeds the constraint), lost, and of a rule its caution; NaN where it is not answered.
     """
@@ -193,7 +220,16 @@ def judge(contest: Contest, *, seed: int, choosers: Mapping[str, Chooser] = CHOO
             regret = aim[pick] / aim[meets].min() - 1 if met else np.nan
             figures = (np.nan, np.nan) if pick is None else (meeting.overshoot[pick], lost[pick])
             rows.append(
-                (kind, slack, name, pick is not None, met, regret, *figures, np.nan if sure is None else lost[sure])
+                (
+                    kind,
+                    slack,
+                    name,
+                    pick is not None,
+                    met,
+                    regret,
+                    *figures,
+                    np.nan if sure is None else lost[sure],
+                )
             )
     names = ["kind", "slack", "chooser", "answered", "met", "regret", "over", "lost", "caution"]
     return pd.DataFrame(rows, columns=names)
@@ -204,7 +240,9 @@ def questions(contest: Contest) -> tuple[list[tuple[str, float]], list[Goal]]:
     hours, usd = contest.costs()
     asked = [(kind, slack) for kind in (DEADLINE, CAP) for slack in SLACKS]
     return asked, [
-        Goal(goal=kind, hours=_limit(slack, hours)) if kind == DEADLINE else Goal(goal=kind, usd=_limit(slack, usd))
+        Goal(goal=kind, hours=_limit(slack, hours))
+        if kind == DEADLINE
+        else Goal(goal=kind, usd=_limit(slack, usd))
         for kind, slack in asked
     ]
 
@@ -212,7 +250,11 @@ def questions(contest: Contest) -> tuple[list[tuple[str, float]], list[Goal]]:
 def _aim_and_used(contest: Contest, goal: Goal) -> tuple[FloatArray, FloatArray, float]:
     """What is to be least, what is limited, and the limit, of the measured setups."""
     hours, usd = contest.costs()
-    return (usd, hours, goal.limit or 0.0) if goal.objective == "usd" else (hours, usd, goal.limit or 0.0)
+    return (
+        (usd, hours, goal.limit or 0.0)
+        if goal.objective == "usd"
+        else (hours, usd, goal.limit or 0.0)
+    )
 
 
 def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
@@ -227,7 +269,11 @@ def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
         aim, used, limit = _aim_and_used(contest, goal)
         meeting = known_meeting(used, limit)
         lost = weighed(goal, np.log(aim), meeting)
-        rows = [row for row in _table(contest, [goal], top=len(contest.setups)) if row["goal"] == goal.goal]
+        rows = [
+            row
+            for row in _table(contest, [goal], top=len(contest.setups))
+            if row["goal"] == goal.goal
+        ]
         places = [at for at in (_place(contest, row) for row in rows) if at is not None]
         for row, at in list(zip(rows, places, strict=False))[:top]:
             own = (goal.goal, row["rank"])
@@ -239,7 +285,9 @@ def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
 def promised(rows: pd.DataFrame) -> pd.DataFrame:
     """Of `said_and_held`, what comes first: by kind of constraint and chance, cases, per cent said, per cent held."""
     by = rows[rows["rank"] == 1].groupby(["kind", "what"], sort=False)
-    return by.agg(cases=("held", "size"), said=("said", _per_cent), held=("held", _per_cent)).reset_index()
+    return by.agg(
+        cases=("held", "size"), said=("said", _per_cent), held=("held", _per_cent)
+    ).reset_index()
 
 
 def _per_cent(parts: pd.Series) -> float:
@@ -249,9 +297,13 @@ def _per_cent(parts: pd.Series) -> float:
 def reliability(rows: pd.DataFrame) -> pd.DataFrame:
     """Of `said_and_held`, by tenths of what was said: cases, per cent said in the mean, per cent that held."""
     tenth = np.minimum((10 * rows["said"] + 1e-9).astype(int), 9)
-    by = rows.assign(tenth=[f"{10 * at} to {10 * at + 10}" for at in tenth]).groupby(["what", "tenth"], sort=False)
+    by = rows.assign(tenth=[f"{10 * at} to {10 * at + 10}" for at in tenth]).groupby(
+        ["what", "tenth"], sort=False
+    )
     found = by.agg(cases=("held", "size"), said=("said", _per_cent), held=("held", _per_cent))
-    return found.reset_index().sort_values(["what", "said"], ascending=[False, True], ignore_index=True)
+    return found.reset_index().sort_values(
+        ["what", "said"], ascending=[False, True], ignore_index=True
+    )
 
 
 def causes(judged: pd.DataFrame) -> pd.DataFrame:
@@ -320,7 +372,9 @@ def headline(judged: pd.DataFrame) -> pd.DataFrame:
             logs = np.log1p(part["regret"]) - np.log1p(part["regret_ours"])
             alone = part["met_ours"] & ~part["met"].astype(bool)
             both = 100 * float(logs.notna().mean())
-            rows.append((chooser, kind, float(np.exp(logs.mean())), both, 100 * float(alone.mean())))
+            rows.append(
+                (chooser, kind, float(np.exp(logs.mean())), both, 100 * float(alone.mean()))
+            )
     return pd.DataFrame(rows, columns=["chooser", "kind", "ratio", "both", "it_alone_missed"])
 
 
@@ -339,7 +393,9 @@ def contests(
     type that has no price are left out, and those measured less than `runs` times: what one run says is the best is
     partly luck.
     """
-    data = replace(data, instance_types=described(data, data.runs), runs=data.runs.reset_index(drop=True))
+    data = replace(
+        data, instance_types=described(data, data.runs), runs=data.runs.reset_index(drop=True)
+    )
     layout = read_setups(data.runs, devices)
     names, alone = np.array(layout.workloads), layout.ranks == 1
     for workload in sorted(set(layout.workloads)):
@@ -357,7 +413,9 @@ def contests(
             known[np.flatnonzero(own)[measured.places[chosen]]] = True
             model = fit(replace(data, runs=data.runs[known]), seed=seed)
         for batch in sorted(set(measured.global_batch.tolist())):
-            rivals = measured.take(np.flatnonzero((measured.global_batch == batch) & (measured.runs >= runs)))
+            rivals = measured.take(
+                np.flatnonzero((measured.global_batch == batch) & (measured.runs >= runs))
+            )
             if len(rivals.setups) < _FEWEST:
                 continue
             frame = rivals.frame()
@@ -375,7 +433,10 @@ def contests(
 
 def scores(played: Sequence[Contest], *, seed: int) -> list[tuple[str, pd.DataFrame]]:
     """Titles and tables of all that is printed of these contests."""
-    judged, promises = pd.concat([judge(one, seed=seed) for one in played]), pd.concat(map(said_and_held, played))
+    judged, promises = (
+        pd.concat([judge(one, seed=seed) for one in played]),
+        pd.concat(map(said_and_held, played)),
+    )
     return [
         ("regret of the answers that meet, and what all lose, per cent", summary(judged)),
         ("dollars (deadline) or hours (cap) over those of what is recommended", headline(judged)),

@@ -25,11 +25,18 @@ from warehouse.reads import mart, training_frames
 
 
 def choice(
-    measure: Annotated[int, typer.Option(min=0, help="Clusters of several hosts to measure first.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Times to measure each, and runs of a setup that counts.")] = 1,
+    measure: Annotated[
+        int, typer.Option(min=0, help="Clusters of several hosts to measure first.")
+    ] = 0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Times to measure each, and runs of a setup that counts.")
+    ] = 1,
     max_hosts: Annotated[int, typer.Option(min=2)] = 4,
     pilots: Annotated[
-        int, typer.Option(min=0, help="Runs that the model may know, those that `srift recommend` names.")
+        int,
+        typer.Option(
+            min=0, help="Runs that the model may know, those that `srift recommend` names."
+        ),
     ] = 0,
     seed: int = 2026,
 ) -> None:
@@ -40,7 +47,13 @@ def choice(
     if measure:
         known = keys_of(mart(here.warehouse, "runs", provider="local")) if rounds == 1 else set()
         drawn = at_one_batch(
-            here.measurable, offers, max_hosts=max_hosts, fits=here.fits, measured=known, clusters=measure, seed=seed
+            here.measurable,
+            offers,
+            max_hosts=max_hosts,
+            fits=here.fits,
+            measured=known,
+            clusters=measure,
+            seed=seed,
         )
         with reporting_to(live_reporter()):
             measure_all(
@@ -49,14 +62,20 @@ def choice(
                 f"choice-{new_refresh_id(datetime.now(UTC))}",
             )
     data = TrainingData(**training_frames(here.warehouse, "local"))
-    prices = {one.instance_type.name: one.usd_per_hour for one in offers if one.usd_per_hour is not None}
+    prices = {
+        one.instance_type.name: one.usd_per_hour for one in offers if one.usd_per_hour is not None
+    }
     devices = {one.instance_type.name: one.instance_type.devices for one in offers}
     played = []
-    for workload, batch, contest in contests(data, devices, prices, pilots=pilots, seed=seed, runs=rounds):
+    for workload, batch, contest in contests(
+        data, devices, prices, pilots=pilots, seed=seed, runs=rounds
+    ):
         played.append(contest)
         typer.echo(f"  {workload} at {batch:g}: {len(contest.measured_s)} setups", err=True)
     if not played:
-        raise typer.BadParameter("no workload has 8 setups measured at one global batch: measure some (--measure 24)")
+        raise typer.BadParameter(
+            "no workload has 8 setups measured at one global batch: measure some (--measure 24)"
+        )
     but = f" but for {pilots} pilots" if pilots else ""
     for what, table in scores(played, seed=seed):
         print_frame(table, f"each workload held out{but}: {what}")

@@ -34,7 +34,16 @@ COMMANDS = {
 }
 ABOUT_EC2 = ["recommend", "resnet50-imagenet", "--provider", "ec2", "--deadline", "12h"]
 SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
-TESTS = [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+TESTS = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "--numprocesses",
+    "2",
+    "--dist",
+    "loadfile",
+    "--no-loadscope-reorder",
+]
 
 Spent = tuple[float, float]  # seconds: of the wall clock, of processors
 
@@ -42,13 +51,21 @@ Spent = tuple[float, float]  # seconds: of the wall clock, of processors
 def main(
     against: Annotated[str, typer.Option(help="The other commit.")],
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each command in each tree.")] = 7,
-    firsts: Annotated[int, typer.Option(min=0, help="First answers about EC2 in each tree; each takes a minute.")] = 5,
-    tests: Annotated[bool, typer.Option("--tests", help="The test suites, too, once each.")] = False,
+    firsts: Annotated[
+        int, typer.Option(min=0, help="First answers about EC2 in each tree; each takes a minute.")
+    ] = 5,
+    tests: Annotated[
+        bool, typer.Option("--tests", help="The test suites, too, once each.")
+    ] = False,
 ) -> None:
     """Median seconds of commands, here and at another commit."""
     with tempfile.TemporaryDirectory(prefix="srift-beside-") as folder:
         other = Path(folder) / "tree"
-        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(other), against], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", "--quiet", str(other), against],
+            cwd=ROOT,
+            check=True,
+        )
         try:
             (Path(folder) / "shared").symlink_to(ROOT.parent / "shared")
             trees = {against: other, "here": ROOT}
@@ -69,15 +86,24 @@ def main(
                 rows.append(_row(command, {name: spent[1:] for name, spent in runs.items()}))
             rows += _about_ec2(trees, Path(folder), firsts=firsts, repeats=repeats)
             if tests:
-                rows.append({"command": "tests"} | {name: _seconds_of_tests(tree) for name, tree in trees.items()})
+                rows.append(
+                    {"command": "tests"}
+                    | {name: _seconds_of_tests(tree) for name, tree in trees.items()}
+                )
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(other)], cwd=ROOT, check=True)
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(other)], cwd=ROOT, check=True
+            )
     frame = pd.DataFrame(rows)
     frame.insert(3, "ratio", frame["here"] / frame[against])
-    print_frame(frame, f"seconds, medians of {repeats} ({firsts} of first answers); cpu: of processors")
+    print_frame(
+        frame, f"seconds, medians of {repeats} ({firsts} of first answers); cpu: of processors"
+    )
 
 
-def _about_ec2(trees: Mapping[str, Path], folder: Path, *, firsts: int, repeats: int) -> list[dict[str, object]]:
+def _about_ec2(
+    trees: Mapping[str, Path], folder: Path, *, firsts: int, repeats: int
+) -> list[dict[str, object]]:
     """A row of first answers, each in a home of its own, and one of those that follow in the last of these."""
     if not firsts:
         return []
@@ -89,14 +115,22 @@ def _about_ec2(trees: Mapping[str, Path], folder: Path, *, firsts: int, repeats:
             first[name].append(_spent(line, tree, tree, str(folder / f"ec2 {at} of {name}")))
     for _ in range(repeats):
         for name, tree in trees.items():
-            following[name].append(_spent(line, tree, tree, str(folder / f"ec2 {firsts - 1} of {name}")))
+            following[name].append(
+                _spent(line, tree, tree, str(folder / f"ec2 {firsts - 1} of {name}"))
+            )
     return [_row("recommend, EC2, first", first), _row("recommend, EC2", following)]
 
 
 def _row(command: str, runs: Mapping[str, Sequence[Spent]]) -> dict[str, object]:
     """Medians by tree."""
-    wall, cpu = ({name: median(one[at] for one in spent) for name, spent in runs.items()} for at in (0, 1))
-    return {"command": command, **wall, **{f"cpu, {name}": seconds for name, seconds in cpu.items()}}
+    wall, cpu = (
+        {name: median(one[at] for one in spent) for name, spent in runs.items()} for at in (0, 1)
+    )
+    return {
+        "command": command,
+        **wall,
+        **{f"cpu, {name}": seconds for name, seconds in cpu.items()},
+    }
 
 
 def _spent(line: Sequence[str], tree: Path, place: Path, home: str) -> Spent:
@@ -119,9 +153,15 @@ def _cpu_s() -> float:
 
 def _seconds_of_tests(tree: Path) -> float:
     """Wall seconds of the tests of `make test`, with a line of how they ended; one may fail in this environment."""
-    line = [*TESTS, "-m", "not emulated"] if "emulated" in (tree / "pyproject.toml").read_text() else TESTS
+    line = (
+        [*TESTS, "-m", "not emulated"]
+        if "emulated" in (tree / "pyproject.toml").read_text()
+        else TESTS
+    )
     begun = time.perf_counter()
-    ended = subprocess.run(line, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True)
+    ended = subprocess.run(
+        line, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True
+    )
     typer.echo(f"{tree}: {ended.stdout.splitlines()[-1]}")
     return time.perf_counter() - begun
 

@@ -82,7 +82,11 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
         self.photos = photos
         self.prepare = transforms.Compose(
-            [transforms.RandomResizedCrop(PIXELS), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+            [
+                transforms.RandomResizedCrop(PIXELS),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+            ]
         )
 
     def __len__(self) -> int:
@@ -117,11 +121,15 @@ def with_cache(memory: float, disk: bool, filled: bool = False) -> Callable[[Pho
             memory_gib = memory * PHOTOS * _DECODED_BYTES / 2**30
             options: dict[str, Any] = {"memory_gib": memory_gib, "folder": folder if disk else None}
             if filled:
-                other = multiprocessing.get_context("spawn").Process(target=fill, args=(photos, options))
+                other = multiprocessing.get_context("spawn").Process(
+                    target=fill, args=(photos, options)
+                )
                 other.start()
                 other.join()
                 if other.exitcode:
-                    raise RuntimeError(f"the process that fills the file ended with {other.exitcode}")
+                    raise RuntimeError(
+                        f"the process that fills the file ended with {other.exitcode}"
+                    )
             yield Cached(photos, **options)
 
     return made
@@ -141,7 +149,12 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
     """A small one: what is measured is the loader."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()),
+        *(
+            nn.Conv2d(3, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+        ),
         *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10)),
     )
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
@@ -171,7 +184,11 @@ def trained(dataset: Dataset[Any], workers: int) -> tuple[list[float], list[list
             before = time.perf_counter()
         seconds.append(time.perf_counter() - began)
         waits.append(waited)
-    return seconds, waits, float(sum(one.detach().double().abs().sum() for one in model.parameters()))
+    return (
+        seconds,
+        waits,
+        float(sum(one.detach().double().abs().sum() for one in model.parameters())),
+    )
 
 
 def measured_wait(dataset: Dataset[Any], workers: int) -> float:
@@ -179,9 +196,15 @@ def measured_wait(dataset: Dataset[Any], workers: int) -> float:
     model, optimizer = network()
     loader = Loader(DataLoader(dataset, batch_size=BATCH, num_workers=workers), seed=1)
     built = LoadedWorkload(
-        model=model, loss=nn.CrossEntropyLoss(), make_batch=loader, optimizer=optimizer, loader=loader
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        make_batch=loader,
+        optimizer=optimizer,
+        loader=loader,
     )
-    item = Item(run_id="r", kind="train", nodes=[0], batches=[BATCH], least_steps=_STEPS, most_steps=_STEPS)
+    item = Item(
+        run_id="r", kind="train", nodes=[0], batches=[BATCH], least_steps=_STEPS, most_steps=_STEPS
+    )
     try:
         values, problem = train(item, built, None, Patience(), place=0)
     finally:
@@ -222,7 +245,14 @@ def epochs(remote_ms: float, workers: list[int], rounds: int) -> pd.DataFrame:
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """A row a variant and number of workers: medians over the rounds, from the smallest to the largest."""
-    columns = ["first_s", "later_s", "first_wait_s", "later_wait_s", "steady_wait_s", "srift_wait_s"]
+    columns = [
+        "first_s",
+        "later_s",
+        "first_wait_s",
+        "later_wait_s",
+        "steady_wait_s",
+        "srift_wait_s",
+    ]
     grouped = rows.groupby(["workers", "variant"], sort=False)
     texts = {
         name: grouped[name].median().map("{:.2f}".format)
@@ -231,10 +261,14 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         for name in columns
     }
     alike = rows.groupby("workers")["weights"].transform("first") == rows["weights"]
-    return pd.DataFrame(texts | {"as without": alike.groupby([rows["workers"], rows["variant"]]).all()}).reset_index()
+    return pd.DataFrame(
+        texts | {"as without": alike.groupby([rows["workers"], rows["variant"]]).all()}
+    ).reset_index()
 
 
-def ratios(rows: pd.DataFrame, name: str, variant: str, against: str = NONE) -> dict[int, list[float]]:
+def ratios(
+    rows: pd.DataFrame, name: str, variant: str, against: str = NONE
+) -> dict[int, list[float]]:
     """By the number of workers, of each round: a variant's seconds as parts of another's."""
     table = rows.pivot_table(index=["workers", "round"], columns="variant", values=name)
     each = table[variant] / table[against]
@@ -248,7 +282,9 @@ def spread(values: dict[int, list[float]]) -> str:
 
 
 def main(
-    remote_ms: Annotated[float, typer.Option(min=0, help="that each read of a file waits, asleep")] = 10.0,
+    remote_ms: Annotated[
+        float, typer.Option(min=0, help="that each read of a file waits, asleep")
+    ] = 10.0,
     workers: Annotated[list[int], typer.Option(help="of the loader, several times")] = [0, 2],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
@@ -257,14 +293,18 @@ def main(
     rows = epochs(remote_ms, workers, rounds)
     title = f"{EPOCHS} epochs of {PHOTOS} photos, each read after {remote_ms:g} ms asleep; {rounds} rounds"
     print_frame(summary(rows), title)
-    print(f"noise: later epochs of {AGAIN!r} against {NONE!r}: {spread(ratios(rows, 'later_s', AGAIN))}")
+    print(
+        f"noise: later epochs of {AGAIN!r} against {NONE!r}: {spread(ratios(rows, 'later_s', AGAIN))}"
+    )
     if not rows.groupby("workers")["weights"].nunique().eq(1).all():
         print("a cache changed what was trained on")
         raise typer.Exit(1)
 
 
 if __name__ == "__main__":
-    from tests.benchmarks import data_cache  # whose classes have one name here and in the process that fills a file
+    from tests.benchmarks import (
+        data_cache,
+    )  # whose classes have one name here and in the process that fills a file
 
     with explained():
         typer.run(data_cache.main)

@@ -56,10 +56,15 @@ WORKLOADS = ("wide_mlp", "residual_cnn")
 HOSTS = (2, 3, 4)
 BATCH = 48  # of a step: the same for each number of machines, in equal micro-batches
 SHRINKS, REPLACED = "shrinks", "replaced"
-STEPS = "steps"  # a type of its own, alike: elastic jobs build their model before they count as started
+STEPS = (
+    "steps"  # a type of its own, alike: elastic jobs build their model before they count as started
+)
 WORK_S = 40.0  # of a job's steps, with all its machines
 LOSS_EVERY_S = 30.0  # the mean time between losses, as long as all machines are there
-_TEACHING = {SHRINKS: (4, (6.0, 32.0, 60.0)), REPLACED: (3, (7.0, 36.0))}  # hosts, and when each loses another machine
+_TEACHING = {
+    SHRINKS: (4, (6.0, 32.0, 60.0)),
+    REPLACED: (3, (7.0, 36.0)),
+}  # hosts, and when each loses another machine
 _MOST_S, _MOST_WAIT_S = 400.0, 600.0  # of one job; for others' hosts before it
 
 Setting = tuple[str, int, int, int]  # workload, machines, samples of a device, micro-steps
@@ -100,11 +105,18 @@ class Asked:
 def jobs(rounds: int) -> list[Asked]:
     """Those that teach, then those that are judged."""
     teach = [
-        Asked(workload=workload, kind=kind, hosts=_TEACHING[kind][0], seed=0, fixed=_TEACHING[kind][1])
+        Asked(
+            workload=workload, kind=kind, hosts=_TEACHING[kind][0], seed=0, fixed=_TEACHING[kind][1]
+        )
         for workload, kind in zip(WORKLOADS, (SHRINKS, REPLACED), strict=True)
     ]
     judged = [
-        Asked(workload=workload, kind=kind, hosts=many, seed=1000 * one + 100 * many + 10 * (kind == REPLACED) + at)
+        Asked(
+            workload=workload,
+            kind=kind,
+            hosts=many,
+            seed=1000 * one + 100 * many + 10 * (kind == REPLACED) + at,
+        )
         for one in range(rounds)
         for many in HOSTS
         for kind in (SHRINKS, REPLACED)
@@ -144,7 +156,9 @@ class Market:
             if self._over.wait(0.02):
                 return
         began = time.monotonic()
-        lives = dict(enumerate(self.fixed)) or {node: source.expovariate(self.per_s) for node in nodes}
+        lives = dict(enumerate(self.fixed)) or {
+            node: source.expovariate(self.per_s) for node in nodes
+        }
         while lives and not self._over.wait(0.02):
             due, at = min(lives.items(), key=lambda one: one[1])
             if time.monotonic() - began < at:
@@ -193,7 +207,11 @@ def steps_of(here: Workspace) -> dict[Setting, float]:
         if (name, n, batch, micro) not in before
     ]
     if items:
-        measure_all(here, [launch_of(cluster, items, "steps of elastic jobs")], f"steps-{datetime.now(UTC):%H%M%S}")
+        measure_all(
+            here,
+            [launch_of(cluster, items, "steps of elastic jobs")],
+            f"steps-{datetime.now(UTC):%H%M%S}",
+        )
     return known()
 
 
@@ -210,16 +228,28 @@ def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") ->
     return Cluster(members=(offers["on-demand"], *(offers[market],) * (count - 1)))
 
 
-def planned(here: Workspace, asked: Asked, steps: dict[Setting, float], known: Learned) -> ElasticJob:
+def planned(
+    here: Workspace, asked: Asked, steps: dict[Setting, float], known: Learned
+) -> ElasticJob:
     """The job as `known` has it, its checkpoints as far apart as is best."""
     n = asked.hosts
     step_s = {m: steps[asked.workload, m, *split(n, m)] for m in range(1, n + 1)}
-    facts = {row["workload"]: row for row in rows_of(mart(here.warehouse, "workloads", provider="local"))}
-    size = checkpoint_bytes(facts[asked.workload]["gradient_bytes"], facts[asked.workload]["checkpoint_bytes"])
+    facts = {
+        row["workload"]: row for row in rows_of(mart(here.warehouse, "workloads", provider="local"))
+    }
+    size = checkpoint_bytes(
+        facts[asked.workload]["gradient_bytes"], facts[asked.workload]["checkpoint_bytes"]
+    )
     met = known.gangs(*pools_of([_cluster(here, asked.kind, n)]), size)
     write_s = float(met.checkpoint_s[0])
-    every = max(2, round(float(best_interval(write_s / 3600, 3600 / LOSS_EVERY_S)) * 3600 / step_s[n]))
-    read_s = write_s if known.restores is None else float(known.restores.seconds(size, [asked.kind])[0][0])
+    every = max(
+        2, round(float(best_interval(write_s / 3600, 3600 / LOSS_EVERY_S)) * 3600 / step_s[n])
+    )
+    read_s = (
+        write_s
+        if known.restores is None
+        else float(known.restores.seconds(size, [asked.kind])[0][0])
+    )
     outcome = "replaced" if asked.kind == REPLACED else "fewer"
     return ElasticJob(
         steps=every * math.ceil(WORK_S / step_s[n] / every),
@@ -248,7 +278,13 @@ def run(here: Workspace, asked: Asked, job: ElasticJob, lease_id: str) -> dict[s
         wait_s=60.0 if asked.kind == REPLACED else 2.0,
     )
     cluster = _cluster(here, asked.kind, n)
-    launch = Launch(cluster=cluster, items=(item,), est_s=_MOST_S / 2, est_usd=0.0, reason="to judge elastic runs")
+    launch = Launch(
+        cluster=cluster,
+        items=(item,),
+        est_s=_MOST_S / 2,
+        est_usd=0.0,
+        reason="to judge elastic runs",
+    )
     market = Market(per_s=1 / LOSS_EVERY_S / (n - 1), seed=asked.seed, fixed=asked.fixed)
     acquire = here.provider.acquire
     here.provider.acquire = partial(market.acquired, acquire)  # type: ignore[method-assign]
@@ -259,7 +295,9 @@ def run(here: Workspace, asked: Asked, job: ElasticJob, lease_id: str) -> dict[s
         here.provider.acquire = acquire  # type: ignore[method-assign]
     seconds = sum(value for name, value in served.seconds.items() if name != "release hosts")
     collect_launch.fn(here, served, lease_id, datetime.now(UTC))
-    found = here.warehouse.select("select body from raw_elastic where lease_id = $lease", {"lease": lease_id})
+    found = here.warehouse.select(
+        "select body from raw_elastic where lease_id = $lease", {"lease": lease_id}
+    )
     body = json.loads(found["body"].iloc[0]) if len(found) else {"status": served.outcome}
     if body["status"] != "measured":
         raise RuntimeError(f"{asked} was not measured: {served.outcome} {body.get('reason', '')}")
@@ -275,7 +313,9 @@ def wrong_resumptions(values: dict[str, Any], every: int) -> int:
     """
     wrong = 0
     for start in values["starts"]:
-        whole = [one["step"] for one in values["checkpoints"] if one["ended_unix"] <= start["began_unix"]]
+        whole = [
+            one["step"] for one in values["checkpoints"] if one["ended_unix"] <= start["began_unix"]
+        ]
         wrong += start["lost_steps"] > every or start["step"] != max(whole, default=0)
     return wrong
 
@@ -287,7 +327,9 @@ def steps_made(body: dict[str, Any]) -> dict[Setting, list[float]]:
     for start, end in zip(values["starts"], ends, strict=True):
         micro = start["micro_steps"]
         key = (body["setup"]["workload"], len(start["nodes"]), start["batches"][0] // micro, micro)
-        own = [one for one in values["checkpoints"] if start["began_unix"] < one["ended_unix"] <= end]
+        own = [
+            one for one in values["checkpoints"] if start["began_unix"] < one["ended_unix"] <= end
+        ]
         found.setdefault(key, []).extend(one["steps_s"] / one["steps"] for one in own)
     return found
 
@@ -297,7 +339,9 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
     stored, until = here.home / "elastic-jobs.jsonl", time.monotonic() + 60 * minutes
     rows = [json.loads(line) for line in stored.read_text().splitlines()] if stored.exists() else []
     measured, made = steps_of(here), dict[Setting, list[float]]()
-    bodies = here.warehouse.select("select body from raw_elastic where status = 'measured' order by loaded_at")["body"]
+    bodies = here.warehouse.select(
+        "select body from raw_elastic where status = 'measured' order by loaded_at"
+    )["body"]
     for one in map(json.loads, bodies):
         for key, seconds in steps_made(one).items():
             made.setdefault(key, []).extend(seconds)
@@ -316,7 +360,9 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
             made.setdefault(key, []).extend(seconds)
         began = values["starts"][0]["began_unix"]
         losses = [one["lost_unix"] - began for one in done["body"]["setup"].get("losses", ())]
-        told = replace(prior, steps=job.steps, checkpoint_every=job.checkpoint_every).seconds(losses, happened=True)
+        told = replace(prior, steps=job.steps, checkpoint_every=job.checkpoint_every).seconds(
+            losses, happened=True
+        )
         row: dict[str, Any] = {
             "workload": asked.workload,
             "kind": asked.kind,
@@ -324,11 +370,18 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
             "judged": not asked.fixed,
         }
         row |= {"taken": done["taken"], "starts": len(values["starts"]), "steps": values["steps"]}
-        row |= {"every": job.checkpoint_every, "lost_steps": sum(one["lost_steps"] for one in values["starts"])}
-        row |= {"seconds": done["seconds"], "told": job.seconds(losses, happened=True), "prior": told}
-        row["own_steps"] = replace(job, step_s=planned(here, asked, steps | own, known).step_s).seconds(
-            losses, happened=True
-        )
+        row |= {
+            "every": job.checkpoint_every,
+            "lost_steps": sum(one["lost_steps"] for one in values["starts"]),
+        }
+        row |= {
+            "seconds": done["seconds"],
+            "told": job.seconds(losses, happened=True),
+            "prior": told,
+        }
+        row["own_steps"] = replace(
+            job, step_s=planned(here, asked, steps | own, known).step_s
+        ).seconds(losses, happened=True)
         row |= {"running": done["running"], "told_start": job.startup_s, "lost_s": job.lost_s}
         per_hour = 3600 / LOSS_EVERY_S / (asked.hosts - 1)
         row["blind"] = math.nan if asked.fixed else job.expected_seconds(per_hour, seed=asked.seed)

@@ -45,13 +45,34 @@ from tests.benchmarks.held_out_groups import (
     gpu_groups,
     groups,
 )
-from tests.benchmarks.rivals import by_kind, predict_adaptdl, predict_srifty, predict_textbook, predict_trees_alone
+from tests.benchmarks.rivals import (
+    by_kind,
+    predict_adaptdl,
+    predict_srifty,
+    predict_textbook,
+    predict_trees_alone,
+)
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 # The devices of the machines that the measurements are from, and the one-machine table's names where they are others.
-_DEVICES = {T4: (4, "t4", 48.0, 50.0), RTX: (8, "rtx2080ti", 40.0, 50.0), V100: (8, "v100", 40.0, 100.0)}
-_SHEET_OF = {"2070": "rtx2070", "2080": "rtx2080", "2080Super": "rtx2080super", "2080Ti": "rtx2080ti"}
-_SHEET_OF |= {"3070": "rtx3070", "3090": "rtx3090", "4090": "rtx4090", "H100PCIe": "h100-pcie", "H100SXM": "h100"}
+_DEVICES = {
+    T4: (4, "t4", 48.0, 50.0),
+    RTX: (8, "rtx2080ti", 40.0, 50.0),
+    V100: (8, "v100", 40.0, 100.0),
+}
+_SHEET_OF = {
+    "2070": "rtx2070",
+    "2080": "rtx2080",
+    "2080Super": "rtx2080super",
+    "2080Ti": "rtx2080ti",
+}
+_SHEET_OF |= {
+    "3070": "rtx3070",
+    "3090": "rtx3090",
+    "4090": "rtx4090",
+    "H100PCIe": "h100-pcie",
+    "H100SXM": "h100",
+}
 RIVALS = ("textbook", "adaptdl", "trees", "srifty")
 _CANDIDATES, _TARGETS = 400, 250  # rows that the model's own pilots are chosen among, and for
 # What a parameter is where its term is left out: nothing of it.
@@ -71,13 +92,18 @@ NEUTRAL: dict[str, float] = {
 def read_runs(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Runs as `described`, facts of the workloads, instance types."""
     runs = pd.concat(
-        [pd.read_csv(folder / name) for name in ("training_runs.csv", "training_runs_gpus.csv")], ignore_index=True
+        [pd.read_csv(folder / name) for name in ("training_runs.csv", "training_runs_gpus.csv")],
+        ignore_index=True,
     )
     types = [
         {"name": name, "devices": count, "device": device, "cores": cores, "bandwidth_gbps": gbps}
         for name, (count, device, cores, gbps) in _DEVICES.items()
     ]
-    return described(runs.assign(provider="ec2")), pd.read_csv(folder / "workloads.csv"), pd.DataFrame(types)
+    return (
+        described(runs.assign(provider="ec2")),
+        pd.read_csv(folder / "workloads.csv"),
+        pd.DataFrame(types),
+    )
 
 
 class Bench:
@@ -142,7 +168,9 @@ class Bench:
         """The rows that together take most off the variance of the others, chosen one after the other."""
         places = np.flatnonzero(asked)
         places = np.sort(np.random.default_rng(0).permutation(places)[:_CANDIDATES])
-        _, covariance, noise = model.joint(self.runs.iloc[places].drop(columns=["step_s", "sync_s"]))
+        _, covariance, noise = model.joint(
+            self.runs.iloc[places].drop(columns=["step_s", "sync_s"])
+        )
         chosen: list[int] = []
         for _ in range(count):
             gain = (covariance[:_TARGETS] ** 2).sum(axis=0) / (np.diag(covariance) + noise)
@@ -160,7 +188,9 @@ class Bench:
         known, asked = self.table[group.known], self.table[group.asked]
         points = known.assign(log_s=np.log(known["step_s"].to_numpy(float)), sd=0.01)
         model = OneDevice.fit(points, sheets=gpu_sheets(self.table))
-        wanted = model.at(list(asked["workload"]), list(asked["kind"]), asked["batch"].to_numpy(float))
+        wanted = model.at(
+            list(asked["workload"]), list(asked["kind"]), asked["batch"].to_numpy(float)
+        )
         middle = model.predict(wanted)
         spread = np.sqrt(np.diag(model.covariance(wanted, wanted)) + model.spread["run"] ** 2)
         return pd.DataFrame(
@@ -224,7 +254,9 @@ def summary(scored: pd.DataFrame) -> pd.DataFrame:
     each = figures(scored, ["table", "group"])
     found = each.groupby("table", sort=False).mean()
     found.insert(3, "worst", each.groupby("table", sort=False)["covers"].min())
-    found["target"] = ["{} / {}".format(*TARGETS[name]) if name in TARGETS else "" for name in found.index]
+    found["target"] = [
+        "{} / {}".format(*TARGETS[name]) if name in TARGETS else "" for name in found.index
+    ]
     return found
 
 
@@ -236,7 +268,9 @@ def without(name: str) -> Iterator[None]:
     try:
         if name in NEUTRAL:
             at = formula.NAMES.index(name)
-            for one, value in zip(arrays, (NEUTRAL[name], *[0.0] * len(formula.LEVELS)), strict=True):
+            for one, value in zip(
+                arrays, (NEUTRAL[name], *[0.0] * len(formula.LEVELS)), strict=True
+            ):
                 one[at] = value
         elif name == "residual":
             levels.SPREADS[:2] = 1e-3
@@ -259,7 +293,9 @@ def ablations(bench: Bench, wanted: list[str], *, draws: int) -> pd.DataFrame:
         with without(name):
             scored = pd.concat([bench.score(group) for group in asked], ignore_index=True)
         found[name or "everything"] = figures(scored, ["kind", "table"])["mean"].unstack(0).mean()
-        typer.echo(f"  {name or 'everything'}: " + str(found[name or "everything"].round(2).to_dict()))
+        typer.echo(
+            f"  {name or 'everything'}: " + str(found[name or "everything"].round(2).to_dict())
+        )
     table = pd.DataFrame(found).T
     return pd.concat([table.iloc[:1], table.iloc[1:] - table.iloc[0]])
 
@@ -285,17 +321,26 @@ def choices_across_kinds(bench: Bench) -> Iterator[tuple[str, pd.DataFrame]]:
         data = bench.data(np.ones(len(bench.runs), dtype=bool))
         found = [one for _, _, one in contests(data, devices, _PRICES, pilots=pilots, seed=0)]
         for what, table in scores(found, seed=0):
-            yield f"{len(found)} global batches, each workload held out, {pilots} recommended pilots: {what}", table
+            yield (
+                f"{len(found)} global batches, each workload held out, {pilots} recommended pilots: {what}",
+                table,
+            )
 
 
 def held_out(
     folder: Annotated[Path, typer.Option(help="Where the measured data are.")] = DATA,
-    final: Annotated[bool, typer.Option(help="The groups of the final score: five looks in all.")] = False,
+    final: Annotated[
+        bool, typer.Option(help="The groups of the final score: five looks in all.")
+    ] = False,
     draws: Annotated[int, typer.Option(min=1, help="Draws of pilots and of twelve rows.")] = 3,
     rivals: Annotated[bool, typer.Option(help="The mean errors of other models too.")] = False,
     ablate: Annotated[bool, typer.Option("--ablations", help="What each term adds.")] = False,
-    choices: Annotated[bool, typer.Option("--choices", help="What is chosen among the kinds.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")] = None,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="What is chosen among the kinds.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")
+    ] = None,
 ) -> None:
     """Errors and interval coverage on groups held out, beside their targets."""
     if not (folder / "training_runs_gpus.csv").exists():

@@ -20,24 +20,57 @@ SEED, DRAWS, RANDOM_ROWS, PILOTS = 20261123, 10, 12, 3
 NEIGHBOUR_DRAWS, NEIGHBOUR_PART = 3, 0.2
 # The machines that the measurements are from, by kind.
 T4, RTX, V100 = "g4dn.12xlarge", "onprem.8x2080ti", "nd40rs.v2"
-BERT, NEUMF, RESNET18, RESNET50 = "bert-base-squad", "neumf-movielens", "resnet18-cifar10", "resnet50-imagenet"
+BERT, NEUMF, RESNET18, RESNET50 = (
+    "bert-base-squad",
+    "neumf-movielens",
+    "resnet18-cifar10",
+    "resnet50-imagenet",
+)
 # One cell of each workload, every kind among them; and seven of the 21 GPU kinds: drawn once by `default_rng(SEED)`,
 # cells first, and written down here by name.
 FINAL_CELLS = frozenset({(BERT, V100), (NEUMF, T4), (RESNET18, RTX), (RESNET50, T4)})
 CHOOSING_CELLS = (
-    frozenset((workload, kind) for workload in (BERT, NEUMF, RESNET18, RESNET50) for kind in (T4, RTX, V100))
+    frozenset(
+        (workload, kind)
+        for workload in (BERT, NEUMF, RESNET18, RESNET50)
+        for kind in (T4, RTX, V100)
+    )
     - FINAL_CELLS
 )
 # GPU kinds of the one-machine table, all their forms and memories together.
 FINAL_GPUS = frozenset({"2070", "4090", "A40", "A6000", "GH200", "QuadroRTX8000", "TitanRTX"})
 CHOOSING_GPUS = frozenset(
-    {"1080Ti", "2080", "2080Super", "2080Ti", "3070", "3090", "A4000", "A4500", "A5000", "A5500", "H100"}
+    {
+        "1080Ti",
+        "2080",
+        "2080Super",
+        "2080Ti",
+        "3070",
+        "3090",
+        "A4000",
+        "A4500",
+        "A5000",
+        "A5500",
+        "H100",
+    }
     | {"QuadroRTX5000", "QuadroRTX6000", "V100"}
 )
 # Devices of the largest cluster known, and of those asked for.
 SIZES = ((4, 16), (8, 16))
 
-NEIGHBOURS, ALONE, ONE_BATCH, OWN_CHOICE, TWELVE, KIND, KIND_PILOTS, LARGER, EVERYWHERE, NEW_GPU, ONE_GPU = (
+(
+    NEIGHBOURS,
+    ALONE,
+    ONE_BATCH,
+    OWN_CHOICE,
+    TWELVE,
+    KIND,
+    KIND_PILOTS,
+    LARGER,
+    EVERYWHERE,
+    NEW_GPU,
+    ONE_GPU,
+) = (
     "between neighbours",
     "workload on kind: one-device rows",
     "workload on kind: three pilots at one batch",
@@ -101,11 +134,22 @@ def groups(runs: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> It
     ranks, machines = runs["ranks"].to_numpy(), runs["machines"].to_numpy()
     alone = ranks == 1
     judged = np.array([pair in cells for pair in zip(workload, kind, strict=True)])
-    setup = pd.factorize(runs["workload"] + runs["cluster"] + runs["layout"] + runs["batch"].astype(str))[0]
+    setup = pd.factorize(
+        runs["workload"] + runs["cluster"] + runs["layout"] + runs["batch"].astype(str)
+    )[0]
 
-    def group(table: str, name: str, known: BoolArray, asked: BoolArray, draw: int = 0, choose: int = 0) -> Group:
+    def group(
+        table: str, name: str, known: BoolArray, asked: BoolArray, draw: int = 0, choose: int = 0
+    ) -> Group:
         seen = np.isin(setup, setup[known & ~asked])
-        return Group(table=table, name=name, draw=draw, known=known & ~asked, asked=asked & ~seen, choose=choose)
+        return Group(
+            table=table,
+            name=name,
+            draw=draw,
+            known=known & ~asked,
+            asked=asked & ~seen,
+            choose=choose,
+        )
 
     for draw in range(min(draws, NEIGHBOUR_DRAWS)):
         taken = np.random.default_rng([SEED, draw]).random(setup.max() + 1)[setup] < NEIGHBOUR_PART
@@ -129,7 +173,9 @@ def groups(runs: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> It
         own = (kind == one) & ~alone
         yield group(KIND, one, ~own, own & judged)
         for name in sorted({workload for workload, kind in CHOOSING_CELLS | FINAL_CELLS}):
-            for draw, pilots in enumerate(_pilots(runs, own & (workload == name), f"{one} by {name}")[: min(draws, 3)]):
+            for draw, pilots in enumerate(
+                _pilots(runs, own & (workload == name), f"{one} by {name}")[: min(draws, 3)]
+            ):
                 yield group(KIND_PILOTS, one, ~own | pilots, own & judged & ~pilots, draw)
     for most, size in SIZES:
         for one in sorted({own for _, own in cells}):
@@ -152,7 +198,9 @@ def gpu_groups(table: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) 
             random = np.random.default_rng([SEED, zlib.crc32(f"{one} {name}".encode())])
             for draw, only in enumerate(random.permutation(others)[: min(draws, 3)]):
                 known = ~asked & ((network != name) | (gpu == only))
-                yield Group(table=ONE_GPU, name=one, draw=draw, known=known, asked=asked & (network == name))
+                yield Group(
+                    table=ONE_GPU, name=one, draw=draw, known=known, asked=asked & (network == name)
+                )
 
 
 def _pilots(runs: pd.DataFrame, own: BoolArray, label: str) -> list[BoolArray]:

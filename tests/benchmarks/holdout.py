@@ -27,7 +27,9 @@ from warehouse.reads import training_frames
 
 
 def holdout(
-    count: Annotated[int, typer.Option(min=1)] = 110, seed: int = 2026, max_hosts: Annotated[int, typer.Option()] = 4
+    count: Annotated[int, typer.Option(min=1)] = 110,
+    seed: int = 2026,
+    max_hosts: Annotated[int, typer.Option()] = 4,
 ) -> None:
     """Draw, measure, compare; prints errors and interval coverage, the champion's beside two baselines."""
     here = open_workspace("local")
@@ -56,14 +58,19 @@ def holdout(
     )
     trial_id = f"holdout-{new_refresh_id(datetime.now(UTC))}"
     with reporting_to(live_reporter()):
-        measured = measure_all(here, [launch_of(*one, "setup drawn to judge the champion") for one in drawn], trial_id)
+        measured = measure_all(
+            here, [launch_of(*one, "setup drawn to judge the champion") for one in drawn], trial_id
+        )
     if measured.empty:
         raise typer.BadParameter("nothing was measured: the lines above say why")
     compared = compare(champion.model, data, measured)
     folder = here.home / "trials"
     folder.mkdir(exist_ok=True)
     compared.to_csv(folder / f"{trial_id}.csv", index=False)
-    print_frame(summary(compared), f"{len(compared)} setups never measured, champion version {champion.version}")
+    print_frame(
+        summary(compared),
+        f"{len(compared)} setups never measured, champion version {champion.version}",
+    )
 
 
 if __name__ == "__main__":

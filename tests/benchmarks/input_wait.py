@@ -83,7 +83,12 @@ def settings(slow: int) -> str:
     """srift.toml of the four workloads, on the local types of this project's own."""
     text = (ROOT / "srift.toml").read_text()
     types = text[text.index("[local.") : text.index("# EC2:")]
-    for name, unpacked, workers in (("fast", 1, 1), ("alone", slow, 0), ("one", slow, 1), ("two", slow, 2)):
+    for name, unpacked, workers in (
+        ("fast", 1, 1),
+        ("alone", slow, 0),
+        ("one", slow, 1),
+        ("two", slow, 2),
+    ):
         types += (
             f'\n[workloads.{name}]\nentrypoint = "images.py:build"\nsamples = 100000\nglobal_batch = {BATCH}\n'
             f'arguments = {{ unpacked = {unpacked}, workers = {workers} }}\ngoals = [{{ goal = "cheapest" }}]\n'
@@ -93,7 +98,9 @@ def settings(slow: int) -> str:
 
 def cluster_of(here: Workspace, name: str) -> Cluster:
     """Machines on demand, by the cluster's name."""
-    offers = {one.instance_type.name: one for one in offers_of_market(current_offers(here), "on-demand")}
+    offers = {
+        one.instance_type.name: one for one in offers_of_market(current_offers(here), "on-demand")
+    }
     counted = [one.split("x", 1) for one in name.split("+")]
     return Cluster.of(*((int(count), offers[kind]) for count, kind in counted))
 
@@ -104,7 +111,9 @@ def training(here: Workspace, clusters: Iterable[str], workloads: Iterable[str])
     for name in clusters:
         cluster = cluster_of(here, name)
         nodes = tuple(range(len(cluster.members)))
-        items = [Unseen(workload=one, nodes=nodes, batches=(BATCH,) * len(nodes)) for one in workloads]
+        items = [
+            Unseen(workload=one, nodes=nodes, batches=(BATCH,) * len(nodes)) for one in workloads
+        ]
         launches.append(patient(launch_of(cluster, items, "to judge what is said of input")))
     return launches
 
@@ -134,12 +143,16 @@ def profiling(here: Workspace, names: Iterable[str], workloads: Iterable[str]) -
 def patient(launch: Launch) -> Launch:
     """With time for slow loaders."""
     est_s = launch.est_s + _ITEM_S * len(launch.items)
-    return replace(launch, est_s=est_s, est_usd=(launch.cluster.total_usd_per_hour or 0.0) * est_s / 3600)
+    return replace(
+        launch, est_s=est_s, est_usd=(launch.cluster.total_usd_per_hour or 0.0) * est_s / 3600
+    )
 
 
 def judged(model: StepTimeModel, measured: pd.DataFrame) -> pd.DataFrame:
     """A row a run: seconds measured and predicted, whether within the interval, and what limits."""
-    predicted = model.predict(measured.drop(columns=["step_s", "sync_s", "step_spread", "input_s", "taken_share"]))
+    predicted = model.predict(
+        measured.drop(columns=["step_s", "sync_s", "step_spread", "input_s", "taken_share"])
+    )
     step_s = measured["step_s"].to_numpy(float)
     free = measured[measured["workload"] == "fast"].groupby("cluster")["step_s"].median()
     longer = step_s - measured["cluster"].map(free).to_numpy(float)
@@ -167,7 +180,9 @@ def judged(model: StepTimeModel, measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(
-    slow: Annotated[int, typer.Option(min=2, help="how often a sample of a slow loader is unpacked")] = 60,
+    slow: Annotated[
+        int, typer.Option(min=2, help="how often a sample of a slow loader is unpacked")
+    ] = 60,
     seed: int = 0,
     keep: Annotated[Path | None, typer.Option(help="file to write the table to, as CSV")] = None,
 ) -> None:
@@ -182,7 +197,9 @@ def main(
         here.warehouse.migrate()
         note_definitions.fn(here, now)
         snapshot_offers.fn(here, new_refresh_id(now), now)
-        measure_all(here, [*profiling(here, PROFILED, names), *training(here, KNOWN, names)], "known")
+        measure_all(
+            here, [*profiling(here, PROFILED, names), *training(here, KNOWN, names)], "known"
+        )
         data = TrainingData(**training_frames(here.warehouse, "local"))
         if len(data.profiles) < len(names) * len(PROFILED) or len(data.runs) < len(names):
             print("too little was measured: see above")
@@ -191,7 +208,15 @@ def main(
         measured = measure_all(here, training(here, ASKED, names), "asked")
         os.chdir(ROOT)
     loaded = data.profiles[data.profiles["batch"] == BATCH]
-    columns = ["workload", "instance_type", "forward_s", "backward_s", "input_s", "load_s", "load_wait_s"]
+    columns = [
+        "workload",
+        "instance_type",
+        "forward_s",
+        "backward_s",
+        "input_s",
+        "load_s",
+        "load_wait_s",
+    ]
     print_frame(loaded[[*columns, "loader_workers"]].round(5), f"profiles at {BATCH} samples")
     known = data.runs[["workload", "cluster", "step_s", "input_s", "sync_s"]]
     print_frame(known.round(4), "learned from")

@@ -28,7 +28,14 @@ from models.planner.compression import unproven
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.workspace.workspace import Workspace
-from tests.benchmarks.choice_scores import RECOMMENDED, Chooser, Contest, judge, recommended_of, summary
+from tests.benchmarks.choice_scores import (
+    RECOMMENDED,
+    Chooser,
+    Contest,
+    judge,
+    recommended_of,
+    summary,
+)
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.setups import measured_setups
 from tests.benchmarks.trial import Unseen, launch_of
@@ -49,16 +56,21 @@ def wanted(here: Workspace, types: Sequence[str], batches: Mapping[str, int]) ->
     """A launch a cluster, of what was not measured yet; `batches` by workload a device's on MOST_HOSTS hosts."""
     launches, runs = [], training_frames(here.warehouse, "local")["runs"]
     known = {
-        (row.cluster, row.workload, row.strategy, str(row.batch_per_device)) for row in runs.itertuples(index=False)
+        (row.cluster, row.workload, row.strategy, str(row.batch_per_device))
+        for row in runs.itertuples(index=False)
     }
     for hosts, kind in product(range(1, MOST_HOSTS + 1), types):
         cluster = cluster_of(here, f"{hosts}x{kind}")
         items = []
-        for (name, batch), strategy in product(batches.items(), STRATEGIES if hosts > 1 else STRATEGIES[:1]):
+        for (name, batch), strategy in product(
+            batches.items(), STRATEGIES if hosts > 1 else STRATEGIES[:1]
+        ):
             each = batch_of(batch, hosts)
             if (cluster.name, name, strategy, str(each)) not in known:
                 named = variant(name, Mode(strategy=strategy))
-                items.append(Unseen(workload=named, nodes=tuple(range(hosts)), batches=(each,) * hosts))
+                items.append(
+                    Unseen(workload=named, nodes=tuple(range(hosts)), batches=(each,) * hosts)
+                )
         if items:
             launch = launch_of(cluster, items, "to judge the choice of machines and strategy")
             launches.append(replace(launch, est_s=2 * launch.est_s))
@@ -66,7 +78,12 @@ def wanted(here: Workspace, types: Sequence[str], batches: Mapping[str, int]) ->
 
 
 def contests(
-    data: TrainingData, usd_per_hour: Mapping[str, float], batches: Mapping[str, int], *, known: int, seed: int
+    data: TrainingData,
+    usd_per_hour: Mapping[str, float],
+    batches: Mapping[str, int],
+    *,
+    known: int,
+    seed: int,
 ) -> Iterator[tuple[str, Contest, BoolArray]]:
     """(workload, contest, which of its setups the planner may choose), for each choice of `known` types."""
     runs = data.runs.reset_index(drop=True)
@@ -76,7 +93,11 @@ def contests(
     at_batch = np.array([MOST_HOSTS * batches[name] for name in names]) == layout.samples
     for workload, kinds in product(batches, combinations(usd_per_hour, known)):
         own = names == workload
-        taught = own & at_batch & runs["cluster"].isin([f"{_KNOWN_HOSTS}x{kind}" for kind in kinds]).to_numpy()
+        taught = (
+            own
+            & at_batch
+            & runs["cluster"].isin([f"{_KNOWN_HOSTS}x{kind}" for kind in kinds]).to_numpy()
+        )
         model = fit(replace(data, runs=runs[~own | (layout.ranks == 1) | taught]), seed=seed)
         rivals = measured_setups(runs[own & at_batch], {}, usd_per_hour)
         frame = rivals.frame()
@@ -97,8 +118,12 @@ def choosers(contest: Contest, allowed: BoolArray) -> dict[str, Chooser]:
     used = np.array([one.strategy for one in contest.setups])
     alone = np.array([len(one.layout) == 1 for one in contest.setups])
     found: dict[str, Chooser] = {RECOMMENDED: partial(recommended_of, allowed)}
-    found |= {f"{one} everywhere": partial(recommended_of, (used == one) | alone) for one in STRATEGIES}
-    return found | {"compressed without proof": partial(recommended_of, np.ones(len(used), dtype=bool))}
+    found |= {
+        f"{one} everywhere": partial(recommended_of, (used == one) | alone) for one in STRATEGIES
+    }
+    return found | {
+        "compressed without proof": partial(recommended_of, np.ones(len(used), dtype=bool))
+    }
 
 
 def without_constraint(contest: Contest, made: Mapping[str, Chooser]) -> pd.DataFrame:
@@ -109,12 +134,21 @@ def without_constraint(contest: Contest, made: Mapping[str, Chooser]) -> pd.Data
         picks = chooser(contest, [Goal(goal="cheapest"), Goal(goal="fastest")])
         for kind, aim, pick in zip(("cheapest", "fastest"), (usd, hours), picks, strict=True):
             regret = np.nan if pick is None else aim[pick] / aim.min() - 1
-            rows.append((kind, name, pick is not None, pick is not None, regret, 0.0, np.log1p(regret)))
-    return pd.DataFrame(rows, columns=["kind", "chooser", "answered", "met", "regret", "over", "lost"])
+            rows.append(
+                (kind, name, pick is not None, pick is not None, regret, 0.0, np.log1p(regret))
+            )
+    return pd.DataFrame(
+        rows, columns=["kind", "chooser", "answered", "met", "regret", "over", "lost"]
+    )
 
 
 def scores(
-    data: TrainingData, usd_per_hour: Mapping[str, float], batches: Mapping[str, int], *, known: int, seed: int
+    data: TrainingData,
+    usd_per_hour: Mapping[str, float],
+    batches: Mapping[str, int],
+    *,
+    known: int,
+    seed: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Regret and misses of each chooser by kind of question; the same of the planner by workload."""
     judged = []

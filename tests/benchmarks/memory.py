@@ -31,7 +31,11 @@ from tests.benchmarks.ranks import served
 
 HOST = "host"  # the type of machine that all processes are
 MOST_MEDIAN, MOST_UNDER, UNDER = 0.10, 0.01, 0.05
-_STEPS: dict[str, Any] = {"warmup_steps": 1, "least_steps": 1, "most_steps": 1}  # the second has all states
+_STEPS: dict[str, Any] = {
+    "warmup_steps": 1,
+    "least_steps": 1,
+    "most_steps": 1,
+}  # the second has all states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,26 +56,47 @@ SIZED = (
         layered=True,
     ),
     Sized(name="residual_cnn", arguments={"width": 96}, batches=(2, 4, 8), layered=True),
-    Sized(name="wide_mlp", arguments={"features": 1024, "width": 3072}, batches=(64, 128, 256), layered=False),
+    Sized(
+        name="wide_mlp",
+        arguments={"features": 1024, "width": 3072},
+        batches=(64, 128, 256),
+        layered=False,
+    ),
     Sized(name="recommender", arguments={"rows": 60000}, batches=(64, 128, 256), layered=False),
 )
 
 
-def measured(sized: Sized, ranks: list[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+def measured(
+    sized: Sized, ranks: list[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """Rows of profiles, rows of runs of several ranks, and facts of the workload."""
     profiles: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     facts: dict[str, Any] = {"workload": sized.name}
     workload = WorkloadFile(
-        name=sized.name, digest=sized.name, file=f"{sized.name}.py", function="build", arguments=dict(sized.arguments)
+        name=sized.name,
+        digest=sized.name,
+        file=f"{sized.name}.py",
+        function="build",
+        arguments=dict(sized.arguments),
     )
-    plain: dict[str, Any] = {"run_id": "", "nodes": [0], "workload": sized.name, "batches": list(sized.batches)}
-    for precision, switches in product(("fp32", "bf16"), ("none", "checkpointing") if sized.layered else ("none",)):
+    plain: dict[str, Any] = {
+        "run_id": "",
+        "nodes": [0],
+        "workload": sized.name,
+        "batches": list(sized.batches),
+    }
+    for precision, switches in product(
+        ("fp32", "bf16"), ("none", "checkpointing") if sized.layered else ("none",)
+    ):
         mode: dict[str, Any] = {"precision": precision, "switches": switches}
         profiled = Item(**plain, **mode, kind="profile")
         (served_row,) = served(workload, [profiled], world=1)
         if switches == "none":
-            facts |= {name: served_row[name] for name in ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")}
+            facts |= {
+                name: served_row[name]
+                for name in ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")
+            }
         for row in served_row["rows"]:
             profiles.append({"workload": sized.name, "instance_type": HOST, **mode, **row})
         for world in ranks:
@@ -91,14 +116,21 @@ def measured(sized: Sized, ranks: list[int]) -> tuple[list[dict[str, Any]], list
             ]
             for item, values in zip(trained, served(workload, trained, world=world), strict=True):
                 runs.append(
-                    {"workload": sized.name, "ranks": world, "batch": item.batches[0], "steps": item.accumulation_steps}
+                    {
+                        "workload": sized.name,
+                        "ranks": world,
+                        "batch": item.batches[0],
+                        "steps": item.accumulation_steps,
+                    }
                     | {**mode, "strategy": item.strategy, "peak_bytes": values["peak_bytes"]}
                 )
                 print(runs[-1], flush=True)
     return profiles, runs, facts
 
 
-def predicted(profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.float64]]:
+def predicted(
+    profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """(runs,) peak bytes by what ships, from the profiles and facts alone."""
     modes = [variant(name, mode) for name in facts["workload"] for mode in MODES]
     nothing = pd.DataFrame()
@@ -109,14 +141,19 @@ def predicted(profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame) -
         read_setups(pd.DataFrame(columns=["workload", "cluster", "batch_per_device"]), {}),
         {},
         **{
-            name: dict(zip(data.workloads["workload"], data.workloads[name].astype(float), strict=True))
+            name: dict(
+                zip(data.workloads["workload"], data.workloads[name].astype(float), strict=True)
+            )
             for name in ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")
         },
     )
     named = variants_of(runs)
     asked = zip(named, runs["batch"], runs["ranks"], runs["steps"] > 1, strict=True)
     return np.array(
-        [model.peak_bytes(name, HOST, batch, ranks, accumulates=several) for name, batch, ranks, several in asked]
+        [
+            model.peak_bytes(name, HOST, batch, ranks, accumulates=several)
+            for name, batch, ranks, several in asked
+        ]
     )
 
 
@@ -152,7 +189,9 @@ def main(
     ranks: Annotated[list[int], typer.Option(help="processes that train together")] = [2, 4],  # noqa: B006
     only: Annotated[list[str], typer.Option(help="workloads, by their files' names")] = [],  # noqa: B006
     keep: Annotated[Path | None, typer.Option(help="file to write what was measured to")] = None,
-    again: Annotated[Path | None, typer.Option(help="such a file: predict it again, and measure nothing")] = None,
+    again: Annotated[
+        Path | None, typer.Option(help="such a file: predict it again, and measure nothing")
+    ] = None,
 ) -> None:
     """Print the table."""
     if again is not None:

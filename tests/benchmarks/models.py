@@ -46,7 +46,9 @@ def speeds(data: TrainingData, *, repeats: int, seed: int, large: int = _LARGE) 
     does; predictions too, and as many as there are cores, as a program that pulls the model does unless it sets that.
     Nothing is left behind.
     """
-    setups = data.runs.drop(columns=["step_s", "sync_s", "step_spread"], errors="ignore").reset_index(drop=True)
+    setups = data.runs.drop(
+        columns=["step_s", "sync_s", "step_spread"], errors="ignore"
+    ).reset_index(drop=True)
     many = setups.iloc[np.resize(np.arange(len(setups)), _MANY)].reset_index(drop=True)
     with one_thread():
         model = fit(data, seed=seed)
@@ -55,10 +57,19 @@ def speeds(data: TrainingData, *, repeats: int, seed: int, large: int = _LARGE) 
         found.append(("fit", large, _timed(lambda: fit(grown, seed=seed), 1)))
     with tempfile.TemporaryDirectory(prefix="srift-speed-") as folder:
         provenance = Provenance(
-            training_digest="speed", training_rows=len(data.runs), code_commit="", seed=seed, refresh_id="speed"
+            training_digest="speed",
+            training_rows=len(data.runs),
+            code_commit="",
+            seed=seed,
+            refresh_id="speed",
         )
         version = log_challenger(
-            Path(folder), model.provider, model, scoreboard=pd.DataFrame(), card="speed", provenance=provenance
+            Path(folder),
+            model.provider,
+            model,
+            scoreboard=pd.DataFrame(),
+            card="speed",
+            provenance=provenance,
         )
         promote(Path(folder), model.provider, version, "to be asked")
         served = load_served(Path(folder), model.provider)
@@ -69,7 +80,9 @@ def speeds(data: TrainingData, *, repeats: int, seed: int, large: int = _LARGE) 
         cores = len(os.sched_getaffinity(0))
         title = f"predictions, {cores} threads"
         found.append((title, len(many), _timed(partial(served.predict, many), repeats)))
-    rows = [(what, count, float(np.median(seconds)), max(seconds)) for what, count, seconds in found]
+    rows = [
+        (what, count, float(np.median(seconds)), max(seconds)) for what, count, seconds in found
+    ]
     return pd.DataFrame(rows, columns=["what", "rows", "median_s", "most_s"])
 
 
@@ -78,12 +91,18 @@ def _grown(runs: pd.DataFrame, many: int, *, seed: int) -> pd.DataFrame:
     copies = runs.iloc[np.resize(np.arange(len(runs)), many)].reset_index(drop=True)
     more = np.arange(many) // max(len(runs), 1)
     parsed = [
-        parse_numbers(str(one), 1 + str(one).count("+"), "batch_per_device") for one in copies["batch_per_device"]
+        parse_numbers(str(one), 1 + str(one).count("+"), "batch_per_device")
+        for one in copies["batch_per_device"]
     ]
-    batches = [joined(tuple(one + extra for one in own)) for own, extra in zip(parsed, more.tolist(), strict=True)]
+    batches = [
+        joined(tuple(one + extra for one in own))
+        for own, extra in zip(parsed, more.tolist(), strict=True)
+    ]
     noise = np.exp(np.random.default_rng(seed).normal(0, 0.03, many))
     longer = copies["step_s"].to_numpy(float) * (1 + 0.01 * more) * noise
-    return copies.assign(batch_per_device=batches, step_s=longer, run_id=[f"grown-{at}" for at in range(many)])
+    return copies.assign(
+        batch_per_device=batches, step_s=longer, run_id=[f"grown-{at}" for at in range(many)]
+    )
 
 
 def _timed(work: Callable[[], object], repeats: int) -> list[float]:
@@ -100,17 +119,26 @@ RIVALS = {"textbook": predict_textbook, "trees": predict_trees_alone}
 
 def bench_models(
     file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
-    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
-    catalogue: Annotated[Path | None, typer.Option(help="Instance types: devices, vCPUs, network.")] = None,
+    workloads: Annotated[
+        Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")
+    ] = None,
+    catalogue: Annotated[
+        Path | None, typer.Option(help="Instance types: devices, vCPUs, network.")
+    ] = None,
     seed: int = 2026,
     only: Annotated[
-        str, typer.Option(help="A split by its name, such as 'larger clusters', or 'choices', or 'speeds'.")
+        str,
+        typer.Option(
+            help="A split by its name, such as 'larger clusters', or 'choices', or 'speeds'."
+        ),
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Where to write every prediction, CSV.")] = None,
 ) -> None:
     """Every split, ours and the rivals'; nothing is chosen by what comes out."""
     data, devices = read_training(file, workloads=workloads, catalogue=catalogue)
-    print_frame(placements(data.runs), "noise floor: rows that differ only in the order of their machines")
+    print_frame(
+        placements(data.runs), "noise floor: rows that differ only in the order of their machines"
+    )
     print_frame(neighbours(data.runs), "noise floor: rows against their neighbours in batch")
     prices = read_prices(catalogue) if catalogue is not None else {}
     chosen = [one for one in splits(data.runs, devices, seed=seed) if only in ("", one.name)]
@@ -119,7 +147,10 @@ def bench_models(
     if chosen:
         with one_thread():
             scored = pd.concat(
-                side_by_side(partial(ask, data, rivals=RIVALS, devices=devices, seed=seed, usd=prices), chosen)
+                side_by_side(
+                    partial(ask, data, rivals=RIVALS, devices=devices, seed=seed, usd=prices),
+                    chosen,
+                )
             )
         if out is not None:
             scored.to_csv(out, index_label="row")
@@ -127,7 +158,9 @@ def bench_models(
         print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
         print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
     if only in ("", SPEEDS):
-        print_frame(speeds(data, repeats=3, seed=seed), "seconds; predictions through the registered model")
+        print_frame(
+            speeds(data, repeats=3, seed=seed), "seconds; predictions through the registered model"
+        )
     for pilots in (0, 3) if only in ("", CHOICES) else ():
         found = [one for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]
         for what, table in scores(found, seed=seed) if found else ():

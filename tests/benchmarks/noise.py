@@ -47,14 +47,22 @@ def spreads(runs: pd.DataFrame) -> pd.DataFrame:
                 **dict(zip(SETUP, setup, strict=True)),
                 "runs": len(own),
                 "median_s": float(own["step_s"].median()),
-                "in_launch": _deviation(own.groupby("launch")["step_s"].transform("median"), own["step_s"]),
-                "between_launches": _deviation(launches.groupby("trial").transform("median"), launches),
-                "between_trials": _deviation(trials.median(), trials) if len(trials) > 1 else float("nan"),
+                "in_launch": _deviation(
+                    own.groupby("launch")["step_s"].transform("median"), own["step_s"]
+                ),
+                "between_launches": _deviation(
+                    launches.groupby("trial").transform("median"), launches
+                ),
+                "between_trials": _deviation(trials.median(), trials)
+                if len(trials) > 1
+                else float("nan"),
             }
         )
     table = pd.DataFrame(found)
     figures = ["in_launch", "between_launches", "between_trials"]
-    return pd.concat([table, pd.DataFrame([{"workload": "all", **table[figures].mean()}])], ignore_index=True)
+    return pd.concat(
+        [table, pd.DataFrame([{"workload": "all", **table[figures].mean()}])], ignore_index=True
+    )
 
 
 def at_reference_speed(runs: pd.DataFrame) -> pd.DataFrame:
@@ -66,7 +74,12 @@ def at_reference_speed(runs: pd.DataFrame) -> pd.DataFrame:
     """
     nothing = pd.DataFrame()
     data = TrainingData(
-        runs=runs, profiles=nothing, buckets=nothing, probes=nothing, workloads=nothing, instance_types=nothing
+        runs=runs,
+        profiles=nothing,
+        buckets=nothing,
+        probes=nothing,
+        workloads=nothing,
+        instance_types=nothing,
     )
     nominal = at_nominal_speed(data).runs
     found = [{"runs at": "the speed they had", **_pooled(runs)}]
@@ -75,16 +88,28 @@ def at_reference_speed(runs: pd.DataFrame) -> pd.DataFrame:
         shift = np.log(runs["step_s"].to_numpy(float) / nominal["step_s"].to_numpy(float))
         beta = np.nansum(shift * slow) / np.nansum(slow**2)
         found.append(
-            {"runs at": "nominal speed", **_pooled(nominal), "beta": beta, "reference": float(np.nanstd(slow))}
+            {
+                "runs at": "nominal speed",
+                **_pooled(nominal),
+                "beta": beta,
+                "reference": float(np.nanstd(slow)),
+            }
         )
     return pd.DataFrame(found)
 
 
 def _pooled(runs: pd.DataFrame) -> dict[str, float]:
     again = runs[runs.groupby(SETUP)["step_s"].transform("size") > 1]
-    pooled = spreads(runs).iloc[-1][["in_launch", "between_launches", "between_trials"]].astype(float).to_dict()
+    pooled = (
+        spreads(runs)
+        .iloc[-1][["in_launch", "between_launches", "between_trials"]]
+        .astype(float)
+        .to_dict()
+    )
     about = _deviation(again.groupby(SETUP)["step_s"].transform("median"), again["step_s"])
-    return {"runs": len(again), "about_setup": about} | {str(name): float(value) for name, value in pooled.items()}
+    return {"runs": len(again), "about_setup": about} | {
+        str(name): float(value) for name, value in pooled.items()
+    }
 
 
 def between(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +120,12 @@ def between(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     first, second = (runs.groupby(SETUP)["step_s"].median() for runs in (before, after))
     ratio = (second / first).dropna()
     away = (ratio - 1.0).abs()
-    figures = {"ratio": ratio.median(), "median": away.median(), "mean": away.mean(), "p90": away.quantile(0.9)}
+    figures = {
+        "ratio": ratio.median(),
+        "median": away.median(),
+        "mean": away.mean(),
+        "p90": away.quantile(0.9),
+    }
     return pd.DataFrame([{"setups": len(ratio), **figures}])
 
 
@@ -112,15 +142,25 @@ def placements(runs: pd.DataFrame) -> pd.DataFrame:
         gaps: list[float] = []
         for _, equal in own.groupby(["cluster", "kind", "batch_per_device", "accumulation_steps"]):
             logs = np.log(equal["step_s"].to_numpy(float))
-            gaps += list(np.abs(logs[:, None] - logs[None, :])[np.triu_indices(len(logs), 1)] / np.sqrt(2))
+            gaps += list(
+                np.abs(logs[:, None] - logs[None, :])[np.triu_indices(len(logs), 1)] / np.sqrt(2)
+            )
         if gaps:
-            figures = {"mean": np.mean(gaps), "median": np.median(gaps), "p90": np.quantile(gaps, 0.9)}
+            figures = {
+                "mean": np.mean(gaps),
+                "median": np.median(gaps),
+                "p90": np.quantile(gaps, 0.9),
+            }
             found.append({"workload": workload, "pairs": len(gaps), "rows": len(own), **figures})
     table = pd.DataFrame(found, columns=["workload", "pairs", "rows", "mean", "median", "p90"])
     pooled = (
-        {name: np.average(table[name], weights=table["rows"]) for name in ("mean", "median", "p90")} if found else {}
+        {name: np.average(table[name], weights=table["rows"]) for name in ("mean", "median", "p90")}
+        if found
+        else {}
     )
-    whole = pd.DataFrame([{"workload": "all", "pairs": table["pairs"].sum(), "rows": table["rows"].sum(), **pooled}])
+    whole = pd.DataFrame(
+        [{"workload": "all", "pairs": table["pairs"].sum(), "rows": table["rows"].sum(), **pooled}]
+    )
     return pd.concat([table, whole], ignore_index=True)
 
 
@@ -129,7 +169,9 @@ def neighbours(runs: pd.DataFrame) -> pd.DataFrame:
 
     With t the place between them the difference has 1 + t^2 + (1 - t)^2 times one row's variance; bends are in it too.
     """
-    rows = runs.assign(batch=runs["batch_per_device"].astype(str).str.split("+").str[0].astype(float))
+    rows = runs.assign(
+        batch=runs["batch_per_device"].astype(str).str.split("+").str[0].astype(float)
+    )
     found = []
     for workload, own in rows.groupby("workload", sort=True):
         gaps: list[float] = []
@@ -139,7 +181,9 @@ def neighbours(runs: pd.DataFrame) -> pd.DataFrame:
             if len(x) < 3:
                 continue
             t = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
-            gaps += list((y[1:-1] - (1 - t) * y[:-2] - t * y[2:]) / np.sqrt(1 + t**2 + (1 - t) ** 2))
+            gaps += list(
+                (y[1:-1] - (1 - t) * y[:-2] - t * y[2:]) / np.sqrt(1 + t**2 + (1 - t) ** 2)
+            )
         away = np.abs(np.array(gaps) - np.median(gaps)) if gaps else np.array([np.nan])
         figures = {"mean": away.mean(), "median": np.median(away), "p90": np.quantile(away, 0.9)}
         found.append({"workload": workload, "rows": len(own), **figures})
@@ -172,7 +216,10 @@ def noise(
     """
     here = open_workspace("local")
     if against is not None:
-        print_frame(between(runs_of_home(against), runs_of_home(here.home)), f"setups also measured in {against}")
+        print_frame(
+            between(runs_of_home(against), runs_of_home(here.home)),
+            f"setups also measured in {against}",
+        )
         return
     if stored:
         report(here.home)
@@ -183,10 +230,16 @@ def noise(
         if not here.fits(Cluster(members=(offer,) * hosts))
     }
     if not uniform or type_name not in {"", *uniform}:
-        raise typer.BadParameter(f"{hosts} hosts of type {type_name!r}: {nearest_names(type_name, uniform)}")
+        raise typer.BadParameter(
+            f"{hosts} hosts of type {type_name!r}: {nearest_names(type_name, uniform)}"
+        )
     cluster = uniform[type_name or min(uniform)]
     items = [
-        Unseen(workload=w.name, nodes=nodes, batches=split_by_cores([1.0] * len(nodes), w.global_batch_least))
+        Unseen(
+            workload=w.name,
+            nodes=nodes,
+            batches=split_by_cores([1.0] * len(nodes), w.global_batch_least),
+        )
         for _ in range(repeats)
         for w in here.measurable
         for nodes in ((0,), tuple(range(hosts)))

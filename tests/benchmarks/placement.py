@@ -65,8 +65,12 @@ class Network:
         """(m,) of `rounds` in each of `orders` (m, n): of a ring, where each sends to the next, or of exchanges."""
         total = np.zeros(len(orders))
         for one in rounds:
-            senders, receivers = (orders[:, list(places)] for places in zip(*one.places, strict=True))
-            round_s = (self.latency_s[senders, receivers] + one.bytes / self.rate[senders, receivers]).max(axis=1)
+            senders, receivers = (
+                orders[:, list(places)] for places in zip(*one.places, strict=True)
+            )
+            round_s = (
+                self.latency_s[senders, receivers] + one.bytes / self.rate[senders, receivers]
+            ).max(axis=1)
             if np.isfinite(self.uplink):
                 both = len(one.places) < orders.shape[1]  # of an exchange, both ways are in use
                 source, target = self.rack[senders], self.rack[receivers]
@@ -81,7 +85,9 @@ class Network:
     def measured(self, seed: int) -> list[Links]:
         """SWEEPS of links as machines would measure them, with NOISE."""
         draw = np.random.default_rng(seed)
-        byte_s = 1 / np.minimum(self.rate, np.where(self.rack[:, None] == self.rack, np.inf, self.uplink))
+        byte_s = 1 / np.minimum(
+            self.rate, np.where(self.rack[:, None] == self.rack, np.inf, self.uplink)
+        )
         slowest = sorted(combinations(range(len(self.rate)), 2), key=lambda pair: -byte_s[pair])
         apart: list[tuple[int, int]] = []
         for pair in slowest:
@@ -97,7 +103,10 @@ class Network:
             found = np.triu(values * np.exp(NOISE * draw.standard_normal(values.shape)), 1)
             return found + found.T
 
-        return [Links(latency_s=noisy(self.latency_s), byte_s=noisy(byte_s), sharing=sharing) for _ in range(SWEEPS)]
+        return [
+            Links(latency_s=noisy(self.latency_s), byte_s=noisy(byte_s), sharing=sharing)
+            for _ in range(SWEEPS)
+        ]
 
 
 def networks(seeds: Iterable[int]) -> list[Network]:
@@ -142,12 +151,22 @@ def orders_of(found: Sequence[Network]) -> pd.DataFrame:
         for kind, traffic in TRAFFIC.items():
             rounds = traffic(len(one.rate), SIZE)
             choice = choose(sweeps, rounds)
-            asked = [choice.order, searched(middle, rounds), breadth_first(middle), tuple(range(len(one.rate)))]
+            asked = [
+                choice.order,
+                searched(middle, rounds),
+                breadth_first(middle),
+                tuple(range(len(one.rate))),
+            ]
             chosen_s, searched_s, breadth_s, comes_s = one.seconds_of(rounds, np.array(asked))
             best_s = one.seconds_of(rounds, every).min()
             row = {"network": one.name, "traffic": kind, "over_best": chosen_s / best_s - 1}
-            row |= {"searched_over_best": searched_s / best_s - 1, "breadth_first": breadth_s / chosen_s}
-            rows.append(row | {"as_they_come": comes_s / chosen_s, "changed": choice.order != asked[-1]})
+            row |= {
+                "searched_over_best": searched_s / best_s - 1,
+                "breadth_first": breadth_s / chosen_s,
+            }
+            rows.append(
+                row | {"as_they_come": comes_s / chosen_s, "changed": choice.order != asked[-1]}
+            )
     return pd.DataFrame(rows)
 
 
@@ -167,7 +186,10 @@ def host_networks(seed: int) -> list[Hosts]:
     draw = np.random.default_rng(seed)
     alike, one_rack = (0.4,) * MACHINES, (0,) * MACHINES
     racks = [tuple(int(one) for one in draw.permutation(MACHINES) % many) for many in (2, 3)]
-    apart = tuple((*pair, float(0.2 * np.exp(draw.normal(0.0, 0.7)))) for pair in combinations(range(MACHINES), 2))
+    apart = tuple(
+        (*pair, float(0.2 * np.exp(draw.normal(0.0, 0.7))))
+        for pair in combinations(range(MACHINES), 2)
+    )
     late = int(draw.integers(MACHINES))
     slow = tuple(0.1 if host == late else 0.4 for host in range(MACHINES))
     return [
@@ -185,10 +207,17 @@ def rewired(hosts: Hosts) -> str:
     shaped = f"tbf rate {hosts.uplink_gbps * 1000:g}mbit burst 65536b latency 50ms"
     for rack in racks if len(racks) > 1 else ():
         lines += [f"ip link add r{rack} type bridge", f"ip link set r{rack} up"]
-        lines += [f"ip link add u{rack} type veth peer name d{rack}", f"ip link set u{rack} master br0 up"]
+        lines += [
+            f"ip link add u{rack} type veth peer name d{rack}",
+            f"ip link set u{rack} master br0 up",
+        ]
         lines += [f"ip link set d{rack} master r{rack} up"]
         lines += [f"tc qdisc add dev {end}{rack} root {shaped}" for end in "ud"]
-        lines += [f"ip link set h{index} master r{rack}" for index, own in enumerate(hosts.rack) if own == rack]
+        lines += [
+            f"ip link set h{index} master r{rack}"
+            for index, own in enumerate(hosts.rack)
+            if own == rack
+        ]
     for index in range(len(hosts.rack)) if hosts.pairs_gbps else ():
         lines += [f"tc qdisc replace dev h{index} root handle 1: htb default 99"]
         for one, other, gbps in hosts.pairs_gbps:
@@ -212,7 +241,11 @@ def on_hosts(hosts: Hosts, seed: int) -> dict[str, Any]:
     isolation = local_network.detect()
     if not isolation.namespaces:
         raise OSError(f"no hosts: {isolation.why_not}")
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     with TemporaryDirectory() as folder:
         answer, log = Path(folder) / "answer.json", Path(folder) / "host.log"
         switch = local_network.start_switch(isolation, environment, Path(folder) / "switch.log")
@@ -220,11 +253,24 @@ def on_hosts(hosts: Hosts, seed: int) -> dict[str, Any]:
         try:
             for rank, gbps in enumerate(hosts.gbps):
                 task = {"rank": rank, "world": len(hosts.gbps), "seed": seed, "answer": str(answer)}
-                command = (sys.executable, "-W", "ignore", "-m", "tests.benchmarks.placement", json.dumps(task))
-                plan = local_network.HostPlan(
-                    mark="srift-placement", address=_address(rank), bandwidth_gbps=gbps, command=command, log=log
+                command = (
+                    sys.executable,
+                    "-W",
+                    "ignore",
+                    "-m",
+                    "tests.benchmarks.placement",
+                    json.dumps(task),
                 )
-                started.append((local_network.start_host(isolation, switch, plan, environment), plan))
+                plan = local_network.HostPlan(
+                    mark="srift-placement",
+                    address=_address(rank),
+                    bandwidth_gbps=gbps,
+                    command=command,
+                    log=log,
+                )
+                started.append(
+                    (local_network.start_host(isolation, switch, plan, environment), plan)
+                )
             for host, _ in started:
                 local_network.find_inner(host)
             local_network.join(isolation, switch, started)
@@ -252,21 +298,37 @@ def serve(task: Mapping[str, Any]) -> None:
     rank, world = int(task["rank"]), int(task["world"])
     timeout = timedelta(seconds=_GROUP_S)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://{_address(0)}:29500", rank=rank, world_size=world, timeout=timeout
+        "gloo",
+        init_method=f"tcp://{_address(0)}:29500",
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
     )
     nodes = list(range(world))
     base = dist.new_group(nodes, timeout=timeout)
     said = pairs(base) | {"nodes": nodes}
     order, reason = sending_order(said, nodes, [Item(run_id="", kind="probe", nodes=nodes)])
     middle = Links(
-        latency_s=np.median(said["latency_s"], axis=0), byte_s=np.median(said["byte_s"], axis=0), sharing=0.0
+        latency_s=np.median(said["latency_s"], axis=0),
+        byte_s=np.median(said["byte_s"], axis=0),
+        sharing=0.0,
     )
     draw = np.random.default_rng(task["seed"])
-    orders = {"chosen": list(order) or nodes, "as they come": nodes, "breadth first": list(breadth_first(middle))}
-    orders |= {f"random {place}": [int(one) for one in draw.permutation(world)] for place in range(RANDOM_ORDERS)}
+    orders = {
+        "chosen": list(order) or nodes,
+        "as they come": nodes,
+        "breadth first": list(breadth_first(middle)),
+    }
+    orders |= {
+        f"random {place}": [int(one) for one in draw.permutation(world)]
+        for place in range(RANDOM_ORDERS)
+    }
     agreed: list[Any] = [orders]
     dist.broadcast_object_list(agreed)
-    groups = {name: dist.new_group(own, timeout=timeout, sort_ranks=False) for name, own in agreed[0].items()}
+    groups = {
+        name: dist.new_group(own, timeout=timeout, sort_ranks=False)
+        for name, own in agreed[0].items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in groups}
     message = torch.zeros(HOST_BYTES // 4)
     for repeat in range(HOST_REPEATS + 1):
@@ -303,7 +365,9 @@ def host_rows(hosts: Hosts, found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def as_network(hosts: Hosts, found: Mapping[str, Any]) -> Network:
     """What real hosts measured, as a network to choose orders for; uplinks are as stated."""
-    latency_s, byte_s = (np.median(found["pairs"][name], axis=0) for name in ("latency_s", "byte_s"))
+    latency_s, byte_s = (
+        np.median(found["pairs"][name], axis=0) for name in ("latency_s", "byte_s")
+    )
     rate = 1 / np.where(np.eye(len(byte_s), dtype=bool), 1.0, byte_s)
     uplink = hosts.uplink_gbps * 1e9 / 8 or float("inf")
     return Network(

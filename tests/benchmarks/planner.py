@@ -34,7 +34,9 @@ TYPES, MACHINES = (2, 4, 6, 8, 10), (4, 8, 16, 32, 64)
 _DEADLINE, _BUDGET = 4.0, 1.5
 
 
-def asked(model: StepTimeModel, offers: Sequence[Offer], workload: Workload, max_hosts: int) -> Workload:
+def asked(
+    model: StepTimeModel, offers: Sequence[Offer], workload: Workload, max_hosts: int
+) -> Workload:
     """The workload with a deadline and a budget that some clusters meet and others do not: four goals in all."""
     first = {row["goal"]: row for row in _plan(workload, offers, model, max_hosts).rows[::-1]}
     goals = (
@@ -60,17 +62,29 @@ def some_types(types: int) -> list[Offer]:
 def ec2_offers() -> list[Offer]:
     """EC2's GPU types in REGIONS at the packaged prices, spot at four tenths of them: what `srift recommend` asks."""
     known = packaged()
-    types = [one for one in known.instance_types if device_tflops(one.device.split(" 1/")[0]) is not None]
+    types = [
+        one for one in known.instance_types if device_tflops(one.device.split(" 1/")[0]) is not None
+    ]
     on_demand = [one for one in known.offers(types, REGIONS) if one.usd_per_hour is not None]
     spot = [
-        replace(one, market="spot", usd_per_hour=0.4 * (one.usd_per_hour or 0.0), interruptions_per_hour=0.01)
+        replace(
+            one,
+            market="spot",
+            usd_per_hour=0.4 * (one.usd_per_hour or 0.0),
+            interruptions_per_hour=0.01,
+        )
         for one in on_demand
     ]
     return without_beaten_zones([*on_demand, *spot])
 
 
 def timed(
-    model: StepTimeModel, workload: Workload, offers: Sequence[Offer], *, max_hosts: int, repeats: int
+    model: StepTimeModel,
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    max_hosts: int,
+    repeats: int,
 ) -> dict[str, Any]:
     """One row: candidates, how many were left at each stage, and the median seconds after one run to warm up."""
     workload = asked(model, offers, workload, max_hosts)
@@ -101,7 +115,9 @@ def growth(model: StepTimeModel, name: str, *, repeats: int = 3) -> pd.DataFrame
     """`timed` over TYPES x MACHINES."""
     return pd.DataFrame(
         [
-            timed(model, synthetic.workload(name), some_types(types), max_hosts=most, repeats=repeats)
+            timed(
+                model, synthetic.workload(name), some_types(types), max_hosts=most, repeats=repeats
+            )
             for types in TYPES
             for most in MACHINES
         ]
@@ -126,32 +142,50 @@ def plot(grown: pd.DataFrame, file: Path) -> None:
         title="time to plan, four goals (dashed: of one CPU)",
     )
     left.set_ylim(bottom=0)
-    right.set(xlabel="instance types, each on-demand and spot", ylabel="candidates", title="candidates", yscale="log")
+    right.set(
+        xlabel="instance types, each on-demand and spot",
+        ylabel="candidates",
+        title="candidates",
+        yscale="log",
+    )
     left.legend(title="machines")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.savefig(file, dpi=150)
 
 
-def _plan(workload: Workload, offers: Sequence[Offer], model: StepTimeModel, max_hosts: int) -> Plan:
-    return plan(workload, Supply(offers=offers, max_hosts=max_hosts, fits=lambda _: ""), model, seed=7)
+def _plan(
+    workload: Workload, offers: Sequence[Offer], model: StepTimeModel, max_hosts: int
+) -> Plan:
+    return plan(
+        workload, Supply(offers=offers, max_hosts=max_hosts, fits=lambda _: ""), model, seed=7
+    )
 
 
 def bench_planner(
-    repeats: Annotated[int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")] = 5,
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="PNG to write: growth by types and machines.")] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")
+    ] = 5,
+    plot_to: Annotated[
+        Path | None, typer.Option("--plot", help="PNG to write: growth by types and machines.")
+    ] = None,
 ) -> None:
     """Ten types, 64 machines, mixes of up to three types, both markets, four goals; all of EC2's; smaller markets."""
     model = synthetic.champion(synthetic.types())
     workloads = [synthetic.workload(name) for name in (synthetic.BY_ROWS, synthetic.PROFILED)]
     offers = ec2_offers()
-    real = synthetic.champion(list({one.instance_type.name: one.instance_type for one in offers}.values()))
+    real = synthetic.champion(
+        list({one.instance_type.name: one.instance_type for one in offers}.values())
+    )
     whole = []
     for champion, sold in ((model, some_types(10)), (real, offers)):
         every = in_every_strategy(champion, workloads[-1])
         for able, workload in [*((champion, one) for one in workloads), every]:
             whole.append(timed(able, workload, sold, max_hosts=64, repeats=repeats))
-    print_frame(pd.DataFrame(whole), "ten types; EC2's in four regions: up to 64 machines, both markets, four goals")
+    print_frame(
+        pd.DataFrame(whole),
+        "ten types; EC2's in four regions: up to 64 machines, both markets, four goals",
+    )
     if plot_to is not None:
         grown = growth(model, synthetic.BY_ROWS)
         print_frame(grown.drop(columns="workload"), "growth with types and machines")

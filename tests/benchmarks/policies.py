@@ -79,7 +79,11 @@ class Campaign(Believing):
     ) -> None:
         """`costs` as the campaign's; the model has learned from the setups at the places `learned`."""
         super().__init__(ground, mean, covariance, noise)
-        self._costs, self._joint, self._learned = costs, (mean, covariance, noise), frozenset(learned)
+        self._costs, self._joint, self._learned = (
+            costs,
+            (mean, covariance, noise),
+            frozenset(learned),
+        )
         self._places = {setup_key(setup): at for at, setup in enumerate(ground.setups)}
         self._layouts = {
             one.instance_type.name: one.instance_type.devices
@@ -97,14 +101,18 @@ class Campaign(Believing):
     def next(self) -> Purchase:
         """The first launch of the list; none where no run is expected to change a choice."""
         ground = self.ground
-        offers = {one.instance_type.name: one for setup in ground.setups for one in setup.cluster.members}
+        offers = {
+            one.instance_type.name: one for setup in ground.setups for one in setup.cluster.members
+        }
         step_s = np.exp(self._joint[0])
         candidates = {
             key: measurement_of(ground.setups[at], float(step_s[at]), self._costs)
             for key, at in self._places.items()
             if at not in self.known
         }
-        choice_set = ChoiceSet(workload=ground.workload, setups=ground.setups, questions=ground.questions)
+        choice_set = ChoiceSet(
+            workload=ground.workload, setups=ground.setups, questions=ground.questions
+        )
         fresh = pd.DataFrame(self._fresh)
         profiled = pd.DataFrame({"workload": ground.workload, "instance_type": sorted(offers)})
         launches = shopping_list(
@@ -134,7 +142,9 @@ class Campaign(Believing):
             return NOTHING
         launch = launches[0]
         return Purchase(
-            cluster=launch.cluster, places=tuple(self._place(launch, one) for one in launch.items), anew=True
+            cluster=launch.cluster,
+            places=tuple(self._place(launch, one) for one in launch.items),
+            anew=True,
         )
 
     def _place(self, launch: Launch, item: Measurement) -> int:
@@ -149,7 +159,9 @@ class Campaign(Believing):
 
     def _moments_of(self, rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
         """The model's moments, worked out once for all measured setups."""
-        at = np.array([self._places[row_key(row, self._layouts)] for row in rows_of(rows)], dtype=np.intp)
+        at = np.array(
+            [self._places[row_key(row, self._layouts)] for row in rows_of(rows)], dtype=np.intp
+        )
         mean, covariance, noise = self._joint
         return mean[at], covariance[np.ix_(at, at)], noise[at]
 
@@ -158,7 +170,14 @@ class AnyOrder(Believing):
     """Random order, `at_once` runs of a random run's cluster at a time; chooses by the same model as ours."""
 
     def __init__(
-        self, ground: Ground, mean: Floats, covariance: Floats, noise: Floats, *, seed: int, at_once: int = 1
+        self,
+        ground: Ground,
+        mean: Floats,
+        covariance: Floats,
+        noise: Floats,
+        *,
+        seed: int,
+        at_once: int = 1,
     ) -> None:
         """Another seed, another order."""
         super().__init__(ground, mean, covariance, noise)
@@ -207,16 +226,26 @@ _FIRST = 3  # runs by chance before there is anything to model
 _REFIT = 5  # runs after which lengths are fitted anew
 
 
-def numbers(setups: pd.DataFrame, instance_types: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
+def numbers(
+    setups: pd.DataFrame, instance_types: pd.DataFrame, devices: dict[str, int]
+) -> FloatArray:
     """(setups, features) of mean 0 and deviation 1; what does not vary is left out."""
     read = read_setups(setups, devices)
-    kinds = {str(row["name"]): (float(row["cores"]), float(row["bandwidth_gbps"])) for row in rows_of(instance_types)}
+    kinds = {
+        str(row["name"]): (float(row["cores"]), float(row["bandwidth_gbps"]))
+        for row in rows_of(instance_types)
+    }
     cores = [[kinds[name][0] for name in names] for names in read.types]
     links = [min(kinds[name][1] for name in names) for names in read.types]
     batch = np.where(read.present, read.batch, np.nan)
     layout = np.where(read.present, read.layout, np.nan)
     columns = [
-        *(np.log(read.samples), np.log(read.ranks), np.log(read.instances), np.log(read.accumulation)),
+        *(
+            np.log(read.samples),
+            np.log(read.ranks),
+            np.log(read.instances),
+            np.log(read.accumulation),
+        ),
         *(np.log(np.nanmax(batch, axis=1)), np.log(np.nanmin(batch, axis=1))),
         *(np.nanmax(layout, axis=1), np.nanmin(layout, axis=1)),
         *(np.log([sum(one) for one in cores]), np.log([min(one) for one in cores]), np.log(links)),
@@ -264,7 +293,9 @@ class Bayesian(BestSeen):
             free = [
                 at
                 for at, place in enumerate(question.places.tolist())
-                if place not in self.seen and place not in found and cluster in (None, self.ground.cluster(place))
+                if place not in self.seen
+                and place not in found
+                and cluster in (None, self.ground.cluster(place))
             ]
             if free:
                 found.append(int(question.places[max(free, key=lambda at: score[at])]))
@@ -282,7 +313,10 @@ class Bayesian(BestSeen):
         if not self._trusting or len(self.seen) < _FIRST:
             return found
         mean, _ = self._process()
-        return [int(np.argmin(known_losses(question, np.exp(mean)))) for question in self.ground.questions]
+        return [
+            int(np.argmin(known_losses(question, np.exp(mean))))
+            for question in self.ground.questions
+        ]
 
     def _objectives(self, question: Question, log_step: FloatArray) -> dict[str, FloatArray]:
         work = question.hours_per_step_s * np.exp(log_step[question.places])
@@ -302,7 +336,9 @@ class Bayesian(BestSeen):
             z = (by[question.aim][good].min() - by[question.aim]) / sd
             score = sd * (z * norm.cdf(z) + norm.pdf(z)) * able
         if self._per_dollar:
-            run_s = np.array([self._costs.run_s(float(one)) for one in np.exp(mean[question.places])])
+            run_s = np.array(
+                [self._costs.run_s(float(one)) for one in np.exp(mean[question.places])]
+            )
             score = score / (question.usd_per_hour * (self._costs.launch_s + run_s))
         return np.asarray(score)
 
@@ -316,14 +352,19 @@ class Bayesian(BestSeen):
         kernel = self._kernel
         if kernel is None:
             lengths = np.ones(self._features.shape[1])
-            kernel = ConstantKernel(1.0, (1e-2, 1e2)) * Matern(lengths, (1e-1, 1e2), nu=2.5) + WhiteKernel(
-                1e-2, (1e-4, 1)
-            )
+            kernel = ConstantKernel(1.0, (1e-2, 1e2)) * Matern(
+                lengths, (1e-1, 1e2), nu=2.5
+            ) + WhiteKernel(1e-2, (1e-4, 1))
         process = GaussianProcessRegressor(
-            kernel, normalize_y=True, optimizer="fmin_l_bfgs_b" if again else None, random_state=self._seed
+            kernel,
+            normalize_y=True,
+            optimizer="fmin_l_bfgs_b" if again else None,
+            random_state=self._seed,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # lengths at their bounds: a feature that tells nothing
+            warnings.simplefilter(
+                "ignore", ConvergenceWarning
+            )  # lengths at their bounds: a feature that tells nothing
             process.fit(self._features[places], target)
         if again:
             self._kernel, self._fitted = process.kernel_, len(places)

@@ -66,8 +66,18 @@ def served(
         processes = []
         for rank, answer in enumerate(answers):
             own = json.dumps(task | {"world": world, "rank": rank, "port": port})
-            command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.ranks", own, str(answer)]
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | ({} if losses else _RETURNED)))
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.benchmarks.ranks",
+                own,
+                str(answer),
+            ]
+            processes.append(
+                subprocess.Popen(command, cwd=ROOT, env=os.environ | ({} if losses else _RETURNED))
+            )
         if max(process.wait() for process in processes):
             raise RuntimeError(f"{workload.name} failed on {world} ranks")
         return [dict(one) for one in json.loads(answers[0].read_text())]
@@ -77,13 +87,17 @@ def serve(task: dict[str, Any]) -> Iterable[dict[str, Any]]:
     """Values of the task's items on this rank."""
     torch.set_num_threads(1)
     world, rank = int(task["world"]), int(task["rank"])
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{task['port']}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{task['port']}", rank=rank, world_size=world
+    )
     workload = WorkloadFile(**task["workload"])
     for item in (Item(**one) for one in task["items"]):
         yield _values(item, workload, task, rank=rank)
 
 
-def _values(item: Item, workload: WorkloadFile, task: dict[str, Any], *, rank: int) -> dict[str, Any]:
+def _values(
+    item: Item, workload: WorkloadFile, task: dict[str, Any], *, rank: int
+) -> dict[str, Any]:
     losses = int(task["losses"])
     group = dist.group.WORLD
     assert group is not None
@@ -91,7 +105,12 @@ def _values(item: Item, workload: WorkloadFile, task: dict[str, Any], *, rank: i
     shared = shares_out(item.strategy)
     computing = arithmetic(item.precision, _CPU)
     built = build(
-        WORKLOADS, workload, seed=item.seed, rank=rank + int(task["others"]), computing=computing, shared=shared
+        WORKLOADS,
+        workload,
+        seed=item.seed,
+        rank=rank + int(task["others"]),
+        computing=computing,
+        shared=shared,
     )
     if task["rounded"]:
         with torch.no_grad():
@@ -100,8 +119,18 @@ def _values(item: Item, workload: WorkloadFile, task: dict[str, Any], *, rank: i
     switch_on(built.model, item.switches, whole=not shared)
     try_once(built, item.batches[0], shared=shared)
     if losses:
-        module = strategy(item.strategy, item.switches, machines=item.used)(built.model, built.optimizer, group, _CPU)
-        step = partial(one_step, built, module, batch=item.batches[0], accumulation_steps=1, scale=1.0, sync=True)
+        module = strategy(item.strategy, item.switches, machines=item.used)(
+            built.model, built.optimizer, group, _CPU
+        )
+        step = partial(
+            one_step,
+            built,
+            module,
+            batch=item.batches[0],
+            accumulation_steps=1,
+            scale=1.0,
+            sync=True,
+        )
         summed = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
         dist.all_reduce(summed)
         return {"losses": (summed / dist.get_world_size()).tolist()}

@@ -88,7 +88,9 @@ def ask(path: Path) -> list[Any]:
 
 
 def main(
-    home: Annotated[Path, typer.Option(help="a home in which something was published")] = Path(".srift"),
+    home: Annotated[Path, typer.Option(help="a home in which something was published")] = Path(
+        ".srift"
+    ),
     nights: Annotated[int, typer.Option(min=1)] = NIGHTS,
     repeats: Annotated[int, typer.Option(min=3, help="of each time")] = 9,
 ) -> None:

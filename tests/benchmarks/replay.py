@@ -32,7 +32,9 @@ from .setups import measured_setups
 # Deadlines as multiples of the fastest setup's hours, budgets of the cheapest one's dollars.
 LEVELS = (1.05, 1.25, 1.6, 2.2, 3.2, 5.0)
 _EXACT = 1 + 1e-9
-MISS = 1.0  # regret of no choice at all, and the most that one which misses its constraint counts as
+MISS = (
+    1.0  # regret of no choice at all, and the most that one which misses its constraint counts as
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,13 @@ class Policy(Protocol):
 
 
 def ground_of(
-    runs: pd.DataFrame, workload: str, *, usd: Mapping[str, float], devices: Mapping[str, int], batches: int, least: int
+    runs: pd.DataFrame,
+    workload: str,
+    *,
+    usd: Mapping[str, float],
+    devices: Mapping[str, int],
+    batches: int,
+    least: int,
 ) -> Ground:
     """The setups of `workload` at the `batches` global batches with the most of them, at least `least` each.
 
@@ -91,7 +99,9 @@ def ground_of(
     """
     measured = measured_setups(runs[runs["workload"] == workload], devices, usd)
     sizes, counts = np.unique(measured.global_batch, return_counts=True)
-    picked = [sizes[at] for at in np.argsort(-counts, kind="stable") if counts[at] >= least][:batches]
+    picked = [sizes[at] for at in np.argsort(-counts, kind="stable") if counts[at] >= least][
+        :batches
+    ]
     measured = measured.take(np.flatnonzero(np.isin(measured.global_batch, picked)))
     asked: list[Question] = []
     for size in picked:
@@ -124,7 +134,10 @@ def measurement_of(setup: Setup, step_s: float, costs: Costs) -> Measurement:
 
 
 def questions_at(
-    places: np.ndarray[tuple[int, ...], np.dtype[np.intp]], step_s: Floats, price: Floats, batch: str
+    places: np.ndarray[tuple[int, ...], np.dtype[np.intp]],
+    step_s: Floats,
+    price: Floats,
+    batch: str,
 ) -> list[Question]:
     """Every goal among the setups at `places`, which share a global batch; hours are those of 3,600 steps."""
     fastest, cheapest = float(step_s[places].min()), float((step_s * price)[places].min())
@@ -168,7 +181,9 @@ def known_losses(question: Question, step_s: Floats) -> Floats:
     """(candidates,) what each loses by the rule of choice where its step seconds are known, infinite where they are."""
     log_step = np.log(step_s[question.places])
     known = np.isfinite(log_step)
-    found = aim_and_meeting(question, np.where(known, log_step, 0.0)[:, None, None], np.zeros((1, 1, 1)))
+    found = aim_and_meeting(
+        question, np.where(known, log_step, 0.0)[:, None, None], np.zeros((1, 1, 1))
+    )
     return np.where(known, weighed(question, *found)[:, 0, 0], np.inf)
 
 
@@ -176,7 +191,9 @@ def missed(question: Question, step_s: Floats, chosen: int | None) -> bool:
     """Does the choice miss the constraint, or is there none?"""
     if chosen is None:
         return True
-    _, meeting = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], np.zeros((1, 1, 1)))
+    _, meeting = aim_and_meeting(
+        question, np.log(step_s[question.places])[:, None, None], np.zeros((1, 1, 1))
+    )
     return meeting is not None and bool(misses(question, meeting.chance)[chosen, 0, 0])
 
 
@@ -200,7 +217,9 @@ class Bill:
         self._launch_usd = now
 
 
-def replay(ground: Ground, policy: Policy, costs: Costs, *, before_usd: float = 0.0) -> pd.DataFrame:
+def replay(
+    ground: Ground, policy: Policy, costs: Costs, *, before_usd: float = 0.0
+) -> pd.DataFrame:
     """Buy as `policy` says until it stops. Columns usd, runs, regret (mean over the questions), missed (part of them).
 
     The first row is what it would choose with nothing bought; `before_usd` was spent before.
@@ -208,7 +227,10 @@ def replay(ground: Ground, policy: Policy, costs: Costs, *, before_usd: float = 
     bill, bought = Bill(costs=costs, usd=before_usd), 0
     curve = [_row(ground, policy, bill.usd, bought)]
     while (purchase := policy.next()).cluster is not None:
-        runs = [measurement_of(ground.setups[at], float(ground.step_s[at]), costs) for at in purchase.places]
+        runs = [
+            measurement_of(ground.setups[at], float(ground.step_s[at]), costs)
+            for at in purchase.places
+        ]
         bill.add(purchase.cluster, in_order(purchase.cluster, runs)[1], anew=purchase.anew)
         for place in purchase.places:
             policy.tell(place, float(ground.step_s[place]))
@@ -219,7 +241,10 @@ def replay(ground: Ground, policy: Policy, costs: Costs, *, before_usd: float = 
 
 def _row(ground: Ground, policy: Policy, usd: float, runs: int) -> dict[str, float]:
     pairs = list(zip(ground.questions, policy.choices(), strict=True))
-    lost, failed = (np.mean([of(one, ground.step_s, chosen) for one, chosen in pairs]) for of in (regret, missed))
+    lost, failed = (
+        np.mean([of(one, ground.step_s, chosen) for one, chosen in pairs])
+        for of in (regret, missed)
+    )
     return {"usd": usd, "runs": runs, "regret": float(lost), "missed": float(failed)}
 
 
@@ -234,7 +259,12 @@ def at_dollars(curve: pd.DataFrame, usd: Sequence[float]) -> list[float]:
     """Mean regret once so many dollars are spent: that of the last row that they pay for (the first row's before)."""
     spent = curve["usd"].to_numpy()
     return [
-        float(curve["regret"].iloc[max(0, int(np.searchsorted(spent, one * _EXACT, side="right")) - 1)]) for one in usd
+        float(
+            curve["regret"].iloc[
+                max(0, int(np.searchsorted(spent, one * _EXACT, side="right")) - 1)
+            ]
+        )
+        for one in usd
     ]
 
 
@@ -295,7 +325,9 @@ def start(
     model = fit(replace(learned, instance_types=described(learned, ground.rows)), seed=seed)
     mean, covariance, noise = model.joint(ground.rows)
     known = np.flatnonzero(one_device(ground.rows, devices)) if given else np.zeros(0, dtype=int)
-    return Start(mean=mean, covariance=covariance, noise=noise, known=tuple(map(int, known)), usd=bill.usd)
+    return Start(
+        mean=mean, covariance=covariance, noise=noise, known=tuple(map(int, known)), usd=bill.usd
+    )
 
 
 def _profile(runs: pd.DataFrame, alone: Places, usd: dict[str, float]) -> Places:

@@ -29,7 +29,9 @@ A, K, A_LOCAL, B_LOCAL, A_NET, B_NET, G = range(7)
 _LEAST_G, _MOST_G = 1.0, 10.0
 # Gammas to start from: little overlap and much. The better fit is kept.
 _STARTS = (1.5, 4.0)
-_SHOWS = 1.1  # times the seconds of one device, from which on a step shows how long its collectives take
+_SHOWS = (
+    1.1  # times the seconds of one device, from which on a step shows how long its collectives take
+)
 # Least seconds of a step that a fit may pass through, so that its logarithm exists.
 _LEAST_S = 1e-9
 
@@ -63,7 +65,12 @@ class _Rows:
 
 
 def step_seconds(
-    terms: FloatArray, *, batch: FloatArray, devices: FloatArray, machines: FloatArray, accumulation: FloatArray
+    terms: FloatArray,
+    *,
+    batch: FloatArray,
+    devices: FloatArray,
+    machines: FloatArray,
+    accumulation: FloatArray,
 ) -> FloatArray:
     """(rows,) seconds by the equation above; `terms` are a, k, a_l, b_l, a_n, b_n in seconds, and g."""
     grad = terms[A] + terms[K] * batch
@@ -76,14 +83,18 @@ def step_seconds(
     return np.asarray((accumulation - 1) * grad + joined, dtype=float)
 
 
-def predict_textbook(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
+def predict_textbook(
+    known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]
+) -> FloatArray:
     """(asked,) step seconds; measurement columns, `known` with step_s, both with gradient_bytes where it is known.
 
     `devices` by instance type stands in for an empty layout. What was measured in `asked` is not looked at. NaN where
     neither the workload nor any other was measured. Raises ValueError on text that is not of the contract's form.
     """
     learned, wanted = read_setups(known, devices), read_setups(asked, devices)
-    terms = fit_terms(learned, known["step_s"].to_numpy(float), gradient_bytes(known, asked), wanted.workloads)
+    terms = fit_terms(
+        learned, known["step_s"].to_numpy(float), gradient_bytes(known, asked), wanted.workloads
+    )
     rows, names = _Rows.of(wanted), np.array(wanted.workloads, dtype=object)
     found = np.full(len(asked), np.nan)
     for name, values in terms.items():
@@ -127,8 +138,14 @@ def fit_terms(
         if free[name].all():
             found[name] = alone[name]
             continue
-        others = [(sizes.get(one, 0.0), np.where(free[one], alone[one], np.nan)) for one in alone if one != name]
-        found[name] = _fit(rows.take(picked), step_s[picked], free[name], _typical(others, sizes.get(name, 0.0)))
+        others = [
+            (sizes.get(one, 0.0), np.where(free[one], alone[one], np.nan))
+            for one in alone
+            if one != name
+        ]
+        found[name] = _fit(
+            rows.take(picked), step_s[picked], free[name], _typical(others, sizes.get(name, 0.0))
+        )
     return found
 
 
@@ -172,7 +189,9 @@ def _pinned(prior: FloatArray, step_s: FloatArray) -> FloatArray:
     # adaptdl starts there too: without evidence no overlap
     found[G] = found[G] if np.isfinite(found[G]) else _LEAST_G
     found = np.where(np.isfinite(found), found, 0.0)
-    if len(step_s):  # one batch only: adaptdl gives half to the constant; another workload's is no reason for more
+    if len(
+        step_s
+    ):  # one batch only: adaptdl gives half to the constant; another workload's is no reason for more
         half = 0.5 * float(step_s.min())
         found[A] = min(found[A], half) if np.isfinite(prior[A]) else half
     return found
@@ -180,7 +199,11 @@ def _pinned(prior: FloatArray, step_s: FloatArray) -> FloatArray:
 
 def _seconds(terms: FloatArray, rows: _Rows) -> FloatArray:
     return step_seconds(
-        terms, batch=rows.batch, devices=rows.devices, machines=rows.machines, accumulation=rows.accumulation
+        terms,
+        batch=rows.batch,
+        devices=rows.devices,
+        machines=rows.machines,
+        accumulation=rows.accumulation,
     )
 
 
@@ -222,12 +245,16 @@ def predict_trees(data: TrainingData, setups: pd.DataFrame, *, seed: int = 0) ->
     """(setups,) step seconds by trees on workload, batch and machine features, fitted to `data.runs` in log."""
     workloads = sorted(data.workloads["workload"].astype(str))
     kinds = data.instance_types.set_index("name")[["cores", "bandwidth_gbps"]]
-    trees = HistGradientBoostingRegressor(max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed)
+    trees = HistGradientBoostingRegressor(
+        max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed
+    )
     trees.fit(_features(data.runs, workloads, kinds), np.log(data.runs["step_s"].to_numpy(float)))
     return np.asarray(np.exp(trees.predict(_features(setups, workloads, kinds))))
 
 
-def predict_trees_alone(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int], *, seed: int = 0) -> Floats:
+def predict_trees_alone(
+    known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int], *, seed: int = 0
+) -> Floats:
     """(asked,) step seconds by trees in log, from measurement columns and gradient_bytes alone; no name is a feature.
 
     `known` has step_s; `devices` by instance type stands in for an empty layout. What was measured in `asked` is not
@@ -239,14 +266,20 @@ def predict_trees_alone(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[
         return np.full(len(asked), np.nan)
     known = known.iloc[good]
     curves = _single_device(known, devices)
-    trees = HistGradientBoostingRegressor(max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed)
+    trees = HistGradientBoostingRegressor(
+        max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed
+    )
     features = _numbers(known, devices, curves)
-    with_values = np.isfinite(features).any(axis=0)  # scikit-learn refuses a feature without any value
+    with_values = np.isfinite(features).any(
+        axis=0
+    )  # scikit-learn refuses a feature without any value
     trees.fit(features[:, with_values], np.log(step[good]))
     return np.asarray(np.exp(trees.predict(_numbers(asked, devices, curves)[:, with_values])))
 
 
-def predict_adaptdl(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
+def predict_adaptdl(
+    known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]
+) -> FloatArray:
     """As `predict_textbook`, fitted to each workload on a kind of machine by itself; both frames have `kind`."""
     return predict_textbook(by_kind(known), by_kind(asked), devices)
 
@@ -257,7 +290,12 @@ def by_kind(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def predict_srifty(
-    known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int], gbps: dict[str, float], *, seed: int = 0
+    known: pd.DataFrame,
+    asked: pd.DataFrame,
+    devices: dict[str, int],
+    gbps: dict[str, float],
+    *,
+    seed: int = 0,
 ) -> Floats:
     """(asked,) step seconds by Srifty's method: compute from a profile, collectives from boosted trees.
 
@@ -277,13 +315,17 @@ def predict_srifty(
     shows = (features[0][:, 0] > 1) & (step > _SHOWS * alone[0])
     if not shows.any():
         return np.full(len(asked), np.nan)
-    trees = HistGradientBoostingRegressor(max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed)
+    trees = HistGradientBoostingRegressor(
+        max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed
+    )
     trees.fit(features[0][shows], np.log((step - alone[0] / 3)[shows]))
     found = alone[1] / 3 + np.maximum(2 * alone[1] / 3, np.exp(trees.predict(features[1])))
     return np.where(features[1][:, 0] > 1, found, alone[1])
 
 
-def _single_device(known: pd.DataFrame, devices: dict[str, int]) -> dict[str, tuple[Floats, Floats]]:
+def _single_device(
+    known: pd.DataFrame, devices: dict[str, int]
+) -> dict[str, tuple[Floats, Floats]]:
     """By workload, log batches in order and the mean log seconds of a micro-step on one device."""
     setups = read_setups(known, devices)
     rows = pd.DataFrame(
@@ -293,11 +335,15 @@ def _single_device(known: pd.DataFrame, devices: dict[str, int]) -> dict[str, tu
             "step": np.log(known["step_s"].to_numpy(float) / setups.accumulation),
         }
     )[setups.ranks == 1]
-    means = {str(name): own.groupby("batch")["step"].mean() for name, own in rows.groupby("workload")}
+    means = {
+        str(name): own.groupby("batch")["step"].mean() for name, own in rows.groupby("workload")
+    }
     return {name: (one.index.to_numpy(float), one.to_numpy(float)) for name, one in means.items()}
 
 
-def _numbers(rows: pd.DataFrame, devices: dict[str, int], curves: dict[str, tuple[Floats, Floats]]) -> Floats:
+def _numbers(
+    rows: pd.DataFrame, devices: dict[str, int], curves: dict[str, tuple[Floats, Floats]]
+) -> Floats:
     """(rows, features); NaN, which the trees take, for unknown bytes and for workloads without single-device rows."""
     setups = read_setups(rows, devices)
     batch = np.log(setups.batch.max(axis=1, initial=0.0))
@@ -306,7 +352,9 @@ def _numbers(rows: pd.DataFrame, devices: dict[str, int], curves: dict[str, tupl
     size = np.log(np.where(size > 0, size, np.nan))
     names, alone = np.array(setups.workloads, dtype=object), np.full(len(rows), np.nan)
     for name, (batches, seconds) in curves.items():
-        alone[names == name] = np.interp(batch[names == name], batches, seconds)  # level beyond the batches measured
+        alone[names == name] = np.interp(
+            batch[names == name], batches, seconds
+        )  # level beyond the batches measured
     layout = (setups.ranks, setups.instances, setups.layout.max(axis=1), least)
     return np.column_stack([batch, *layout, size, setups.accumulation, alone])
 
@@ -316,13 +364,22 @@ def _features(rows: pd.DataFrame, workloads: list[str], kinds: pd.DataFrame) -> 
     return np.array([_row(row, workloads, machines) for row in rows_of(rows)])
 
 
-def _row(row: dict[str, Any], workloads: list[str], machines: dict[str, tuple[float, float]]) -> list[float]:
+def _row(
+    row: dict[str, Any], workloads: list[str], machines: dict[str, tuple[float, float]]
+) -> list[float]:
     types = parse_cluster(str(row["cluster"]))
     batches = np.array(parse_numbers(str(row["batch_per_device"]), len(types), "batch_per_device"))
     cores = np.array([machines[name][0] for name in types])
     links = np.array([machines[name][1] for name in types])
     one_hot = [float(name == row["workload"]) for name in workloads]
-    shape = [len(types), cores.min(), cores.sum(), links.min(), batches.sum(), (batches / cores).max()]
+    shape = [
+        len(types),
+        cores.min(),
+        cores.sum(),
+        links.min(),
+        batches.sum(),
+        (batches / cores).max(),
+    ]
     return [*one_hot, *map(float, shape), float(row["accumulation_steps"] or 1)]
 
 

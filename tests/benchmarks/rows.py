@@ -86,7 +86,9 @@ class Timed:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SRIFT_HOME": str(folder / "home")}
         with tempfile.TemporaryFile("w+") as said:
             began = time.perf_counter()
-            process = subprocess.Popen([*_SRIFT, *words], cwd=folder, env=environment, stdout=said, stderr=said)
+            process = subprocess.Popen(
+                [*_SRIFT, *words], cwd=folder, env=environment, stdout=said, stderr=said
+            )
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             self.seconds, self.gib = time.perf_counter() - began, used.ru_maxrss / 2**20

@@ -33,7 +33,10 @@ from tests.benchmarks.ranks import WORKLOADS, served
 _WINDOW = 20  # steps: each batch is another, and so is its loss
 _RANKS = 2
 SHARE = {"fp32": 0.01, "bf16": 0.1}  # of what other batches change, by precision
-LAYERED = ("transformer_lm", "residual_cnn")  # they have parts of several layers, which can be recomputed
+LAYERED = (
+    "transformer_lm",
+    "residual_cnn",
+)  # they have parts of several layers, which can be recomputed
 MODES = tuple(Mode(*one) for one in product(SHARE, ("ddp", "fsdp", "zero2")))
 RECOMPUTED = (Mode(switches="checkpointing"), Mode("bf16", "fsdp", "checkpointing"))
 
@@ -53,16 +56,25 @@ def losses(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: 
     }
 
     def losses_of(wanted: Sequence[Mode], **unlike: bool) -> FloatArray:
-        items = [Item(**plain, seed=seed, **mode._asdict()) for seed, mode in product(range(seeds), wanted)]
+        items = [
+            Item(**plain, seed=seed, **mode._asdict())
+            for seed, mode in product(range(seeds), wanted)
+        ]
         rows = served(workload, items, world=_RANKS, losses=windows * _WINDOW, **unlike)
-        means = np.array([one["losses"] for one in rows]).reshape(seeds, len(wanted), windows, _WINDOW).mean(axis=3)
+        means = (
+            np.array([one["losses"] for one in rows])
+            .reshape(seeds, len(wanted), windows, _WINDOW)
+            .mean(axis=3)
+        )
         return np.asarray(means, dtype=float)
 
     plainly = [losses_of(modes[:1], other_batches=True), losses_of(modes[:1], rounded=True)]
     return np.concatenate([*plainly, losses_of(modes)], axis=1)
 
 
-def compared(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int) -> pd.DataFrame:
+def compared(
+    file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int
+) -> pd.DataFrame:
     """A row a mode but the first, plain one: workload, mode, seeds, apart, at_end, rounded_once, other_batches,
     allowed, passes.
     """
@@ -76,7 +88,12 @@ def compared(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch
     rows = []
     for at, mode in enumerate(modes[1:], start=3):
         others, rounded = apart(found[:, 0]), apart(found[:, 1])
-        row = {"workload": file.stem, "mode": str(mode), "seeds": seeds, "apart": apart(found[:, at])}
+        row = {
+            "workload": file.stem,
+            "mode": str(mode),
+            "seeds": seeds,
+            "apart": apart(found[:, at]),
+        }
         row |= {"at_end": float(((found[:, at] - plain) / learned)[:, -1].mean())}
         row |= {"rounded_once": rounded, "other_batches": others}
         rows.append(row | {"allowed": SHARE[mode.precision] * others})
@@ -91,14 +108,20 @@ def main(
     only: Annotated[list[str], typer.Option(help="workloads, by their files' names")] = [],  # noqa: B006
 ) -> None:
     """Losses in other modes beside those of plain fp32."""
-    files = sorted(one for one in WORKLOADS.glob("*.py") if one.stem != "__init__" and one.stem in (only or [one.stem]))
+    files = sorted(
+        one
+        for one in WORKLOADS.glob("*.py")
+        if one.stem != "__init__" and one.stem in (only or [one.stem])
+    )
     tables = []
     for one in files:
         modes = MODES + (RECOMPUTED if one.stem in LAYERED else ())
         tables.append(compared(one, modes, seeds=seeds, steps=steps, batch=batch))
         print(tables[-1].to_string(), flush=True)
     table = pd.concat(tables, ignore_index=True)
-    print_frame(table, f"losses in {steps} steps against those of plain fp32, parts of what it learned")
+    print_frame(
+        table, f"losses in {steps} steps against those of plain fp32, parts of what it learned"
+    )
     if not table["passes"].all():
         raise typer.Exit(1)
 

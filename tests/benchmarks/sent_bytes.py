@@ -22,8 +22,17 @@ def sent_a_step(file: Path, strategy: str) -> float:
     """Bytes that one of two ranks, each a machine, sends in a step once it compresses. Raises OSError without one."""
 
     def sent(steps: int) -> int:
-        command = [sys.executable, "-m", "tests.benchmarks.sent_bytes", file.name, strategy, str(steps)]
-        done = subprocess.run(without_network(detect(), command), cwd=ROOT, capture_output=True, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.sent_bytes",
+            file.name,
+            strategy,
+            str(steps),
+        ]
+        done = subprocess.run(
+            without_network(detect(), command), cwd=ROOT, capture_output=True, text=True
+        )
         if done.returncode:
             raise OSError(f"no bytes counted: {done.stderr.strip().splitlines()[-1:]}")
         return int(done.stdout.split()[-1])
@@ -33,7 +42,11 @@ def sent_a_step(file: Path, strategy: str) -> float:
 
 def on_loopback() -> int:
     """Bytes sent on this namespace's loopback."""
-    line = next(one for one in Path("/proc/net/dev").read_text().splitlines() if one.strip().startswith("lo:"))
+    line = next(
+        one
+        for one in Path("/proc/net/dev").read_text().splitlines()
+        if one.strip().startswith("lo:")
+    )
     return int(line.split(":")[1].split()[8])
 
 
@@ -42,7 +55,9 @@ def main(name: str, strategy: str, steps: int) -> None:
     before = on_loopback()
     file = WORKLOADS / name
     workload = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
-    item = Item(run_id="", kind="train", nodes=[0, 1], workload=file.stem, batches=[2, 2], strategy=strategy)
+    item = Item(
+        run_id="", kind="train", nodes=[0, 1], workload=file.stem, batches=[2, 2], strategy=strategy
+    )
     served(workload, [item], world=RANKS, losses=steps)
     print(on_loopback() - before)
 

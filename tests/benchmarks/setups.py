@@ -47,7 +47,9 @@ class Measured:
         """The setups as measurement columns."""
         return frame_of(self.setups)
 
-    def take(self, places: Sequence[int] | np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> Measured:
+    def take(
+        self, places: Sequence[int] | np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+    ) -> Measured:
         """The setups at these places."""
         return Measured(
             setups=tuple(self.setups[at] for at in places),
@@ -57,7 +59,9 @@ class Measured:
         )
 
 
-def measured_setups(runs: pd.DataFrame, devices: Mapping[str, int], usd: Mapping[str, float]) -> Measured:
+def measured_setups(
+    runs: pd.DataFrame, devices: Mapping[str, int], usd: Mapping[str, float]
+) -> Measured:
     """The setups of `runs` whose machines all have a price in `usd` (an hour by instance type), in order of first rows.
 
     Rows that differ only in the order of their machines are one setup. `devices` stands in for an empty layout.
@@ -76,7 +80,10 @@ def measured_setups(runs: pd.DataFrame, devices: Mapping[str, int], usd: Mapping
             continue
         named, machines, steps = key
         workload, mode = workload_and_mode(named)
-        members = [offers.setdefault(name, _offer(name, devices, usd[name], provider)) for name, _, _ in machines]
+        members = [
+            offers.setdefault(name, _offer(name, devices, usd[name], provider))
+            for name, _, _ in machines
+        ]
         setup = Setup(
             workload=workload,
             cluster=Cluster(members=tuple(members)),
@@ -133,7 +140,9 @@ def job(name: str, global_batch: int, *goals: Goal) -> Workload:
     )
 
 
-def recommended_pilots(model: StepTimeModel, setups: Sequence[Setup], *, count: int, seed: int) -> list[int]:
+def recommended_pilots(
+    model: StepTimeModel, setups: Sequence[Setup], *, count: int, seed: int
+) -> list[int]:
     """Positions of the pilots that `srift recommend` would name among `setups` of one workload; those of one device are
     known already.
 
@@ -155,5 +164,7 @@ def recommended_pilots(model: StepTimeModel, setups: Sequence[Setup], *, count: 
         if one.global_batch == batch and sum(one.layout) > 1 and len(one.layout) <= PILOT_HOSTS
     ]
     candidates = frame_of([setups[at] for at in buyable])
-    chosen = choose_pilots(choice_set, candidates, model.joint, goal=goal.goal, count=count, seed=seed).chosen
+    chosen = choose_pilots(
+        choice_set, candidates, model.joint, goal=goal.goal, count=count, seed=seed
+    ).chosen
     return [buyable[at] for at in chosen]

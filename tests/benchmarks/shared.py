@@ -75,7 +75,11 @@ data = "{data}"
 STARTED: list[subprocess.Popen[str]] = []
 DATABASES = ("srift", "srift_prefect", "srift_mlflow")
 _WAITED = re.compile(r"acquired \w+ on advisory lock \[\d+,\d+,(\d+),1\] after ([\d.]+) ms")
-_TURNS = {"5112001": "write", "5112002": "open the warehouse", "5112003": "register a model"}  # by the key of the lock
+_TURNS = {
+    "5112001": "write",
+    "5112002": "open the warehouse",
+    "5112003": "register a model",
+}  # by the key of the lock
 _SHORTEST_WAIT_MS = 10
 _LOCKED = """
     select 1 from pg_locks join pg_stat_activity using (pid)
@@ -153,8 +157,16 @@ def make_home(folder: Path, server: str, kinds: Sequence[str] = tuple(TYPES)) ->
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     """`srift` with these words, as typed in `folder`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SRIFT_", "PREFECT_", "MLFLOW_"))}
-    quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SRIFT_", "PREFECT_", "MLFLOW_"))
+    }
+    quiet = {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     process = subprocess.Popen(
         [*SRIFT, *words],
         cwd=folder,
@@ -174,14 +186,18 @@ def end_all() -> None:
         process.kill()
 
 
-def work(folder: Path, started: Callable[[subprocess.Popen[str]], None] = lambda refresh: None) -> Ended:
+def work(
+    folder: Path, started: Callable[[subprocess.Popen[str]], None] = lambda refresh: None
+) -> Ended:
     """Import the rows of a home, then refresh it; `started` is told of the second process."""
     began = time.perf_counter()
     importing = start(folder, "import", "rows.csv")
     said = importing.communicate()[1]
     import_s, began = time.perf_counter() - began, time.perf_counter()
     if importing.returncode:
-        return Ended(home=folder.name, import_s=import_s, refresh_s=0.0, error=f"import: {said[-500:]}")
+        return Ended(
+            home=folder.name, import_s=import_s, refresh_s=0.0, error=f"import: {said[-500:]}"
+        )
     refreshing = start(folder, "refresh", "--max-usd", "0", "--json")
     started(refreshing)
     told, said = refreshing.communicate()
@@ -205,7 +221,9 @@ class Ground:
 
     def ask(self, database: str, query: str, *given: object) -> list[tuple[Any, ...]]:
         """Rows of PostgreSQL's own."""
-        with closing(psycopg2.connect(host=self.server, user=postgres.USER, dbname=database)) as connection:
+        with closing(
+            psycopg2.connect(host=self.server, user=postgres.USER, dbname=database)
+        ) as connection:
             connection.autocommit = True
             cursor = connection.cursor()
             cursor.execute(query, given or None)
@@ -213,14 +231,20 @@ class Ground:
 
     def write_down_waits(self) -> None:
         """From now on the server's log has a line for each lock that somebody waited for."""
-        for setting, value in (("log_lock_waits", "on"), ("deadlock_timeout", f"{_SHORTEST_WAIT_MS}ms")):
+        for setting, value in (
+            ("log_lock_waits", "on"),
+            ("deadlock_timeout", f"{_SHORTEST_WAIT_MS}ms"),
+        ):
             self.ask("srift", f"alter system set {setting} = '{value}'")
         self.ask("srift", "select pg_reload_conf()")
 
     def waits(self) -> dict[str, list[float]]:
         """Seconds of each wait for a turn so far, by what the turn is for."""
         found = _WAITED.findall((Path(self.server) / "log").read_text())
-        return {what: [float(ms) / 1000 for key, ms in found if key == of] for of, what in _TURNS.items()}
+        return {
+            what: [float(ms) / 1000 for key, ms in found if key == of]
+            for of, what in _TURNS.items()
+        }
 
     @contextmanager
     def watched(self, looks: Looks) -> Iterator[None]:
@@ -258,7 +282,9 @@ class Ground:
                 if copy["publication_id"].nunique() != 1 or not all_goals(copy):
                     looks.torn.append(f"copy of {home.parents[1].name}: {len(copy)} rows")
         connections = "select count(*) from pg_stat_activity where backend_type = 'client backend'"
-        looks.most_connections = max(looks.most_connections, int(self.ask("srift", connections)[0][0]))
+        looks.most_connections = max(
+            looks.most_connections, int(self.ask("srift", connections)[0][0])
+        )
 
     def kill_while_it_writes(self, folder: Path, refreshing: subprocess.Popen[str]) -> None:
         """SIGKILL, once what it found on offer is stored, the next time that it holds the writers' turn."""
@@ -266,8 +292,12 @@ class Ground:
         while refreshing.poll() is None:
             if not stored:
                 with suppress(OSError, ValueError):
-                    refresh_id = json.loads((folder / ".srift" / "refresh.json").read_text())["refresh_id"]
-                    stored = bool(len(self.warehouse.select("raw_offers", {"snapshot_id": refresh_id})))
+                    refresh_id = json.loads((folder / ".srift" / "refresh.json").read_text())[
+                        "refresh_id"
+                    ]
+                    stored = bool(
+                        len(self.warehouse.select("raw_offers", {"snapshot_id": refresh_id}))
+                    )
             elif self.ask("srift", _LOCKED, who):
                 refreshing.kill()
                 return
@@ -288,7 +318,9 @@ def together(ground: Ground, homes: list[Path], victim: Path) -> tuple[list[Ende
         killers: list[threading.Thread] = []
 
         def kill(refreshing: subprocess.Popen[str]) -> None:
-            killers.append(threading.Thread(target=ground.kill_while_it_writes, args=(victim, refreshing)))
+            killers.append(
+                threading.Thread(target=ground.kill_while_it_writes, args=(victim, refreshing))
+            )
             killers[0].start()
 
         killed = pool.submit(work, victim, kill)
@@ -302,7 +334,9 @@ def together(ground: Ground, homes: list[Path], victim: Path) -> tuple[list[Ende
             raise
 
 
-def checks(ground: Ground, whole: list[Ended], killed: Ended, looks: Looks) -> list[tuple[str, object, object]]:
+def checks(
+    ground: Ground, whole: list[Ended], killed: Ended, looks: Looks
+) -> list[tuple[str, object, object]]:
     """What must hold of the warehouse, the registry and the history of runs: name, expected, found.
 
     `whole` are the refreshes that ended by themselves; the killed one may have stored some of it, never a part of a
@@ -310,7 +344,9 @@ def checks(ground: Ground, whole: list[Ended], killed: Ended, looks: Looks) -> l
     """
     query = ground.warehouse.select
     ids = [one.refresh_id for one in whole]
-    importing = len(whole) - 1  # the home that made the tables imported nothing, and the killed one did twice
+    importing = (
+        len(whole) - 1
+    )  # the home that made the tables imported nothing, and the killed one did twice
     found: list[tuple[str, object, object]] = []
 
     def once(what: str, table: str, key: str, expected: int) -> None:
@@ -327,15 +363,37 @@ def checks(ground: Ground, whole: list[Ended], killed: Ended, looks: Looks) -> l
     found.append(("rows of each import", [OWN + COMMON] * importing, [*per_import]))
     publications, rows = query("raw_publications"), query("raw_recommendations")
     by_refresh = publications["refresh_id"].value_counts()
-    found.append(("publications of each refresh", [1] * len(ids), [int(by_refresh.get(one, 0)) for one in ids]))
-    found.append(("order of publications, each place once", len(publications), publications["noted_order"].nunique()))
+    found.append(
+        (
+            "publications of each refresh",
+            [1] * len(ids),
+            [int(by_refresh.get(one, 0)) for one in ids],
+        )
+    )
+    found.append(
+        (
+            "order of publications, each place once",
+            len(publications),
+            publications["noted_order"].nunique(),
+        )
+    )
     goals = sum(all_goals(part) for _, part in rows.groupby("publication_id"))
     found.append(("publications with all goals of all workloads", len(publications), goals))
-    twice = rows.duplicated(["publication_id", "workload", "goal", "constraint_hours", "constraint_usd", "rank"])
+    twice = rows.duplicated(
+        ["publication_id", "workload", "goal", "constraint_hours", "constraint_usd", "rank"]
+    )
     found.append(("rows published twice", 0, int(twice.sum())))
-    phases = query("select refresh_id, count(*) as n, count(distinct phase) as d from raw_timings group by refresh_id")
+    phases = query(
+        "select refresh_id, count(*) as n, count(distinct phase) as d from raw_timings group by refresh_id"
+    )
     noted = {str(one): (int(n), int(d)) for one, n, d in phases.itertuples(index=False)}
-    found.append(("refreshes noted, with each phase once", 0, sum(noted.get(one, (0, 1))[0] == 0 for one in ids)))
+    found.append(
+        (
+            "refreshes noted, with each phase once",
+            0,
+            sum(noted.get(one, (0, 1))[0] == 0 for one in ids),
+        )
+    )
     found.append(("phases noted twice", 0, sum(n != d for n, d in noted.values())))
     offers = query("select distinct snapshot_id from raw_offers")["snapshot_id"]
     found.append(("refreshes with a snapshot of prices", len(ids), len(set(ids) & set(offers))))
@@ -348,7 +406,9 @@ def checks(ground: Ground, whole: list[Ended], killed: Ended, looks: Looks) -> l
         "select state_type::text, count(*) from flow_run join flow on flow.id = flow_id where flow.name = 'refresh'"
         " group by 1 order by 1",
     )
-    found.append(("refreshes in Prefect's history", [("COMPLETED", len(ids)), ("CRASHED", 1)], history))
+    found.append(
+        ("refreshes in Prefect's history", [("COMPLETED", len(ids)), ("CRASHED", 1)], history)
+    )
     return found
 
 
@@ -365,13 +425,25 @@ def of_models(ground: Ground, ids: list[str], killed: Ended) -> list[tuple[str, 
     promoted = {str(one) for one in noted[noted["promoted"]]["version"]}
     in_force = str(client.get_model_version_by_alias("srift-step-time-local", "champion").version)
     replaced = [one.tags["replaces"] for one in versions if "replaces" in one.tags]
-    decided = [one.tags.get("promotion", "").partition(":")[0] for one in versions if one.tags["refresh_id"] in ids]
+    decided = [
+        one.tags.get("promotion", "").partition(":")[0]
+        for one in versions
+        if one.tags["refresh_id"] in ids
+    ]
     return [
         ("versions of the model, numbered without a gap", [*range(1, len(numbers) + 1)], numbers),
         ("versions of each refresh", [1] * len(ids), [makers.count(one) for one in ids]),
         ("versions of the killed refresh, at most 1", True, len(makers) - len(ids) <= 1),
-        ("versions noted of each refresh", [1] * len(ids), [int((noted["refresh_id"] == one).sum()) for one in ids]),
-        ("versions with a decision", len(ids), sum(one in ("promoted", "refused") for one in decided)),
+        (
+            "versions noted of each refresh",
+            [1] * len(ids),
+            [int((noted["refresh_id"] == one).sum()) for one in ids],
+        ),
+        (
+            "versions with a decision",
+            len(ids),
+            sum(one in ("promoted", "refused") for one in decided),
+        ),
         ("the version in force was promoted", True, in_force in promoted),
         ("versions that were replaced by two", 0, len(replaced) - len(set(replaced))),
     ]
@@ -387,13 +459,20 @@ def table(found: list[tuple[str, object, object]]) -> pd.DataFrame:
 
     return pd.DataFrame(
         [
-            {"what": what, "expected": short(wanted), "found": short(got), "holds": "yes" if wanted == got else "NO"}
+            {
+                "what": what,
+                "expected": short(wanted),
+                "found": short(got),
+                "holds": "yes" if wanted == got else "NO",
+            }
             for what, wanted, got in found
         ]
     )
 
 
-def print_times(alone: Ended, ended: list[Ended], seconds: float, waits: dict[str, list[float]], looks: Looks) -> None:
+def print_times(
+    alone: Ended, ended: list[Ended], seconds: float, waits: dict[str, list[float]], looks: Looks
+) -> None:
     """What one home took alone and what all at once did, until the last, and what they waited for each other."""
     spent = [one.import_s + one.refresh_s for one in ended]
     times = pd.DataFrame(
@@ -403,8 +482,14 @@ def print_times(alone: Ended, ended: list[Ended], seconds: float, waits: dict[st
             (f"import and refresh of {len(ended)} at once and one killed: until the last", seconds),
             ("  the median of them", median(spent)),
             ("  the slowest of them", max(spent)),
-            *((f"{len(one)} waits for the turn to {what}, together", sum(one)) for what, one in waits.items()),
-            ("  the longest of all waits", max((most for one in waits.values() for most in one), default=0.0)),
+            *(
+                (f"{len(one)} waits for the turn to {what}, together", sum(one))
+                for what, one in waits.items()
+            ),
+            (
+                "  the longest of all waits",
+                max((most for one in waits.values() for most in one), default=0.0),
+            ),
         ],
         columns=["what", "seconds"],
     )
@@ -424,7 +509,9 @@ def run(folder: Path, server: str, workers: int) -> bool:
     told, said = tables.communicate()
     if tables.returncode:
         raise RuntimeError(f"the first refresh failed: {said[-1000:]}")
-    first = Ended(home="first", import_s=0.0, refresh_s=0.0, refresh_id=str(json.loads(told)["refresh_id"]))
+    first = Ended(
+        home="first", import_s=0.0, refresh_s=0.0, refresh_id=str(json.loads(told)["refresh_id"])
+    )
     # what the others bring is news to the model of this one, so that theirs may all be put in force
     alone = work(make_home(folder / "alone", server, [*TYPES][:1]))
     ground.write_down_waits()
@@ -452,9 +539,13 @@ def run(folder: Path, server: str, workers: int) -> bool:
     return bool((shown["holds"] == "yes").all())
 
 
-def main(workers: Annotated[int, typer.Option(min=1, help="Homes that refresh at once.")] = WORKERS) -> None:
+def main(
+    workers: Annotated[int, typer.Option(min=1, help="Homes that refresh at once.")] = WORKERS,
+) -> None:
     """Print times and checks; exit 1 where one does not hold."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server and what was started end with it
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the server and what was started end with it
     with tempfile.TemporaryDirectory(prefix="srift-shared-") as folder:
         try:
             with postgres.server() as server, ExitStack() as stack:

@@ -67,12 +67,16 @@ def predictions(series: Series) -> Iterator[dict[str, object]]:
             steps = series.sizes(work)
             if not {*KNOWN, size} <= steps.keys():
                 continue
-            for left, known in zip(LEFT, (KNOWN, [one for one in steps if one < size]), strict=True):
+            for left, known in zip(
+                LEFT, (KNOWN, [one for one in steps if one < size]), strict=True
+            ):
                 rule, shares = efficiencies(series, work, known, size)
                 yield {
                     "workload": series.workload,
                     "type": series.instance_type,
-                    "of": f"machines of {series.devices_each}" if series.devices_each else "devices",
+                    "of": f"machines of {series.devices_each}"
+                    if series.devices_each
+                    else "devices",
                     "size": size,
                     "batch": work.batch,
                     "as": "measured" if work.micro_batch is None else "micro-steps",
@@ -86,7 +90,11 @@ def predictions(series: Series) -> Iterator[dict[str, object]]:
 
 def flat(series: Series, work: Work, known: int, size: int) -> float | None:
     """Efficiency by shares in per cent, if `size` units took as much beyond their share as `known` ones do."""
-    one, extra, share = series.step(1, work), extra_seconds(series, work, known), series.share(size, work)
+    one, extra, share = (
+        series.step(1, work),
+        extra_seconds(series, work, known),
+        series.share(size, work),
+    )
     if one is None or extra is None or share is None:
         return None
     return 100 * one.seconds / (size * (share + extra))
@@ -95,10 +103,17 @@ def flat(series: Series, work: Work, known: int, size: int) -> float | None:
 def judged(data: TrainingData) -> pd.DataFrame:
     """`predictions` of every workload of the data."""
     data = by_variant(at_nominal_speed(data))
-    devices = {str(one["name"]): int(one["devices"]) for one in data.instance_types.to_dict("records")}
+    devices = {
+        str(one["name"]): int(one["devices"]) for one in data.instance_types.to_dict("records")
+    }
     names = sorted(set(data.runs["workload"].astype(str)))
     return pd.DataFrame(
-        [row for name in names for series in series_of(data, name, devices) for row in predictions(series)]
+        [
+            row
+            for name in names
+            for series in series_of(data, name, devices)
+            for row in predictions(series)
+        ]
     )
 
 
@@ -110,9 +125,15 @@ def scores(table: pd.DataFrame) -> pd.DataFrame:
     def add(label: str, own: pd.DataFrame) -> None:
         for rule in RULES:
             away = (own[rule].astype(float) - own["measured"]).to_numpy(float)
-            figures = {"mean": np.abs(away).mean(), "median": np.median(np.abs(away)), "bias": away.mean()}
+            figures = {
+                "mean": np.abs(away).mean(),
+                "median": np.median(np.abs(away)),
+                "bias": away.mean(),
+            }
             within = 100 * np.mean(np.abs(away) <= WITHIN)
-            rows.append({"cells": label, "by": rule, "number": len(own), "within_5_%": within, **figures})
+            rows.append(
+                {"cells": label, "by": rule, "number": len(own), "within_5_%": within, **figures}
+            )
 
     for left in answered["held_out"].unique():
         own = answered[answered["held_out"] == left]
@@ -144,9 +165,15 @@ def wanted(here: Workspace, repeats: int) -> Iterator[Launch]:
     runs = training_frames(here.warehouse, "local")["runs"]
     for mbit, (name, batch) in ((mbit, one) for mbit in MBITS for one in GLOBAL_BATCHES.items()):
         cluster = cluster_of(here, f"{HOSTS[-1]}xb{mbit}")
-        setups = [(size, batch // size) for size in HOSTS] + [(1, batch // size) for size in HOSTS[1:]]
+        setups = [(size, batch // size) for size in HOSTS] + [
+            (1, batch // size) for size in HOSTS[1:]
+        ]
         known = runs[runs["workload"] == name] if len(runs) else runs
-        pairs = zip(known["cluster"], known["batch_per_device"].astype(str), strict=True) if len(known) else ()
+        pairs = (
+            zip(known["cluster"], known["batch_per_device"].astype(str), strict=True)
+            if len(known)
+            else ()
+        )
         done = Counter((str(ran), share) for ran, share in pairs)
         items = [
             Unseen(workload=name, nodes=tuple(range(size)), batches=(share,) * size)
@@ -178,7 +205,9 @@ def measured_on_hosts(home: Path | None, repeats: int) -> TrainingData:
 
 
 def main(
-    hosts: Annotated[bool, typer.Option("--hosts", help="measure local hosts instead of reading rows")] = False,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="measure local hosts instead of reading rows")
+    ] = False,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="runs of each setup; the median counts")] = 1,
     cells: Annotated[bool, typer.Option("--cells", help="print every cell too")] = False,
@@ -197,8 +226,14 @@ def main(
         raise typer.BadParameter("no global batch was measured on one, two and four or eight units")
     if cells or hosts:
         print_frame(table.round(1), "efficiency in per cent, measured and predicted")
-    print_frame(scores(table).round(1), "errors in points of efficiency, of the cells that all three answer")
-    away = (table["shares"].astype(float) - table["measured"])[table["held_out"] == LEFT[0]].dropna().abs()
+    print_frame(
+        scores(table).round(1), "errors in points of efficiency, of the cells that all three answer"
+    )
+    away = (
+        (table["shares"].astype(float) - table["measured"])[table["held_out"] == LEFT[0]]
+        .dropna()
+        .abs()
+    )
     if (away <= WITHIN).mean() < LEAST_SHARE:
         raise typer.Exit(1)
 

@@ -59,25 +59,41 @@ def splits(runs: pd.DataFrame, devices: dict[str, int], *, seed: int) -> Iterato
         yield Split(name=ALONE, group=name, known=~own | alone, asked=own & ~alone)
         for batch, picked in _pilots(setups, own, devices):
             yield Split(
-                name=PILOTS, group=f"{name} at {batch:g}", known=~own | alone | picked, asked=own & ~alone & ~picked
+                name=PILOTS,
+                group=f"{name} at {batch:g}",
+                known=~own | alone | picked,
+                asked=own & ~alone & ~picked,
             )
         yield Split(name=CHOSEN, group=name, known=~own | alone, asked=own & ~alone, choose=3)
         for one in range(_RANDOM_SEEDS):
             picked = np.zeros(len(runs), dtype=bool)
             random = np.random.default_rng([seed, 100 + one])
-            picked[random.choice(np.flatnonzero(own), min(_MEASUREMENTS, int(own.sum())), replace=False)] = True
-            yield Split(name=RANDOM, group=f"{name} draw {one}", known=~own | picked, asked=own & ~picked)
+            picked[
+                random.choice(
+                    np.flatnonzero(own), min(_MEASUREMENTS, int(own.sum())), replace=False
+                )
+            ] = True
+            yield Split(
+                name=RANDOM, group=f"{name} draw {one}", known=~own | picked, asked=own & ~picked
+            )
     for most, size in _SIZES:
         yield Split(
-            name=LARGER, group=f"{most} to {size} devices", known=setups.ranks <= most, asked=setups.ranks == size
+            name=LARGER,
+            group=f"{most} to {size} devices",
+            known=setups.ranks <= most,
+            asked=setups.ranks == size,
         )
     unequal = np.array([len(set(row[row > 0])) > 1 for row in setups.layout])
     yield Split(name=UNEQUAL, group="all", known=~unequal, asked=unequal)
 
 
-def _pilots(setups: SetupArrays, own: BoolArray, devices: dict[str, int]) -> Iterator[tuple[float, BoolArray]]:
+def _pilots(
+    setups: SetupArrays, own: BoolArray, devices: dict[str, int]
+) -> Iterator[tuple[float, BoolArray]]:
     """One full machine, one device on each of two, two full machines: at each quartile of the batches that have all."""
-    full = np.array([max(devices.get(name, 1) for name in types) for types in setups.types], dtype=float)
+    full = np.array(
+        [max(devices.get(name, 1) for name in types) for types in setups.types], dtype=float
+    )
     machines = setups.instances
     even = setups.layout.max(axis=1) * machines == setups.ranks
     kinds = [
@@ -86,7 +102,9 @@ def _pilots(setups: SetupArrays, own: BoolArray, devices: dict[str, int]) -> Ite
     ]
     batch: FloatArray = setups.batch[:, 0]
     shared = sorted(set(batch[kinds[0]]) & set(batch[kinds[1]]) & set(batch[kinds[2]]))
-    for at in sorted({round(part * (len(shared) - 1)) for part in (0.25, 0.5, 0.75)} if shared else ()):
+    for at in sorted(
+        {round(part * (len(shared) - 1)) for part in (0.25, 0.5, 0.75)} if shared else ()
+    ):
         yield shared[at], (kinds[0] | kinds[1] | kinds[2]) & (batch == shared[at])
 
 
@@ -112,8 +130,12 @@ def ask(
     known, asked = split.known.copy(), split.asked.copy()
     data = replace(data, instance_types=described(data, data.runs))
     if split.choose:
-        own = np.flatnonzero((data.runs["workload"] == data.runs["workload"].to_numpy()[asked][0]).to_numpy())
-        measured = measured_setups(data.runs.iloc[own], devices, usd or {name: float(n) for name, n in devices.items()})
+        own = np.flatnonzero(
+            (data.runs["workload"] == data.runs["workload"].to_numpy()[asked][0]).to_numpy()
+        )
+        measured = measured_setups(
+            data.runs.iloc[own], devices, usd or {name: float(n) for name, n in devices.items()}
+        )
         before = fit(replace(data, runs=data.runs[known]), seed=seed)
         pilots = recommended_pilots(before, measured.setups, count=split.choose, seed=seed)
         chosen = own[measured.places[pilots]]
@@ -142,7 +164,11 @@ def errors(scored: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
         for name in names:
             away = 100 * np.abs(own[name].to_numpy(float) / own["measured_s"].to_numpy(float) - 1)
             finite = away[np.isfinite(away)]
-            figures = (finite.mean(), np.median(finite), np.quantile(finite, 0.9)) if len(finite) else (np.nan,) * 3
+            figures = (
+                (finite.mean(), np.median(finite), np.quantile(finite, 0.9))
+                if len(finite)
+                else (np.nan,) * 3
+            )
             row = {"split": split, "model": name, "rows": len(finite)}
             found.append({**row, **dict(zip(("mean", "median", "p90"), figures, strict=True))})
     return pd.DataFrame(found)
@@ -157,5 +183,9 @@ def coverage(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         width=100 * (scored["high_s"] - scored["low_s"]) / scored["ours"],
     )
     figures = {name: (name, "mean") for name in ("inside_90", "inside_80", "inside_50")}
-    figures |= {"mean": ("error", "mean"), "median": ("error", "median"), "width": ("width", "median")}
+    figures |= {
+        "mean": ("error", "mean"),
+        "median": ("error", "median"),
+        "width": ("width", "median"),
+    }
     return errors.groupby(by, sort=False).agg(rows=("error", "size"), **figures).reset_index()

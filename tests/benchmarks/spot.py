@@ -35,10 +35,14 @@ DATA = Path("../shared/data")
 def bench_spot(
     step_times: Annotated[Path, typer.Option(help="Step times by network and device.")] = DATA
     / "single_gpu_step_times.csv",
-    checkpoints: Annotated[Path, typer.Option(help="Seconds to write so many MB.")] = DATA / "checkpoint_times.csv",
-    launches: Annotated[Path, typer.Option(help="Seconds from request to running.")] = DATA / "vm_startup.csv",
-    prices: Annotated[Path, typer.Option(help="Spot price changes by zone.")] = DATA / "spot_prices.csv",
-    advisor: Annotated[Path, typer.Option(help="Spot Advisor's buckets.")] = DATA / "ec2_spot_advisor.csv",
+    checkpoints: Annotated[Path, typer.Option(help="Seconds to write so many MB.")] = DATA
+    / "checkpoint_times.csv",
+    launches: Annotated[Path, typer.Option(help="Seconds from request to running.")] = DATA
+    / "vm_startup.csv",
+    prices: Annotated[Path, typer.Option(help="Spot price changes by zone.")] = DATA
+    / "spot_prices.csv",
+    advisor: Annotated[Path, typer.Option(help="Spot Advisor's buckets.")] = DATA
+    / "ec2_spot_advisor.csv",
     jobs: Annotated[int, typer.Option(help="Jobs replayed in each split, for each bid.")] = 600,
     seed: int = 2026,
 ) -> None:
@@ -64,14 +68,19 @@ def bench_spot(
         typer.echo(f"  bids {100 * margin:g} % above the price: {len(found)} jobs", err=True)
     by_bid = [exceeded(part).assign(bid=part["bid"].iloc[0]) for part in parts]
     whole = exceeded(pd.concat(parts)).assign(bid="all")
-    print_frame(pd.concat([*by_bid, whole]).set_index("bid").reset_index(), "jobs replayed on recorded spot prices")
+    print_frame(
+        pd.concat([*by_bid, whole]).set_index("bid").reset_index(),
+        "jobs replayed on recorded spot prices",
+    )
     counts = pd.Series(read_buckets(advisor, "us-east-1")).value_counts().sort_index()
     print_frame(
         pd.DataFrame(
             {
                 "bucket": counts.index,
                 "types_in_us_east_1": counts.to_numpy(),
-                "prior_mean_hours_to_interruption": [1 / bucket_hazard(int(one)) for one in counts.index],
+                "prior_mean_hours_to_interruption": [
+                    1 / bucket_hazard(int(one)) for one in counts.index
+                ],
             }
         ),
         "Spot Advisor's buckets as the prior",

@@ -79,7 +79,8 @@ def read_prices(record: pd.DataFrame) -> dict[Pool, Prices]:
     """Prices by (type, zone) of `record`: instance_type, zone, hours, usd_per_hour."""
     return {
         (str(kind), str(zone)): Prices(
-            hours=rows["hours"].to_numpy(dtype=float), usd=rows["usd_per_hour"].to_numpy(dtype=float)
+            hours=rows["hours"].to_numpy(dtype=float),
+            usd=rows["usd_per_hour"].to_numpy(dtype=float),
         )
         for (kind, zone), rows in record.sort_values("hours").groupby(["instance_type", "zone"])
     }
@@ -89,13 +90,17 @@ def learn(prices: Mapping[Pool, Prices], start: float, end: float, margin: float
     """The hazard learned from machines kept in every pool from `start` to `end`, launched anew each day."""
     rows: list[tuple[str, str, float, int]] = []
     for (kind, zone), pool in prices.items():
-        for begin in np.arange(max(start, float(pool.hours[0])), end - WINDOW_HOURS + 1e-9, WINDOW_HOURS):
+        for begin in np.arange(
+            max(start, float(pool.hours[0])), end - WINDOW_HOURS + 1e-9, WINDOW_HOURS
+        ):
             lost = pool.losses(float(begin), float(begin) + WINDOW_HOURS, margin)
             rows.append((kind, zone, WINDOW_HOURS, len(lost)))
     windows = pd.DataFrame(rows, columns=["instance_type", "zone", "hours", "interruptions"])
     # by the rule above all machines of a pool are lost at once
     count = int(windows["interruptions"].sum())
-    return fit_hazard(windows, together=pd.DataFrame({"machines": [2] * count, "lost": [2] * count}))
+    return fit_hazard(
+        windows, together=pd.DataFrame({"machines": [2] * count, "lost": [2] * count})
+    )
 
 
 def jobs(
@@ -119,13 +124,22 @@ def jobs(
     while many:
         work = float(np.exp(rng.uniform(*np.log(_LENGTHS_H))))
         kind, zone = pools[rng.integers(len(pools))]
-        near = [pool for pool in pools if pool[0] == kind and pool[1][:-1] == zone[:-1] and pool[1] != zone]
+        near = [
+            pool
+            for pool in pools
+            if pool[0] == kind and pool[1][:-1] == zone[:-1] and pool[1] != zone
+        ]
         others = rng.permutation(len(near))[: rng.integers(_MOST_ZONES)]
         chosen = [(kind, zone), *(near[one] for one in others)]
         first = max(start, *(float(prices[pool].hours[0]) for pool in chosen))
         network, rows = groups[rng.integers(len(groups))]
-        begin, each = rng.uniform(first, max(end - _ROOM * work, first)), int(rng.integers(1, _MOST_MACHINES + 1))
-        drawn = rng.choice(startups[kind], 2 * each * len(chosen))  # the last machine of a gang decides
+        begin, each = (
+            rng.uniform(first, max(end - _ROOM * work, first)),
+            int(rng.integers(1, _MOST_MACHINES + 1)),
+        )
+        drawn = rng.choice(
+            startups[kind], 2 * each * len(chosen)
+        )  # the last machine of a gang decides
         if begin + _ROOM * work <= end:
             many -= 1
             yield Job(
@@ -176,7 +190,12 @@ def hours_given(
 
 
 def replay(
-    simulated: Sequence[Job], prices: Mapping[Pool, Prices], job_conditions: Learned, *, margin: float, seed: int = 0
+    simulated: Sequence[Job],
+    prices: Mapping[Pool, Prices],
+    job_conditions: Learned,
+    *,
+    margin: float,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """Each job's stated hours and what it took.
 
@@ -201,12 +220,16 @@ def replay(
         moments = [
             moment - job.start
             for pool in zones
-            for moment in prices[pool].losses(job.start, job.start + 2 * job.work_hours + 24, margin)
+            for moment in prices[pool].losses(
+                job.start, job.start + 2 * job.work_hours + 24, margin
+            )
         ]
         actual = hours_given(
             moments,
             work_hours=job.work_hours,
-            interval_hours=float(best_interval(conditions.checkpoint_s[0] / 3600, conditions.hazard_per_hour[0])),
+            interval_hours=float(
+                best_interval(conditions.checkpoint_s[0] / 3600, conditions.hazard_per_hour[0])
+            ),
             startup_hours=job.startup_s / 3600,
             checkpoint_hours=job.checkpoint_s / 3600,
             replacement_hours=(job.replacement_s + job.checkpoint_s) / 3600,
@@ -242,7 +265,12 @@ def _columns(path: Path, names: dict[str, str]) -> pd.DataFrame:
 
 def read_step_times(path: Path) -> pd.DataFrame:
     """Columns workload, kind (of GPU), flops_per_sample, batch, device_tflops, seconds."""
-    names = {"model": "workload", "gpu": "kind", "model_flops": "flops_per_sample", "gpu_tflops": "device_tflops"}
+    names = {
+        "model": "workload",
+        "gpu": "kind",
+        "model_flops": "flops_per_sample",
+        "gpu_tflops": "device_tflops",
+    }
     rows = _columns(path, names | {"iter_time_s": "seconds"})
     return rows.assign(batch=_BATCH, kind=rows["kind"].str.lower())
 
@@ -257,13 +285,22 @@ def read_launches(path: Path, instance_types: list[str]) -> pd.DataFrame:
     rows = _columns(path, {"mode": "market", "gpu": "gpu", "total_s": "seconds"})
     rows["market"] = rows["market"].map(_MARKETS)
     rows["family"] = rows["gpu"].map(_STANDS_FOR)
-    types = pd.DataFrame({"instance_type": instance_types, "family": [one.partition(".")[0] for one in instance_types]})
+    types = pd.DataFrame(
+        {
+            "instance_type": instance_types,
+            "family": [one.partition(".")[0] for one in instance_types],
+        }
+    )
     return rows.merge(types, on="family").drop(columns=["family", "gpu"])
 
 
 def read_spot_prices(path: Path) -> pd.DataFrame:
     """Columns instance_type, zone, hours since the record's start, usd_per_hour."""
-    names = {"instance_type": "instance_type", "availability_zone": "zone", "spot_usd_per_h": "usd_per_hour"}
+    names = {
+        "instance_type": "instance_type",
+        "availability_zone": "zone",
+        "spot_usd_per_h": "usd_per_hour",
+    }
     rows = _columns(path, names | {"timestamp_utc": "at"})
     at = pd.to_datetime(rows["at"])
     return rows.drop(columns="at").assign(hours=(at - at.min()).dt.total_seconds() / 3600)
@@ -274,11 +311,19 @@ def read_buckets(path: Path, region: str) -> dict[str, int]:
     names = {"region": "region", "instance_type": "instance_type", "interruption_bucket": "bucket"}
     rows = _columns(path, names)
     mine = rows[rows["region"] == region]
-    return {str(name): int(bucket) for name, bucket in zip(mine["instance_type"], mine["bucket"], strict=True)}
+    return {
+        str(name): int(bucket)
+        for name, bucket in zip(mine["instance_type"], mine["bucket"], strict=True)
+    }
 
 
 FOLDS = 4  # of zones, each held out once
-MARGINS = (0.0, 0.005, 0.01, 0.02)  # bids above the price at launch: from the tightest, lost often, to one seldom lost
+MARGINS = (
+    0.0,
+    0.005,
+    0.01,
+    0.02,
+)  # bids above the price at launch: from the tightest, lost often, to one seldom lost
 
 
 def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
@@ -286,7 +331,9 @@ def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
 
     Columns: learned, group, error, inside (90 % interval), width (its high over its low end).
     """
-    written = rows.assign(workload=rows["group"].astype(str), instance_type="", bytes=1e6 * rows["mb"].astype(float))
+    written = rows.assign(
+        workload=rows["group"].astype(str), instance_type="", bytes=1e6 * rows["mb"].astype(float)
+    )
     parts = []
     for group, held in written.groupby("workload"):
         for learned in (False, True):
@@ -315,7 +362,9 @@ def guess_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """
     parts = []
     sheets = sheets_of({}, data_sheets())
-    flops = dict(zip(rows["workload"].astype(str), rows["flops_per_sample"].astype(float), strict=True))
+    flops = dict(
+        zip(rows["workload"].astype(str), rows["flops_per_sample"].astype(float), strict=True)
+    )
     points = rows.assign(log_s=np.log(rows["seconds"]), sd=0.01)
     points = points.groupby(["workload", "kind", "batch"], as_index=False)[["log_s", "sd"]].median()
     for workload, held in rows.groupby("workload"):
@@ -360,7 +409,9 @@ def replay_scores(
     }
     end = max(float(pool.hours[-1]) for pool in prices.values())
 
-    def played(held: Sequence[Pool], taught: Sequence[Pool], until: float, start: float, part: int) -> pd.DataFrame:
+    def played(
+        held: Sequence[Pool], taught: Sequence[Pool], until: float, start: float, part: int
+    ) -> pd.DataFrame:
         lucky = jobs(
             {pool: prices[pool] for pool in held},
             start,
@@ -396,7 +447,8 @@ def exceeded(scored: pd.DataFrame) -> pd.DataFrame:
                 "interrupted_%": 100 * float((mine["interruptions"] > 0).mean()),
                 "interruptions_a_job": float(mine["interruptions"].mean()),
                 "over_p90_%": 100 * float((mine["actual"] > mine["p90"]).mean()),
-                "over_memoryless_p90_%": 100 * float((mine["actual"] > mine["p90_memoryless"]).mean()),
+                "over_memoryless_p90_%": 100
+                * float((mine["actual"] > mine["p90_memoryless"]).mean()),
                 "actual_over_expected": float(mine["actual"].sum() / mine["expected"].sum()),
             }
         )

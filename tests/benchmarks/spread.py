@@ -51,17 +51,23 @@ class InSizes(Workspace):
     def workloads(self) -> list[Workload]:
         """See Workspace."""
         first, *_ = super().workloads
-        return [replace(first, samples=first.samples + 1000 * number) for number in range(self.count)]
+        return [
+            replace(first, samples=first.samples + 1000 * number) for number in range(self.count)
+        ]
 
 
 def in_sizes(here: Workspace, count: int) -> InSizes:
     """The same installation with so many workloads."""
-    return InSizes(settings=here.settings, warehouse=here.warehouse, provider=here.provider, count=count)
+    return InSizes(
+        settings=here.settings, warehouse=here.warehouse, provider=here.provider, count=count
+    )
 
 
 def rows_of(here: Workspace, *, spread: bool, scheduler: str = "") -> list[dict[str, Any]]:
     """The table, planned by processes or on the cluster of a `scheduler` where it is to be spread."""
-    here = replace(here, settings=here.settings.model_copy(update={"shared": Shared(dask=scheduler)}))
+    here = replace(
+        here, settings=here.settings.model_copy(update={"shared": Shared(dask=scheduler)})
+    )
     with mock.patch.object(parallel, "LONG_S", -1.0 if spread else 1e9):
         return recommend_all.fn(here, champion(), here.provider.offers(NOON), measured().runs)
 
@@ -74,7 +80,10 @@ def main(
     """Seconds of a table each way."""
     tables, rows = {}, []
     champion()
-    with tempfile.TemporaryDirectory(prefix="srift-spread-") as folder, cluster(Path(folder), workers) as (dask, _):
+    with (
+        tempfile.TemporaryDirectory(prefix="srift-spread-") as folder,
+        cluster(Path(folder), workers) as (dask, _),
+    ):
         (Path(folder) / "project").mkdir()
         here = in_sizes(install(Path(folder) / "project"), workloads)
         for way in ways:
@@ -82,8 +91,13 @@ def main(
             if way == "start":
                 side_by_side(partial(_planned, shared=champion().model), [None, None])
             else:
-                tables[way] = rows_of(here, spread=way != "alone", scheduler=dask if way == "dask" else "")
-            taken = {"seconds": time.perf_counter() - begun, "processor_s": _processor_s() - before_s}
+                tables[way] = rows_of(
+                    here, spread=way != "alone", scheduler=dask if way == "dask" else ""
+                )
+            taken = {
+                "seconds": time.perf_counter() - begun,
+                "processor_s": _processor_s() - before_s,
+            }
             rows.append({"way": way, "rows": len(tables.get(way, ())), **taken})
     print_frame(pd.DataFrame(rows), f"{workloads} workloads, {workers} workers of the cluster")
     first, *others = tables.values() or [[]]

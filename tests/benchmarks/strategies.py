@@ -86,7 +86,15 @@ from tests.benchmarks.commands import ROOT
 from tests.benchmarks.elastic import elastic_jobs, errors
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.memory import SIZED, Sized
-from tests.benchmarks.placement import NOISE, as_network, host_networks, host_rows, networks, on_hosts, orders_of
+from tests.benchmarks.placement import (
+    NOISE,
+    as_network,
+    host_networks,
+    host_rows,
+    networks,
+    on_hosts,
+    orders_of,
+)
 from tests.benchmarks.ranks import WORKLOADS, served
 from tests.benchmarks.sent_bytes import RANKS, sent_a_step
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
@@ -95,9 +103,22 @@ from warehouse.reads import training_frames
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 MBITS = (50, 200, 800, 3200)
 BATCHES = {"residual_cnn": 8, "transformer_lm": 8, "wide_mlp": 32, "recommender": 128}  # a device's
-CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something to gain on a usual link
+CROSSING = (
+    "wide_mlp"  # of the four the one with most bytes: it has something to gain on a usual link
+)
 PARTS = (
-    *("selection", "bytes", "adasum", "tensor", "placement", "update", "cache", "elastic", "learning", "steps"),
+    *(
+        "selection",
+        "bytes",
+        "adasum",
+        "tensor",
+        "placement",
+        "update",
+        "cache",
+        "elastic",
+        "learning",
+        "steps",
+    ),
     *("servers", "tables", "choice"),
 )
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
@@ -106,7 +127,9 @@ _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02,
 _MOST_REGRET = 0.03
 _TWO_KINDS = 2.1  # times as fast as either kind alone
 SERVED_HOSTS, _ALIKE = 4, 0.05  # of steps that are taken to be as fast
-USD_PER_HOUR = {f"b{mbit}": 0.04 + 0.01 * at for at, mbit in enumerate(MBITS)}  # made up: a faster link costs more
+USD_PER_HOUR = {
+    f"b{mbit}": 0.04 + 0.01 * at for at, mbit in enumerate(MBITS)
+}  # made up: a faster link costs more
 _OVER_BEST = 0.05
 _SAVING_OFF = 0.10  # of the states that are shared out
 _UPDATE_STEPS = 10  # whose losses are compared
@@ -137,8 +160,17 @@ def selections(sizes: Sequence[int]) -> pd.DataFrame:
                     kept = float((values[picked].double() ** 2).sum())
                 own.append(time.perf_counter() - began)
         ratios = [ours / theirs for theirs, ours in zip(*seconds.values(), strict=True)]
-        row = {"values": size, "tails": tails, **{name: median(own) for name, own in seconds.items()}}
-        row |= {"ratio": median(ratios), "ratio_from": min(ratios), "ratio_to": max(ratios), "energy": kept / most}
+        row = {
+            "values": size,
+            "tails": tails,
+            **{name: median(own) for name, own in seconds.items()},
+        }
+        row |= {
+            "ratio": median(ratios),
+            "ratio_from": min(ratios),
+            "ratio_to": max(ratios),
+            "energy": kept / most,
+        }
         rows.append(row | {"picked": len(picked), "asked": count})
     return pd.DataFrame(rows)
 
@@ -148,9 +180,15 @@ def bytes_of(file: Path) -> tuple[float, float, int]:
     many parameters have gradients.
     """
     workload = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
-    built = build(file.parent, workload, seed=0, rank=0, computing=arithmetic("fp32", torch.device("cpu")))
+    built = build(
+        file.parent, workload, seed=0, rank=0, computing=arithmetic("fp32", torch.device("cpu"))
+    )
     buffers = float(sum(one.numel() * one.element_size() for one in built.model.buffers()))
-    return 4.0 * built.parameters, buffers, sum(one.requires_grad for one in built.model.parameters())
+    return (
+        4.0 * built.parameters,
+        buffers,
+        sum(one.requires_grad for one in built.model.parameters()),
+    )
 
 
 def link_bytes(names: Iterable[str]) -> pd.DataFrame:
@@ -159,7 +197,10 @@ def link_bytes(names: Iterable[str]) -> pd.DataFrame:
     for name in names:
         size, buffers, parameters = bytes_of(WORKLOADS / f"{name}.py")
         formula = {"ddp": dense_bytes(size, 2, 1), "ddp-fp16": dense_bytes(size, 2, 1) / 2}
-        formula |= {MSTOPK_SENT: sparse_bytes(size, 2, 1), ADASUM: adasum_bytes(size, parameters, RANKS)}
+        formula |= {
+            MSTOPK_SENT: sparse_bytes(size, 2, 1),
+            ADASUM: adasum_bytes(size, parameters, RANKS),
+        }
         formula |= {"ps-2": served_bytes(size, RANKS, 1, 2)}
         for strategy, expected in formula.items():
             sent = sent_a_step(WORKLOADS / f"{name}.py", strategy)
@@ -189,8 +230,16 @@ def updates(asked: Iterable[tuple[Sized, int]]) -> pd.DataFrame:
         seconds = [[one["step_s"] for one in turns[place::2]] for place in range(2)]
         losses = [one["losses"] for one in served(file, items, world=world, losses=_UPDATE_STEPS)]
         states = max(alone["checkpoint_bytes"] - alone["gradient_bytes"], 0)
-        row = {"workload": sized.name, "ranks": world, "optimizer_s": alone["rows"][0]["optimizer_s"]}
-        row |= {"ddp_s": median(seconds[0]), "zero1_s": median(seconds[1]), "ddp_bytes": dense["peak_bytes"]}
+        row = {
+            "workload": sized.name,
+            "ranks": world,
+            "optimizer_s": alone["rows"][0]["optimizer_s"],
+        }
+        row |= {
+            "ddp_s": median(seconds[0]),
+            "zero1_s": median(seconds[1]),
+            "ddp_bytes": dense["peak_bytes"],
+        }
         row |= {"apart": max((max(one) - min(one)) / median(one) for one in seconds)}
         row |= {"saved_bytes": dense["peak_bytes"] - shared["peak_bytes"], "states_bytes": states}
         rows.append(row | {"formula": (1 - 1 / world) * states, "alike": losses[0] == losses[1]})
@@ -204,27 +253,66 @@ def learning(names: Iterable[str], *, seeds: int, steps: int) -> pd.DataFrame:
     for name in names:
         modes = (Mode(), *(Mode(strategy=one) for one in COMPRESSED))
         workload = Workload(
-            name=name, digest=name, samples=1, global_batch_least=1, global_batch_most=1, goals=(), modes=modes
+            name=name,
+            digest=name,
+            samples=1,
+            global_batch_least=1,
+            global_batch_most=1,
+            goals=(),
+            modes=modes,
         )
         asked = list(product(range(1, seeds + 1), modes))
-        plain: dict[str, Any] = {"run_id": "", "kind": LEARN, "nodes": list(range(RANKS)), "workload": name}
-        plain |= {"batches": [_LEARNING_BATCH] * RANKS, "most_steps": steps, "windows": LEARNING_WINDOWS}
-        items = [Item(**plain, **mode._asdict(), seed=seed, most_s=math.inf) for seed, mode in asked]
+        plain: dict[str, Any] = {
+            "run_id": "",
+            "kind": LEARN,
+            "nodes": list(range(RANKS)),
+            "workload": name,
+        }
+        plain |= {
+            "batches": [_LEARNING_BATCH] * RANKS,
+            "most_steps": steps,
+            "windows": LEARNING_WINDOWS,
+        }
+        items = [
+            Item(**plain, **mode._asdict(), seed=seed, most_s=math.inf) for seed, mode in asked
+        ]
         file = WorkloadFile(name=name, digest=name, file=f"{name}.py", function="build")
-        alike = {"workload": name, "workload_digest": name, "cluster": "", "layout": "", "batch_per_device": ""}
+        alike = {
+            "workload": name,
+            "workload_digest": name,
+            "cluster": "",
+            "layout": "",
+            "batch_per_device": "",
+        }
         alike |= {"status": "measured", "told_by": "node"}
         runs = pd.DataFrame(
             [
                 alike | mode._asdict() | {"seed": seed} | values
-                for (seed, mode), values in zip(asked, served(file, items, world=RANKS), strict=True)
+                for (seed, mode), values in zip(
+                    asked, served(file, items, world=RANKS), strict=True
+                )
             ]
         )
         for mode in modes[1:]:
             found = verdict(runs, workload, mode)
             row = {"workload": name, "strategy": mode.strategy, "seeds": seeds}
             if found is not None:
-                row |= {"steps": found.steps, "dense_loss": found.dense, "loss": found.loss, "allowed": found.allowed}
-            rows.append(row | {"verdict": "not shown" if found is None else "passes" if found.passes else "fails"})
+                row |= {
+                    "steps": found.steps,
+                    "dense_loss": found.dense,
+                    "loss": found.loss,
+                    "allowed": found.allowed,
+                }
+            rows.append(
+                row
+                | {
+                    "verdict": "not shown"
+                    if found is None
+                    else "passes"
+                    if found.passes
+                    else "fails"
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -252,11 +340,21 @@ def wanted(here: Workspace, hosts: int, scale: int) -> list[Launch]:
         cluster = cluster_of(here, f"{hosts}xb{mbit}")
         items = []
         for (name, batch), strategy in product(BATCHES.items(), ("ddp", MSTOPK_SENT)):
-            known = runs[(runs["cluster"] == cluster.name) & (runs["workload"] == name)] if len(runs) else runs
+            known = (
+                runs[(runs["cluster"] == cluster.name) & (runs["workload"] == name)]
+                if len(runs)
+                else runs
+            )
             known = known[known["strategy"] == strategy] if len(known) else known
-            if not len(known) or str(scale * batch) not in set(known["batch_per_device"].astype(str)):
+            if not len(known) or str(scale * batch) not in set(
+                known["batch_per_device"].astype(str)
+            ):
                 named = variant(name, Mode(strategy=strategy))
-                items.append(Unseen(workload=named, nodes=tuple(range(hosts)), batches=(scale * batch,) * hosts))
+                items.append(
+                    Unseen(
+                        workload=named, nodes=tuple(range(hosts)), batches=(scale * batch,) * hosts
+                    )
+                )
         if items:
             launch = launch_of(cluster, items, "to judge compression")
             launches.append(replace(launch, est_s=2 * launch.est_s))
@@ -265,7 +363,10 @@ def wanted(here: Workspace, hosts: int, scale: int) -> list[Launch]:
 
 def models_of(data: TrainingData, here: Workspace, seed: int) -> dict[str, StepTimeModel]:
     """By type one that never saw it compress, and one under "" that never saw any."""
-    compresses, types = data.runs["strategy"] == MSTOPK_SENT, data.runs["cluster"].str.split("x").str[1]
+    compresses, types = (
+        data.runs["strategy"] == MSTOPK_SENT,
+        data.runs["cluster"].str.split("x").str[1],
+    )
     found = {}
     for left_out in ("", *sorted(set(types))):
         own = compresses & ((types == left_out) | (left_out == ""))
@@ -285,10 +386,19 @@ def setups_of(data: TrainingData, models: dict[str, StepTimeModel]) -> pd.DataFr
     keys = ["workload", "cluster", "batch_per_device"]
     runs = data.runs.assign(batch_per_device=data.runs["batch_per_device"].astype(str))
     figures = ["step_s", "step_spread"]
-    both = [runs[runs["strategy"] == one].groupby(keys)[figures].median() for one in ("ddp", MSTOPK_SENT)]
-    table = both[0].merge(both[1], left_index=True, right_index=True, suffixes=("_dense", "_sparse")).reset_index()
+    both = [
+        runs[runs["strategy"] == one].groupby(keys)[figures].median()
+        for one in ("ddp", MSTOPK_SENT)
+    ]
+    table = (
+        both[0]
+        .merge(both[1], left_index=True, right_index=True, suffixes=("_dense", "_sparse"))
+        .reset_index()
+    )
     measured = np.log(table["step_s_dense"] / table["step_s_sparse"])
-    spread = np.hypot(table["step_spread_dense"], table["step_spread_sparse"]) / 1.349  # of one step: above it
+    spread = (
+        np.hypot(table["step_spread_dense"], table["step_spread_sparse"]) / 1.349
+    )  # of one step: above it
     said: dict[str, FloatArray] = {}
     for label, regrets in (("predicted", "regret"), ("by_physics", "regret_by_physics")):
         logs, taken = [], []
@@ -302,7 +412,9 @@ def setups_of(data: TrainingData, models: dict[str, StepTimeModel]) -> pd.DataFr
             taken.append(not unproven(model, arrays, predicted, {str(row["workload"])})[1])
         said[label] = np.array(logs)
         steps_s = np.where(taken, table["step_s_sparse"], table["step_s_dense"])
-        said[regrets] = steps_s / table[["step_s_dense", "step_s_sparse"]].min(axis=1).to_numpy(float) - 1
+        said[regrets] = (
+            steps_s / table[["step_s_dense", "step_s_sparse"]].min(axis=1).to_numpy(float) - 1
+        )
     gbps = table["cluster"].str.split("xb").str[1].astype(float) / 1000
     return table.assign(gbps=gbps, gain=measured, noise=spread, **said)
 
@@ -322,7 +434,11 @@ def served_launches(here: Workspace) -> list[Launch]:
     launches, runs = [], training_frames(here.warehouse, "local")["runs"]
     for mbit in MBITS:
         cluster = cluster_of(here, f"{SERVED_HOSTS}xb{mbit}")
-        known = runs[runs["cluster"] == cluster.name] if len(runs) else pd.DataFrame(columns=["workload", "strategy"])
+        known = (
+            runs[runs["cluster"] == cluster.name]
+            if len(runs)
+            else pd.DataFrame(columns=["workload", "strategy"])
+        )
         have = set(zip(known["workload"], known["strategy"], strict=True))
         items = [
             Unseen(
@@ -333,7 +449,11 @@ def served_launches(here: Workspace) -> list[Launch]:
             for (name, batch), strategy in product(BATCHES.items(), SERVED)
             if (name, strategy) not in have
         ]
-        launches += [launch_of(cluster, items, "to judge how many servers hide an exchange")] if items else []
+        launches += (
+            [launch_of(cluster, items, "to judge how many servers hide an exchange")]
+            if items
+            else []
+        )
     return [replace(one, est_s=2 * one.est_s) for one in launches]
 
 
@@ -345,14 +465,21 @@ def server_counts(runs: pd.DataFrame) -> pd.DataFrame:
     counts = {one: Mode(strategy=one).servers for one in SERVED}
     rows = []
     for (name, cluster), each in own.groupby(["workload", "cluster"]):
-        steps = {counts[str(one)]: float(some["step_s"].median()) for one, some in each.groupby("strategy")}
+        steps = {
+            counts[str(one)]: float(some["step_s"].median())
+            for one, some in each.groupby("strategy")
+        }
         if len(steps) < len(SERVED):
             continue
         gbps = float(str(cluster).split("xb")[1]) / 1000
         compute_s = float((each["step_s"] - each["sync_s"]).median())
-        needed = 2 * servers_busy(float(each["gradient_bytes"].median()), SERVED_HOSTS, gbps, compute_s)
+        needed = 2 * servers_busy(
+            float(each["gradient_bytes"].median()), SERVED_HOSTS, gbps, compute_s
+        )
         enough = [one for one in sorted(steps) if steps[one] <= (1 + _ALIKE) * min(steps.values())]
-        row = {"workload": name, "cluster": cluster, "compute_s": compute_s} | {f"ps-{n}": s for n, s in steps.items()}
+        row = {"workload": name, "cluster": cluster, "compute_s": compute_s} | {
+            f"ps-{n}": s for n, s in steps.items()
+        }
         rule = next((one for one in sorted(steps) if one >= needed), max(steps))
         rows.append(row | {"needed": needed, "rule": rule, "measured": enough[0],
                            "noise": float(each["step_spread"].median()) / 1.349})  # fmt: skip
@@ -367,7 +494,9 @@ class Claims:
 
     def add(self, claim: str, shown: str, noise: str, holds: bool) -> None:
         """One line."""
-        self.rows.append({"claim": claim, "shown": shown, "noise": noise, "holds": "yes" if holds else "NO"})
+        self.rows.append(
+            {"claim": claim, "shown": shown, "noise": noise, "holds": "yes" if holds else "NO"}
+        )
 
     @property
     def hold(self) -> bool:
@@ -401,7 +530,9 @@ def judge_adasum(claims: Claims, seeds: int) -> None:
     """Steps to a loss: at least FEWER_STEPS fewer somewhere, and where they are not fewer at the largest batch."""
     table = adasum_steps(JOBS, seeds=seeds)
     print_frame(table, "steps to a loss, Adasum's over averaging's")
-    largest = table[table["ranks"] == table.groupby("workload")["ranks"].transform("max")].sort_values("ratio")
+    largest = table[
+        table["ranks"] == table.groupby("workload")["ranks"].transform("max")
+    ].sort_values("ratio")
     best = largest.iloc[0]
     least = largest.drop_duplicates("workload").set_index("workload")["ratio"]
     without = ", ".join(str(name) for name, ratio in least.items() if not ratio < 1) or "none"
@@ -414,13 +545,18 @@ def judge_adasum(claims: Claims, seeds: int) -> None:
 def judge_placement(claims: Claims, seed: int) -> None:
     """Orders of machines against the best of all and breadth-first ones; all-reduces of hosts in several orders."""
     found = {hosts: on_hosts(hosts, seed) for hosts in host_networks(seed)}
-    table = orders_of([*networks(range(PLACEMENT_SEEDS)), *(as_network(*one) for one in found.items())])
+    table = orders_of(
+        [*networks(range(PLACEMENT_SEEDS)), *(as_network(*one) for one in found.items())]
+    )
     grouped = table.groupby(["network", "traffic"], sort=False)
     figures = {"over_best": ["mean", "max"], "searched_over_best": ["mean", "max"], "breadth_first": ["mean", "max"],
                "as_they_come": ["mean"], "changed": ["mean"]}  # fmt: skip
     shown = grouped.agg(figures)
     shown.columns = shown.columns.map(" ".join)
-    print_frame(shown.reset_index(), "orders of 8 machines: over the best, and other orders over the chosen one")
+    print_frame(
+        shown.reset_index(),
+        "orders of 8 machines: over the best, and other orders over the chosen one",
+    )
     rows = pd.DataFrame([row for one in found.items() for row in host_rows(*one)])
     print_frame(rows, "all-reduces of 8 local hosts")
     for hosts, said in found.items():
@@ -444,7 +580,10 @@ def judge_placement(claims: Claims, seed: int) -> None:
     least = others.sort_values("over_chosen").iloc[0]
     by_network = "; ".join(f"{one['hosts']} {one['over_chosen']:.2f}" for _, one in
                            others[others["order"] == "breadth first"].iterrows())  # fmt: skip
-    holds = others["over_chosen"] >= 1 - rows.groupby("hosts")["apart"].max().reindex(others["hosts"]).to_numpy()
+    holds = (
+        others["over_chosen"]
+        >= 1 - rows.groupby("hosts")["apart"].max().reindex(others["hosts"]).to_numpy()
+    )
     claims.add("on local hosts no order tried is faster than the chosen one, but for noise",
                f"breadth first takes {ratios['breadth first']:.2f} times its seconds ({by_network}), as they come"
                f" {ratios['as they come']:.2f}, least {least['over_chosen']:.2f} ({least['hosts']}, {least['order']})",
@@ -467,7 +606,10 @@ def judge_updates(claims: Claims) -> None:
 def judge_cache(claims: Claims, rounds: int) -> None:
     """Epochs with and without a cache."""
     rows = data_cache.epochs(_REMOTE_MS, [0, 2], rounds)
-    print_frame(data_cache.summary(rows), f"{data_cache.EPOCHS} epochs, each photo read after {_REMOTE_MS:g} ms asleep")
+    print_frame(
+        data_cache.summary(rows),
+        f"{data_cache.EPOCHS} epochs, each photo read after {_REMOTE_MS:g} ms asleep",
+    )
     noise = f"without, again: {data_cache.spread(data_cache.ratios(rows, 'later_s', data_cache.AGAIN))} times"
     alike = rows.groupby("workers")["weights"].nunique().eq(1).all()
     claims.add("a cache trains to the same bits", f"{len(rows)} trainings", "none", bool(alike))
@@ -497,7 +639,9 @@ def judge_elastic(claims: Claims, here: Workspace, rounds: int, minutes: float) 
     off, judged = errors(table), table[table["judged"]]
     shown = f"{off['told']:.1%} off in the mean of {len(judged)} jobs with {int(judged['taken'].sum())} revocations"
     shown += f"; with steps as the jobs made them {off['spot']:.1%}, {off['spot_running']:.1%} from the first step on"
-    shown += f"; as told {off['running']:.1%} from the first step on; all together {off['sum']:+.1%}"
+    shown += (
+        f"; as told {off['running']:.1%} from the first step on; all together {off['sum']:+.1%}"
+    )
     shown += f"; moments unknown {off['blind']:+.1%}; by the prior {off['prior']:.0%}"
     claims.add("seconds of elastic jobs within 5 %", shown, f"standard error {off['noise']:.1%}",
                off["told"] <= _ELASTIC_OFF)  # fmt: skip
@@ -506,9 +650,13 @@ def judge_elastic(claims: Claims, here: Workspace, rounds: int, minutes: float) 
 def judge_tensor(claims: Claims) -> None:
     """Tensor parallelism: exactness, bytes, crossings of grids, and steps where activations dominate."""
     exact = tensor.exactness()
-    print_frame(exact, "weights after three steps against the whole model's, as parts of the largest")
+    print_frame(
+        exact, "weights after three steps against the whole model's, as parts of the largest"
+    )
     off = float(exact["off"].max())
-    claims.add("divided layers train as whole ones to 1e-5", f"{off:.1e}", "rounding", off <= _NOT_EXACT)
+    claims.add(
+        "divided layers train as whole ones to 1e-5", f"{off:.1e}", "rounding", off <= _NOT_EXACT
+    )
     sent = tensor.link_bytes()
     print_frame(sent, "bytes that a rank sends in a step, without packets' headers")
     off = float(sent["off"].abs().max())
@@ -535,8 +683,19 @@ def judge_tensor(claims: Claims) -> None:
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
-    columns = ["workload", "cluster", "batch_per_device", "step_s_dense", "step_s_sparse", "gain", "noise"]
-    print_frame(table[[*columns, "predicted", "by_physics", "regret"]], "logs of dense seconds over compressed ones")
+    columns = [
+        "workload",
+        "cluster",
+        "batch_per_device",
+        "step_s_dense",
+        "step_s_sparse",
+        "gain",
+        "noise",
+    ]
+    print_frame(
+        table[[*columns, "predicted", "by_physics", "regret"]],
+        "logs of dense seconds over compressed ones",
+    )
     own = table[(table["workload"] == CROSSING) & table["cluster"].str.startswith("2x")]
     own = own[own["batch_per_device"] == str(BATCHES[CROSSING])]
     slowest = own.sort_values("gbps").iloc[0]
@@ -549,18 +708,26 @@ def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) 
     claims.add("regret of choosing between ddp and ddp-mstopk at most 3 % in the mean",
                f"{mean:.1%}, at most {most:.0%}; before any run of it {table['regret_by_physics'].mean():.1%}",
                f"always dense {never:.0%}, always compressed {always:.0%}", mean <= _MOST_REGRET)  # fmt: skip
-    true, predicted, physics = (crossing(own, column) for column in ("gain", "predicted", "by_physics"))
+    true, predicted, physics = (
+        crossing(own, column) for column in ("gain", "predicted", "by_physics")
+    )
     off = predicted / true - 1
-    slope = np.abs(np.gradient(own.sort_values("gbps")["gain"], np.log(own.sort_values("gbps")["gbps"]))).max()
+    slope = np.abs(
+        np.gradient(own.sort_values("gbps")["gain"], np.log(own.sort_values("gbps")["gbps"]))
+    ).max()
     claims.add(f"bandwidth below which it pays within 20 % ({CROSSING})",
                f"{true:.2f} Gbit/s, predicted {predicted:.2f} ({off:+.0%}); before any run of it {physics:.2f}",
                f"{own['noise'].median() / slope:.0%} of the bandwidth", bool(abs(off) <= _CROSSING_OFF))  # fmt: skip
     right = np.sign(table["gain"]) == np.sign(table["predicted"])
     by_physics = np.sign(table["gain"]) == np.sign(table["by_physics"])
     decided = table["gain"].abs() >= table["noise"]
-    shown = f"{right.mean():.0%} of {len(table)} setups; before any run of it {by_physics.mean():.0%}"
+    shown = (
+        f"{right.mean():.0%} of {len(table)} setups; before any run of it {by_physics.mean():.0%}"
+    )
     noise = f"{right[decided].mean():.0%} of the {int(decided.sum())} that are farther from 0 than a step's noise"
-    claims.add("sign of 'compression pays' right in 95 %", shown, noise, bool(right.mean() >= _LEAST_SIGNS))
+    claims.add(
+        "sign of 'compression pays' right in 95 %", shown, noise, bool(right.mean() >= _LEAST_SIGNS)
+    )
 
 
 def judge_servers(claims: Claims, runs: pd.DataFrame) -> None:
@@ -584,8 +751,16 @@ def judge_tables(claims: Claims, runs: pd.DataFrame) -> None:
     table = two_kinds.steps_of(runs)
     print_frame(table, f"seconds a step at a global batch of {two_kinds.BATCH}")
     measured = set(zip(table["cluster"], table["strategy"], strict=True))
-    asked = [(cluster, strategy) for cluster, setups in two_kinds.SETUPS.items() for strategy, _ in setups]
-    lacking = [f"{cluster} in {strategy}" for cluster, strategy in asked if (cluster, strategy) not in measured]
+    asked = [
+        (cluster, strategy)
+        for cluster, setups in two_kinds.SETUPS.items()
+        for strategy, _ in setups
+    ]
+    lacking = [
+        f"{cluster} in {strategy}"
+        for cluster, strategy in asked
+        if (cluster, strategy) not in measured
+    ]
     found = table[(table["kinds"] == 2) & (table["strategy"] == TABLES)]
     if lacking or not len(found):
         said = f"not measured: {', '.join(lacking)}"
@@ -593,7 +768,9 @@ def judge_tables(claims: Claims, runs: pd.DataFrame) -> None:
         return
     both = found.iloc[0]
     alone = table[table["kinds"] == 1].drop_duplicates("cluster")
-    ratios = {str(row["cluster"]): float(row["step_s"] / both["step_s"]) for _, row in alone.iterrows()}
+    ratios = {
+        str(row["cluster"]): float(row["step_s"] / both["step_s"]) for _, row in alone.iterrows()
+    }
     claims.add(f"tables on one kind of host, the rest on another: {_TWO_KINDS} times as fast as either kind alone",
                ", ".join(f"{ratio:.2f} of {name}" for name, ratio in ratios.items()),
                f"{both['step_spread'] / 1.349:.1%} of a step",
@@ -603,13 +780,20 @@ def judge_tables(claims: Claims, runs: pd.DataFrame) -> None:
 def judge_choice(claims: Claims, data: TrainingData, seed: int) -> None:
     """Regret of the planner's choice of machines and strategy."""
     for known in (1, 2):
-        table, by_workload = joint_choice.scores(data, USD_PER_HOUR, BATCHES, known=known, seed=seed)
+        table, by_workload = joint_choice.scores(
+            data, USD_PER_HOUR, BATCHES, known=known, seed=seed
+        )
         runs = f"{known} run{'s' * (known > 1)} in each strategy"
         print_frame(table, f"choices of machines and strategy after {runs}, per cent")
         print_frame(by_workload, "the planner's by workload, per cent")
         ours = table[table["chooser"] == RECOMMENDED].set_index("kind")
-        others = table[table["chooser"].str.endswith("everywhere")].groupby("chooser")["lost"].mean()
-        by_kind = ", ".join(f"{kind} {row['mean']:.1f} ({row['missed']:.0f} missed)" for kind, row in ours.iterrows())
+        others = (
+            table[table["chooser"].str.endswith("everywhere")].groupby("chooser")["lost"].mean()
+        )
+        by_kind = ", ".join(
+            f"{kind} {row['mean']:.1f} ({row['missed']:.0f} missed)"
+            for kind, row in ours.iterrows()
+        )
         claims.add(f"regret of machines and strategy together at most 3 %, {runs}",
                    f"{ours['mean'].mean():.1f} %: {by_kind}",
                    f"lost {ours['lost'].mean():.0f} %, {others.idxmin()} {others.min():.0f} %",
@@ -635,13 +819,15 @@ def project(text: str, workloads: Iterable[str], home: Path | None) -> Iterator[
 
 def main(
     hosts: Annotated[list[int], typer.Option(help="machines of a cluster, several times")] = [2, 3],  # noqa: B006
-    scales: Annotated[list[int], typer.Option(help="times the usual batch, several times")] = [1, 2],  # noqa: B006
+    scales: Annotated[list[int], typer.Option(help="times the usual batch, repeatable")] = [1, 2],  # noqa: B006
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[str, typer.Option(help="what to judge")] = ",".join(PARTS),
     rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
-    minutes: Annotated[float, typer.Option(help="after which no elastic job begins; `--home` has those before")] = 60.0,
+    minutes: Annotated[
+        float, typer.Option(help="after which no elastic job begins; `--home` has those before")
+    ] = 60.0,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -671,8 +857,14 @@ def main(
             judge_elastic(claims, here, rounds, minutes)
     if {"steps", "servers", "tables", "choice"} & set(asked):
         with project(settings(), BATCHES, home) as here:
-            launches = [wanted(here, *both) for both in product(hosts, scales)] if "steps" in asked else []
-            launches += [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)] if "choice" in asked else []
+            launches = (
+                [wanted(here, *both) for both in product(hosts, scales)] if "steps" in asked else []
+            )
+            launches += (
+                [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)]
+                if "choice" in asked
+                else []
+            )
             launches += [served_launches(here)] if "servers" in asked else []
             runs = training_frames(here.warehouse, "local")["runs"]
             launches += [two_kinds.launches(here, runs)] if "tables" in asked else []

@@ -46,7 +46,10 @@ WORKLOADS: dict[str, tuple[float, float]] = {
     "recurrent-lm": (60e6, 4e10),
     "efficient-cnn": (9e6, 2.4e9),
 }
-_BATCHES, _LARGE = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), 3e11  # beyond so many operations only the smaller batches
+_BATCHES, _LARGE = (
+    (1, 2, 4, 8, 12, 16, 24, 32, 48, 64),
+    3e11,
+)  # beyond so many operations only the smaller batches
 _UNEVEN = ((1, 3), (2, 4), (1, 3, 4), (4, 4, 1), (2, 2, 4), (4, 3))
 _BUCKET_BYTES, _MOST_MACHINES, _PLACEMENT_SD, _NOISE_SD = 25e6, 16, 0.03, 0.025
 
@@ -78,12 +81,16 @@ class GpuWorld:
                 input_core_s=random.uniform(0, 0.02),
                 first_ready=random.uniform(0, 0.3),
                 backward=random.uniform(0.6, 0.7),
-                liking={name.split(".")[0]: float(np.exp(random.normal(0, 0.15))) for name in TYPES},
+                liking={
+                    name.split(".")[0]: float(np.exp(random.normal(0, 0.15))) for name in TYPES
+                },
             )
             for name in WORKLOADS
         }
 
-    def step(self, workload: str, name: str, layout: Sequence[int], batch: int) -> tuple[float, float]:
+    def step(
+        self, workload: str, name: str, layout: Sequence[int], batch: int
+    ) -> tuple[float, float]:
         """Seconds of a step, and those of them that the slowest rank waits."""
         own, (parameters, _) = self._truth[workload], WORKLOADS[workload]
         devices, cores = TYPES[name][:2]
@@ -110,9 +117,21 @@ class GpuWorld:
         if most > 1:
             seconds += 2 * (most - 1) * (size_bytes / most / (TYPES[name][3] * 1e9) + 8e-6)
         if machines > 1:
-            link = min(TYPES[name][4] / 8 * self._reached, (10 if machines == 2 else 8) * np.sqrt(most)) * 1e9
+            link = (
+                min(
+                    TYPES[name][4] / 8 * self._reached, (10 if machines == 2 else 8) * np.sqrt(most)
+                )
+                * 1e9
+            )
             flows = min(1.0, 0.35 + 0.16 * most)  # one flow does not fill a fast link
-            ring = 2 * (ranks - 1) / ranks * size_bytes / (link * flows) * (1 + 0.04 * np.log2(machines))
+            ring = (
+                2
+                * (ranks - 1)
+                / ranks
+                * size_bytes
+                / (link * flows)
+                * (1 + 0.04 * np.log2(machines))
+            )
             ring += 2 * machines * self._latency_s * (1 + 0.2 * most)
             seconds += ring * (1 + 0.3 * (1 - ranks / machines / most))
         return float(seconds)
@@ -120,10 +139,21 @@ class GpuWorld:
     def data(self) -> TrainingData:
         """Measured rows in the import format, with the facts of workloads and types; no profile, no probe."""
         random = np.random.default_rng([self._seed, 1])
-        rows = [row for workload in WORKLOADS for name in TYPES for row in self._rows(workload, name, random)]
+        rows = [
+            row
+            for workload in WORKLOADS
+            for name in TYPES
+            for row in self._rows(workload, name, random)
+        ]
         types = [
             {"name": name, "device": name.split(".")[0], "digest": name}
-            | dict(zip(("devices", "cores", "device_tflops", "bandwidth_gbps"), (*row[:3], row[4]), strict=True))
+            | dict(
+                zip(
+                    ("devices", "cores", "device_tflops", "bandwidth_gbps"),
+                    (*row[:3], row[4]),
+                    strict=True,
+                )
+            )
             for name, row in TYPES.items()
         ]
         none = pd.DataFrame()
@@ -136,7 +166,9 @@ class GpuWorld:
             instance_types=pd.DataFrame(types),
         )
 
-    def _rows(self, workload: str, name: str, random: np.random.Generator) -> Iterator[dict[str, object]]:
+    def _rows(
+        self, workload: str, name: str, random: np.random.Generator
+    ) -> Iterator[dict[str, object]]:
         devices = TYPES[name][0]
         if random.random() < 0.35:  # nobody ran it there
             return
@@ -181,10 +213,24 @@ def questions(runs: pd.DataFrame, *, seed: int) -> Iterator[Split]:
         twelve[random.choice(np.flatnonzero(own), 12, replace=False)] = True
         known = ~own | (ranks == 1)
         yield Split(name="one device known", group=name, known=known, asked=~known)
-        yield Split(name="three recommended pilots", group=name, known=known, asked=~known, choose=3)
-        yield Split(name="twelve measurements", group=name, known=~own | twelve, asked=own & ~twelve)
+        yield Split(
+            name="three recommended pilots", group=name, known=known, asked=~known, choose=3
+        )
+        yield Split(
+            name="twelve measurements", group=name, known=~own | twelve, asked=own & ~twelve
+        )
     for most, size in ((8, 16), (8, 64), (16, 64)):
-        yield Split(name="larger clusters", group=f"{most} to {size}", known=ranks <= most, asked=ranks == size)
+        yield Split(
+            name="larger clusters",
+            group=f"{most} to {size}",
+            known=ranks <= most,
+            asked=ranks == size,
+        )
     for name in [one for one, row in TYPES.items() if row[0] > 1]:
-        for what, out in (("type known on one machine", several), ("type known by one device", ranks > 1)):
-            yield Split(name=what, group=name, known=~((kind == name) & out), asked=(kind == name) & out)
+        for what, out in (
+            ("type known on one machine", several),
+            ("type known by one device", ranks > 1),
+        ):
+            yield Split(
+                name=what, group=name, known=~((kind == name) & out), asked=(kind == name) & out
+            )

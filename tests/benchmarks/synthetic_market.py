@@ -62,7 +62,9 @@ def types() -> list[InstanceType]:
     ]
 
 
-def offers(sold: Sequence[InstanceType], markets: Sequence[str] = ("on-demand", "spot")) -> list[Offer]:
+def offers(
+    sold: Sequence[InstanceType], markets: Sequence[str] = ("on-demand", "spot")
+) -> list[Offer]:
     """Each type in each market; the larger, the more often spot is taken away."""
     usd = {f"gpu{at}.{_DEVICES[at]}x": price for at, price in enumerate(_USD)}
     return [
@@ -97,7 +99,11 @@ def champion(sold: Sequence[InstanceType], *, runs: int = 160, seed: int = 0) ->
     """Fitted to `runs` made-up runs of up to eight machines, and profiles of the workload PROFILED on every type."""
     random = np.random.default_rng(seed)
     rows = [_run(sold, str(random.choice([BY_ROWS, PROFILED])), random) for _ in range(runs)]
-    rows += [_run([one], BY_ROWS, random, machines=1, batch=batch) for one in sold for batch in (4, 16, 64)]
+    rows += [
+        _run([one], BY_ROWS, random, machines=1, batch=batch)
+        for one in sold
+        for batch in (4, 16, 64)
+    ]
     profiles = [_profile(one, batch, random) for one in sold for batch in (2, 8, 32, 128)]
     buckets = [
         {
@@ -164,7 +170,9 @@ def _run(
     batch: int | None = None,
 ) -> dict[str, object]:
     """One made-up measurement of one or two types."""
-    pair = [sold[at] for at in sorted(random.choice(len(sold), size=min(2, len(sold)), replace=False))]
+    pair = [
+        sold[at] for at in sorted(random.choice(len(sold), size=min(2, len(sold)), replace=False))
+    ]
     many = machines or int(random.choice([1, 1, 2, 3, 4, 6, 8]))
     first = many if machines or random.random() < 0.7 else int(random.integers(0, many + 1))
     members = sorted([pair[0]] * first + [pair[-1]] * (many - first), key=lambda one: one.name)
@@ -175,7 +183,11 @@ def _run(
     ranks = sum(layout)
     compute = max(_compute_s(one, share) for one, share in zip(members, shares, strict=True))
     gbps = min(one.bandwidth_gbps for one in members) if many > 1 else 100.0
-    ring = 0.0 if ranks == 1 else 2 * (ranks - 1) / ranks * GRADIENT_BYTES * 8e-9 / (0.6 * gbps) + 0.002 * many
+    ring = (
+        0.0
+        if ranks == 1
+        else 2 * (ranks - 1) / ranks * GRADIENT_BYTES * 8e-9 / (0.6 * gbps) + 0.002 * many
+    )
     step = compute + max(0.25 * ring, ring - 0.5 * compute)
     return {
         "provider": "ec2",

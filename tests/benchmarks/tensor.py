@@ -66,7 +66,9 @@ class Case:
         every = ranks * (self.rows if rows is None else rows)
         if self.strategy == DDP:
             return BYTES_OF_VALUE * dense_elements(self.sizes, ranks)
-        return BYTES_OF_VALUE * sent_elements(self.strategy, ranks, self.sizes, every, needs_input_gradient=False)
+        return BYTES_OF_VALUE * sent_elements(
+            self.strategy, ranks, self.sizes, every, needs_input_gradient=False
+        )
 
 
 # Grids of which the formula has one send less for few rows, the other for many.
@@ -74,7 +76,10 @@ CROSSINGS: dict[int, tuple[tuple[str, str], ...]] = {
     4: ((TENSOR_1D, TENSOR_2D),),
     16: ((TENSOR_1D, TENSOR_25D), (TENSOR_2D, TENSOR_25D)),
 }
-WIDTHS = {4: (256, 512), 16: (256,)}  # of 16 ranks on two cores larger ones compute for as long as they send
+WIDTHS = {
+    4: (256, 512),
+    16: (256,),
+}  # of 16 ranks on two cores larger ones compute for as long as they send
 # Of 256 features; of others as their weights, so that what is sent takes about as long. A link lets the first 64 KB
 # after a pause through at once, and drops what would wait for 50 ms: slower links favour small messages.
 GBPS = {4: 0.05, 8: 0.05, 16: 0.02}
@@ -116,11 +121,22 @@ def measured(ranks: int, cases: Sequence[Case], *, gbps: float = 0.0) -> pd.Data
         task = Path(folder, "task")
         task.write_text(json.dumps([asdict(one) for one in cases]))
         commands = [
-            [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.tensor", str(rank), str(ranks), folder]
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.benchmarks.tensor",
+                str(rank),
+                str(ranks),
+                folder,
+            ]
             for rank in range(ranks)
         ]
         with _hosts(commands, rate, Path(folder)) as hosts:
-            while any(one.process.poll() is None for one in hosts) and not any(one.process.poll() for one in hosts):
+            while any(one.process.poll() is None for one in hosts) and not any(
+                one.process.poll() for one in hosts
+            ):
                 time.sleep(0.1)
             failed = any(one.process.poll() for one in hosts)
         if failed:
@@ -130,14 +146,22 @@ def measured(ranks: int, cases: Sequence[Case], *, gbps: float = 0.0) -> pd.Data
     rows = []
     for at, case in enumerate(cases):
         own = [one[at] for one in every]
-        row: dict[str, Any] = {"strategy": case.strategy, "ranks": ranks, "width": case.width, "rows": case.rows}
+        row: dict[str, Any] = {
+            "strategy": case.strategy,
+            "ranks": ranks,
+            "width": case.width,
+            "rows": case.rows,
+        }
         if case.exact:
             row |= {"model": case.model or "layers", "off": max(one["off"] for one in own)}
         else:
             steps = own[0]["seconds"]
             low, _, high = quantiles(steps, n=4)
             row |= {"gbps": rate, "step_s": median(steps), "spread": (high - low) / median(steps)}
-            row |= {"sent": sum(one["sent"] for one in own) / ranks, "formula": case.sent_bytes(ranks)}
+            row |= {
+                "sent": sum(one["sent"] for one in own) / ranks,
+                "formula": case.sent_bytes(ranks),
+            }
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -154,7 +178,10 @@ def exactness() -> pd.DataFrame:
 
 def link_bytes() -> pd.DataFrame:
     """Bytes of steps of the grids that are claimed."""
-    found = [measured(ranks, [Case(strategy=name, width=512, rows=64)], gbps=_FAST) for ranks, name in BYTES_OF]
+    found = [
+        measured(ranks, [Case(strategy=name, width=512, rows=64)], gbps=_FAST)
+        for ranks, name in BYTES_OF
+    ]
     table = pd.concat(found, ignore_index=True)
     return table.assign(off=table["sent"] / table["formula"] - 1)
 
@@ -165,15 +192,22 @@ def crossings() -> tuple[pd.DataFrame, pd.DataFrame]:
     for ranks, width in ((ranks, width) for ranks, widths in WIDTHS.items() for width in widths):
         pairs = CROSSINGS[ranks]
         middles = {pair: crossing_rows(*pair, ranks, width) for pair in pairs}
-        asked = {pair: [round(part * middle) for part in _AROUND] for pair, middle in middles.items()}
+        asked = {
+            pair: [round(part * middle) for part in _AROUND] for pair, middle in middles.items()
+        }
         wanted = [
-            Case(strategy=name, width=width, rows=many) for pair in pairs for many in asked[pair] for name in pair
+            Case(strategy=name, width=width, rows=many)
+            for pair in pairs
+            for many in asked[pair]
+            for name in pair
         ]
         table = measured(ranks, list(dict.fromkeys(wanted)))
         steps.append(table)
         for pair in pairs:
             rows = asked[pair]
-            one, other = (table[table["strategy"] == name].set_index("rows").loc[rows] for name in pair)
+            one, other = (
+                table[table["strategy"] == name].set_index("rows").loc[rows] for name in pair
+            )
             logs = [math.log(one["step_s"][many] / other["step_s"][many]) for many in rows]
             slope = abs(logs[-1] - logs[0]) / math.log(rows[-1] / rows[0])
             row: dict[str, Any] = {"ranks": ranks, "width": width, "one": pair[0], "other": pair[1]}
@@ -181,7 +215,9 @@ def crossings() -> tuple[pd.DataFrame, pd.DataFrame]:
             noise = math.hypot(one["spread"].median(), other["spread"].median()) / math.sqrt(_STEPS)
             found.append(row | {"noise": noise / slope if slope else math.nan})
     crossed = pd.DataFrame(found)
-    return pd.concat(steps, ignore_index=True), crossed.assign(off=crossed["measured"] / crossed["predicted"] - 1)
+    return pd.concat(steps, ignore_index=True), crossed.assign(
+        off=crossed["measured"] / crossed["predicted"] - 1
+    )
 
 
 def dominated() -> pd.DataFrame:
@@ -192,12 +228,19 @@ def dominated() -> pd.DataFrame:
 
 
 @contextmanager
-def _hosts(commands: Sequence[Sequence[str]], gbps: float, folder: Path) -> Iterator[list[network.Host]]:
+def _hosts(
+    commands: Sequence[Sequence[str]], gbps: float, folder: Path
+) -> Iterator[list[network.Host]]:
     """A host a command, joined by links of so many Gbit/s; none is left afterwards. Raises OSError without them."""
     isolation = network.detect()
     if not isolation.namespaces:
         raise OSError(f"no hosts can be made here: {isolation.why_not}")
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "LANG": "C"}
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "LANG": "C",
+    }
     switch = network.start_switch(isolation, environment, folder / "switch")
     hosts: list[network.Host] = []
     try:
@@ -227,7 +270,9 @@ def _hosts(commands: Sequence[Sequence[str]], gbps: float, folder: Path) -> Iter
 def serve(rank: int, ranks: int, folder: Path) -> Iterator[dict[str, Any]]:
     """A rank's answers, case by case."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://10.78.0.1:{_PORT}", rank=rank, world_size=ranks, timeout=_WAIT)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://10.78.0.1:{_PORT}", rank=rank, world_size=ranks, timeout=_WAIT
+    )
     group = dist.group.WORLD
     assert group is not None
     for case in (Case(**one) for one in json.loads((folder / "task").read_text())):
@@ -293,7 +338,9 @@ def _compared(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     whole = copy.deepcopy(model)
     paths = {one: path for path, one in model.named_parameters()}
     expected = dict(whole.named_parameters())
-    optimizer, reference = (torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, whole))
+    optimizer, reference = (
+        torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, whole)
+    )
     module = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group, _CPU)
     assert isinstance(module, Divided)
     cuts = {block: (paths[one], cut) for one, (block, cut) in module.blocks.of.items()}
@@ -315,11 +362,17 @@ def _compared(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
 
 def _on_link() -> int:
     """Bytes that this host sent, less its packets' headers."""
-    line = next(one for one in Path("/proc/net/dev").read_text().splitlines() if one.strip().startswith("eth0:"))
+    line = next(
+        one
+        for one in Path("/proc/net/dev").read_text().splitlines()
+        if one.strip().startswith("eth0:")
+    )
     sent, packets = line.split(":")[1].split()[8:10]
     return int(sent) - _HEADERS * int(packets)
 
 
 if __name__ == "__main__":
     number, answers = int(sys.argv[1]), Path(sys.argv[3])
-    (answers / f"answer-{number}").write_text(json.dumps(list(serve(number, int(sys.argv[2]), answers))))
+    (answers / f"answer-{number}").write_text(
+        json.dumps(list(serve(number, int(sys.argv[2]), answers)))
+    )

@@ -34,11 +34,17 @@ def ground() -> Ground:
 @pytest.mark.parametrize("trusting", [False, True])
 def test_it_finds_what_it_is_asked_for_before_it_has_bought_everything(trusting: bool) -> None:
     place = ground()
-    fastest = next(at for at, one in enumerate(place.questions) if one.name.startswith("fastest at"))
+    fastest = next(
+        at for at, one in enumerate(place.questions) if one.name.startswith("fastest at")
+    )
     found = []
     for seed in range(3):
-        policy = Bayesian(place, numbers(place.rows, KINDS, {"m": 4}), seed=seed, costs=COSTS, trusting=trusting)
-        while (chosen := policy.choices()[fastest]) is None or place.step_s[chosen] > place.step_s.min():
+        policy = Bayesian(
+            place, numbers(place.rows, KINDS, {"m": 4}), seed=seed, costs=COSTS, trusting=trusting
+        )
+        while (chosen := policy.choices()[fastest]) is None or place.step_s[
+            chosen
+        ] > place.step_s.min():
             for at in policy.next().places:
                 policy.tell(at, float(place.step_s[at]))
         found.append(len(policy.seen))
@@ -48,11 +54,19 @@ def test_it_finds_what_it_is_asked_for_before_it_has_bought_everything(trusting:
 def test_it_buys_everything_once_and_groups_what_it_may() -> None:
     place = ground()
     features = numbers(place.rows, KINDS, {"m": 4})
-    assert features.mean(axis=0) == pytest.approx(0.0, abs=1e-9) and features.std(axis=0) == pytest.approx(1.0)
+    assert features.mean(axis=0) == pytest.approx(0.0, abs=1e-9) and features.std(
+        axis=0
+    ) == pytest.approx(1.0)
     curves = [
-        replay(place, Bayesian(place, features, seed=1, costs=COSTS, at_once=at_once, per_dollar=True), COSTS)
+        replay(
+            place,
+            Bayesian(place, features, seed=1, costs=COSTS, at_once=at_once, per_dollar=True),
+            COSTS,
+        )
         for at_once in (1, 4)
     ]
     assert [curve["runs"].iloc[-1] for curve in curves] == [len(place.step_s)] * 2
     assert [curve["regret"].iloc[-1] for curve in curves] == [0.0, 0.0]
-    assert curves[1]["usd"].iloc[-1] < curves[0]["usd"].iloc[-1] and curves[1]["runs"].diff().max() > 1
+    assert (
+        curves[1]["usd"].iloc[-1] < curves[0]["usd"].iloc[-1] and curves[1]["runs"].diff().max() > 1
+    )

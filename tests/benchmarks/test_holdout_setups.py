@@ -33,7 +33,11 @@ def drawn(
 
 def keys(rows: list[tuple[Cluster, Unseen]]) -> list[object]:
     return [
-        key(item.workload, [cluster.members[node].instance_type.name for node in item.nodes], item.batches)
+        key(
+            item.workload,
+            [cluster.members[node].instance_type.name for node in item.nodes],
+            item.batches,
+        )
         for cluster, item in rows
     ]
 
@@ -62,17 +66,27 @@ def test_every_workload_size_and_kind_of_cluster_is_drawn_at_the_stated_batches(
 
 
 def test_each_setup_is_in_a_mode_that_its_workload_tolerates_and_one_host_shares_nothing() -> None:
-    modes = tuple(Mode(*one) for one in product(("fp32", "bf16", "tf32"), ("ddp", "fsdp"), ("none", "checkpointing")))
+    modes = tuple(
+        Mode(*one)
+        for one in product(("fp32", "bf16", "tf32"), ("ddp", "fsdp"), ("none", "checkpointing"))
+    )
     rows = drawn(workloads=[replace(WORKLOADS[0], modes=modes), WORKLOADS[1]])
     setups = [(*workload_and_mode(item.workload), len(item.nodes)) for _, item in rows]
     assert {mode for name, mode, _ in setups if name == WORKLOADS[1].name} == {Mode()}
     ours = [(mode, hosts) for name, mode, hosts in setups if name == WORKLOADS[0].name]
-    assert {mode for mode, _ in ours} == {mode for mode in modes if mode.precision != "tf32"}, "no processor has tf32"
-    assert {hosts for mode, hosts in ours if mode.sharded} == {2, 3, 4} and {hosts for _, hosts in ours} == {1, 2, 3, 4}
+    assert {mode for mode, _ in ours} == {mode for mode in modes if mode.precision != "tf32"}, (
+        "no processor has tf32"
+    )
+    assert {hosts for mode, hosts in ours if mode.sharded} == {2, 3, 4} and {
+        hosts for _, hosts in ours
+    } == {1, 2, 3, 4}
     assert len(set(keys(rows))) == len(rows), "each mode of a setup is another one"
 
 
 def test_a_batch_is_split_exactly_and_by_share() -> None:
-    assert split_by_cores([0.8, 0.4, 0.2], 48) == (28, 14, 6) or sum(split_by_cores([0.8, 0.4, 0.2], 48)) == 48
+    assert (
+        split_by_cores([0.8, 0.4, 0.2], 48) == (28, 14, 6)
+        or sum(split_by_cores([0.8, 0.4, 0.2], 48)) == 48
+    )
     assert split_by_cores([0.4, 0.4], 9) in {(5, 4), (4, 5)}
     assert min(split_by_cores([1.0, 0.01], 10)) == 1

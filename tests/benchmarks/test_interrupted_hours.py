@@ -23,7 +23,9 @@ JOB = st.fixed_dictionaries(
 
 
 @given(job=JOB)
-def test_without_interruptions_there_are_start_up_work_and_checkpoints(job: dict[str, float]) -> None:
+def test_without_interruptions_there_are_start_up_work_and_checkpoints(
+    job: dict[str, float],
+) -> None:
     count = float(pieces(job["work_hours"], job["interval_hours"]))
     expected = job["startup_hours"] + job["work_hours"] + (count - 1) * job["checkpoint_hours"]
     assert hours_given([], **job) == pytest.approx(expected)
@@ -43,12 +45,18 @@ def test_an_interruption_takes_no_more_than_a_piece_its_checkpoint_and_a_replace
     job: dict[str, float], moment: float
 ) -> None:
     lost = hours_given([moment], **job) - hours_given([], **job)
-    most = min(job["interval_hours"], job["work_hours"]) + job["checkpoint_hours"] + job["replacement_hours"]
+    most = (
+        min(job["interval_hours"], job["work_hours"])
+        + job["checkpoint_hours"]
+        + job["replacement_hours"]
+    )
     assert -1e-9 <= lost <= max(most, job["startup_hours"]) + 1e-9
 
 
 @given(job=JOB, moments=MOMENTS)
-def test_the_order_in_which_interruptions_are_given_means_nothing(job: dict[str, float], moments: list[float]) -> None:
+def test_the_order_in_which_interruptions_are_given_means_nothing(
+    job: dict[str, float], moments: list[float]
+) -> None:
     assert hours_given(moments[::-1], **job) == hours_given(moments, **job)
 
 
@@ -86,5 +94,7 @@ def test_stated_hours_are_those_of_jobs_interrupted_at_random() -> None:
             for _ in range(3000)
         ]
     )
-    assert float(actual.mean()) == pytest.approx(float(expected_hours([work], conditions)[0]), rel=0.01)
+    assert float(actual.mean()) == pytest.approx(
+        float(expected_hours([work], conditions)[0]), rel=0.01
+    )
     assert 0.08 <= float((actual > np.quantile(drawn, 0.9)).mean()) <= 0.12

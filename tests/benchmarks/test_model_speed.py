@@ -11,8 +11,12 @@ from tests.benchmarks.models import speeds
 from tests.models.synthetic import World
 
 
-def test_each_line_is_measured_and_no_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other processes have folders in the machine's own
+def test_each_line_is_measured_and_no_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(tmp_path)
+    )  # other processes have folders in the machine's own
     table = speeds(World(4).data(20), repeats=1, seed=0, large=50)
     assert table["what"].str.split(",").str[0].tolist() == [
         "fit",

@@ -11,7 +11,16 @@ import pytest
 from models.campaign.candidates import EC2_COSTS, Costs
 from models.domain.workload import Setup
 from tests.benchmarks.policies import AnyOrder, BestSeen, Campaign, cheapest_first
-from tests.benchmarks.replay import Bill, Ground, at_dollars, ground_of, questions_at, regret, replay, usd_until
+from tests.benchmarks.replay import (
+    Bill,
+    Ground,
+    at_dollars,
+    ground_of,
+    questions_at,
+    regret,
+    replay,
+    usd_until,
+)
 from tests.benchmarks.setups import frame_of, measured_setups
 
 COSTS = Costs(launch_s=30.0, build_s=0.0, steps=10, train_most_s=1e3, minimum_s=60.0)
@@ -19,9 +28,16 @@ STEP_S = np.array([4.0, 2.0, 1.5, 1.4])
 PRICE = np.array([1.0, 2.0, 4.0, 4.0])
 
 
-def setups(prices: Sequence[float] = PRICE, names: Sequence[str] = ("a", "b", "c", "c")) -> tuple[Setup, ...]:
+def setups(
+    prices: Sequence[float] = PRICE, names: Sequence[str] = ("a", "b", "c", "c")
+) -> tuple[Setup, ...]:
     rows = pd.DataFrame(
-        {"workload": "w", "cluster": [f"1x{name}" for name in names], "batch_per_device": "8", "step_s": 1.0}
+        {
+            "workload": "w",
+            "cluster": [f"1x{name}" for name in names],
+            "batch_per_device": "8",
+            "step_s": 1.0,
+        }
     ).assign(layout=[str(1 + at) for at in range(len(names))])
     return measured_setups(rows, {}, dict(zip(names, prices, strict=True))).setups
 
@@ -74,16 +90,26 @@ def test_a_sweep_pays_for_everything_and_ends_without_regret() -> None:
     assert cheapest_first(place) == [0, 1, 2, 3]
     curve = replay(place, BestSeen(place, cheapest_first(place)), COSTS)
     assert (
-        curve["regret"].iloc[0] == 1.0 and curve["regret"].iloc[-1] == 0.0 and curve["runs"].tolist() == [0, 1, 2, 3, 4]
+        curve["regret"].iloc[0] == 1.0
+        and curve["regret"].iloc[-1] == 0.0
+        and curve["runs"].tolist() == [0, 1, 2, 3, 4]
     )
-    seconds = np.array([70.0, 60.0, 60.0])  # 30 + 40; the minimum; 30 + 15 + 14 is below the minimum too
-    assert curve["usd"].iloc[-1] == pytest.approx(float((seconds / 3600 * np.array([1.0, 2.0, 4.0])).sum()))
+    seconds = np.array(
+        [70.0, 60.0, 60.0]
+    )  # 30 + 40; the minimum; 30 + 15 + 14 is below the minimum too
+    assert curve["usd"].iloc[-1] == pytest.approx(
+        float((seconds / 3600 * np.array([1.0, 2.0, 4.0])).sum())
+    )
     assert replay(place, BestSeen(place, [3, 2, 1, 0]), COSTS, before_usd=1.0)["usd"].iloc[0] == 1.0
 
 
 def test_dollars_until_regret_stays_low() -> None:
     curve = pd.DataFrame({"usd": [0.0, 1.0, 2.0, 3.0], "regret": [0.2, 0.01, 0.3, 0.05]})
-    assert usd_until(curve, 0.05) == 3.0 and usd_until(curve, 0.3) == 0.0 and usd_until(curve, 0.01) == np.inf
+    assert (
+        usd_until(curve, 0.05) == 3.0
+        and usd_until(curve, 0.3) == 0.0
+        and usd_until(curve, 0.01) == np.inf
+    )
     assert at_dollars(curve, [0.0, 0.5, 1.0, 9.0]) == [0.2, 0.2, 0.01, 0.05]
 
 
@@ -104,14 +130,18 @@ def test_ours_believes_what_it_is_given_and_never_buys_it_again() -> None:
     curve = replay(place, policy, COSTS)
     assert curve["regret"].iloc[0] > 0.05 and curve["regret"].iloc[-1] < 0.05
     assert len(policy.known) == curve["runs"].iloc[-1] <= 4
-    assert np.exp(policy.belief.mean[list(policy.known)]) == pytest.approx(place.step_s[list(policy.known)])
+    assert np.exp(policy.belief.mean[list(policy.known)]) == pytest.approx(
+        place.step_s[list(policy.known)]
+    )
     again = replay(place, Campaign(place, mean, covariance, noise, COSTS), COSTS)
     assert again.equals(curve)
 
 
 def test_random_order_is_by_its_seed_and_buys_all() -> None:
     place = ground()
-    first, again, other = (replay(place, AnyOrder(*believed(place, 0.3), seed=s), COSTS) for s in (1, 1, 2))
+    first, again, other = (
+        replay(place, AnyOrder(*believed(place, 0.3), seed=s), COSTS) for s in (1, 1, 2)
+    )
     assert first.equals(again) and not first.equals(other) and first["runs"].iloc[-1] == 4
     four = AnyOrder(*believed(place, 0.3), seed=1, at_once=4)
     assert {len({place.cluster(one) for one in four.next().places})} == {1}
@@ -120,9 +150,20 @@ def test_random_order_is_by_its_seed_and_buys_all() -> None:
 def test_a_ground_pools_what_differs_in_the_order_of_machines_only() -> None:
     rows = pd.DataFrame(
         [
-            {"workload": name, "cluster": "2xm", "layout": layout, "batch_per_device": batch, "step_s": step_s}
+            {
+                "workload": name,
+                "cluster": "2xm",
+                "layout": layout,
+                "batch_per_device": batch,
+                "step_s": step_s,
+            }
             for name, layout, batch, step_s in (
-                *(("w", "2+1", "4", 1.0), ("w", "1+2", "4", 2.0), ("w", "2+2", "3", 3.0), ("v", "1+1", "6", 9.0)),
+                *(
+                    ("w", "2+1", "4", 1.0),
+                    ("w", "1+2", "4", 2.0),
+                    ("w", "2+2", "3", 3.0),
+                    ("v", "1+1", "6", 9.0),
+                ),
                 *(("w", "1+1", "6", 5.0), ("w", "1+1", "7", 6.0)),
             )
         ]

@@ -26,7 +26,11 @@ def test_a_launch_stands_for_the_types_of_its_family(tmp_path: Path) -> None:
     file.write_text("mode,gpu,total_s\npreemptible,K80,80\non_demand,P100,70\n")
     rows = read_launches(file, ["p2.xlarge", "p2.8xlarge", "p3.2xlarge"])
     found = sorted(rows.itertuples(index=False, name=None))
-    assert {row[rows.columns.get_loc("instance_type")] for row in found} == {"p2.xlarge", "p2.8xlarge", "p3.2xlarge"}
+    assert {row[rows.columns.get_loc("instance_type")] for row in found} == {
+        "p2.xlarge",
+        "p2.8xlarge",
+        "p3.2xlarge",
+    }
     assert set(rows.loc[rows["instance_type"] == "p3.2xlarge", "market"]) == {"on-demand"}
 
 
@@ -39,5 +43,7 @@ def test_buckets_are_those_of_the_region(tmp_path: Path) -> None:
 def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "prices.csv"
     file.write_text("region,instance_type\nr,p3.2xlarge\n")
-    with pytest.raises(ValueError, match="no column availability_zone, spot_usd_per_h, timestamp_utc"):
+    with pytest.raises(
+        ValueError, match="no column availability_zone, spot_usd_per_h, timestamp_utc"
+    ):
         read_spot_prices(file)

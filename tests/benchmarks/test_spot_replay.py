@@ -23,8 +23,12 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def test_a_machine_is_lost_when_the_price_exceeds_its_bid_and_bids_anew() -> None:
-    pool = Prices(hours=np.array([0.0, 5.0, 10.0, 12.0, 20.0]), usd=np.array([1.0, 1.1, 1.2, 0.9, 1.3]))
-    assert pool.losses(0.0, 100.0, 0.15) == (10.0,)  # 1.1 is within the first bid, 1.3 within the second
+    pool = Prices(
+        hours=np.array([0.0, 5.0, 10.0, 12.0, 20.0]), usd=np.array([1.0, 1.1, 1.2, 0.9, 1.3])
+    )
+    assert pool.losses(0.0, 100.0, 0.15) == (
+        10.0,
+    )  # 1.1 is within the first bid, 1.3 within the second
     assert pool.losses(6.0, 100.0, 0.0) == (10.0, 20.0)
     assert pool.losses(6.0, 100.0, 0.2) == ()  # launched at 1.1, bids 1.32
     assert pool.losses(0.0, 10.0, 0.0) == (5.0, 10.0)
@@ -34,12 +38,16 @@ def test_a_machine_is_lost_when_the_price_exceeds_its_bid_and_bids_anew() -> Non
 
 def test_jobs_start_and_end_within_the_record_and_the_seed_decides() -> None:
     rows = [("a", f"r-{zone}", float(hour), 1.0) for zone in "xyz" for hour in range(0, 400, 10)]
-    prices = read_prices(pd.DataFrame(rows, columns=["instance_type", "zone", "hours", "usd_per_hour"]))
+    prices = read_prices(
+        pd.DataFrame(rows, columns=["instance_type", "zone", "hours", "usd_per_hour"])
+    )
     written = pd.DataFrame({"group": ["n", "n"], "mb": 10.0, "seconds": [4.0, 4.2]})
 
     def drawn(seed: int) -> list:
         startups = {"a": np.array([60.0, 70.0])}
-        return list(jobs(prices, 100.0, 390.0, many=30, seed=seed, startups=startups, checkpoints=written))
+        return list(
+            jobs(prices, 100.0, 390.0, many=30, seed=seed, startups=startups, checkpoints=written)
+        )
 
     first = drawn(1)
     assert len(first) == 30 and first == drawn(1) != drawn(2)

@@ -31,19 +31,28 @@ from tests.benchmarks.strategies import (
 
 
 @pytest.mark.parametrize("at", [0.06, 0.2, 0.5, 2.9])
-def test_the_crossing_lies_where_the_gain_is_nothing_and_is_unknown_where_it_never_is(at: float) -> None:
+def test_the_crossing_lies_where_the_gain_is_nothing_and_is_unknown_where_it_never_is(
+    at: float,
+) -> None:
     gbps = np.array(MBITS) / 1000
     table = pd.DataFrame({"gbps": gbps, "gain": np.log(at / gbps)}).sample(frac=1.0, random_state=1)
     assert crossing(table, "gain") == pytest.approx(at)
-    assert np.isnan(crossing(table.assign(gain=1.0), "gain")) and np.isnan(crossing(table.assign(gain=-1.0), "gain"))
+    assert np.isnan(crossing(table.assign(gain=1.0), "gain")) and np.isnan(
+        crossing(table.assign(gain=-1.0), "gain")
+    )
 
 
-@pytest.mark.parametrize(("one", "other", "ranks"), [("tensor-1d", "tensor-2d", 4), ("tensor-2d", "tensor-2.5d", 16)])
+@pytest.mark.parametrize(
+    ("one", "other", "ranks"), [("tensor-1d", "tensor-2d", 4), ("tensor-2d", "tensor-2.5d", 16)]
+)
 def test_grids_send_as_much_at_the_rows_of_their_crossing_and_it_is_found_from_seconds(
     one: str, other: str, ranks: int
 ) -> None:
     rows = tensor.crossing_rows(one, other, ranks, 256)
-    sent = [tensor.Case(strategy=name, width=256, rows=0).sent_bytes(ranks, rows) for name in (one, other)]
+    sent = [
+        tensor.Case(strategy=name, width=256, rows=0).sent_bytes(ranks, rows)
+        for name in (one, other)
+    ]
     assert rows > 0 and sent[0] == pytest.approx(sent[1])
     asked = [part * rows for part in (0.5, 0.8, 1.3, 2.0)]
     logs = [np.log(many / rows) for many in asked]
@@ -58,9 +67,21 @@ def test_a_claim_of_tensor_parallelism_holds_by_its_figure(
 ) -> None:
     exact = pd.DataFrame({"off": [1e-7 + off]})
     sent = pd.DataFrame({"off": [0.001, -off]})
-    crossed = {"ranks": 4, "width": 8, "one": "tensor-1d", "other": "tensor-2d", "predicted": 9.0, "measured": 9.0}
+    crossed = {
+        "ranks": 4,
+        "width": 8,
+        "one": "tensor-1d",
+        "other": "tensor-2d",
+        "predicted": 9.0,
+        "measured": 9.0,
+    }
     crossed |= {"off": off, "noise": 0.01}
-    large = {"strategy": ["tensor-2d", "tensor-2.5d"], "step_s": [1.5 - off, 1.0], "spread": 0.01, "formula": [2, 1]}
+    large = {
+        "strategy": ["tensor-2d", "tensor-2.5d"],
+        "step_s": [1.5 - off, 1.0],
+        "spread": 0.01,
+        "formula": [2, 1],
+    }
     monkeypatch.setattr(tensor, "exactness", lambda: exact)
     monkeypatch.setattr(tensor, "link_bytes", lambda: sent)
     monkeypatch.setattr(tensor, "crossings", lambda: (exact, pd.DataFrame([crossed])))
@@ -92,9 +113,15 @@ def test_ranks_in_one_process_are_combined_in_pairs_and_train_from_the_same_weig
 def test_steps_are_counted_to_the_loss_and_no_further_than_asked() -> None:
     counted = steps_to_target("wide_mlp", AVERAGED, ranks=2, seed=0, factor=2.0)
     assert counted < JOBS["wide_mlp"].most
-    assert steps_to_target("wide_mlp", AVERAGED, ranks=2, seed=0, factor=2.0, most=counted) == counted
-    assert np.isinf(steps_to_target("wide_mlp", AVERAGED, ranks=2, seed=0, factor=2.0, most=counted - 1))
-    assert np.isinf(steps_to_target("wide_mlp", AVERAGED, ranks=2, seed=0, factor=1e6)), "it diverges"
+    assert (
+        steps_to_target("wide_mlp", AVERAGED, ranks=2, seed=0, factor=2.0, most=counted) == counted
+    )
+    assert np.isinf(
+        steps_to_target("wide_mlp", AVERAGED, ranks=2, seed=0, factor=2.0, most=counted - 1)
+    )
+    assert np.isinf(steps_to_target("wide_mlp", AVERAGED, ranks=2, seed=0, factor=1e6)), (
+        "it diverges"
+    )
 
 
 @pytest.mark.parametrize(("ratio", "holds"), [(0.6, True), (0.8, False)])
@@ -111,9 +138,14 @@ def test_the_claim_is_of_the_largest_batch_and_names_what_gains_nothing(
 
 def test_an_uplink_is_shared_by_what_leaves_a_rack_at_once() -> None:
     racks = np.array([0, 1, 0, 1])
-    own = Network(name="", rate=np.full((4, 4), 10.0), latency_s=np.zeros((4, 4)), rack=racks, uplink=2.0)
+    own = Network(
+        name="", rate=np.full((4, 4), 10.0), latency_s=np.zeros((4, 4)), rack=racks, uplink=2.0
+    )
     apart, together = np.array([[0, 1, 2, 3], [0, 2, 1, 3]])
-    assert own.seconds_of(ring(4, 40.0), np.array([apart, together])).tolist() == [6 * 2 * 10 / 2, 6 * 10 / 2]
+    assert own.seconds_of(ring(4, 40.0), np.array([apart, together])).tolist() == [
+        6 * 2 * 10 / 2,
+        6 * 10 / 2,
+    ]
     assert own.seconds_of(halvings(4, 40.0), np.array([apart, together])).tolist() == [
         2 * 2 * 20 / 2 + 2 * 10 / 10, 2 * 20 / 10 + 2 * 2 * 10 / 2,
     ]  # fmt: skip
@@ -135,14 +167,20 @@ def test_hosts_are_put_into_racks_and_rates_of_pairs_at_both_ends() -> None:
     assert script.count("htb rate 50.0mbit") == 2 and "bridge" not in script
 
 
-@pytest.mark.parametrize(("over", "breadth_s", "holds"), [(0.0, 2.0, True), (0.2, 2.0, False), (0.0, 0.5, False)])
+@pytest.mark.parametrize(
+    ("over", "breadth_s", "holds"), [(0.0, 2.0, True), (0.2, 2.0, False), (0.0, 0.5, False)]
+)
 def test_an_order_far_from_the_best_or_slower_on_hosts_than_another_falls_short(
     monkeypatch: pytest.MonkeyPatch, over: float, breadth_s: float, holds: bool
 ) -> None:
     names = {"chosen": 1.0, "as they come": 3.0, "breadth first": breadth_s}
     seconds = {name: [own, 1.01 * own] for name, own in names.items()}
     matrices = [(1.0 - np.eye(4)).tolist()] * 3
-    found = {"seconds": seconds, "orders": {name: [0, 1, 2, 3] for name in names}, "reason": "because"}
+    found = {
+        "seconds": seconds,
+        "orders": {name: [0, 1, 2, 3] for name in names},
+        "reason": "because",
+    }
     found["pairs"] = {"latency_s": matrices, "byte_s": matrices, "took_s": 1.0}
     hosts = Hosts(name="here", gbps=(1.0,) * 4, rack=(0,) * 4)
     row = {"network": "two racks", "traffic": "ring", "over_best": over, "searched_over_best": over}
@@ -178,11 +216,18 @@ def test_what_was_not_measured_makes_no_claim_hold() -> None:
     assert "1xfast in ddp" in claims.rows[1]["shown"]
 
 
-def test_a_checkpoint_counts_as_lost_where_older_steps_are_made_again_although_it_was_written_again() -> None:
-    checkpoints = [{"step": step, "ended_unix": at} for step, at in ((10, 1.0), (20, 2.0), (30, 9.0))]
+def test_a_checkpoint_counts_as_lost_where_older_steps_are_made_again_although_it_was_written_again() -> (
+    None
+):
+    checkpoints = [
+        {"step": step, "ended_unix": at} for step, at in ((10, 1.0), (20, 2.0), (30, 9.0))
+    ]
 
     def wrong(step: int, lost: int) -> int:
-        first, second = ({"step": a, "began_unix": b, "lost_steps": c} for a, b, c in ((0, 0.0, 0), (step, 5.0, lost)))
+        first, second = (
+            {"step": a, "began_unix": b, "lost_steps": c}
+            for a, b, c in ((0, 0.0, 0), (step, 5.0, lost))
+        )
         return wrong_resumptions({"checkpoints": checkpoints, "starts": [first, second]}, every=10)
 
     assert wrong(20, 9) == wrong(20, 10) == 0, "of a loss while step 30 was written"

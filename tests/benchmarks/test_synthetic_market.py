@@ -47,7 +47,9 @@ def test_no_prediction_undercuts_its_bound_and_some_come_near(name: str) -> None
 
 
 @pytest.mark.parametrize("name", [BY_ROWS, PROFILED])
-def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_answers_as_predicting_and_drawing_for_every_setup_would(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 8)
     monkeypatch.setattr(search, "_TURN", 16)
     model = champion()
@@ -66,7 +68,9 @@ def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, m
     for ours, theirs in zip(answer.rows, whole, strict=True):
         ours["reason"] = ours["reason"].partition("; made to fit by ")[0]  # which the plan adds
         for column, value in theirs.items():
-            assert ours[column] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), column
+            assert ours[column] == (
+                pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
+            ), column
 
 
 def found(job: Workload) -> planner.Plan:
@@ -75,7 +79,10 @@ def found(job: Workload) -> planner.Plan:
 
 def test_the_times_count_what_was_left_at_each_stage_and_can_be_drawn(tmp_path: Any) -> None:
     model = synthetic.champion(synthetic.types(), runs=60)
-    rows = [timed(model, synthetic.workload(BY_ROWS), some_types(types), max_hosts=4, repeats=1) for types in (2, 3)]
+    rows = [
+        timed(model, synthetic.workload(BY_ROWS), some_types(types), max_hosts=4, repeats=1)
+        for types in (2, 3)
+    ]
     for row in rows:
         assert row["candidates"] >= row["looked_at"] >= row["ranked"] > row["frontier"] > 0
         assert row["seconds"] > 0

@@ -18,7 +18,9 @@ TERMS = np.array([0.04, 0.002, 0.02, 0.004, 0.1, 0.01, 2.5])
 SIZES = {"one": 1e8, "two": 3e8, "three": 5e7}
 
 
-def setups(name: str, layouts: tuple[str, ...] = LAYOUTS, steps: tuple[int, ...] = (1, 3)) -> pd.DataFrame:
+def setups(
+    name: str, layouts: tuple[str, ...] = LAYOUTS, steps: tuple[int, ...] = (1, 3)
+) -> pd.DataFrame:
     rows = [
         {
             "workload": name,
@@ -56,7 +58,11 @@ def test_the_equation_by_hand() -> None:
     def seconds(devices: int, machines: int, steps: int = 1) -> float:
         numbers = {"batch": 10, "devices": devices, "machines": machines, "accumulation": steps}
         terms = np.array([1.0, 0.2, 4.0, 0.5, 3.0, 0.25, 2.0])
-        return float(step_seconds(terms, **{name: np.array([float(one)]) for name, one in numbers.items()})[0])
+        return float(
+            step_seconds(terms, **{name: np.array([float(one)]) for name, one in numbers.items()})[
+                0
+            ]
+        )
 
     assert seconds(1, 1) == pytest.approx(3)
     assert seconds(2, 1) == pytest.approx(5)  # 3, 4, 5
@@ -74,12 +80,16 @@ def test_it_finds_a_world_of_its_own_form() -> None:
 def test_an_empty_layout_is_every_device_of_its_machines() -> None:
     known = measured("one")
     asked = setups("one", ("4+4",))
-    assert predict_textbook(known, asked.assign(layout=""), DEVICES) == pytest.approx(world(asked), rel=1e-3)
+    assert predict_textbook(known, asked.assign(layout=""), DEVICES) == pytest.approx(
+        world(asked), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("layouts", [("1",), ("1", "2", "3", "4"), ("1", "4", "1+1", "4+4")])
 def test_what_rows_cannot_tell_comes_from_the_others_by_bytes(layouts: tuple[str, ...]) -> None:
-    known = pd.concat([measured("one", "two"), measured("three", layouts=layouts)], ignore_index=True)
+    known = pd.concat(
+        [measured("one", "two"), measured("three", layouts=layouts)], ignore_index=True
+    )
     asked = setups("three")
     assert predict_textbook(known, asked, DEVICES) == pytest.approx(world(asked), rel=1e-2)
 

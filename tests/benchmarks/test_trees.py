@@ -25,7 +25,8 @@ def measured(
             "batch_per_device": str(batch),
             "accumulation_steps": 1,
             "gradient_bytes": SIZES[name],
-            "step_s": SLOWNESS[name] * batch + SIZES[name] / 1e9 * (1 + layout.count("+")) * (layout != "1"),
+            "step_s": SLOWNESS[name] * batch
+            + SIZES[name] / 1e9 * (1 + layout.count("+")) * (layout != "1"),
         }
         for layout, batch in itertools.product(layouts, range(4, 200, 8))
     ]
@@ -55,11 +56,15 @@ def test_single_device_rows_tell_how_slow_a_workload_is_and_its_name_tells_nothi
     with_rows = predict_trees_alone(pd.concat([KNOWN, alone]), asked, DEVICES)
     without_rows = predict_trees_alone(KNOWN, asked, DEVICES)
     assert np.all(np.isfinite(with_rows) & (with_rows > 0))
-    wrong = [np.abs(np.log(one / asked["step_s"].to_numpy())).mean() for one in (with_rows, without_rows)]
+    wrong = [
+        np.abs(np.log(one / asked["step_s"].to_numpy())).mean() for one in (with_rows, without_rows)
+    ]
     assert wrong[0] < 0.5 * wrong[1]
     renamed = {"one": "two", "two": "one"}
     swapped = KNOWN.assign(workload=KNOWN["workload"].map(renamed))
-    assert np.array_equal(predict_trees_alone(swapped, swapped, DEVICES), predict_trees_alone(KNOWN, KNOWN, DEVICES))
+    assert np.array_equal(
+        predict_trees_alone(swapped, swapped, DEVICES), predict_trees_alone(KNOWN, KNOWN, DEVICES)
+    )
 
 
 def test_bytes_may_be_unknown_and_nothing_known_is_no_prediction() -> None:
@@ -71,18 +76,26 @@ def test_bytes_may_be_unknown_and_nothing_known_is_no_prediction() -> None:
 def of_kinds() -> pd.DataFrame:
     """The networks on two kinds, of which the second computes twice as fast."""
     rows = [
-        measured(name).assign(kind=kind, speed=speed) for name in ("one", "two") for kind, speed in (("a", 1), ("b", 2))
+        measured(name).assign(kind=kind, speed=speed)
+        for name in ("one", "two")
+        for kind, speed in (("a", 1), ("b", 2))
     ]
     frame = pd.concat(rows, ignore_index=True)
-    alone = frame["workload"].map(SLOWNESS) * frame["batch_per_device"].astype(float) / frame["speed"]
+    alone = (
+        frame["workload"].map(SLOWNESS) * frame["batch_per_device"].astype(float) / frame["speed"]
+    )
     exchange = frame["gradient_bytes"] / 1e9 * (2 + frame["layout"].str.count(r"\+"))
     step = alone / 3 + np.maximum(2 * alone / 3, exchange)
     return frame.assign(step_s=np.where(frame["layout"] == "1", alone, step))
 
 
-def test_sriftys_method_finds_what_a_profile_and_collectives_tell_and_nothing_without_a_profile() -> None:
+def test_sriftys_method_finds_what_a_profile_and_collectives_tell_and_nothing_without_a_profile() -> (
+    None
+):
     frame, gbps = of_kinds(), {"a": 10.0, "b": 10.0}
-    asked = ((frame["workload"] == "two") & (frame["kind"] == "b") & (frame["layout"] != "1")).to_numpy()
+    asked = (
+        (frame["workload"] == "two") & (frame["kind"] == "b") & (frame["layout"] != "1")
+    ).to_numpy()
     found = predict_srifty(frame[~asked], frame[asked], DEVICES, gbps)
     wrong = np.abs(found / frame["step_s"][asked].to_numpy() - 1)
     assert np.median(wrong) < 0.05
@@ -92,7 +105,9 @@ def test_sriftys_method_finds_what_a_profile_and_collectives_tell_and_nothing_wi
 
 def test_adaptdl_takes_the_compute_of_its_own_kind() -> None:
     frame = of_kinds()
-    asked = ((frame["workload"] == "one") & (frame["kind"] == "b")).to_numpy() & (frame["layout"] == "1").to_numpy()
+    asked = ((frame["workload"] == "one") & (frame["kind"] == "b")).to_numpy() & (
+        frame["layout"] == "1"
+    ).to_numpy()
     known = asked & (frame["batch_per_device"].astype(float) % 16 == 4).to_numpy()
     found = predict_adaptdl(frame[~asked | known], frame[asked], DEVICES)
     assert np.median(np.abs(found / frame["step_s"][asked].to_numpy() - 1)) < 0.05

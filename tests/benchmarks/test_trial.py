@@ -43,27 +43,48 @@ def test_errors_and_coverage_are_those_of_the_rows() -> None:
         }
     )
     table = summary(compared).set_index("model")
-    assert table.loc["champion", "mean"] == pytest.approx(0.2) and table.loc["champion", "worst"] == pytest.approx(0.3)
+    assert table.loc["champion", "mean"] == pytest.approx(0.2) and table.loc[
+        "champion", "worst"
+    ] == pytest.approx(0.3)
     assert table.loc["champion", "coverage_90"] == 0.5
     assert table.loc["compute only", "median"] == pytest.approx(0.5)
     assert table.loc["boosted trees", "mean"] == pytest.approx(0.5)
     assert table.loc["  of one type", "mean"] == pytest.approx(0.1)
-    assert table.loc["  mixed types", "mean"] == table.loc["  undisturbed", "mean"] == pytest.approx(0.3)
+    assert (
+        table.loc["  mixed types", "mean"]
+        == table.loc["  undisturbed", "mean"]
+        == pytest.approx(0.3)
+    )
     nominal = summary(compared.assign(nominal_step_s=[1.1, 0.7])).set_index("model")
-    assert nominal.loc["  at nominal speed", ["mean", "coverage_90"]].tolist() == [pytest.approx(0.0), 1.0]
+    assert nominal.loc["  at nominal speed", ["mean", "coverage_90"]].tolist() == [
+        pytest.approx(0.0),
+        1.0,
+    ]
     alike = summary(compared.assign(cluster="2xa", taken_share=0.0))
-    assert list(alike["model"]) == ["champion", "compute only", "boosted trees"], "printed once where all are of a kind"
+    assert list(alike["model"]) == ["champion", "compute only", "boosted trees"], (
+        "printed once where all are of a kind"
+    )
 
 
 def asked(hours: float) -> tuple[advice.Question, pd.DataFrame]:
     """A deadline, a cheap slow answer and a dear fast rival, and what they measured."""
     job = replace(workload("mlp"), goals=(Goal(goal="cheapest_within_deadline", hours=hours),))
     setups = [
-        Setup(workload="mlp", cluster=Cluster(members=(offer(name),)), layout=(1,), batch_per_device=(64,))
+        Setup(
+            workload="mlp",
+            cluster=Cluster(members=(offer(name),)),
+            layout=(1,),
+            batch_per_device=(64,),
+        )
         for name in ("small", "whole")
     ]
     roles = zip(("advised", "runner-up"), setups, (1.0, 0.25), strict=True)
-    found = pd.DataFrame([{**setup.row(), "step_s": step_s} for setup, step_s in zip(setups, (1.1, 0.22), strict=True)])
+    found = pd.DataFrame(
+        [
+            {**setup.row(), "step_s": step_s}
+            for setup, step_s in zip(setups, (1.1, 0.22), strict=True)
+        ]
+    )
     return advice.Question(workload=job, goal=job.goals[0], answers=tuple(roles)), found
 
 
@@ -80,7 +101,10 @@ def test_a_choice_that_misses_is_a_failure_and_no_bargain() -> None:
     judged = advice.judge([question], found, Stated())
     by_role = advice.by_role(judged).set_index("role")
     assert by_role.loc["advised", "met"] == 0 and by_role.loc["runner-up", "met"] == 1
-    assert np.isnan(by_role.loc["advised", "worst_regret"]) and by_role.loc["runner-up", "worst_regret"] == 0.0
+    assert (
+        np.isnan(by_role.loc["advised", "worst_regret"])
+        and by_role.loc["runner-up", "worst_regret"] == 0.0
+    )
 
 
 def test_a_launch_measures_exactly_what_it_is_given() -> None:
@@ -89,7 +113,9 @@ def test_a_launch_measures_exactly_what_it_is_given() -> None:
     setup = question.answers[0][1]
     [launch] = [launch_of(setup.cluster, [], "nothing")]
     assert launch.items == () and launch.est_usd > 0
-    beside = Cluster(members=tuple(replace(one, storage_usd_per_hour=1.0) for one in setup.cluster.members))
+    beside = Cluster(
+        members=tuple(replace(one, storage_usd_per_hour=1.0) for one in setup.cluster.members)
+    )
     more_usd = launch_of(beside, [], "nothing").est_usd - launch.est_usd
     assert more_usd == pytest.approx(len(beside.members) * trial.START_S / 3600)
 
@@ -97,7 +123,10 @@ def test_a_launch_measures_exactly_what_it_is_given() -> None:
 def test_a_choice_is_judged_with_volumes_and_addresses() -> None:
     setup = asked(hours=1.0)[0].answers[0][1]
     beside = replace(
-        setup, cluster=Cluster(members=tuple(replace(one, other_usd_per_hour=1.0) for one in setup.cluster.members))
+        setup,
+        cluster=Cluster(
+            members=tuple(replace(one, other_usd_per_hour=1.0) for one in setup.cluster.members)
+        ),
     )
     conditions = Stated()
     hours, usd = advice._true_cost(workload("mlp"), setup, 0.1, conditions)
@@ -111,7 +140,9 @@ def test_a_trial_has_twice_the_time_that_it_should_take(monkeypatch: pytest.Monk
         """A launch was asked for."""
 
     def asked(_here: object, _launch: object, _lease: str, tally: Tally) -> None:
-        assert tally.left_s == pytest.approx(2 * 2 * launch.est_s, abs=5.0), "what a host disturbs is measured again"
+        assert tally.left_s == pytest.approx(2 * 2 * launch.est_s, abs=5.0), (
+            "what a host disturbs is measured again"
+        )
         raise Asked
 
     unseen = Unseen(workload="mlp", nodes=(0,), batches=(8,), accumulation_steps=1)

@@ -64,15 +64,21 @@ def launch_of(cluster: Cluster, items: Iterable[Unseen], reason: str) -> Launch:
 def measure_all(here: Workspace, launches: Sequence[Launch], trial_id: str) -> pd.DataFrame:
     """Serve `launches` and return their measured runs (the mart's columns and taken_share), in order of run id."""
     # twice: what a host disturbs is measured again
-    tally = Tally(cap_usd=float("inf"), stop_at=time.monotonic() + 2 * sum(one.est_s for one in launches))
+    tally = Tally(
+        cap_usd=float("inf"), stop_at=time.monotonic() + 2 * sum(one.est_s for one in launches)
+    )
     reporter().start(sum(len(launch.items) for launch in launches))
     for number, launch in enumerate(launches):
         served = serve_launch.fn(here, launch, f"{trial_id}-{number:02d}", tally)
         tally.add(served, collect_launch.fn(here, served, trial_id, datetime.now(UTC)), load_s=0.0)
-        reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} of {len(launch.items)} runs, {served.outcome}")
+        reporter().say(
+            f"  {launch.cluster.name}: {len(served.recorded)} of {len(launch.items)} runs, {served.outcome}"
+        )
     reporter().stop()
     runs = mart(here.warehouse, "runs", provider=here.provider.name)
-    details = mart(here.warehouse, "run_details", provider=here.provider.name)[["run_id", "taken_share"]]
+    details = mart(here.warehouse, "run_details", provider=here.provider.name)[
+        ["run_id", "taken_share"]
+    ]
     own = runs[runs["run_id"].str.startswith(trial_id)].merge(details, on="run_id", how="left")
     return own.sort_values("run_id").reset_index(drop=True)
 
@@ -95,10 +101,16 @@ def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) ->
 
     And `nominal_step_s`, what was measured at the nominal speed of its machines, which is what is predicted.
     """
-    setups = measured.drop(columns=["step_s", "sync_s", "step_spread", "taken_share"], errors="ignore")
+    setups = measured.drop(
+        columns=["step_s", "sync_s", "step_spread", "taken_share"], errors="ignore"
+    )
     predicted = model.predict(setups)
-    runs = pd.concat([data.runs[~data.runs["run_id"].isin(measured["run_id"])], measured], ignore_index=True)
-    nominal = at_nominal_speed(replace(data, runs=runs)).runs["step_s"].to_numpy(float)[-len(measured) :]
+    runs = pd.concat(
+        [data.runs[~data.runs["run_id"].isin(measured["run_id"])], measured], ignore_index=True
+    )
+    nominal = (
+        at_nominal_speed(replace(data, runs=runs)).runs["step_s"].to_numpy(float)[-len(measured) :]
+    )
     return measured.assign(
         nominal_step_s=nominal,
         predicted_step_s=predicted["step_s"].to_numpy(),
@@ -127,9 +139,19 @@ def summary(compared: pd.DataFrame) -> pd.DataFrame:
         if own.any() and not own.all():
             rows.append(_scored(f"  {name}", "predicted_step_s", compared[own]))
     if set(Mode._fields) <= set(compared):
-        modes = {str(Mode(*map(str, one))): own for one, own in compared.groupby(list(Mode._fields), sort=False)}
-        rows += [_scored(f"  {name}", "predicted_step_s", own) for name, own in modes.items() if len(modes) > 1]
-    rows += [_scored("compute only", "compute_only_s", compared), _scored("boosted trees", "trees_s", compared)]
+        modes = {
+            str(Mode(*map(str, one))): own
+            for one, own in compared.groupby(list(Mode._fields), sort=False)
+        }
+        rows += [
+            _scored(f"  {name}", "predicted_step_s", own)
+            for name, own in modes.items()
+            if len(modes) > 1
+        ]
+    rows += [
+        _scored("compute only", "compute_only_s", compared),
+        _scored("boosted trees", "trees_s", compared),
+    ]
     return pd.DataFrame(rows)
 
 
@@ -219,31 +241,42 @@ def at_one_batch(
     """
     rng = np.random.default_rng(seed)
     drawn: list[tuple[Cluster, tuple[Unseen, ...]]] = []
-    alone = [cluster for cluster in (Cluster(members=(offer,)) for offer in offers) if not fits(cluster)]
+    alone = [
+        cluster for cluster in (Cluster(members=(offer,)) for offer in offers) if not fits(cluster)
+    ]
     for cluster in [*alone, *_clusters_in_turn(offers, max_hosts, fits, rng)[:clusters]]:
         types = [member.instance_type for member in cluster.members]
         items = []
         for workload in workloads:
             batches = split_by_cores([one.cores for one in types], workload.global_batch_least)
             if key(workload.name, [one.name for one in types], batches) not in measured:
-                items.append(Unseen(workload=workload.name, nodes=tuple(range(len(types))), batches=batches))
+                items.append(
+                    Unseen(workload=workload.name, nodes=tuple(range(len(types))), batches=batches)
+                )
         if items:
             drawn.append((cluster, tuple(items)))
     return drawn
 
 
 def _clusters_in_turn(
-    offers: Sequence[Offer], max_hosts: int, fits: Callable[[Cluster], str], rng: np.random.Generator
+    offers: Sequence[Offer],
+    max_hosts: int,
+    fits: Callable[[Cluster], str],
+    rng: np.random.Generator,
 ) -> list[Cluster]:
     """All clusters of two hosts or more, one from each stratum in turn, in random order within a stratum."""
     strata: dict[tuple[int, bool], list[Cluster]] = {}
-    ordered = sorted(offers, key=lambda offer: (-offer.instance_type.cores, offer.instance_type.name))
+    ordered = sorted(
+        offers, key=lambda offer: (-offer.instance_type.cores, offer.instance_type.name)
+    )
     for size in range(2, max_hosts + 1):
         for members in combinations_with_replacement(ordered, size):
             cluster = Cluster(members=members)
             if not fits(cluster):
                 strata.setdefault((size, len(set(members)) == 1), []).append(cluster)
-    queues = [[group[i] for i in rng.permutation(len(group))] for _, group in sorted(strata.items())]
+    queues = [
+        [group[i] for i in rng.permutation(len(group))] for _, group in sorted(strata.items())
+    ]
     turns = max((len(queue) for queue in queues), default=0)
     return [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)]
 
@@ -252,7 +285,9 @@ def _setups(
     cluster: Cluster, workloads: Sequence[Workload], seen: set[Key], rng: np.random.Generator
 ) -> tuple[Unseen, ...]:
     hosts = tuple(range(len(cluster.members)))
-    wanted = [(w, hosts, f) for w in workloads for f in rng.choice(FRACTIONS, size=2, replace=False)]
+    wanted = [
+        (w, hosts, f) for w in workloads for f in rng.choice(FRACTIONS, size=2, replace=False)
+    ]
     for _ in range(2):
         size = int(rng.integers(1, len(hosts)))
         nodes = tuple(sorted(int(i) for i in rng.choice(len(hosts), size=size, replace=False)))
@@ -263,8 +298,12 @@ def _setups(
         modes = [one for one in workload.modes if _trains(types, one)]
         if not modes:
             continue
-        name = variant(workload.name, modes[int(rng.integers(len(modes))) if len(workload.modes) > 1 else 0])
-        batches = split_by_cores([t.cores for t in types], round(float(fraction) * workload.global_batch_least))
+        name = variant(
+            workload.name, modes[int(rng.integers(len(modes))) if len(workload.modes) > 1 else 0]
+        )
+        batches = split_by_cores(
+            [t.cores for t in types], round(float(fraction) * workload.global_batch_least)
+        )
         identity = key(name, [t.name for t in types], batches)
         if identity not in seen:
             seen.add(identity)

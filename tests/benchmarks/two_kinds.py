@@ -47,11 +47,19 @@ def launches(here: Workspace, runs: pd.DataFrame) -> list[Launch]:
     for text, setups in SETUPS.items():
         cluster = cluster_of(here, text)
         items = [
-            Unseen(workload=variant(NAME, Mode(strategy=strategy)), nodes=tuple(range(len(batches))), batches=batches)
+            Unseen(
+                workload=variant(NAME, Mode(strategy=strategy)),
+                nodes=tuple(range(len(batches))),
+                batches=batches,
+            )
             for strategy, batches in setups
             if (cluster.name, strategy) not in known
         ]
-        found += [launch_of(cluster, items, "to judge two kinds of hosts in one training")] if items else []
+        found += (
+            [launch_of(cluster, items, "to judge two kinds of hosts in one training")]
+            if items
+            else []
+        )
     return [replace(one, est_s=2 * one.est_s) for one in found]
 
 
@@ -59,4 +67,8 @@ def steps_of(runs: pd.DataFrame) -> pd.DataFrame:
     """A row a setup: seconds a step, and `kinds` of host in it, in order of seconds."""
     own = runs[runs["workload"] == NAME]
     columns = ["cluster", "strategy", "batch_per_device", "step_s", "step_spread"]
-    return own[columns].assign(kinds=own["cluster"].str.count(r"\+") + 1).sort_values("step_s", ignore_index=True)
+    return (
+        own[columns]
+        .assign(kinds=own["cluster"].str.count(r"\+") + 1)
+        .sort_values("step_s", ignore_index=True)
+    )

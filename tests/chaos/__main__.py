@@ -23,7 +23,9 @@ def main() -> int:
     began = time.monotonic()
     numbers = range(words.scenarios) if words.only is None else [words.only]
     one_run = joblib.delayed(_run)
-    results = joblib.Parallel(n_jobs=-1 if len(numbers) > 20 else 1)(one_run(words.seed, number) for number in numbers)
+    results = joblib.Parallel(n_jobs=-1 if len(numbers) > 20 else 1)(
+        one_run(words.seed, number) for number in numbers
+    )
     if words.only is not None:
         print(results[0].scenario, *results[0].log, sep="\n")
     print(table(results))
@@ -31,9 +33,13 @@ def main() -> int:
         for sentence in one.wrong:
             print(f"scenario {one.scenario.seed} ({', '.join(one.scenario.kinds)}): {sentence}")
     struck = sum((one.struck for one in results), Counter[str]())
-    print("came to pass: " + ", ".join(f"{count} x {what}" for what, count in sorted(struck.items())))
+    print(
+        "came to pass: " + ", ".join(f"{count} x {what}" for what, count in sorted(struck.items()))
+    )
     failed = sum(bool(one.wrong) for one in results)
-    print(f"{len(results) - failed} of {len(results)} scenarios passed, in {time.monotonic() - began:.0f} s")
+    print(
+        f"{len(results) - failed} of {len(results)} scenarios passed, in {time.monotonic() - began:.0f} s"
+    )
     return 1 if failed else 0
 
 

@@ -87,10 +87,13 @@ def money(campaigns: Campaigns, what: Kept) -> Iterator[str]:
     """By the bill of the world: within the caps, and nothing of it missing in the ledger."""
     world = campaigns.home.world
     billed = {
-        lease_id: world.usd(lease_id) for lease_id in {one.tags["srift:lease"] for one in world.instances.values()}
+        lease_id: world.usd(lease_id)
+        for lease_id in {one.tags["srift:lease"] for one in world.instances.values()}
     }
     for refresh_id, cap in campaigns.caps.items():
-        spent = sum(usd for lease_id, usd in billed.items() if lease_id.startswith(f"{refresh_id}-"))
+        spent = sum(
+            usd for lease_id, usd in billed.items() if lease_id.startswith(f"{refresh_id}-")
+        )
         if spent > cap:
             yield f"{refresh_id} spent ${spent:.3f} of ${cap:.3f}"
     if sum(billed.values()) > campaigns.scenario.month_usd:
@@ -105,25 +108,48 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
     """Whatever was not measured has a row that says why; so has every rung that was refused."""
     world = campaigns.home.world
     for lease_id, (launch, outcome) in campaigns.served.items():
-        lease_rows = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
+        lease_rows = [
+            row for found in what.rows.values() for row in found if row["lease_id"] == lease_id
+        ]
         if "NotFound" in outcome.rpartition("(")[2] and not THROTTLED & {*campaigns.scenario.kinds}:
             yield f"{lease_id} was given up for what it had only just made: {outcome}"
         planned = {f"{lease_id}-{number:03d}" for number in range(len(launch.items))}
-        measured = {row["run_id"].partition("-again-")[0] for row in lease_rows if row["status"] == "measured"}
-        explained = any(row["status"] != "measured" for row in lease_rows) or outcome.startswith("time")
+        measured = {
+            row["run_id"].partition("-again-")[0]
+            for row in lease_rows
+            if row["status"] == "measured"
+        }
+        explained = any(row["status"] != "measured" for row in lease_rows) or outcome.startswith(
+            "time"
+        )
         if not planned <= measured and not explained:
             yield f"{lease_id} ended {outcome!r}: {len(planned - measured)} runs are neither measured nor explained"
-        lost = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id and one.reason == TAKEN]
+        lost = [
+            one
+            for one in world.instances.values()
+            if one.tags["srift:lease"] == lease_id and one.reason == TAKEN
+        ]
         unexplained = planned - {row["run_id"] for row in lease_rows}
-        if any(TAKEN in str(json.loads(row["body"]).get("reason")) for row in lease_rows if row["status"] == "refused"):
+        if any(
+            TAKEN in str(json.loads(row["body"]).get("reason"))
+            for row in lease_rows
+            if row["status"] == "refused"
+        ):
             lost = []  # before it ran: its rung's row says so
-        if lost and unexplained and all(row["status"] != "interrupted" for row in lease_rows) and outcome[:4] != "time":
+        if (
+            lost
+            and unexplained
+            and all(row["status"] != "interrupted" for row in lease_rows)
+            and outcome[:4] != "time"
+        ):
             yield f"{lease_id} lost {lost[0].instance_id} to the spot market, and no row says that it was interrupted"
         for row in lease_rows:
             if row["status"] != "measured" and not json.loads(row["body"]).get("reason"):
                 yield f"{row['run_id']} is {row['status']} without a reason"
     for lease_id in set(world.refused):
-        lease_rows = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
+        lease_rows = [
+            row for found in what.rows.values() for row in found if row["lease_id"] == lease_id
+        ]
         if not any(row["status"] in ("refused", "failed") for row in lease_rows):
             yield f"{lease_id} was refused a rung, and no row says so"
     for lease_id in campaigns.started.keys() - campaigns.served.keys():
@@ -143,7 +169,9 @@ def devices(what: Kept) -> Iterator[str]:
 
 def false_alarms(world: ChaosAws, what: Kept) -> Iterator[str]:
     """Nobody is called silent who could be heard."""
-    dumb = {"hangs", "mute", "uploads fail"} & {one.kind for node in world.nodes.values() for one in node.troubles}
+    dumb = {"hangs", "mute", "uploads fail"} & {
+        one.kind for node in world.nodes.values() for one in node.troubles
+    }
     for found in what.rows.values():
         reason = str(json.loads(found[0]["body"]).get("reason", ""))
         if "fell silent" in reason and not dumb:

@@ -48,7 +48,9 @@ class Provider(Ec2Provider):
     world: ChaosAws
 
     @contextmanager
-    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[RunningCluster]:
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> Iterator[RunningCluster]:
         held = super().acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=seed)
         with held as running, self.world.mirrored(running.mirror):  # type: ignore[attr-defined]
             yield running
@@ -87,9 +89,14 @@ class Campaigns:
         state.mkdir()
         for name in ("work.py", "srift.toml", "state/warehouse.duckdb"):
             shutil.copy(_template()[0] / name, folder / name)
-        home = MortalHome(state, world, CHOICES.model_copy(update={"max_usd_per_month": scenario.month_usd}))
+        home = MortalHome(
+            state, world, CHOICES.model_copy(update={"max_usd_per_month": scenario.month_usd})
+        )
         made = cls(
-            scenario=scenario, home=home, warehouse=Warehouse(state / "warehouse.duckdb"), todo=[*scenario.orders]
+            scenario=scenario,
+            home=home,
+            warehouse=Warehouse(state / "warehouse.duckdb"),
+            todo=[*scenario.orders],
         )
         world.visitors = [(one.after_s, partial(made.visit, one.why)) for one in scenario.visits]
         return made
@@ -135,10 +142,16 @@ class Campaigns:
             world.note(str(error))
             return False
         if world.unswept > unswept:
-            self.wrong.append(f"{refresh_id} was begun though the reaper could not look through a region")
+            self.wrong.append(
+                f"{refresh_id} was begun though the reaper could not look through a region"
+            )
         for sentence in sentences:
             world.note(f"reaped: {sentence}")
-        tally = Tally(cap_usd=cap_usd, stop_at=world.elapsed_s + self.scenario.minutes * 60.0, refresh_id=refresh_id)
+        tally = Tally(
+            cap_usd=cap_usd,
+            stop_at=world.elapsed_s + self.scenario.minutes * 60.0,
+            refresh_id=refresh_id,
+        )
         for number in range(len(self.todo)):
             launch = launch_of(self.todo[0])
             if tally.affords(launch):
@@ -151,7 +164,11 @@ class Campaigns:
         world = self.home.world
         world.struck[f"another reaper: {why}"] += 1
         files = self._lease_files()
-        alive = {one.instance_id for one in world.alive() if float(one.tags["srift:deadline"]) > world.now.timestamp()}
+        alive = {
+            one.instance_id
+            for one in world.alive()
+            if float(one.tags["srift:deadline"]) > world.now.timestamp()
+        }
         with ExitStack() as stack:
             if why == UNKNOWN_KEY:
                 for file in files:
@@ -163,9 +180,13 @@ class Campaigns:
                 self.home.controller().reap(world.now)
             except NotSwept as error:
                 world.note(f"another reaper: {error}")
-        ended = [one for one in alive if world.instances[one].reason == "Client.UserInitiatedShutdown"]
+        ended = [
+            one for one in alive if world.instances[one].reason == "Client.UserInitiatedShutdown"
+        ]
         if ended or not all(file.parent.is_dir() for file in files):
-            self.wrong.append(f"{', '.join(sorted(ended))} ended as orphans, and their controller lived")
+            self.wrong.append(
+                f"{', '.join(sorted(ended))} ended as orphans, and their controller lived"
+            )
 
     def _unreadable(self) -> None:
         """A newer version wrote every lease: nothing is ended, nothing bought, until a person puts it right."""
@@ -182,7 +203,9 @@ class Campaigns:
                     self.wrong.append("a refresh was begun beside a lease that cannot be read")
                 if self.todo and len(world.alive()) == 0:
                     lease_id = f"beside{len(self.started)}-00"
-                    tally = Tally(cap_usd=1e3, stop_at=world.elapsed_s + 5400.0, refresh_id=lease_id[:-3])
+                    tally = Tally(
+                        cap_usd=1e3, stop_at=world.elapsed_s + 5400.0, refresh_id=lease_id[:-3]
+                    )
                     self._measure(self.here, launch_of(self.todo[0]), lease_id, tally)
                 if world.bought() > bought:
                     self.wrong.append("machines were bought beside a lease that cannot be read")
@@ -194,7 +217,10 @@ class Campaigns:
         self.home.die()
 
     def _lease_files(self) -> list[Path]:
-        return [self.home.leases.directory(lease_id) / "lease.json" for lease_id in self.home.leases.ids()]
+        return [
+            self.home.leases.directory(lease_id) / "lease.json"
+            for lease_id in self.home.leases.ids()
+        ]
 
     def _measure(self, here: Workspace, launch: Launch, lease_id: str, tally: Tally) -> None:
         """As flows/measure.py, for one launch."""
@@ -205,7 +231,10 @@ class Campaigns:
         if served.mailbox is not None:
             self.served[lease_id] = (launch, served.outcome)
         collected = collect_launch.fn(here, served, tally.refresh_id, world.now)
-        self.served[lease_id] = (launch, served.outcome)  # without machines there is its row alone, stored just now
+        self.served[lease_id] = (
+            launch,
+            served.outcome,
+        )  # without machines there is its row alone, stored just now
         tally.add(served, collected, load_s=0.0)
 
     def mend(self) -> None:

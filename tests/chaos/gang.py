@@ -13,7 +13,14 @@ from tasks.node.record import Item, Plan, RankLayout
 if TYPE_CHECKING:
     from tests.chaos.node import Node
 
-_PROFILE = {"batch": 8, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.01, "input_s": None, "peak_bytes": None}
+_PROFILE = {
+    "batch": 8,
+    "forward_s": 0.1,
+    "backward_s": 0.2,
+    "optimizer_s": 0.01,
+    "input_s": None,
+    "peak_bytes": None,
+}
 _FACTS = {"parameters": 1000, "gradient_bytes": 4000}
 VALUES: dict[str, dict[str, Any]] = {
     "train": {"step_s": 0.5, "warmup_s": 1.0, "steps_s": 5.0} | _FACTS,
@@ -62,7 +69,9 @@ class Gang:
 
     def _begin(self, now: datetime) -> None:
         assert self._first is not None
-        whole = set(self.members) == set(self.layout.devices) and all(one.works for one in self.members.values())
+        whole = set(self.members) == set(self.layout.devices) and all(
+            one.works for one in self.members.values()
+        )
         if self._armed is None and whole and now >= self._first + timedelta(seconds=6.0):
             self._armed = now
             for one in self.members.values():
@@ -71,7 +80,9 @@ class Gang:
             one.reads(f"go-{self.plan.attempt}.json") for one in self.members.values()
         ):
             self._start(0, now)
-        elif now >= self._first + timedelta(seconds=self.plan.meet_s if self._armed is None else 300.0):
+        elif now >= self._first + timedelta(
+            seconds=self.plan.meet_s if self._armed is None else 300.0
+        ):
             self._end(1, EXIT_LOST_PEER, "nobody else came")
 
     def _missing(self) -> list[int]:
@@ -102,8 +113,12 @@ class Gang:
         if first.crashes(item.run_id):
             self._end(1, EXIT_ITEM_FAILED, "the workload raised ValueError", culprit=item.run_id)
             return
-        used = [{"name": self.members[rank].device, "count": 1, "threads": 1} for rank in item.nodes]
-        first.record(item.run_id, record_of(self.plan, item, first.clock_unix()) | {"devices": used})
+        used = [
+            {"name": self.members[rank].device, "count": 1, "threads": 1} for rank in item.nodes
+        ]
+        first.record(
+            item.run_id, record_of(self.plan, item, first.clock_unix()) | {"devices": used}
+        )
         self._start(self.index + 1, now)
 
     def _end(self, code: int, worker_code: int, reason: str, culprit: str = "") -> None:

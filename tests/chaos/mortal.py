@@ -40,12 +40,22 @@ def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
         put = stack.enter_context
         put(patch.object(tasks.campaign.campaign, "datetime", Moment))
         put(patch.object(tasks.campaign.campaign, "Clock", lambda: clock))
-        put(patch.object(tasks.campaign.budget, "time", SimpleNamespace(monotonic=lambda: world.elapsed_s)))
+        put(
+            patch.object(
+                tasks.campaign.budget, "time", SimpleNamespace(monotonic=lambda: world.elapsed_s)
+            )
+        )
         put(patch.object(tasks.campaign.budget, "current_offers", lambda here: offers))
         put(patch("os.fsync", lambda handle: None))
-        put(patch.object(Warehouse, "migrate", lambda self: []))  # the template is of today, and migrating takes long
+        put(
+            patch.object(Warehouse, "migrate", lambda self: [])
+        )  # the template is of today, and migrating takes long
         for module in (tasks.execution.mailbox, tasks.execution.job, tasks.execution.session):
-            put(patch.object(module, "write_json", _stepped(world, "disk:mailbox", module.write_json)))  # type: ignore[attr-defined]
+            put(
+                patch.object(
+                    module, "write_json", _stepped(world, "disk:mailbox", module.write_json)
+                )
+            )  # type: ignore[attr-defined]
         mirror = tasks.providers.ec2.mailbox_s3
         put(patch.object(mirror, "MOST_FILES", MOST_FILES))
         put(patch.object(mirror, "_appear", _stepped(world, "disk:appear", mirror._appear)))

@@ -68,11 +68,20 @@ class Mutation:
 
 
 def _hangs() -> Scenario:
-    return Scenario(seed=1, orders=(ONE,), troubles=[Trouble(machine=0, kind="hangs", stage="ready", after_s=3.0)])
+    return Scenario(
+        seed=1,
+        orders=(ONE,),
+        troubles=[Trouble(machine=0, kind="hangs", stage="ready", after_s=3.0)],
+    )
 
 
 def _killed(name: str, nth: int, away_s: float, after: bool = True, **words: Any) -> Scenario:
-    return Scenario(seed=2, orders=(ONE,), deaths=[Death(name=name, nth=nth, after=after, away_s=away_s)], **words)
+    return Scenario(
+        seed=2,
+        orders=(ONE,),
+        deaths=[Death(name=name, nth=nth, after=after, away_s=away_s)],
+        **words,
+    )
 
 
 def _uploaded_late() -> Scenario:
@@ -103,7 +112,10 @@ def _longer(boot: NodeBoot, deadline_s: float) -> str:
 @contextmanager
 def _without_keys() -> Iterator[None]:
     keyless = partial(append.append, keyed=False)
-    with patch.object(append, "append", keyless), patch.object(tasks.execution.record_loader, "append", keyless):
+    with (
+        patch.object(append, "append", keyless),
+        patch.object(tasks.execution.record_loader, "append", keyless),
+    ):
         yield
 
 
@@ -122,7 +134,9 @@ def _fetched(self: Ec2Machines, lease: Any, *, patient: bool) -> Any:
 
 
 PAIR = Order(
-    types=((2, "g4dn.12xlarge"),), market="spot", runs=(("train", (0, 1)), ("profile", (0,)), ("train", (0, 1)))
+    types=((2, "g4dn.12xlarge"),),
+    market="spot",
+    runs=(("train", (0, 1)), ("profile", (0,)), ("train", (0, 1))),
 )
 
 
@@ -169,7 +183,10 @@ _REAP, _READ, _READ_ALL = Ec2Provider.reap, LeaseFolder.read, LeaseFolder.read_a
 
 
 def _first_by_id(subnets: Any, *_: Any) -> dict[str, str]:
-    return {one["AvailabilityZone"]: one["SubnetId"] for one in sorted(subnets, key=lambda one: one["SubnetId"])[::-1]}
+    return {
+        one["AvailabilityZone"]: one["SubnetId"]
+        for one in sorted(subnets, key=lambda one: one["SubnetId"])[::-1]
+    }
 
 
 MUTATIONS = (

@@ -36,13 +36,17 @@ class Node:
         self.ends_at = instance.ends_itself_at()
         self.kinds = {one.kind for one in troubles}
         self.lease_id = instance.tags["srift:lease"]
-        self.skew_s = world.rng.choice([0.0, 0.0, 5.0, -7200.0, 5 * 3600.0]) if "skew" in self.kinds else 0.0
+        self.skew_s = (
+            world.rng.choice([0.0, 0.0, 5.0, -7200.0, 5 * 3600.0]) if "skew" in self.kinds else 0.0
+        )
         self.start_s = world.rng.uniform(3.0, 15.0)
         self.item_s = world.rng.uniform(4.0, 11.0)
         self.rank: int | None = None
         self.gang: Gang | None = None
         self.attempt = 0
-        self.looks: tuple[datetime, Plan, str] | None = None  # until when for its devices, for which plan, and in vain
+        self.looks: tuple[datetime, Plan, str] | None = (
+            None  # until when for its devices, for which plan, and in vain
+        )
         self.reached: dict[str, datetime] = {}
         self.hung = self.leaving = False
         self.waiting: dict[str, bytes] = {}
@@ -76,7 +80,11 @@ class Node:
         """A second of its life."""
         now, one = self.world.now, self.instance
         if one.ended_at is not None:
-            if one.reason in _FROM_OUTSIDE and now < one.ended_at + timedelta(seconds=FLUSH_S) and not self.hung:
+            if (
+                one.reason in _FROM_OUTSIDE
+                and now < one.ended_at + timedelta(seconds=FLUSH_S)
+                and not self.hung
+            ):
                 self._carry(now)
             return
         if now < one.launched_at + timedelta(seconds=min(one.boot_s, 1e6)):
@@ -92,7 +100,10 @@ class Node:
         if self.rank is not None and self.works and now >= self._beat + timedelta(seconds=2.0):
             self._beat = now
             running = self.gang is not None
-            self.say("heartbeat.json", {"phase": "running" if running else "waiting", "run_id": "", "attempt": 1})
+            self.say(
+                "heartbeat.json",
+                {"phase": "running" if running else "waiting", "run_id": "", "attempt": 1},
+            )
         self._carry(now)
         if self.leaving and not self.waiting:
             one.end(now, "Client.InstanceInitiatedShutdown")
@@ -129,8 +140,16 @@ class Node:
 
     def finish(self, attempt: int, code: int, worker_code: int, reason: str, culprit: str) -> None:
         """Its torchrun has ended."""
-        body = {"attempt": attempt, "exit_code": code, "worker_exit_code": worker_code, "reason": reason}
-        self.say(f"finished-{attempt}.json", body | {"run_id": culprit, "log_tail": "", "finished_unix": 1.0})
+        body = {
+            "attempt": attempt,
+            "exit_code": code,
+            "worker_exit_code": worker_code,
+            "reason": reason,
+        }
+        self.say(
+            f"finished-{attempt}.json",
+            body | {"run_id": culprit, "log_tail": "", "finished_unix": 1.0},
+        )
         self.gang = None
 
     def reads(self, name: str) -> bool:
@@ -143,7 +162,9 @@ class Node:
         self.reached.setdefault(stage, self.world.now)
 
     def _object(self, name: str) -> bytes | None:
-        found = self.world.s3.objects.get(f"srift/leases/{self.lease_id}/{ROLE}:{self.instance.instance_id}/{name}")
+        found = self.world.s3.objects.get(
+            f"srift/leases/{self.lease_id}/{ROLE}:{self.instance.instance_id}/{name}"
+        )
         return None if found is None else found[0]
 
     def _listen(self, now: datetime) -> None:
@@ -152,10 +173,15 @@ class Node:
             return
         self._manifest = json.loads(manifest)["files"]
         if self.rank is None:
-            if now < self.reached["booted"] + timedelta(seconds=self.start_s) or not self.reads("node.json"):
+            if now < self.reached["booted"] + timedelta(seconds=self.start_s) or not self.reads(
+                "node.json"
+            ):
                 return
             self.rank = int(json.loads(self._object("in/node.json") or b"")["node"])
-            self.say("ready.json", {"address": self.instance.address, "fingerprint": "f1", "torch_version": "2.13.0"})
+            self.say(
+                "ready.json",
+                {"address": self.instance.address, "fingerprint": "f1", "torch_version": "2.13.0"},
+            )
         if self.reads("done.json") and not self.leaving:
             self._reach("done")
             self.leaving = True
@@ -176,7 +202,11 @@ class Node:
             return
         assert self.rank is not None
         expected = plan.expected[self.rank]
-        lacks = missing_devices(expected, [self.device] * expected.count) if "wrong device" not in self.kinds else ""
+        lacks = (
+            missing_devices(expected, [self.device] * expected.count)
+            if "wrong device" not in self.kinds
+            else ""
+        )
         self.looks = (now + timedelta(seconds=DEVICES_WITHIN_S), plan, lacks) if lacks else None
         if lacks:
             return
@@ -192,7 +222,11 @@ class Node:
         self.looks = None
         for item in plan.items:
             if self.rank in item.nodes:
-                body = record_of(plan, item, self.clock_unix()) | {"status": "failed", "reason": reason, "values": {}}
+                body = record_of(plan, item, self.clock_unix()) | {
+                    "status": "failed",
+                    "reason": reason,
+                    "values": {},
+                }
                 body["cause"] = MACHINE
                 self.record(item.run_id, body)
         self.finish(plan.attempt, EXIT_NO_DEVICE, EXIT_NO_DEVICE, reason, "")
@@ -206,20 +240,30 @@ class Node:
         """What is due of its troubles."""
         for trouble in self.troubles:
             since = self.reached.get(trouble.stage)
-            if since is None or now < since + timedelta(seconds=trouble.after_s) or trouble in self.came:
+            if (
+                since is None
+                or now < since + timedelta(seconds=trouble.after_s)
+                or trouble in self.came
+            ):
                 continue
             self.came.add(trouble)
             trouble_of = getattr(self, f"_{trouble.kind.replace(' ', '_')}", None)
             self.world.struck[f"machine: {trouble.kind}"] += 1
             if trouble_of is not None:
-                self.world.note(f"{self.instance.instance_id[-3:]} (node {self.rank}): {trouble.kind}")
+                self.world.note(
+                    f"{self.instance.instance_id[-3:]} (node {self.rank}): {trouble.kind}"
+                )
                 trouble_of(now)
         if self.goes_at is not None and now >= self.goes_at:
             self.world.interrupt(self.instance.instance_id)
 
     def _notice(self, now: datetime, kind: str = "interruption") -> None:
         at = now + timedelta(seconds=120)
-        body = {"kind": kind, "action": "terminate", "at": f"{at:%Y-%m-%dT%H:%M:%SZ}" if kind == "interruption" else ""}
+        body = {
+            "kind": kind,
+            "action": "terminate",
+            "at": f"{at:%Y-%m-%dT%H:%M:%SZ}" if kind == "interruption" else "",
+        }
         self.waiting["notice.json"] = json.dumps(body | {"seen_unix": self.clock_unix()}).encode()
         if kind == "interruption":
             self.goes_at = at
@@ -246,7 +290,9 @@ class Node:
         userid = f"{ROLE}:{self.instance.instance_id}"
         mine = [one for one in self.world.nodes.values() if one.lease_id == self.lease_id]
         for number in range(FLOOD):
-            self.world.s3.upload(now, self.lease_id, self.instance.instance_id, f"o-{number:04}.json", {})
+            self.world.s3.upload(
+                now, self.lease_id, self.instance.instance_id, f"o-{number:04}.json", {}
+            )
             for other in mine:
                 detour = f"{userid}/out/{number:04}.json"
                 self.world.s3.upload(now, self.lease_id, other.instance.instance_id, detour, {})
@@ -275,5 +321,9 @@ class Node:
         self.waiting[name] = content
         self.kinds.discard("twice")
         for other in self.world.nodes.values():
-            if other.lease_id == self.lease_id and other.alive and other.rank not in (None, self.rank):
+            if (
+                other.lease_id == self.lease_id
+                and other.alive
+                and other.rank not in (None, self.rank)
+            ):
                 other.waiting[name] = content

@@ -30,10 +30,14 @@ class Result:
     struck: Counter[str] = field(default_factory=Counter)
 
 
-def run(one: Scenario, folder: Path | None = None, prepare: Callable[[Campaigns], object] | None = None) -> Result:
+def run(
+    one: Scenario, folder: Path | None = None, prepare: Callable[[Campaigns], object] | None = None
+) -> Result:
     """In a folder of its own, which is gone afterwards unless it is given."""
     if folder is None:
-        with TemporaryDirectory(prefix="srift-chaos-", dir=_MEMORY if _MEMORY.is_dir() else None) as made:
+        with TemporaryDirectory(
+            prefix="srift-chaos-", dir=_MEMORY if _MEMORY.is_dir() else None
+        ) as made:
             return run(one, Path(made), prepare)
     world = ChaosAws(
         rng=random.Random(f"world/{one.seed}"), troubles=tuple(one.troubles), deaths=one.deaths, faults=one.faults,

@@ -124,9 +124,14 @@ Mix = Callable[[Scenario, random.Random], None]
 
 def _befalls(one: Scenario, rng: random.Random, *kinds: str) -> Trouble:
     """At any stage of a machine of the first launch, or of the one after."""
-    machine, stage = rng.randrange(one.orders[0].machines + (rng.random() < 0.3)), rng.choice(STAGES)
+    machine, stage = (
+        rng.randrange(one.orders[0].machines + (rng.random() < 0.3)),
+        rng.choice(STAGES),
+    )
     soon = 2.0 if stage in ("finished", "done") else 12.0
-    return Trouble(machine=machine, kind=rng.choice(kinds), stage=stage, after_s=rng.uniform(0.0, soon))
+    return Trouble(
+        machine=machine, kind=rng.choice(kinds), stage=stage, after_s=rng.uniform(0.0, soon)
+    )
 
 
 def capacity(one: Scenario, rng: random.Random) -> None:
@@ -174,7 +179,9 @@ def quota(one: Scenario, rng: random.Random) -> None:
     code = rng.choice(["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow"])
     one.faults.append(Fault(action="ec2:CreateFleet", code=code, times=rng.randint(1, 3)))
     if rng.random() < 0.5:
-        one.faults.append(Fault(action="ec2:RunInstances", code="VcpuLimitExceeded", times=rng.randint(1, 4)))
+        one.faults.append(
+            Fault(action="ec2:RunInstances", code="VcpuLimitExceeded", times=rng.randint(1, 4))
+        )
 
 
 def dearer(one: Scenario, rng: random.Random) -> None:
@@ -182,11 +189,16 @@ def dearer(one: Scenario, rng: random.Random) -> None:
 
 
 def notice(one: Scenario, rng: random.Random) -> None:
-    one.troubles += [_befalls(one, rng, "notice", "notice", "notice", "rebalance") for _ in range(rng.randint(1, 3))]
+    one.troubles += [
+        _befalls(one, rng, "notice", "notice", "notice", "rebalance")
+        for _ in range(rng.randint(1, 3))
+    ]
 
 
 def taken(one: Scenario, rng: random.Random) -> None:
-    one.troubles += [_befalls(one, rng, "taken", "taken", "retired") for _ in range(rng.randint(1, 3))]
+    one.troubles += [
+        _befalls(one, rng, "taken", "taken", "retired") for _ in range(rng.randint(1, 3))
+    ]
 
 
 def never_boots(one: Scenario, rng: random.Random) -> None:
@@ -202,7 +214,11 @@ def killed(one: Scenario, rng: random.Random) -> None:
     for _ in range(rng.choice([1, 1, 2, 3])):
         name = rng.choice(["", "", *STEPS, *STEPS[:2]])
         nth = int(2 ** rng.uniform(0, 10)) if name in MANY else rng.randrange(3)
-        one.deaths.append(Death(name=name, nth=nth, after=rng.random() < 0.5, away_s=rng.choice([2.0, 60.0, 400.0])))
+        one.deaths.append(
+            Death(
+                name=name, nth=nth, after=rng.random() < 0.5, away_s=rng.choice([2.0, 60.0, 400.0])
+            )
+        )
 
 
 def by_hand(one: Scenario, rng: random.Random) -> None:
@@ -214,7 +230,9 @@ def by_hand(one: Scenario, rng: random.Random) -> None:
 def away(one: Scenario, rng: random.Random) -> None:
     killed(one, rng)
     if rng.random() < 0.4:  # bought, and never heard of
-        one.deaths[0] = Death(name=rng.choice(STEPS[:2]), nth=rng.randrange(2), after=True, away_s=0.0)
+        one.deaths[0] = Death(
+            name=rng.choice(STEPS[:2]), nth=rng.randrange(2), after=True, away_s=0.0
+        )
     for death in one.deaths:
         death.away_s = rng.choice([1800.0, 3600.0, 9000.0])
 
@@ -230,7 +248,11 @@ def store(one: Scenario, rng: random.Random) -> None:
 
 def uploads(one: Scenario, rng: random.Random) -> None:
     for machine in range(4):
-        kinds = [kind for kind in ("uploads fail", "uploads fail", "garbage", "crash") if rng.random() < 0.4]
+        kinds = [
+            kind
+            for kind in ("uploads fail", "uploads fail", "garbage", "crash")
+            if rng.random() < 0.4
+        ]
         one.troubles += [Trouble(machine=machine, kind=kind) for kind in dict.fromkeys(kinds)]
 
 
@@ -239,7 +261,11 @@ def last_words(one: Scenario, rng: random.Random) -> None:
     one.troubles += [Trouble(machine=machine, kind="uploads fail") for machine in range(4)]
     for _ in range(rng.randint(1, 3)):
         nth = rng.randint(5, 60)
-        one.deaths.append(Death(name=rng.choice(["disk:appear", "s3:get_object"]), nth=nth, after=True, away_s=2.0))
+        one.deaths.append(
+            Death(
+                name=rng.choice(["disk:appear", "s3:get_object"]), nth=nth, after=True, away_s=2.0
+            )
+        )
 
 
 def skew(one: Scenario, rng: random.Random) -> None:
@@ -254,7 +280,9 @@ def terminate(one: Scenario, rng: random.Random) -> None:
 
 
 def twice(one: Scenario, rng: random.Random) -> None:
-    one.troubles += [Trouble(machine=machine, kind="twice") for machine in range(4) if rng.random() < 0.7]
+    one.troubles += [
+        Trouble(machine=machine, kind="twice") for machine in range(4) if rng.random() < 0.7
+    ]
 
 
 def tight(one: Scenario, rng: random.Random) -> None:
@@ -264,7 +292,9 @@ def tight(one: Scenario, rng: random.Random) -> None:
 def devices(one: Scenario, rng: random.Random) -> None:
     """A driver that never comes up, seen by the node or not."""
     for machine in rng.sample(range(4), rng.randint(1, 2)):
-        one.troubles.append(Trouble(machine=machine, kind=rng.choice(["no devices", "no devices", "wrong device"])))
+        one.troubles.append(
+            Trouble(machine=machine, kind=rng.choice(["no devices", "no devices", "wrong device"]))
+        )
 
 
 def unseen(one: Scenario, rng: random.Random) -> None:
@@ -292,7 +322,9 @@ def blind(one: Scenario, rng: random.Random) -> None:
     """The session expires while the controller is away; days may go by until somebody signs in again."""
     killed(one, rng)
     code, times, skip = rng.choice(SESSION), rng.randint(1, 4), rng.randint(0, 2)
-    one.faults.append(Fault(action="ec2:DescribeInstances", code=code, times=times, skip=skip, when=sweeps))
+    one.faults.append(
+        Fault(action="ec2:DescribeInstances", code=code, times=times, skip=skip, when=sweeps)
+    )
 
 
 def not_found_yet(one: Scenario, rng: random.Random) -> None:
@@ -302,7 +334,9 @@ def not_found_yet(one: Scenario, rng: random.Random) -> None:
 
 def floods(one: Scenario, rng: random.Random) -> None:
     stage = rng.choice(["ready", "armed", "running"])
-    one.troubles.append(Trouble(machine=rng.randrange(3), kind="floods", stage=stage, after_s=rng.uniform(0.0, 8.0)))
+    one.troubles.append(
+        Trouble(machine=rng.randrange(3), kind="floods", stage=stage, after_s=rng.uniform(0.0, 8.0))
+    )
 
 
 def nests(one: Scenario, rng: random.Random) -> None:
@@ -366,7 +400,11 @@ def scenario(seed: int, number: int) -> Scenario:
     names = list(KINDS)
     first = names[number % len(names)]
     others = rng.sample([name for name in names if name != first], rng.randint(0, 2))
-    one = Scenario(seed=number, kinds=(first, *others), orders=tuple(order(rng) for _ in range(rng.randint(1, 3))))
+    one = Scenario(
+        seed=number,
+        kinds=(first, *others),
+        orders=tuple(order(rng) for _ in range(rng.randint(1, 3))),
+    )
     for name in one.kinds:
         KINDS[name](one, rng)
     return one

@@ -45,8 +45,12 @@ class ChaosAws(FakeAws):
     overdue: set[str] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
     struck: Counter[str] = field(default_factory=Counter)  # what came to pass, how often
-    refused: list[str] = field(default_factory=list)  # lease of every request that AWS had no machines for
-    visitors: list[tuple[float, Callable[[], None]]] = field(default_factory=list)  # seconds with a cluster, then who
+    refused: list[str] = field(
+        default_factory=list
+    )  # lease of every request that AWS had no machines for
+    visitors: list[tuple[float, Callable[[], None]]] = field(
+        default_factory=list
+    )  # seconds with a cluster, then who
     had_s: float = 0.0  # seconds for which a controller has had a cluster
     unswept: int = 0  # times that the reaper's look through a region was refused
     steps: int = 0
@@ -135,7 +139,11 @@ class ChaosAws(FakeAws):
 
     def usd(self, lease_id: str) -> float:
         """The bill of a lease, by what the machines really lived."""
-        return sum(self._bill(one) for one in self.instances.values() if one.tags["srift:lease"] == lease_id)
+        return sum(
+            self._bill(one)
+            for one in self.instances.values()
+            if one.tags["srift:lease"] == lease_id
+        )
 
     def _bill(self, one: Instance) -> float:
         seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
@@ -148,7 +156,14 @@ class ChaosAws(FakeAws):
         FakeAws._strike(self, fault, name)
 
     def _launch(
-        self, region: str, subnet: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
+        self,
+        region: str,
+        subnet: str,
+        market: str,
+        name: str,
+        count: int,
+        request: Any,
+        tagged: list[dict[str, Any]],
     ) -> list[str]:
         zone = self.account.zone_of(subnet)
         ids = FakeAws._launch(self, region, subnet, market, name, count, request, tagged)
@@ -159,8 +174,12 @@ class ChaosAws(FakeAws):
             if any(trouble.kind == "never boots" for trouble in mine):
                 instance.boot_s = float("inf")
             self.nodes[one] = Node(self, instance, mine)
-            self.usd_per_hour[one] = (self.account.spot[zone] if market == "spot" else ON_DEMAND_USD) + BESIDE_USD
-        self.note(f"launched {count} {name} {market} in {zone} for {self.instances[ids[0]].tags['srift:lease']}")
+            self.usd_per_hour[one] = (
+                self.account.spot[zone] if market == "spot" else ON_DEMAND_USD
+            ) + BESIDE_USD
+        self.note(
+            f"launched {count} {name} {market} in {zone} for {self.instances[ids[0]].tags['srift:lease']}"
+        )
         return ids
 
     def _lacks(self, zone: str, market: str, count: int) -> bool:
@@ -170,22 +189,35 @@ class ChaosAws(FakeAws):
         return lacking
 
     def _run_instances(self, *, region: str, now: datetime, **words: Any) -> Any:
-        return self._counted(words, lambda: FakeAws._run_instances(self, region=region, now=now, **words))
+        return self._counted(
+            words, lambda: FakeAws._run_instances(self, region=region, now=now, **words)
+        )
 
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
-        return self._counted(words, lambda: FakeAws._create_fleet(self, region=region, now=now, **words))
+        return self._counted(
+            words, lambda: FakeAws._create_fleet(self, region=region, now=now, **words)
+        )
 
     def _counted(self, words: dict[str, Any], ask: Any) -> Any:
         """`ask()`, and a note of the lease where AWS has nothing to give it."""
-        tags = [tag for one in words["TagSpecifications"] for tag in one["Tags"] if tag["Key"] == "srift:lease"]
+        tags = [
+            tag
+            for one in words["TagSpecifications"]
+            for tag in one["Tags"]
+            if tag["Key"] == "srift:lease"
+        ]
         lease_id = str(tags[0]["Value"])
         try:
             answer = ask()
         except ClientError:
             self._without(lease_id)
             raise
-        kinds = {refused(one["ErrorCode"], action="", region="").kind for one in answer.get("Errors", ())}
-        if kinds - {*ANOTHER_TRY}:  # an InternalError of a fleet refuses no rung: it is asked for again
+        kinds = {
+            refused(one["ErrorCode"], action="", region="").kind for one in answer.get("Errors", ())
+        }
+        if kinds - {
+            *ANOTHER_TRY
+        }:  # an InternalError of a fleet refuses no rung: it is asked for again
             self._without(lease_id)
         return answer
 
@@ -193,17 +225,23 @@ class ChaosAws(FakeAws):
         self.struck["rung refused"] += 1
         self.refused.append(lease_id)
 
-    def _describe_instances(self, *, region: str, now: datetime, Filters: list[Any], **words: Any) -> Any:
+    def _describe_instances(
+        self, *, region: str, now: datetime, Filters: list[Any], **words: Any
+    ) -> Any:
         answer = FakeAws._describe_instances(self, region=region, now=now, Filters=Filters, **words)
         [group] = answer["Reservations"]
         ends = {name: one.ended_at for name, one in self.instances.items()}
-        group["Instances"] = [one for one in group["Instances"] if (ends[one["InstanceId"]] or now) > now - FORGOTTEN]
+        group["Instances"] = [
+            one for one in group["Instances"] if (ends[one["InstanceId"]] or now) > now - FORGOTTEN
+        ]
         return answer
 
     def _stirring(self) -> bool:
         """Whether anything can happen by itself."""
         lingers = self.now - timedelta(seconds=40)
-        return any(one.ended_at is None or one.ended_at > lingers for one in self.instances.values())
+        return any(
+            one.ended_at is None or one.ended_at > lingers for one in self.instances.values()
+        )
 
     def _sync_mirrors(self) -> None:
         if self._syncing or self.dead:
@@ -228,7 +266,9 @@ class ChaosAws(FakeAws):
         for key, (content, _) in self.s3.objects.items():
             head, _, name = key.partition("/out/records/")
             if name:
-                found.setdefault((head.split("/")[2], name.removesuffix(".json")), []).append(content)
+                found.setdefault((head.split("/")[2], name.removesuffix(".json")), []).append(
+                    content
+                )
         return found
 
 

@@ -33,7 +33,9 @@ ASK = ("recommend", "conv", "--deadline", "90m")
 
 @pytest.fixture(autouse=True)
 def a_shell_of_its_own(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    monkeypatch.setattr(
+        "tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines()
+    )
     monkeypatch.delenv("PREFECT_HOME", raising=False)
 
 
@@ -97,7 +99,9 @@ def test_doctor_and_status_name_the_damaged_file_and_no_other(used: Path, name: 
 def test_each_verb_that_needs_the_damaged_file_says_what_is_lost_and_what_to_type(
     used: Path, name: str, verbs: list[tuple[str, ...]]
 ) -> None:
-    (used / "rows.csv").write_text("workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\n")
+    (used / "rows.csv").write_text(
+        "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\n"
+    )
     damage(used / "state" / name)
     for words in verbs:
         assert_fails(srift(*words), 1, "damaged", "lost", "srift refresh")
@@ -109,8 +113,14 @@ def test_what_the_message_says_to_type_leaves_a_home_that_works(used: Path, name
     typed = [line.strip() for line in srift(*ASK).stderr.splitlines() if line.startswith("  ")]
     assert typed.pop() == "srift refresh"
     subprocess.run(["sh", "-e", "-c", "\n".join(typed)], check=True)
-    assert {one["status"] for check, one in findings().items() if check != "instance types"} <= {"ok", "note"}
-    assert len(list((used / "state").glob(f"damaged-*-{name}"))) == 1 and shlex.quote(str(used)) in typed[0]
+    assert {one["status"] for check, one in findings().items() if check != "instance types"} <= {
+        "ok",
+        "note",
+    }
+    assert (
+        len(list((used / "state").glob(f"damaged-*-{name}"))) == 1
+        and shlex.quote(str(used)) in typed[0]
+    )
 
 
 def test_a_damaged_index_is_named_and_what_the_message_says_to_type_mends_it(used: Path) -> None:
@@ -136,7 +146,9 @@ def test_a_read_only_home_is_named_and_what_is_in_it_can_be_read(on_small_disk: 
         assert_fails(srift(*words), 1, "cannot be written (Read-only file system)", "SRIFT_HOME")
 
 
-def test_a_full_disk_is_named_before_a_refresh_starts_and_by_an_import(on_small_disk: SmallDisk) -> None:
+def test_a_full_disk_is_named_before_a_refresh_starts_and_by_an_import(
+    on_small_disk: SmallDisk,
+) -> None:
     Path("rows.csv").write_text("workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\n")
     on_small_disk.fill()
     assert_fails(srift("refresh"), 1, "is full or nearly so: 0 MiB are left")
@@ -159,7 +171,10 @@ Http500.__module__ = "prefect.exceptions"
     [
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
         (OSError(errno.EROFS, "Read-only file system"), "make it writable"),
-        (duckdb.IOException('IO Error: Could not write file "x": No space left on device'), "the disk is full"),
+        (
+            duckdb.IOException('IO Error: Could not write file "x": No space left on device'),
+            "the disk is full",
+        ),
         (RuntimeError("(sqlite3.OperationalError) database or disk is full"), "free some space"),
         (Http500("Server error '500 Internal Server Error'"), "0 MiB are left"),
     ],
@@ -179,7 +194,9 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_refresh_is_named_whoever_stumbl
     assert_fails(srift("refresh"), 1, says)
 
 
-def test_what_nobody_foresaw_keeps_its_traceback(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_foresaw_keeps_its_traceback(
+    used: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stumble(*_: object, **__: object) -> None:
         raise ValueError("a mistake of ours")
 
@@ -188,13 +205,18 @@ def test_what_nobody_foresaw_keeps_its_traceback(used: Path, monkeypatch: pytest
     assert isinstance(CliRunner().invoke(app, ["refresh"]).exception, ValueError)
 
 
-def test_a_server_whose_database_is_damaged_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_database_is_damaged_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
     monkeypatch.setattr(own_server._OwnServer, "start", lambda self: pytest.fail("it was started"))
     damage(tmp_path / "prefect.db")
     with temporary_settings(updates={PREFECT_API_URL: None, PREFECT_HOME: tmp_path}):
-        with pytest.raises(Wrong, match=r"its database is damaged.*\n  mv "), own_server.own_server():
+        with (
+            pytest.raises(Wrong, match=r"its database is damaged.*\n  mv "),
+            own_server.own_server(),
+        ):
             pass
         monkeypatch.setattr(shutil, "disk_usage", lambda _: FULL)
         with pytest.raises(Wrong, match="is full"), own_server.own_server():

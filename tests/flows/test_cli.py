@@ -29,14 +29,27 @@ from tests.installed import NOON, DescribedMachines, furnished, write_project
 from warehouse.database import Warehouse, WarehouseBusy
 
 README = Path(__file__).parents[2] / "README.md"
-VERBS = ("refresh", "recommend", "size", "table", "import", "forget", "workloads", "backtest", "status", "reap")
+VERBS = (
+    "refresh",
+    "recommend",
+    "size",
+    "table",
+    "import",
+    "forget",
+    "workloads",
+    "backtest",
+    "status",
+    "reap",
+)
 ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1xs.large,16,0.25\n"
 
 
 @pytest.fixture(autouse=True)
 def a_shell_of_its_own(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines are described, not started; what the command sets for Prefect does not outlive it."""
-    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    monkeypatch.setattr(
+        "tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines()
+    )
 
 
 @pytest.fixture
@@ -97,13 +110,17 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert set(VERBS) <= set(commands)
     assert srift("--version").stdout == f"srift {metadata.version('srift')}\n"
-    assert {f"make {target}" for target in ("refresh", "test", "up")} <= {*re.findall(r"make \w+", README.read_text())}
+    assert {f"make {target}" for target in ("refresh", "test", "up")} <= {
+        *re.findall(r"make \w+", README.read_text())
+    }
     for verb, command in commands.items():
         assert f"srift {verb}" in README.read_text()
         assert command.help
         assert srift(verb, "--help").exit_code == 0
         assert "json" in {parameter.name.removeprefix("as_") for parameter in command.params}
-        undescribed = [p.name for p in command.params if p.name != "help" and not getattr(p, "help", None)]
+        undescribed = [
+            p.name for p in command.params if p.name != "help" and not getattr(p, "help", None)
+        ]
         assert not undescribed, f"srift {verb}: {undescribed} have no help"
 
 
@@ -112,7 +129,10 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
     [
         (["recommend", "convv", "--deadline", "2h"], "did you mean 'conv'"),
         (["recommend", "conv"], "either --deadline or --budget"),
-        (["recommend", "conv", "--deadline", "2h", "--budget", "3"], "either --deadline or --budget"),
+        (
+            ["recommend", "conv", "--deadline", "2h", "--budget", "3"],
+            "either --deadline or --budget",
+        ),
         (["recommend", "conv", "--deadline", "soon"], "12h, 90m or 2d"),
         (["recommend", "conv", "--deadline", "0h"], "12h, 90m or 2d"),
         (["recommend", "conv", "--budget", "-1"], "--budget"),
@@ -120,7 +140,10 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
             ["recommend", "conv", "--deadline", "2h", "--market", "sport"],
             "did you mean 'spot'? known: any, on-demand, spot",
         ),
-        (["recommend", "conv", "--deadline", "2h", "--market", "onDemand"], "did you mean 'on-demand'?"),
+        (
+            ["recommend", "conv", "--deadline", "2h", "--market", "onDemand"],
+            "did you mean 'on-demand'?",
+        ),
         (["recommend", "conv", "--deadline", "2h", "--provider", "loca"], "did you mean 'local'"),
         (["recommend", "conv", "--deadline", "2h", "--top", "0"], "--top"),
         (["recommend", "conv", "--deadline", "2h", "--samples", "0"], "--samples"),
@@ -153,13 +176,17 @@ def test_misuse_exits_2_and_says_what_is_right(
     assert_fails(srift(*words), 2, says)
 
 
-def test_outside_a_project_it_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_project_it_says_where_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SRIFT_HOME")
     assert_fails(srift("status"), 2, "no srift.toml in", str(tmp_path))
 
 
-def test_a_home_that_cannot_be_written_exits_1_and_says_which(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_cannot_be_written_exits_1_and_says_which(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SRIFT_HOME", str(new / "work.py" / "state"))
     for verb in ("refresh", "status", "table", "reap"):
         assert_fails(srift(verb), 1, "SRIFT_HOME cannot be used", "work.py")
@@ -168,17 +195,32 @@ def test_a_home_that_cannot_be_written_exits_1_and_says_which(new: Path, monkeyp
 def test_what_is_not_there_yet_exits_1_and_says_how_to_get_it(new: Path) -> None:
     assert_fails(srift("table"), 1, "nothing has been published", "srift refresh")
     assert_fails(srift("table", "--json"), 1, "nothing has been published")
-    assert_fails(srift("recommend", "conv", "--budget", "1"), 1, "no model of local machines", "srift refresh")
+    assert_fails(
+        srift("recommend", "conv", "--budget", "1"),
+        1,
+        "no model of local machines",
+        "srift refresh",
+    )
 
 
-def test_a_second_refresh_of_a_home_exits_1_and_names_the_first(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", lambda: pytest.fail("Prefect was started first"))
+def test_a_second_refresh_of_a_home_exits_1_and_names_the_first(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tasks.workspace.prefect_server.own_server",
+        lambda: pytest.fail("Prefect was started first"),
+    )
     (new / "state").mkdir()
     with (new / "state" / "refresh.json").open("w") as file:
         json.dump({"refresh_id": "r-1", "pid": 77, "started_at": "noon"}, file)
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert_fails(srift("refresh"), 1, "refresh r-1 (process 77, since noon) is at work", "nothing was started")
+        assert_fails(
+            srift("refresh"),
+            1,
+            "refresh r-1 (process 77, since noon) is at work",
+            "nothing was started",
+        )
 
 
 def test_one_that_comes_second_all_the_same_ends_cancelled_and_is_answered_so_too(
@@ -232,7 +274,11 @@ def test_the_table_in_json_and_in_plain_text(used: Path) -> None:
     }
     assert isinstance(rows[0]["cluster_offers"], list)
     shown = srift("table")
-    assert shown.exit_code == 0 and "\x1b" not in shown.output and "cheapest_within_deadline" in shown.stdout
+    assert (
+        shown.exit_code == 0
+        and "\x1b" not in shown.output
+        and "cheapest_within_deadline" in shown.stdout
+    )
 
 
 def test_looking_up_the_table_loads_no_pandas(used: Path) -> None:
@@ -246,7 +292,9 @@ except SystemExit as ended:
     assert not ended.code
 sys.stderr.write(str(sorted({"pandas", "scipy", "sklearn"} & sys.modules.keys())))
 """
-    found = subprocess.run([sys.executable, "-c", code], cwd=used, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=used, capture_output=True, text=True, timeout=60
+    )
     assert found.returncode == 0 and "cheapest" in found.stdout and found.stderr == "[]", found
 
 
@@ -255,24 +303,38 @@ def test_the_table_is_filtered_and_sorted(used: Path) -> None:
     assert {row["workload"] for row in rows} == {"lm"} and len({row["goal"] for row in rows}) == 4
     known = [row["usd"] for row in rows if row["usd"] is not None]
     assert known == sorted(known, reverse=True)
-    assert {row["goal"] for row in printed("table", "--goal", "fastest", "--provider", "local")} == {"fastest"}
+    assert {
+        row["goal"] for row in printed("table", "--goal", "fastest", "--provider", "local")
+    } == {"fastest"}
     every = srift("table", "lm", "--top", "3", "--sort", "hours").stdout
     assert every.count("cheapest_within_deadline") >= 1 and "conv" not in every
     assert_fails(srift("table", "ln"), 2, "no row is of workload 'ln'; did you mean 'lm'?")
-    assert_fails(srift("table", "--sort", "cluster_offers"), 2, "no column 'cluster_offers' to sort by")
-    assert_fails(srift("table", "--sort", "usd_"), 2, "no column 'usd_' to sort by; did you mean 'usd'")
+    assert_fails(
+        srift("table", "--sort", "cluster_offers"), 2, "no column 'cluster_offers' to sort by"
+    )
+    assert_fails(
+        srift("table", "--sort", "usd_"), 2, "no column 'usd_' to sort by; did you mean 'usd'"
+    )
 
 
 def test_offers_are_listed_and_wrong_words_are_met_with_the_nearest(used: Path) -> None:
     rows = printed("offers", "--market", "spot", "--sort", "-usd_per_hour")
     assert rows and {row["market"] for row in rows} == {"spot"}
-    assert [row["usd_per_hour"] for row in rows] == sorted((row["usd_per_hour"] for row in rows), reverse=True)
-    plain = srift("offers").stdout.splitlines()
-    assert len({len(line.split()) for line in plain[1:]}) <= 2, "a line an offer, and a word a column"
-    assert_fails(
-        srift("offers", "--sort", "usd_hour"), 2, "no column 'usd_hour' to sort by; did you mean 'usd_per_hour'"
+    assert [row["usd_per_hour"] for row in rows] == sorted(
+        (row["usd_per_hour"] for row in rows), reverse=True
     )
-    assert_fails(srift("offers", "--market", "Spot"), 2, "unknown market 'Spot'; did you mean 'spot'?")
+    plain = srift("offers").stdout.splitlines()
+    assert len({len(line.split()) for line in plain[1:]}) <= 2, (
+        "a line an offer, and a word a column"
+    )
+    assert_fails(
+        srift("offers", "--sort", "usd_hour"),
+        2,
+        "no column 'usd_hour' to sort by; did you mean 'usd_per_hour'",
+    )
+    assert_fails(
+        srift("offers", "--market", "Spot"), 2, "unknown market 'Spot'; did you mean 'spot'?"
+    )
 
 
 def test_what_was_spent_is_told_by_day_and_more(used: Path) -> None:
@@ -284,51 +346,82 @@ def test_what_was_spent_is_told_by_day_and_more(used: Path) -> None:
 def test_the_champion_is_asked(used: Path) -> None:
     rows = printed("recommend", "conv", "--deadline", "90m", "--top", "3")
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) <= 3
-    assert {(row["goal"], row["constraint_hours"]) for row in rows} == {("cheapest_within_deadline", 1.5)}
+    assert {(row["goal"], row["constraint_hours"]) for row in rows} == {
+        ("cheapest_within_deadline", 1.5)
+    }
     days = printed("recommend", "conv", "--deadline", "2d")[0]
     assert days["constraint_hours"] == 48.0 and days["usd"] <= rows[0]["usd"]
     budget = printed("recommend", "conv", "--budget", "0.5", "--market", "on-demand")
     assert {row["goal"] for row in budget} == {"fastest_within_budget"}
-    assert {offer["market"] for row in budget for offer in row["cluster_offers"] or ()} == {"on-demand"}
+    assert {offer["market"] for row in budget for offer in row["cluster_offers"] or ()} == {
+        "on-demand"
+    }
     more = printed("recommend", "conv", "--deadline", "2d", "--samples", "400000")[0]
     assert more["samples"] == 400_000 and more["hours"] > days["hours"]
     shown = srift("recommend", "conv", "--deadline", "90m")
-    assert shown.exit_code == 0 and "\x1b" not in shown.output and rows[0]["cluster"] in shown.stdout
+    assert (
+        shown.exit_code == 0 and "\x1b" not in shown.output and rows[0]["cluster"] in shown.stdout
+    )
 
 
 def test_an_open_choice_names_its_pilots_and_a_settled_one_says_so(used: Path) -> None:
     first = printed("recommend", "conv", "--deadline", "90m", "--pilots", "2")[0]
     pilots = first["pilots"]
     assert pilots["regret"] >= 0 and len(pilots["runs"]) in (0, 2)
-    assert all(one["usd"] > 0 and one["seconds"] > 0 and one["market"] == "spot" for one in pilots["runs"])
+    assert all(
+        one["usd"] > 0 and one["seconds"] > 0 and one["market"] == "spot" for one in pilots["runs"]
+    )
     assert printed("recommend", "conv", "--deadline", "90m", "--pilots", "0")[0]["pilots"] is None
     on_demand = printed("recommend", "conv", "--budget", "0.5", "--market", "on-demand")[0]
-    assert all(one["market"] == "spot" for one in on_demand["pilots"]["runs"])  # where a campaign buys
+    assert all(
+        one["market"] == "spot" for one in on_demand["pilots"]["runs"]
+    )  # where a campaign buys
     shown = srift("recommend", "conv", "--deadline", "90m").stdout
-    assert ("settled: " in shown) == pilots["settled"] and ("runs tell most" in shown) != pilots["settled"]
+    assert ("settled: " in shown) == pilots["settled"] and ("runs tell most" in shown) != pilots[
+        "settled"
+    ]
     assert srift("recommend", "conv", "--deadline", "90m", "--pilots", "99").exit_code == 2
 
 
 def test_the_answer_carries_the_frontier_of_hours_and_dollars(used: Path) -> None:
     first, *others = printed("recommend", "conv", "--deadline", "90m")
     front = first["frontier"]
-    assert len(front) > 1 and first["candidates"] > len(front) and not any("frontier" in row for row in others)
+    assert (
+        len(front) > 1
+        and first["candidates"] > len(front)
+        and not any("frontier" in row for row in others)
+    )
     assert [one["hours"] for one in front] == sorted(one["hours"] for one in front)
     assert [one["usd"] for one in front] == sorted((one["usd"] for one in front), reverse=True)
     assert any(one["hours"] <= first["hours"] and one["usd"] <= first["usd"] for one in front)
     shown = srift("recommend", "conv", "--deadline", "90m").stdout
-    assert "beaten by none in both" in shown and front[0]["cluster"] in shown.split("beaten by none")[1]
+    assert (
+        "beaten by none in both" in shown
+        and front[0]["cluster"] in shown.split("beaten by none")[1]
+    )
 
 
 def test_what_cannot_be_had_is_an_answer_and_no_failure(used: Path) -> None:
     asked = ("recommend", "conv", "--budget", "0.000001")
     (row,) = printed(*asked, "--p-required", "0.9")
-    assert row["status"] == "infeasible" and row["cluster"] is None and row["reason"] and row["p_required"] == 0.9
+    assert (
+        row["status"] == "infeasible"
+        and row["cluster"] is None
+        and row["reason"]
+        and row["p_required"] == 0.9
+    )
     shown = srift(*asked, "--p-required", "0.9")
     assert shown.exit_code == 0 and "infeasible" in shown.stdout
     first, *_ = printed(*asked)
-    assert first["status"] == "recommended" and first["p_meets_constraint"] == 0.0 and first["p_required"] is None
-    assert "note: conv: the choice for $0.0000010 meets it with 0% probability only" in srift(*asked).stdout
+    assert (
+        first["status"] == "recommended"
+        and first["p_meets_constraint"] == 0.0
+        and first["p_required"] is None
+    )
+    assert (
+        "note: conv: the choice for $0.0000010 meets it with 0% probability only"
+        in srift(*asked).stdout
+    )
     assert srift(*asked, "--p-required", "90").exit_code == 2
 
 
@@ -346,7 +439,10 @@ def test_a_reaping_that_could_not_look_everywhere_exits_1_and_says_what_it_did(
     monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
     result = srift("reap")
     assert result.exit_code == 1 and result.stdout == "machine i-1: it was ended\n"
-    assert "us-east-1: the AWS session has expired" in result.stderr and "run `srift reap" in result.stderr
+    assert (
+        "us-east-1: the AWS session has expired" in result.stderr
+        and "run `srift reap" in result.stderr
+    )
     result = srift("reap", "--json")
     assert result.exit_code == 1 and json.loads(result.stdout) == {
         "ended": ["machine i-1: it was ended"],
@@ -354,10 +450,17 @@ def test_a_reaping_that_could_not_look_everywhere_exits_1_and_says_what_it_did(
     }
 
 
-def test_without_credentials_a_reaping_of_ec2_is_no_all_clear(new: Path, no_credentials: None) -> None:
+def test_without_credentials_a_reaping_of_ec2_is_no_all_clear(
+    new: Path, no_credentials: None
+) -> None:
     with (new / "srift.toml").open("a") as file:
         file.write('\n[ec2]\nbucket = "mine-1"\nregions = ["us-east-1"]\n')
-    assert_fails(srift("reap", "--provider", "ec2"), 1, "us-east-1: no AWS credentials were found", "AWS_PROFILE")
+    assert_fails(
+        srift("reap", "--provider", "ec2"),
+        1,
+        "us-east-1: no AWS credentials were found",
+        "AWS_PROFILE",
+    )
 
 
 def test_a_reaping_looks_at_every_provider_that_was_used_from_here_and_status_names_the_other(
@@ -372,8 +475,13 @@ def test_a_reaping_looks_at_every_provider_that_was_used_from_here_and_status_na
     blind = DescribedMachines(unswept={"here": "a host cannot be looked at"})
     monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
     result = srift("reap")
-    assert result.exit_code == 1 and result.stdout == "machine i-1: it was ended\n", "the other one all the same"
-    assert "no AWS credentials were found" in result.stderr and "a host cannot be looked at" in result.stderr
+    assert result.exit_code == 1 and result.stdout == "machine i-1: it was ended\n", (
+        "the other one all the same"
+    )
+    assert (
+        "no AWS credentials were found" in result.stderr
+        and "a host cannot be looked at" in result.stderr
+    )
     result = srift("reap", "--json")
     assert json.loads(result.stdout)["not_swept"].keys() == {"us-east-1", "here"}
 
@@ -382,10 +490,15 @@ def test_a_reaping_looks_at_every_provider_that_was_used_from_here_and_status_na
 
     monkeypatch.setattr("tasks.providers.ec2.provider.Ec2Provider.reap", broken)
     result = srift("reap")
-    assert result.exit_code == 1 and "machine i-1: it was ended" in result.output, "the other one even then"
+    assert result.exit_code == 1 and "machine i-1: it was ended" in result.output, (
+        "the other one even then"
+    )
     held = [SimpleNamespace(lease_id="r-1")]
     monkeypatch.setattr("tasks.providers.ec2.provider.Ec2Provider.leases", lambda self: held)
-    assert "ec2 holds leases, too (1): `srift status --provider ec2` lists them" in printed("status")["stale"]
+    assert (
+        "ec2 holds leases, too (1): `srift status --provider ec2` lists them"
+        in printed("status")["stale"]
+    )
 
 
 def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_failed(
@@ -393,14 +506,20 @@ def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_fail
 ) -> None:
     blind = DescribedMachines(unswept={"us-east-1": "the AWS session has expired"})
     monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
-    monkeypatch.setattr("tasks.execution.collect.crash_dead_flow_runs", lambda home: ["a flow run was killed"])
+    monkeypatch.setattr(
+        "tasks.execution.collect.crash_dead_flow_runs", lambda home: ["a flow run was killed"]
+    )
 
     def busy(self: Warehouse) -> list[str]:
         raise WarehouseBusy("the warehouse is held by process 1")
 
     monkeypatch.setattr(Warehouse, "migrate", busy)
     result = srift("reap")
-    lines = ("machine i-1: it was ended", "us-east-1: the AWS session has expired", "a flow run was killed")
+    lines = (
+        "machine i-1: it was ended",
+        "us-east-1: the AWS session has expired",
+        "a flow run was killed",
+    )
     found = [result.stderr.find(line) for line in (*lines, "the warehouse is held by process 1")]
     assert result.exit_code == 1 and -1 < found[0] < found[1] < found[2] < found[3]
     flow = importlib.import_module("flows.reap")
@@ -428,7 +547,9 @@ def test_a_wrong_srift_toml_is_refused_by_every_verb(new: Path, words: list[str]
 def test_reap_tells_of_flow_runs_that_were_killed_by_hand_and_by_schedule(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.execution.collect.crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
+    monkeypatch.setattr(
+        "tasks.execution.collect.crash_dead_flow_runs", lambda home: [f"killed in {home.name}"]
+    )
     assert printed("reap") == {"ended": ["killed in state"], "not_swept": {}}
     flow = importlib.import_module("flows.reap")
     monkeypatch.setattr(flow, "end_and_collect", lambda *_: ["a host was left"])
@@ -466,9 +587,14 @@ def test_machines_are_ended_before_prefect_hears_of_killed_runs_and_both_are_sai
         monkeypatch.setattr(module, "crash_dead_flow_runs", crashes)
     monkeypatch.setattr("tasks.execution.collect.end_and_collect", SimpleNamespace(fn=ends))
     monkeypatch.setattr(flow, "end_and_collect", ends)
-    monkeypatch.setattr("tasks.execution.collect.reporter", lambda: SimpleNamespace(say=said.append))
+    monkeypatch.setattr(
+        "tasks.execution.collect.reporter", lambda: SimpleNamespace(say=said.append)
+    )
     result = srift("reap", "--json")
-    assert json.loads(result.stdout)["ended"] == ["a host was left", "a run was killed"] and result.exit_code == 1
+    assert (
+        json.loads(result.stdout)["ended"] == ["a host was left", "a run was killed"]
+        and result.exit_code == 1
+    )
     with pytest.raises(NotSwept):
         flow.reap.fn()
     assert said == ["a host was left", "a run was killed"] and order == 2 * ["machines", "runs"]
@@ -479,7 +605,11 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
     launches = printed("refresh", "--dry-run")
     assert launches and all(launch["items"] and launch["reason"] for launch in launches)
     shown = srift("refresh", "--dry-run")
-    assert shown.exit_code == 0 and "nothing was started" in shown.stdout and "\x1b" not in shown.output
+    assert (
+        shown.exit_code == 0
+        and "nothing was started" in shown.stdout
+        and "\x1b" not in shown.output
+    )
     assert printed("refresh", "--dry-run", "--max-usd", "0") == []
     assert files(new) == before
 
@@ -494,15 +624,25 @@ conv,local,1xs.large,16,0.2,1000000
 """
 
 
-def test_sizes_of_what_was_measured_are_printed_with_formulas_inputs_and_what_was_measured(new: Path) -> None:
+def test_sizes_of_what_was_measured_are_printed_with_formulas_inputs_and_what_was_measured(
+    new: Path,
+) -> None:
     (new / "rows.csv").write_text(SIZES)
     assert printed("import", "rows.csv")["new"] == 6
     found = printed("size", "conv", "--type", "s.small")
     (scaling,), (best,) = found["scaling"], found["best_batch"]
-    assert found["notes"] == ["Gbit/s of s.small are not known: `srift refresh` notes those of known types"]
+    assert found["notes"] == [
+        "Gbit/s of s.small are not known: `srift refresh` notes those of known types"
+    ]
     assert {"rule", "largest_by_rule", "needed_gbps", "servers"} <= set(found["formulas"])
-    assert (scaling["instance_type"], scaling["global_batch"], scaling["mode"]) == ("s.small", 48, "fp32")
-    assert scaling["rule"]["ratio"] == pytest.approx((0.8 / 3) / (1 - 0.8 / 3))  # O = (4 * 0.45 - 1) / 3
+    assert (scaling["instance_type"], scaling["global_batch"], scaling["mode"]) == (
+        "s.small",
+        48,
+        "fp32",
+    )
+    assert scaling["rule"]["ratio"] == pytest.approx(
+        (0.8 / 3) / (1 - 0.8 / 3)
+    )  # O = (4 * 0.45 - 1) / 3
     assert [one["size"] for one in scaling["checks"]] == [1, 2, 4]
     assert (best["batch"], best["samples_per_s"]) == (48, pytest.approx(48.0))
     shown = srift("size", "conv")
@@ -512,14 +652,24 @@ def test_sizes_of_what_was_measured_are_printed_with_formulas_inputs_and_what_wa
 
 
 def test_where_too_few_runs_tell_of_sizes_it_says_what_to_type(new: Path) -> None:
-    assert_fails(srift("size", "conv"), 1, "no run of 'conv'", "`srift refresh`", "`srift import FILE`")
+    assert_fails(
+        srift("size", "conv"), 1, "no run of 'conv'", "`srift refresh`", "`srift import FILE`"
+    )
     (new / "rows.csv").write_text(SIZES)
     printed("import", "rows.csv")
     assert_fails(srift("size", "lm"), 1, "no run of 'lm'", "`srift refresh`")
-    assert_fails(srift("size", "conv", "--type", "s.smal"), 2, "not measured on 's.smal'; did you mean 's.small'?")
-    assert_fails(srift("size", "conv", "--provider", "ec2"), 1, "it is on local: add --provider local")
+    assert_fails(
+        srift("size", "conv", "--type", "s.smal"),
+        2,
+        "not measured on 's.smal'; did you mean 's.small'?",
+    )
+    assert_fails(
+        srift("size", "conv", "--provider", "ec2"), 1, "it is on local: add --provider local"
+    )
     (note, *_) = printed("size", "conv", "--batch", "36", "--type", "s.small")["notes"]
-    assert "36 is asked for" in note and "conv,1xs.small,36,SECONDS; conv,2xs.small,18,SECONDS" in note
+    assert (
+        "36 is asked for" in note and "conv,1xs.small,36,SECONDS; conv,2xs.small,18,SECONDS" in note
+    )
 
 
 def test_measurements_are_imported_once(new: Path) -> None:
@@ -531,7 +681,10 @@ def test_measurements_are_imported_once(new: Path) -> None:
 
 
 def test_what_an_import_did_is_printed_listed_and_undone(new: Path) -> None:
-    assert printed("forget", "--list") == [] and "nothing was ever imported" in srift("forget", "--list").stdout
+    assert (
+        printed("forget", "--list") == []
+        and "nothing was ever imported" in srift("forget", "--list").stdout
+    )
     assert "nothing is known yet of conv, lm" in srift("workloads").stdout
     (new / "rows.csv").write_text(ROWS)
     assert "dry run: nothing was loaded" in srift("import", "rows.csv", "--dry-run").stdout
@@ -541,7 +694,12 @@ def test_what_an_import_did_is_printed_listed_and_undone(new: Path) -> None:
     assert (listed["file"], listed["rows"], listed["forgotten"]) == ("rows.csv", 2, False)
     assert f"srift forget {listed['import_id']}" in shown and "s.small" in shown
     (conv, lm) = (one for one in printed("workloads") if not one["public_rows"])
-    assert (conv["workload"], conv["provider"], conv["imported_rows"], lm["provider"]) == ("conv", "ec2", 2, "")
+    assert (conv["workload"], conv["provider"], conv["imported_rows"], lm["provider"]) == (
+        "conv",
+        "ec2",
+        2,
+        "",
+    )
     shown = srift("workloads")
     assert shown.exit_code == 0 and "\x1b" not in shown.output and "s.small" in shown.stdout
     assert_fails(srift("forget", "nonsense"), 2, "unknown import 'nonsense'")
@@ -553,12 +711,22 @@ def test_what_an_import_did_is_printed_listed_and_undone(new: Path) -> None:
 
 def test_facts_are_imported_alone_and_whoever_knows_a_workload_is_asked(new: Path) -> None:
     (new / "facts.csv").write_text("workload,parameters,gradient_bytes\nmine,10,40\n")
-    assert printed("import", "--workloads", "facts.csv")["facts"] == {"new": 1, "changed": 0, "the same": 0}
+    assert printed("import", "--workloads", "facts.csv")["facts"] == {
+        "new": 1,
+        "changed": 0,
+        "the same": 0,
+    }
     assert "0 new, 0 changed, 1 the same" in srift("import", "--workloads", "facts.csv").stdout
     asked = ("recommend", "mine", "--deadline", "2h")
     assert_fails(srift(*asked), 2, "mine is known on ec2 alone", "--samples N --batch B")
-    assert_fails(srift(*asked, "--provider", "local"), 2, "'mine' is not known on local; it is on ec2: add")
-    assert_fails(srift("recommend", "mien", "--deadline", "2h"), 2, "unknown workload 'mien'; did you mean 'mine'?")
+    assert_fails(
+        srift(*asked, "--provider", "local"), 2, "'mine' is not known on local; it is on ec2: add"
+    )
+    assert_fails(
+        srift("recommend", "mien", "--deadline", "2h"),
+        2,
+        "unknown workload 'mien'; did you mean 'mine'?",
+    )
 
 
 def test_implausible_rows_are_refused_unless_forced(new: Path) -> None:
@@ -583,19 +751,40 @@ def test_a_backtest_reports_and_leaves_the_home_as_it_was(new: Path) -> None:
     assert [row["group"] for row in found["summary"]] == ["conv", "1", "3", "all"]
     assert len((new / "out.csv").read_text().splitlines()) == 4
     shown = srift("backtest", "train.csv", "test.csv")
-    assert shown.exit_code == 0 and "\x1b" not in shown.output and "2 of 3 rows predicted" in shown.stdout
+    assert (
+        shown.exit_code == 0
+        and "\x1b" not in shown.output
+        and "2 of 3 rows predicted" in shown.stdout
+    )
     assert "note: 1 of 3 rows are without prediction - workload gpt" in shown.stdout
     assert not [path for path in files(new) if path.suffix in (".duckdb", ".db")]
     assert_fails(srift("backtest", "none.csv", "test.csv"), 1, "none.csv", "cannot be read")
-    assert_fails(srift("backtest", "train.csv", "test.csv", "--predictions", "no/out.csv"), 1, "Nothing was fitted")
+    assert_fails(
+        srift("backtest", "train.csv", "test.csv", "--predictions", "no/out.csv"),
+        1,
+        "Nothing was fitted",
+    )
     (new / "test.csv").write_text("workload\n")
-    assert_fails(srift("backtest", "train.csv", "test.csv", "--json"), 1, "there is no column 'cluster'")
+    assert_fails(
+        srift("backtest", "train.csv", "test.csv", "--json"), 1, "there is no column 'cluster'"
+    )
 
 
 def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     """Each of these takes a tenth of a second to two seconds to import."""
-    heavy = ("scipy.stats", "scipy.optimize", "sklearn", "mlflow", "prefect", "boto3", "torch", "matplotlib")
-    ours = "flows.cli, tasks.recommendation.ask, tasks.recommendation.sizing, tasks.reporting.tables"
+    heavy = (
+        "scipy.stats",
+        "scipy.optimize",
+        "sklearn",
+        "mlflow",
+        "prefect",
+        "boto3",
+        "torch",
+        "matplotlib",
+    )
+    ours = (
+        "flows.cli, tasks.recommendation.ask, tasks.recommendation.sizing, tasks.reporting.tables"
+    )
     code = f"import sys, {ours}; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -66,7 +66,12 @@ def launched(region: str = "us-east-1", **changes: str | None) -> str:
 
 def alive(region: str = "us-east-1") -> set[str]:
     found = boto3.client("ec2", region_name=region).describe_instances()["Reservations"]
-    return {i["InstanceId"] for r in found for i in r["Instances"] if i["State"]["Name"] in ("pending", "running")}
+    return {
+        i["InstanceId"]
+        for r in found
+        for i in r["Instances"]
+        if i["State"]["Name"] in ("pending", "running")
+    }
 
 
 def code(now: float) -> dict[str, Any]:
@@ -108,18 +113,35 @@ def test_what_is_past_its_deadline_is_ended_in_every_region_and_nothing_else(aws
     assert run(now)["ended"] == [], "what was ended is not asked about again"
 
 
-GARBLED = (None, "", "soon", "nan", "-1", "12", "1e9", "\u0661" * 10, "1763899200000", "0x5", "9999999999")
+GARBLED = (
+    None,
+    "",
+    "soon",
+    "nan",
+    "-1",
+    "12",
+    "1e9",
+    "\u0661" * 10,
+    "1763899200000",
+    "0x5",
+    "9999999999",
+)
 
 
 @pytest.mark.parametrize("garbled", GARBLED)
-def test_a_deadline_that_cannot_be_read_ends_nothing_until_it_is_older_than_any_launch(garbled: str | None) -> None:
+def test_a_deadline_that_cannot_be_read_ends_nothing_until_it_is_older_than_any_launch(
+    garbled: str | None,
+) -> None:
     """Nor does one in another century keep a machine for ever."""
     assert why(garbled, 168 * HOUR) == "" and "older" in why(garbled, 169 * HOUR)
 
 
 def test_a_machine_without_any_tag_is_judged_too() -> None:
     now = now_unix()
-    assert code(now)["why"]({"LaunchTime": datetime.fromtimestamp(now, UTC)}, now, 300.0, 169 * HOUR) == ""
+    assert (
+        code(now)["why"]({"LaunchTime": datetime.fromtimestamp(now, UTC)}, now, 300.0, 169 * HOUR)
+        == ""
+    )
 
 
 def test_no_launch_of_ours_is_older_than_that(aws: None) -> None:
@@ -131,7 +153,10 @@ def test_one_machine_and_one_region_that_refuse_do_not_save_the_others_and_the_r
     aws: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = now_unix()
-    guarded, overdue = launched(deadline=str(now - 9999)), launched("eu-west-1", deadline=str(now - 9999))
+    guarded, overdue = (
+        launched(deadline=str(now - 9999)),
+        launched("eu-west-1", deadline=str(now - 9999)),
+    )
     ec2 = boto3.client("ec2", region_name="us-east-1")
     ec2.modify_instance_attribute(InstanceId=guarded, DisableApiTermination={"Value": True})
     monkeypatch.setenv("REGIONS", "no-such-region-9,us-east-1, eu-west-1")
@@ -152,10 +177,14 @@ def test_one_machine_and_one_region_that_refuse_do_not_save_the_others_and_the_r
 def test_it_may_do_what_its_code_calls_on_what_carries_our_tag_and_nothing_else() -> None:
     (policy,) = TEMPLATE["Resources"]["Role"]["Properties"]["Policies"]
     look, end, log = policy["PolicyDocument"]["Statement"]
-    called = set(re.findall(r"ec2\.([a-z_]+)\(", SOURCE)) | set(re.findall(r'get_paginator\("(\w+)"\)', SOURCE))
+    called = set(re.findall(r"ec2\.([a-z_]+)\(", SOURCE)) | set(
+        re.findall(r'get_paginator\("(\w+)"\)', SOURCE)
+    )
     assert called - {"get_paginator"} == {"describe_instances", "terminate_instances"}
     assert (look["Action"], end["Action"]) == ("ec2:DescribeInstances", "ec2:TerminateInstances")
-    assert end["Condition"] == {"StringEquals": {"aws:ResourceTag/srift:deployment": {"Ref": "Deployment"}}}
+    assert end["Condition"] == {
+        "StringEquals": {"aws:ResourceTag/srift:deployment": {"Ref": "Deployment"}}
+    }
     assert log["Action"] == ["logs:CreateLogStream", "logs:PutLogEvents"] and log["Resource"] != "*"
 
 
@@ -180,7 +209,10 @@ def test_what_the_template_makes_is_what_aws_knows_and_runs_every_ten_minutes() 
     assert len(SOURCE) <= 4096, "CloudFormation takes no longer inline code"
     named = {*TEMPLATE["Parameters"], *TEMPLATE["Resources"]}
     text = json.dumps(TEMPLATE["Resources"])
-    for name in [*re.findall(r'"Ref": "([^"]+)"', text), *re.findall(r'"Fn::GetAtt": "(\w+)\.', text)]:
+    for name in [
+        *re.findall(r'"Ref": "([^"]+)"', text),
+        *re.findall(r'"Fn::GetAtt": "(\w+)\.', text),
+    ]:
         assert name in named, name
     defaults = {name: one["Default"] for name, one in TEMPLATE["Parameters"].items()}
     made = {name: one | {"Properties": resolved(one["Properties"], defaults | {"Regions": list(REGIONS)})}

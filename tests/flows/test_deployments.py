@@ -43,7 +43,9 @@ sys.path.append(str(ROOT / "deployments"))
 up = importlib.import_module("up")
 UP = ROOT / "deployments" / "up.py"
 AUTOMATIONS = ROOT / "deployments" / "automations.py"
-DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
+DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(
+    (ROOT / "deployments" / "prefect.yaml").read_text()
+)["deployments"]
 each = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=[one["name"] for one in DEPLOYMENTS])
 
 FLOW = '''"""A flow that says which installation it was started for."""
@@ -81,21 +83,32 @@ def test_a_deployment_takes_its_parameters_knows_its_installation_and_meets_none
     deployment: dict[str, Any],
 ) -> None:
     module, _, function = deployment["entrypoint"].rpartition(".")
-    flow, parameters = getattr(importlib.import_module(module), function), deployment.get("parameters", {})
+    flow, parameters = (
+        getattr(importlib.import_module(module), function),
+        deployment.get("parameters", {}),
+    )
     assert isinstance(flow, Flow)
     assert parameters.keys() <= flow.parameters.properties.keys()
     assert parameters.items() <= flow.validate_parameters(parameters).items()
 
     job = deployment["work_pool"]["job_variables"]
     assert deployment["work_pool"]["name"] == "srift"
-    assert {"SRIFT_ROOT": "{{ $SRIFT_ROOT }}", "SRIFT_HOME": "{{ $SRIFT_HOME }}"}.items() <= job["env"].items()
+    assert {"SRIFT_ROOT": "{{ $SRIFT_ROOT }}", "SRIFT_HOME": "{{ $SRIFT_HOME }}"}.items() <= job[
+        "env"
+    ].items()
     assert job["working_dir"] == "{{ $SRIFT_ROOT }}"
     assert deployment["concurrency_limit"]["limit"] == 1
-    refresh = deployment["entrypoint"] == "flows.refresh.refresh"  # wanted whenever it is asked for; prices grow old
-    assert deployment["concurrency_limit"]["collision_strategy"] == ("ENQUEUE" if refresh else "CANCEL_NEW")
+    refresh = (
+        deployment["entrypoint"] == "flows.refresh.refresh"
+    )  # wanted whenever it is asked for; prices grow old
+    assert deployment["concurrency_limit"]["collision_strategy"] == (
+        "ENQUEUE" if refresh else "CANCEL_NEW"
+    )
 
 
-def test_the_clocks_are_utc_flows_start_apart_and_what_is_measured_is_reaped_but_aws_only_once_resumed() -> None:
+def test_the_clocks_are_utc_flows_start_apart_and_what_is_measured_is_reaped_but_aws_only_once_resumed() -> (
+    None
+):
     minutes, providers = set(), dict[str, set[str]]()
     for deployment in DEPLOYMENTS:
         (schedule,) = deployment["schedules"]
@@ -103,14 +116,22 @@ def test_the_clocks_are_utc_flows_start_apart_and_what_is_measured_is_reaped_but
         assert cron.timezone == "UTC"
         minutes.add(cron.cron.split()[0])
         provider = deployment.get("parameters", {}).get("provider", "local")
-        assert schedule.get("active", True) == (provider == "local"), "asks AWS before somebody resumes it"
+        assert schedule.get("active", True) == (provider == "local"), (
+            "asks AWS before somebody resumes it"
+        )
         providers.setdefault(deployment["entrypoint"], set()).add(provider)
     assert minutes == {"17", "7", "47", "37", "*/10", "3-59/10"}
     assert providers["flows.refresh.refresh"] == providers["flows.reap.reap"] == {"local", "ec2"}
 
 
 def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> None:
-    runs = {"due": "SCHEDULED", "refresh": "RUNNING", "measure": "RUNNING", "market": "COMPLETED", "by hand": "RUNNING"}
+    runs = {
+        "due": "SCHEDULED",
+        "refresh": "RUNNING",
+        "measure": "RUNNING",
+        "market": "COMPLETED",
+        "by hand": "RUNNING",
+    }
     below = {"refresh": ["measure", "market"]}
 
     def post(path: str, body: dict[str, Any]) -> list[dict[str, str]]:
@@ -138,7 +159,9 @@ def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> Non
     }
 
 
-def test_what_another_machine_runs_of_a_shared_history_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_machine_runs_of_a_shared_history_is_not_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(HISTORY, "postgresql+asyncpg://srift@db:5432/srift_prefect")
     asked: list[str] = []
     online = [{"name": "srift-other-7", "status": "OFFLINE"}]
@@ -205,7 +228,9 @@ def start(project: Path, *words: str) -> subprocess.Popen[str]:
     env = {**os.environ, "SRIFT_ROOT": str(project), "SRIFT_HOME": str(project / "state"), **QUICK}
     env["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(project)))
     line = [sys.executable, str(UP), "--prefect-file", str(project / "prefect.yaml"), *words]
-    return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def processes_of(project: Path) -> Iterator[psutil.Process]:
@@ -222,7 +247,9 @@ def processes_of(project: Path) -> Iterator[psutil.Process]:
 class Visits:
     """What others than the operator's programs got of the two servers, and what was there afterwards."""
 
-    answers: dict[str, dict[str, list[tuple[int, str]]]]  # server -> who asks -> reading, creating, its preflight
+    answers: dict[
+        str, dict[str, list[tuple[int, str]]]
+    ]  # server -> who asks -> reading, creating, its preflight
     handshakes: dict[str, int]
     another_user: dict[str, Any]
     browser: dict[str, Any] | None
@@ -243,12 +270,17 @@ class Served:
     reaped: tuple[str, dict[str, str]]  # what `srift reap` said, and flow run -> its state then
     notified: tuple[list[str], dict[str, str]]
     examples: tuple[str, str]
-    schedules: dict[str, bool]  # name -> whether it was active once the deployments had been installed again
+    schedules: dict[
+        str, bool
+    ]  # name -> whether it was active once the deployments had been installed again
 
 
 def prefect(home: Path, port: str, path: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", "Authorization": authorization((home / FILE).read_text().strip())}
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": authorization((home / FILE).read_text().strip()),
+    }
     request = urllib.request.Request(f"http://127.0.0.1:{port}/api{path}", data, headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
@@ -258,7 +290,10 @@ def visit(home: Path, prefect_port: str, mlflow_port: str) -> Visits:
     """Everybody tries, then the operator's program."""
     asked = visitors.servers(int(prefect_port), int(mlflow_port))
     credential = (home / FILE).read_text().strip()
-    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    preflight = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type",
+    }
     answers: dict[str, dict[str, list[tuple[int, str]]]] = {}
     for name, one in asked.items():
         answers[name] = {}
@@ -279,10 +314,16 @@ def visit(home: Path, prefect_port: str, mlflow_port: str) -> Visits:
         },
         another_user={}
         if os.geteuid() or not visitors.DEBIANS_PYTHON.exists()
-        else visitors.as_another_user(home, pids, [f"http://{one.address}{one.read[1]}" for one in asked.values()]),
+        else visitors.as_another_user(
+            home, pids, [f"http://{one.address}{one.read[1]}" for one in asked.values()]
+        ),
         browser=visitors.in_a_browser(asked, credential, elsewhere) if visitors.CHROMIUM else None,
-        read_afterwards={name: visitors.request(one, one.read, ours)[1] for name, one in asked.items()},
-        created_with_it={name: visitors.request(one, one.create, ours)[0] for name, one in asked.items()},
+        read_afterwards={
+            name: visitors.request(one, one.read, ours)[1] for name, one in asked.items()
+        },
+        created_with_it={
+            name: visitors.request(one, one.create, ours)[0] for name, one in asked.items()
+        },
         in_command_lines=[
             line
             for line in (one.info["cmdline"] for one in psutil.process_iter(["cmdline"]))
@@ -317,7 +358,10 @@ def reap_after_a_kill(project: Path, port: str) -> tuple[str, dict[str, str]]:
     home = project / "state"
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env = {**outside, "SRIFT_ROOT": str(project), "SRIFT_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    env |= {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_HOME": str(home / "prefect")}
+    env |= {
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_HOME": str(home / "prefect"),
+    }
     known = {**env, "PREFECT_API_AUTH_STRING": (home / FILE).read_text().strip()}
     with subprocess.Popen([sys.executable, "-c", BLOCKED], cwd=project, env=known) as blocked:
         until = time.monotonic() + 120.0
@@ -330,9 +374,14 @@ def reap_after_a_kill(project: Path, port: str) -> tuple[str, dict[str, str]]:
     # A flow of the schedule may hold the dead run's file just then and tell Prefect itself: ask again.
     said, until, shown = "", time.monotonic() + 90.0, dict[str, str]()
     while shown.get("killed-below") != "CRASHED" and time.monotonic() < until:
-        reaped = subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, timeout=120)
+        reaped = subprocess.run(
+            line, cwd=project, env=env, capture_output=True, text=True, timeout=120
+        )
         said += reaped.stdout + reaped.stderr
-        shown = {run["name"]: run["state_type"] for run in prefect(home, port, "/flow_runs/filter", where)}
+        shown = {
+            run["name"]: run["state_type"]
+            for run in prefect(home, port, "/flow_runs/filter", where)
+        }
     return said, shown
 
 
@@ -360,7 +409,11 @@ announce_changes("local", [row | {"previous_cluster": None, "previous_status": N
 
 def operators(project: Path, port: str) -> dict[str, str]:
     """The environment of a program that knows the credential."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(project / "state" / "prefect")}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PREFECT_HOME": str(project / "state" / "prefect"),
+    }
     env |= {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     return env | {"PREFECT_API_AUTH_STRING": (project / "state" / FILE).read_text().strip()}
 
@@ -369,12 +422,16 @@ def examples(project: Path, port: str) -> tuple[str, str]:
     """What `examples/reading` print that need a server: of a changed choice, and of a refresh that they asked for."""
     env, folder = operators(project, port), ROOT / "examples" / "reading"
     follow = [sys.executable, str(folder / "on_change.py")]
-    with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+    with subprocess.Popen(
+        follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as following:
         watchdog = threading.Timer(90.0, following.kill)
         watchdog.start()
         assert following.stdout is not None and following.stderr is not None
         assert following.stdout.readline() == "following\n", following.stderr.read()
-        subprocess.run([sys.executable, "-c", CHANGED], env=env, check=True, capture_output=True, timeout=120)
+        subprocess.run(
+            [sys.executable, "-c", CHANGED], env=env, check=True, capture_output=True, timeout=120
+        )
         told = following.stdout.readline()
         watchdog.cancel()
         following.kill()
@@ -397,15 +454,27 @@ def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
     with HTTPServer(("127.0.0.1", 0), Hook) as hook:
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{hook.server_port}/"
-        block, refusal = (["-c", NOTIFIED.format(url=url, call=call)] for call in ("block", "refusal"))
+        block, refusal = (
+            ["-c", NOTIFIED.format(url=url, call=call)] for call in ("block", "refusal")
+        )
         install = [str(AUTOMATIONS), "--notify"]
         said = []
-        for words in (block, [*install, "custom-webhook/here"], [*install, "custom-webhook/here"], refusal):
-            done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120)
+        for words in (
+            block,
+            [*install, "custom-webhook/here"],
+            [*install, "custom-webhook/here"],
+            refusal,
+        ):
+            done = subprocess.run(
+                [sys.executable, *words], env=env, capture_output=True, text=True, timeout=120
+            )
             said.append(done.stdout)
             assert done.returncode == 0, done.stderr
         other = subprocess.run(
-            [sys.executable, *install, "slack-webhook/none"], env=env, capture_output=True, text=True
+            [sys.executable, *install, "slack-webhook/none"],
+            env=env,
+            capture_output=True,
+            text=True,
         )
         try:
             sent = got.get(timeout=60)
@@ -416,14 +485,19 @@ def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
 
 
 @tenacity.retry(
-    retry=tenacity.retry_if_exception(lambda error: getattr(error, "code", 0) == 503),  # its SQLite was busy
+    retry=tenacity.retry_if_exception(
+        lambda error: getattr(error, "code", 0) == 503
+    ),  # its SQLite was busy
     stop=tenacity.stop_after_delay(60),
     wait=tenacity.wait_fixed(1),
     reraise=True,
 )
 def set_active(service: Any, deployment: str, clock: str, active: bool) -> None:
     """As `prefect deployment schedule resume` and `pause`."""
-    url, body = f"{service.prefect_url}/api/deployments/{deployment}/schedules/{clock}", json.dumps({"active": active})
+    url, body = (
+        f"{service.prefect_url}/api/deployments/{deployment}/schedules/{clock}",
+        json.dumps({"active": active}),
+    )
     headers = {"Content-Type": "application/json", **service.headers}
     request = urllib.request.Request(url, body.encode(), headers, method="PATCH")
     with urllib.request.urlopen(request, timeout=30):
@@ -446,9 +520,14 @@ def installed_again(project: Path, port: str) -> dict[str, bool]:
         set_active(service, known[name]["id"], clock["id"], active)
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join((str(ROOT), str(project)))):
         service.install()
-    shown = {one["name"]: up.scheduled(one) for one in service.post("/deployments/filter", up.pool_filter())}
+    shown = {
+        one["name"]: up.scheduled(one)
+        for one in service.post("/deployments/filter", up.pool_filter())
+    }
     key = known["paused"]["id"]
-    for clock in service.post("/deployments/filter", {"deployments": {"id": {"any_": [key]}}})[0]["schedules"]:
+    for clock in service.post("/deployments/filter", {"deployments": {"id": {"any_": [key]}}})[0][
+        "schedules"
+    ]:
         set_active(service, key, clock["id"], False)  # it ticks, too
     return shown
 
@@ -518,20 +597,26 @@ def test_a_scheduled_deployment_fires_and_nothing_outlives_the_end(served: Serve
     assert f"ticked {served.project} {served.project}" in ticks and "never" not in ticks
     assert served.left == [], "".join(served.said)
     assert any("next" in line and "every-twenty-seconds" in line for line in served.said)
-    assert any(NIGHTLY["name"] in line and "Completed" in line for line in served.said), "".join(served.said)
+    assert any(NIGHTLY["name"] in line and "Completed" in line for line in served.said), "".join(
+        served.said
+    )
     assert (served.project / "state" / "published" / "recommendations.duckdb").exists()
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("server", ["prefect", "mlflow"])
-def test_without_the_credential_or_from_elsewhere_nothing_is_read_or_created(served: Served, server: str) -> None:
+def test_without_the_credential_or_from_elsewhere_nothing_is_read_or_created(
+    served: Served, server: str
+) -> None:
     visits = served.visits
     said = visitors.servers(0, 0)[server].said
     for who, answers in visits.answers[server].items():
         for status, text in answers[:2]:
             assert status in (401, 403), f"{who}: {text}"
         for _, text in answers:
-            assert said not in text and "access-control-allow-origin: *" not in text.lower(), f"{who}: {text}"
+            assert said not in text and "access-control-allow-origin: *" not in text.lower(), (
+                f"{who}: {text}"
+            )
             assert "evil.example" not in text, f"{who}: {text}"
     assert said in visits.read_afterwards[server], "the operator's program cannot read"
     assert "planted" not in visits.read_afterwards[server], "somebody planted something"
@@ -540,7 +625,9 @@ def test_without_the_credential_or_from_elsewhere_nothing_is_read_or_created(ser
 
 
 @pytest.mark.local
-def test_another_user_of_the_machine_gets_neither_the_credential_nor_anything_else(served: Served) -> None:
+def test_another_user_of_the_machine_gets_neither_the_credential_nor_anything_else(
+    served: Served,
+) -> None:
     got = served.visits.another_user
     if not got:
         pytest.skip("to ask as another user takes root and Debian's python3")
@@ -552,7 +639,9 @@ def test_another_user_of_the_machine_gets_neither_the_credential_nor_anything_el
 
 
 @pytest.mark.local
-def test_a_browser_shows_the_pages_to_the_operator_and_gives_other_pages_nothing(served: Served) -> None:
+def test_a_browser_shows_the_pages_to_the_operator_and_gives_other_pages_nothing(
+    served: Served,
+) -> None:
     seen = served.visits.browser
     if seen is None:
         pytest.skip("Debian's chromium is not installed")
@@ -566,7 +655,9 @@ def test_a_browser_shows_the_pages_to_the_operator_and_gives_other_pages_nothing
 
 
 @pytest.mark.local
-def test_the_credential_is_in_its_file_and_in_no_other_nor_in_a_command_line(served: Served) -> None:
+def test_the_credential_is_in_its_file_and_in_no_other_nor_in_a_command_line(
+    served: Served,
+) -> None:
     home, secret = served.project / "state", served.visits.credential.partition(":")[2].encode()
     files = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
     assert files == [home / FILE] and stat.S_IMODE(files[0].stat().st_mode) == 0o600
@@ -578,27 +669,39 @@ def test_the_credential_is_in_its_file_and_in_no_other_nor_in_a_command_line(ser
 @pytest.mark.local
 def test_automations_are_installed_once_and_tell_of_a_refused_promotion(served: Served) -> None:
     (first, again, count, unknown), sent = served.notified
-    names = [f"srift: {NIGHTLY['name']} did not complete", "srift: promotion.refused", "srift: drift"]
+    names = [
+        f"srift: {NIGHTLY['name']} did not complete",
+        "srift: promotion.refused",
+        "srift: drift",
+    ]
     *told, paused = first.splitlines()
-    assert told == [*names, "srift: money.short"] and paused.startswith("refresh-ec2-nightly is paused: no alarm")
+    assert told == [*names, "srift: money.short"] and paused.startswith(
+        "refresh-ec2-nightly is paused: no alarm"
+    )
     assert again == first and int(count) == 4
     assert f"oncall\n{first}```" in (ROOT / "docs" / "operations.md").read_text()
     assert sent == {
         "subject": "Srift: a new model was not put in force",
         "body": "model version 3: it is worse",
     }
-    assert unknown == "no block 'slack-webhook/none': `prefect block ls` lists those that there are\n"
+    assert (
+        unknown == "no block 'slack-webhook/none': `prefect block ls` lists those that there are\n"
+    )
 
 
 @pytest.mark.local
 def test_a_program_follows_changes_of_the_table_and_another_has_it_renewed(served: Served) -> None:
     told, renewed = served.examples
-    assert told.endswith("conv, cheapest: choice: not in the table -> 2xa spot, 1.25 h, $0.5000 (prices)\n")
+    assert told.endswith(
+        "conv, cheapest: choice: not in the table -> 2xa spot, 1.25 h, $0.5000 (prices)\n"
+    )
     assert "imported-net" in renewed or "nothing is recommended yet" in renewed, renewed
 
 
 @pytest.mark.local
-def test_what_was_resumed_or_paused_by_hand_stays_so_when_the_schedule_is_served_again(served: Served) -> None:
+def test_what_was_resumed_or_paused_by_hand_stays_so_when_the_schedule_is_served_again(
+    served: Served,
+) -> None:
     assert served.schedules == {
         "every-twenty-seconds": True,
         "paused": True,
@@ -617,7 +720,9 @@ def test_after_a_kill_the_reaper_shows_the_run_and_its_subflow_as_crashed(served
 def test_a_taken_port_is_said_before_anything_starts(project: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = str(server.getsockname()[1])
-        with start(project, "--prefect-port", taken, "--mlflow-port", str(*free_ports(1))) as process:
+        with start(
+            project, "--prefect-port", taken, "--mlflow-port", str(*free_ports(1))
+        ) as process:
             output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     assert f"port {taken} is taken" in output
@@ -626,7 +731,9 @@ def test_a_taken_port_is_said_before_anything_starts(project: Path) -> None:
 
 
 @pytest.mark.local
-def test_nobody_comes_between_a_port_that_was_found_free_and_the_server_that_is_to_have_it() -> None:
+def test_nobody_comes_between_a_port_that_was_found_free_and_the_server_that_is_to_have_it() -> (
+    None
+):
     with up.listen(free_ports(1)[0]) as ours:
         port = ours.getsockname()[1]
         assert up.listen(port) is None

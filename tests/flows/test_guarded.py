@@ -18,7 +18,11 @@ from processes import Child
 
 OWN = "127.0.0.1:4200"
 WITH = {"Authorization": authorization("srift:secret")}
-FOLLOWED = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+FOLLOWED = {
+    "Sec-Fetch-Site": "cross-site",
+    "Sec-Fetch-Mode": "navigate",
+    "Sec-Fetch-Dest": "document",
+}
 FOREIGN = [
     {"Host": "evil.example:4200"},  # a name that its owner points to 127.0.0.1
     {"Host": "127.0.0.1"},
@@ -33,7 +37,9 @@ FOREIGN = [
 ]
 
 
-def asked(kind: str, credential: str | None = None, **headers: str) -> tuple[list[dict[str, Any]], bool]:
+def asked(
+    kind: str, credential: str | None = None, **headers: str
+) -> tuple[list[dict[str, Any]], bool]:
     """What `kind` ("GET" ... or "websocket") is answered at ASGI's level, and whether it reached the server."""
     sent: list[dict[str, Any]] = []
     reached: list[bool] = []
@@ -47,8 +53,13 @@ def asked(kind: str, credential: str | None = None, **headers: str) -> tuple[lis
     async def send(message: Any) -> None:
         sent.append(message)
 
-    sort: dict[str, Any] = {"type": "websocket"} if kind == "websocket" else {"type": "http", "method": kind}
-    lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in ({"Host": OWN} | headers).items()]
+    sort: dict[str, Any] = (
+        {"type": "websocket"} if kind == "websocket" else {"type": "http", "method": kind}
+    )
+    lines = [
+        (name.lower().encode(), value.encode("latin-1"))
+        for name, value in ({"Host": OWN} | headers).items()
+    ]
     guard = Guard(server, address=OWN, credential=credential)
     asyncio.run(guard({**sort, "path": "/", "headers": lines}, receive, send))
     return sent, bool(reached)
@@ -56,7 +67,9 @@ def asked(kind: str, credential: str | None = None, **headers: str) -> tuple[lis
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-def test_nothing_foreign_passes_even_with_the_credential(headers: dict[str, str], method: str) -> None:
+def test_nothing_foreign_passes_even_with_the_credential(
+    headers: dict[str, str], method: str
+) -> None:
     for credential in (None, "srift:secret"):
         (start, _), reached = asked(method, credential, **WITH, **headers)
         assert (start["status"], reached) == (403, False)
@@ -72,7 +85,12 @@ def test_nor_does_a_foreign_websocket(headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("kind", ["GET", "POST", "websocket"])
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"Origin": f"http://{OWN}"}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}],
+    [
+        {},
+        {"Origin": f"http://{OWN}"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+    ],
     ids=str,
 )
 def test_programs_and_own_pages_pass(headers: dict[str, str], kind: str) -> None:
@@ -87,15 +105,27 @@ def test_a_link_to_the_page_may_be_followed_and_a_form_may_not_be_sent() -> None
 
 @pytest.mark.parametrize(
     "given",
-    ["", "Basic", authorization("srift:secrat"), authorization("srift:secret") + "x", "Bearer srift:secret", "Basic é"],
+    [
+        "",
+        "Basic",
+        authorization("srift:secrat"),
+        authorization("srift:secret") + "x",
+        "Bearer srift:secret",
+        "Basic é",
+    ],
 )
 def test_without_the_credential_a_browser_is_asked_for_it(given: str) -> None:
     (start, body), reached = asked("GET", "srift:secret", Authorization=given)
     assert (start["status"], reached) == (401, False)
-    assert dict(start["headers"])[b"www-authenticate"].startswith(b"Basic") and b"secret" not in body["body"]
+    assert (
+        dict(start["headers"])[b"www-authenticate"].startswith(b"Basic")
+        and b"secret" not in body["body"]
+    )
     assert not asked("websocket", "srift:secret", Authorization=given)[1]
 
 
 def test_what_a_process_of_make_up_writes_is_nobody_elses(tmp_path: Path) -> None:
-    child = Child.start("one", ["touch", "new"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, log=tmp_path / "log")
+    child = Child.start(
+        "one", ["touch", "new"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, log=tmp_path / "log"
+    )
     assert child.process.wait() == 0 and (tmp_path / "new").stat().st_mode & 0o077 == 0

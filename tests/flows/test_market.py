@@ -36,8 +36,17 @@ from tests.ec2_world import World, emulated
 from tests.warehouse.builders import fresh
 from warehouse.reads import mart, training_frames
 
-REGIONS = ("us-east-1", "us-west-2", "eu-west-1", "ap-south-1")  # of the 17 that are asked by default
-MEASURED = {"g4dn.12xlarge": 0.004, "g4dn.xlarge": 0.016, "g5.12xlarge": 0.001}  # seconds a sample of a machine
+REGIONS = (
+    "us-east-1",
+    "us-west-2",
+    "eu-west-1",
+    "ap-south-1",
+)  # of the 17 that are asked by default
+MEASURED = {
+    "g4dn.12xlarge": 0.004,
+    "g4dn.xlarge": 0.016,
+    "g5.12xlarge": 0.001,
+}  # seconds a sample of a machine
 UNPRICED = ("p6-b200.48xlarge", "p6-b300.48xlarge")  # of the fastest devices
 TOML = """
 [workloads.imported-net]
@@ -54,11 +63,20 @@ def measurements(folder: Path) -> Path:
     for name, per_sample in MEASURED.items():
         for count in (1, 2, 4):
             for batch in (8, 16, 32, 64):
-                step = 0.02 + batch * devices[name] * per_sample + (0.05 if count > 1 else 0.0) * (count - 1) / count
+                step = (
+                    0.02
+                    + batch * devices[name] * per_sample
+                    + (0.05 if count > 1 else 0.0) * (count - 1) / count
+                )
                 rows.append((f"{count}x{name}", batch, step))
-    frame = pd.DataFrame(rows, columns=["cluster", "batch_per_device", "step_s"]).assign(workload="imported-net")
+    frame = pd.DataFrame(rows, columns=["cluster", "batch_per_device", "step_s"]).assign(
+        workload="imported-net"
+    )
     frame.assign(gradient_bytes=100_000_000).to_csv(folder / "rows.csv", index=False)
-    facts = [("imported-net", 25_000_000, 100_000_000, 8e9), ("paper-net", 50_000_000, 200_000_000, 2e10)]
+    facts = [
+        ("imported-net", 25_000_000, 100_000_000, 8e9),
+        ("paper-net", 50_000_000, 200_000_000, 2e10),
+    ]
     columns = ["workload", "parameters", "gradient_bytes", "flops_per_sample"]
     pd.DataFrame(facts, columns=columns).to_csv(folder / "facts.csv", index=False)
     return folder / "rows.csv"
@@ -69,12 +87,19 @@ class Market:
 
     def __init__(self, folder: Path) -> None:
         (folder / "srift.toml").write_text(TOML)
-        settings = load_settings(folder / "srift.toml").model_copy(update={"home": folder / "state"})
+        settings = load_settings(folder / "srift.toml").model_copy(
+            update={"home": folder / "state"}
+        )
         settings.home.mkdir()
         self.choices = ec2_settings.Ec2(regions=REGIONS, instance_types=("*",))
         listed = {region: dict(packaged().usd[region]) for region in REGIONS}
         spot = {
-            region: {(name, region + zone): 0.4 * usd for name, usd in known.items() if usd for zone in "abc"}
+            region: {
+                (name, region + zone): 0.4 * usd
+                for name, usd in known.items()
+                if usd
+                for zone in "abc"
+            }
             for region, known in listed.items()
         }
         for region in REGIONS:
@@ -82,14 +107,18 @@ class Market:
             spot[region] = {key: usd for key, usd in spot[region].items() if key[0] not in UNPRICED}
         self.world = World(listed, spot)
         self.here = Workspace(
-            settings=settings, warehouse=fresh(settings.home), provider=Ec2Provider(self.choices, self.world.clients)
+            settings=settings,
+            warehouse=fresh(settings.home),
+            provider=Ec2Provider(self.choices, self.world.clients),
         )
 
     @staticmethod
     def timed(what: str, do: Callable[[], Any]) -> Any:
         start, cpu = time.perf_counter(), time.process_time()
         result = do()
-        print(f"{what}: {time.perf_counter() - start:.1f} s, {time.process_time() - cpu:.1f} s of one processor")
+        print(
+            f"{what}: {time.perf_counter() - start:.1f} s, {time.process_time() - cpu:.1f} s of one processor"
+        )
         return result
 
     def take_prices(self, snapshot: str) -> str:
@@ -101,19 +130,26 @@ class Market:
             return prices.snapshot_offers.fn(self.here, snapshot, now)
 
     def learn(self, folder: Path) -> None:
-        files = imports.ImportFiles(measurements=measurements(folder), workloads=folder / "facts.csv")
+        files = imports.ImportFiles(
+            measurements=measurements(folder), workloads=folder / "facts.csv"
+        )
         imports.import_measurements(self.here.warehouse, files, datetime(2026, 11, 20, tzinfo=UTC))
         self.champion = Champion(
-            version=1, model=fit(TrainingData(**training_frames(self.here.warehouse, "ec2")), seed=1)
+            version=1,
+            model=fit(TrainingData(**training_frames(self.here.warehouse, "ec2")), seed=1),
         )
 
     def publish(self, publication: str) -> pd.DataFrame:
         """As the flow `publish` does; returns what a reader of the exported file sees."""
         runs = mart(self.here.warehouse, "runs", provider="ec2")
-        rows = recommend.recommend_all.fn(self.here, self.champion, prices.current_offers(self.here), runs)
+        rows = recommend.recommend_all.fn(
+            self.here, self.champion, prices.current_offers(self.here), runs
+        )
         publish.store_publication.fn(self.here, rows, self.champion, publication, datetime.now(UTC))
         publish.export_copies.fn(self.here)
-        with duckdb.connect(str(self.here.published / "recommendations.duckdb"), read_only=True) as published:
+        with duckdb.connect(
+            str(self.here.published / "recommendations.duckdb"), read_only=True
+        ) as published:
             return published.execute("select * from recommendations order by goal, rank").df()
 
 
@@ -132,7 +168,9 @@ def test_every_type_of_some_regions_is_asked_for_and_stored(market: Market) -> N
     offers = mart(market.here.warehouse, "offers", provider="ec2")
     assert offers["instance_type"].nunique() > 1000 and set(offers["region"]) == {*REGIONS}
     assert (offers["market"] == "spot").sum() > 5_000 and offers["zone"].nunique() > 10
-    assert market.said.startswith(f"prices: {len(offers)} offers of {offers['instance_type'].nunique()} instance types")
+    assert market.said.startswith(
+        f"prices: {len(offers)} offers of {offers['instance_type'].nunique()} instance types"
+    )
 
 
 def test_a_price_that_nobody_tells_is_null_to_the_end_of_the_chain(market: Market) -> None:
@@ -148,7 +186,9 @@ def test_a_price_that_nobody_tells_is_null_to_the_end_of_the_chain(market: Marke
     assert table[table["goal"] == "cheapest"]["usd"].gt(0).all()
 
 
-def test_every_gpu_with_a_data_sheet_is_compared_and_marked_where_nothing_was_measured_on_it(market: Market) -> None:
+def test_every_gpu_with_a_data_sheet_is_compared_and_marked_where_nothing_was_measured_on_it(
+    market: Market,
+) -> None:
     table = market.table[market.table["cluster"].notna()]
     measured = table["cluster"].str.fullmatch(r"(?:\+?\d+x(?:g4dn|g5)\.\w+)+")
     assert (measured | table["reason"].str.startswith("by its data sheet alone")).all()
@@ -159,11 +199,17 @@ def test_every_gpu_with_a_data_sheet_is_compared_and_marked_where_nothing_was_me
 
 def test_spot_of_a_zone_stands_in_the_table_with_that_zone_and_its_price(market: Market) -> None:
     offers = mart(market.here.warehouse, "offers", provider="ec2")
-    known = offers.set_index(["instance_type", "market", "zone", "region"])["usd_per_hour"].to_dict()
+    known = offers.set_index(["instance_type", "market", "zone", "region"])[
+        "usd_per_hour"
+    ].to_dict()
     table = market.table.dropna(subset=["cluster"])
-    seen = [(one, row["region"]) for row in table.to_dict("records") for one in row["cluster_offers"]]
+    seen = [
+        (one, row["region"]) for row in table.to_dict("records") for one in row["cluster_offers"]
+    ]
     spot = [(one, region) for one, region in seen if one["market"] == "spot"]
-    assert spot and all(one["zone"].startswith(region) and one["zone"] != region for one, region in spot)
+    assert spot and all(
+        one["zone"].startswith(region) and one["zone"] != region for one, region in spot
+    )
     for one, region in seen:
         price = known[one["instance_type"], one["market"], one["zone"], region]
         assert one["usd_per_hour"] == price or (one["usd_per_hour"] is None and pd.isna(price))
@@ -178,9 +224,14 @@ def test_a_workload_of_which_only_facts_are_known_gets_a_wide_answer_that_says_i
     rows = answer("ec2", question, top=3, pilots=2)
     assert rows[0]["status"] == "recommended" and rows[0]["measured_runs"] == 0
     assert len(rows[0]["pilots"]["runs"]) == 2 and rows[0]["pilots"]["regret"] > 0
-    assert rows[0]["reason"].startswith("a first guess from its FLOPs, since nothing of it was ever measured")
+    assert rows[0]["reason"].startswith(
+        "a first guess from its FLOPs, since nothing of it was ever measured"
+    )
     known = market.table[market.table["goal"] == "cheapest"].iloc[0]
-    assert rows[0]["step_high_s"] / rows[0]["step_low_s"] > 2 * known["step_high_s"] / known["step_low_s"]
+    assert (
+        rows[0]["step_high_s"] / rows[0]["step_low_s"]
+        > 2 * known["step_high_s"] / known["step_low_s"]
+    )
 
 
 def test_only_the_machines_asked_for_are_compared_and_on_request_each_device_alone(
@@ -188,10 +239,15 @@ def test_only_the_machines_asked_for_are_compared_and_on_request_each_device_alo
 ) -> None:
     monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: market.here)
     monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda *_: market.champion)
-    devices = {one.instance_type.name: one.instance_type.device for one in prices.current_offers(market.here)}
+    devices = {
+        one.instance_type.name: one.instance_type.device
+        for one in prices.current_offers(market.here)
+    }
 
     def asked(*filters: tuple[str, str], by_device: bool = False) -> list[dict[str, Any]]:
-        question = Question(workload="imported-net", hours=40.0, usd=None, machines=OffersWanted(filters=filters))
+        question = Question(
+            workload="imported-net", hours=40.0, usd=None, machines=OffersWanted(filters=filters)
+        )
         return answer("ec2", question, top=3, by_device=by_device)
 
     first, *others = asked(("instance_type", "12XLARGE"), by_device=True)
@@ -208,7 +264,9 @@ def test_only_the_machines_asked_for_are_compared_and_on_request_each_device_alo
     assert (alone["cluster"], alone["usd"]) == (each["A10G"]["cluster"], each["A10G"]["usd"])
     assert "by_device" not in alone
     (other, *_) = asked(("instance_type", "12xlarge"), ("device", "l4"))
-    assert {devices[one["instance_type"]] for one in other["cluster_offers"]} == {"L4"}, "and not L40S"
+    assert {devices[one["instance_type"]] for one in other["cluster_offers"]} == {"L4"}, (
+        "and not L40S"
+    )
     with pytest.raises(ProviderError, match="offers of ec2 has device 'A10H': did you mean 'A10G'"):
         asked(("device", "A10H"))
 

@@ -25,7 +25,13 @@ from tests.warehouse.builders import NOON, PROFILE
 from warehouse.database import Warehouse
 
 flow = importlib.import_module("flows.measure")
-MEASURED = {"step_s": 0.1234, "step_spread": 0.01, "sync_s": 0.01, "parameters": 10, "gradient_bytes": 40}
+MEASURED = {
+    "step_s": 0.1234,
+    "step_spread": 0.01,
+    "sync_s": 0.01,
+    "parameters": 10,
+    "gradient_bytes": 40,
+}
 
 
 def report(cluster: Any) -> None:
@@ -45,11 +51,15 @@ class Acting(DescribedMachines):
     acting: FakeProvider | None = None
 
     @contextmanager
-    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[Any]:
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> Iterator[Any]:
         self.asked.append(cluster.name)
         self.acting = self.acting or FakeProvider(self.home)
         self.acting.scripts = iter([[ready, armed(1), report, finished(1)]])
-        with self.acting.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=seed) as running:
+        with self.acting.acquire(
+            cluster, lease_id=lease_id, deadline_s=deadline_s, seed=seed
+        ) as running:
             yield running
 
     def ended(self) -> list[EndedLease]:
@@ -63,7 +73,9 @@ class Acting(DescribedMachines):
 @pytest.fixture
 def used(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a champion of its workloads conv and lm; read only. Machines are only described."""
-    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    monkeypatch.setattr(
+        "tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines()
+    )
     return enter(furnished(), monkeypatch)
 
 
@@ -82,7 +94,9 @@ def acting(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     return machines
 
 
-def test_named_machines_are_measured_beside_what_was_predicted_and_nothing_is_published(acting: Acting) -> None:
+def test_named_machines_are_measured_beside_what_was_predicted_and_nothing_is_published(
+    acting: Acting,
+) -> None:
     before = printed("table")
     found = printed("measure", "conv", "--on", "2xs.small", "--on", "1xs.large")
     assert acting.asked == ["2xs.small", "1xs.large"]
@@ -95,10 +109,14 @@ def test_named_machines_are_measured_beside_what_was_predicted_and_nothing_is_pu
     for row in found["runs"]:
         assert row["measured"] and row["reason"] == ""
         if row["kind"] == "train":
-            assert row["predicted_step_low_s"] < row["predicted_step_s"] < row["predicted_step_high_s"]
+            assert (
+                row["predicted_step_low_s"] < row["predicted_step_s"] < row["predicted_step_high_s"]
+            )
     assert printed("table") == before
     spent = printed("spend", "--by", "campaign")
-    assert found["refresh_id"] in json.dumps(spent), "its dollars stand in the ledger as a refresh's do"
+    assert found["refresh_id"] in json.dumps(spent), (
+        "its dollars stand in the ledger as a refresh's do"
+    )
     runs = Warehouse(acting.home / "warehouse.duckdb").select("run_details", {})
     assert set(runs["cluster"]) == {"2xs.small", "1xs.large"}
     said = srift("measure", "conv", "--on", "1xs.small").stdout
@@ -108,7 +126,13 @@ def test_named_machines_are_measured_beside_what_was_predicted_and_nothing_is_pu
 def test_a_run_that_failed_has_its_reason(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(cluster: Any) -> None:
         for item in json.loads((cluster.mailbox / "plan.json").read_text())["items"]:
-            cluster.report(item["run_id"], kind=item["kind"], status="failed", reason="no memory left", values={})
+            cluster.report(
+                item["run_id"],
+                kind=item["kind"],
+                status="failed",
+                reason="no memory left",
+                values={},
+            )
 
     monkeypatch.setattr(importlib.import_module("tests.flows.test_measure"), "report", fail)
     result = srift("measure", "conv", "--on", "1xs.small")
@@ -123,10 +147,18 @@ def test_what_a_cap_does_not_pay_for_is_not_launched_and_said(acting: Acting) ->
     assert "nothing was measured" in result.stderr
 
 
-def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.campaign.named.allowance", lambda *_: Allowance(refusal="the month is over its cap"))
+def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tasks.campaign.named.allowance", lambda *_: Allowance(refusal="the month is over its cap")
+    )
     result = srift("measure", "conv", "--on", "1xs.small")
-    assert result.exit_code == 1 and acting.asked == [] and "the month is over its cap" in result.stdout
+    assert (
+        result.exit_code == 1
+        and acting.asked == []
+        and "the month is over its cap" in result.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,10 +184,14 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one_before_anything_star
     assert_fails(srift("measure", *words), 2, says)
 
 
-def test_what_is_sold_on_demand_alone_is_bought_so_and_a_cluster_in_two_spellings_once(used: Path) -> None:
+def test_what_is_sold_on_demand_alone_is_bought_so_and_a_cluster_in_two_spellings_once(
+    used: Path,
+) -> None:
     here = open_workspace("local")
     offers = [
-        one for one in here.provider.offers(NOON) if one.market == "on-demand" or one.instance_type.name != "s.large"
+        one
+        for one in here.provider.offers(NOON)
+        if one.market == "on-demand" or one.instance_type.name != "s.large"
     ]
     wish = Wish(workload="conv", clusters=("1xs.large", "2xs.small", "1xs.small+1xs.small"))
     found = [(one.name, one.members[0].market) for one in clusters_of(here, wish, offers)]
@@ -178,7 +214,9 @@ def test_without_names_it_is_the_pilots_that_recommend_proposes(used: Path) -> N
 def test_a_dry_run_starts_nothing_and_a_workload_that_was_never_profiled_is_profiled_first(
     own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    monkeypatch.setattr(
+        "tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines()
+    )
     write_project(tmp_path)
     enter(tmp_path, monkeypatch)
     [launch] = printed("measure", "conv", "--on", "1xs.small+1xs.large", "--dry-run")

@@ -44,7 +44,9 @@ def nothing_runs(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_an_account_that_is_not_well_is_said_before_anything_is_done(nothing_runs: Path) -> None:
     project(nothing_runs)
-    with pytest.raises(ProviderError, match=r"no machine was asked for, since\n  credentials: no AWS credentials"):
+    with pytest.raises(
+        ProviderError, match=r"no machine was asked for, since\n  credentials: no AWS credentials"
+    ):
         refresh.refresh.fn("ec2", 5.0)
     assert not (nothing_runs / "state").exists()
 
@@ -77,13 +79,19 @@ def steps(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     return reached
 
 
-def test_a_paid_refresh_ends_before_anything_is_bought_where_the_reaper_could_not_look(steps: list[str]) -> None:
-    with pytest.raises(NotSwept, match=r"us-east-1: the AWS session has expired(?s:.*)`srift reap --provider ec2"):
+def test_a_paid_refresh_ends_before_anything_is_bought_where_the_reaper_could_not_look(
+    steps: list[str],
+) -> None:
+    with pytest.raises(
+        NotSwept, match=r"us-east-1: the AWS session has expired(?s:.*)`srift reap --provider ec2"
+    ):
         refresh.refresh.fn("ec2", 5.0)
     assert steps == ["reap"]
 
 
-def test_a_refresh_that_buys_nothing_says_so_and_goes_on(steps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refresh_that_buys_nothing_says_so_and_goes_on(
+    steps: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     refresh.refresh.fn("ec2", 0.0)
     assert "measure" in steps and "publish" in steps
     assert "the AWS session has expired" in capsys.readouterr().err
@@ -118,7 +126,11 @@ def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(
 
 @pytest.mark.parametrize(("max_usd", "buying"), [(None, True), (0.5, True), (0.0, False)])
 def test_what_keeps_machines_from_being_had_is_reported_where_some_are_asked_for(
-    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_usd: float | None, buying: bool
+    own_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    max_usd: float | None,
+    buying: bool,
 ) -> None:
     class Limited(DescribedMachines):
         def limits(self) -> list[str]:
@@ -136,7 +148,9 @@ def test_what_keeps_machines_from_being_had_is_reported_where_some_are_asked_for
 @pytest.fixture
 def home(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The home of a project whose machines are described."""
-    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    monkeypatch.setattr(
+        "tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines()
+    )
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     write_project(tmp_path)
@@ -150,7 +164,9 @@ def test_one_that_is_refused_the_home_ends_cancelled_with_the_reason_and_does_no
     with refresh_lock(home, "first"):
         ended = refresh.refresh.fn()
     assert isinstance(ended, State) and ended.is_cancelled()
-    assert "refresh first (process" in str(ended.message) and "nothing was started" in str(ended.message)
+    assert "refresh first (process" in str(ended.message) and "nothing was started" in str(
+        ended.message
+    )
 
 
 @pytest.mark.parametrize("name", ["refresh", "market", "reap"])
@@ -170,4 +186,6 @@ def test_a_flow_that_is_started_alone_is_known_to_the_reaper_while_it_runs_and_a
             monkeypatch.setattr(flow, one, step)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", record.name)
     getattr(flow, name).fn()
-    assert set(seen) == {(True, name == "refresh")} and not record.exists() and at_work(home) is None
+    assert (
+        set(seen) == {(True, name == "refresh")} and not record.exists() and at_work(home) is None
+    )

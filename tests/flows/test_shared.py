@@ -26,7 +26,14 @@ from warehouse.export import TABLES, read_published
 psycopg2 = pytest.importorskip("psycopg2")
 pytest.importorskip("duckdb_extension_ducklake")
 FLOWS = ("reap", "market", "measure", "retrain", "publish")
-OF_THE_REFRESH = {"publication_id", "refresh_id", "published_at", "judged_at", "price_as_of", "noted_order"}
+OF_THE_REFRESH = {
+    "publication_id",
+    "refresh_id",
+    "published_at",
+    "judged_at",
+    "price_as_of",
+    "noted_order",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,9 @@ def published(folder: Path) -> dict[str, pd.DataFrame]:
     found = {name: read_published(folder / "state" / "published", name) for name in TABLES}
     return {
         name: frame.drop(columns=[*OF_THE_REFRESH & set(frame.columns)]).pipe(
-            lambda one: one.iloc[one.astype(str).sort_values([*one.columns]).index].reset_index(drop=True)
+            lambda one: one.iloc[one.astype(str).sort_values([*one.columns]).index].reset_index(
+                drop=True
+            )
         )
         for name, frame in found.items()
     }
@@ -60,7 +69,9 @@ def test_a_refresh_of_the_same_past_publishes_the_same_tables(
     refresh = importlib.import_module("flows.refresh")
     for name in FLOWS:
         monkeypatch.setattr(refresh, name, getattr(refresh, name).fn)
-    monkeypatch.setattr(importlib.import_module("flows.publish"), "publish_artifacts", lambda *_: None)
+    monkeypatch.setattr(
+        importlib.import_module("flows.publish"), "publish_artifacts", lambda *_: None
+    )
     tables = {}
     for kind in ("embedded", "shared"):
         folder = tmp_path / kind
@@ -77,22 +88,32 @@ def test_a_refresh_of_the_same_past_publishes_the_same_tables(
             ended = refresh.refresh.fn("local", 0.0)
             assert ended["published_rows"] and ended["promotion"].startswith("model version 1")
             tables[kind] = published(folder)
-            assert (home / "mlflow.db").exists() == (home / "warehouse.duckdb").exists() == (kind == "embedded")
+            assert (
+                (home / "mlflow.db").exists()
+                == (home / "warehouse.duckdb").exists()
+                == (kind == "embedded")
+            )
             if kind == "shared":
                 assert list((folder / "files" / "mlflow").rglob("model.json"))
                 assert list((folder / "files" / "warehouse").rglob("*.parquet"))
     assert len(tables["shared"]["recommendations"])
     for name in TABLES:
-        pd.testing.assert_frame_equal(tables["embedded"][name], tables["shared"][name], rtol=1e-9, obj=name)
+        pd.testing.assert_frame_equal(
+            tables["embedded"][name], tables["shared"][name], rtol=1e-9, obj=name
+        )
 
 
-def test_one_machine_at_a_time_numbers_versions_and_moves_aliases(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_machine_at_a_time_numbers_versions_and_moves_aliases(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Shared(host=server, user=postgres.USER, data="files").url("team_mlflow", "psycopg2")
     monkeypatch.setattr(registry, "_TURN_S", 1)
     for _ in range(2):
         with (
             registry._turn(store),
-            pytest.raises(registry.RegistryError, match="another machine has been registering a model for 1 s"),
+            pytest.raises(
+                registry.RegistryError, match="another machine has been registering a model for 1 s"
+            ),
             registry._turn(store),
         ):
             pass
@@ -115,17 +136,27 @@ def test_registered_models_may_lie_in_s3(
             monkeypatch.setenv(name, value)
         bucket = boto3.client("s3", region_name="us-east-1")
         bucket.create_bucket(Bucket="team")
-        (tmp_path / "srift.toml").write_text(section(server).replace('"files"', '"s3://team/srift"'))
+        (tmp_path / "srift.toml").write_text(
+            section(server).replace('"files"', '"s3://team/srift"')
+        )
         load_settings(tmp_path / "srift.toml").set_server_variables()
         plot = tmp_path / "plot.png"
         plot.write_bytes(b"a picture")
         version = registry.log_challenger(
-            tmp_path, "ec2", model(), scoreboard=scores(), card="# a card", provenance=provenance(), plots=[plot]
+            tmp_path,
+            "ec2",
+            model(),
+            scoreboard=scores(),
+            card="# a card",
+            provenance=provenance(),
+            plots=[plot],
         )
         registry.promote(tmp_path, "ec2", version, "so says the rule")
         stored = {one["Key"] for one in bucket.list_objects_v2(Bucket="team")["Contents"]}
         assert all(one.startswith("srift/mlflow/srift-step-time-ec2/") for one in stored)
-        assert any(one.endswith("/model.json") for one in stored) and any(one.endswith("/plot.png") for one in stored)
+        assert any(one.endswith("/model.json") for one in stored) and any(
+            one.endswith("/plot.png") for one in stored
+        )
         assert not list(tmp_path.rglob("model.json"))
         found = registry.load_champion(tmp_path / "another machine's home", "ec2")
         assert found is not None and found.version == version and dump(found.model) == dump(model())
@@ -134,10 +165,14 @@ def test_registered_models_may_lie_in_s3(
         assert served["step_s"].tolist() == model().predict(asked)["step_s"].tolist()
         for one in stored:
             bucket.delete_object(Bucket="team", Key=one)
-        with pytest.raises(registry.RegistryError, match="could not be read, and nothing was decided"):
+        with pytest.raises(
+            registry.RegistryError, match="could not be read, and nothing was decided"
+        ):
             registry.load_champion(tmp_path, "ec2")
         bucket.delete_bucket(Bucket="team")
-        with pytest.raises(registry.RegistryError, match="could not be read, and nothing was decided"):
+        with pytest.raises(
+            registry.RegistryError, match="could not be read, and nothing was decided"
+        ):
             registry.load_champion(tmp_path, "ec2")
     finally:
         s3.stop()
@@ -159,16 +194,27 @@ with own_server():
 
 
 @pytest.mark.local
-def test_the_server_of_a_lone_run_keeps_its_history_in_postgresql(server: str, tmp_path: Path) -> None:
+def test_the_server_of_a_lone_run_keeps_its_history_in_postgresql(
+    server: str, tmp_path: Path
+) -> None:
     (tmp_path / "srift.toml").write_text(section(server))
-    env = {**os.environ, "SRIFT_ROOT": str(tmp_path), "SRIFT_HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path)}
+    env = {
+        **os.environ,
+        "SRIFT_ROOT": str(tmp_path),
+        "SRIFT_HOME": str(tmp_path),
+        "PREFECT_HOME": str(tmp_path),
+    }
     run = [sys.executable, "-c", LONE_RUN]
     done = subprocess.run(run, env=env, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "prefect.db").exists()
-    with closing(psycopg2.connect(host=server, user=postgres.USER, dbname="team_prefect")) as connection:
+    with closing(
+        psycopg2.connect(host=server, user=postgres.USER, dbname="team_prefect")
+    ) as connection:
         cursor = connection.cursor()
-        cursor.execute("select flow.name, flow_run.state_type::text from flow_run join flow on flow.id = flow_id")
+        cursor.execute(
+            "select flow.name, flow_run.state_type::text from flow_run join flow on flow.id = flow_id"
+        )
         assert cursor.fetchall() == [("nightly", "COMPLETED")]
 
 
@@ -193,7 +239,9 @@ def test_half_a_section_and_a_password_are_refused(tmp_path: Path, text: str, re
 
 
 def test_servers_are_told_where_by_name_or_by_socket_and_never_the_password(tmp_path: Path) -> None:
-    (tmp_path / "srift.toml").write_text('[shared]\nhost = "db.example.org"\ndata = "s3://bucket/srift/"\n')
+    (tmp_path / "srift.toml").write_text(
+        '[shared]\nhost = "db.example.org"\ndata = "s3://bucket/srift/"\n'
+    )
     assert load_settings(tmp_path / "srift.toml").server_variables() == {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": "postgresql+asyncpg://srift@db.example.org:5432/srift_prefect",
         "MLFLOW_TRACKING_URI": "postgresql+psycopg2://srift@db.example.org:5432/srift_mlflow",

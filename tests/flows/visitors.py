@@ -58,7 +58,9 @@ def servers(prefect_port: int, mlflow_port: int) -> dict[str, Asked]:
     }
 
 
-def request(asked: Asked, what: tuple[str, str, dict[str, Any] | None], headers: dict[str, str]) -> tuple[int, str]:
+def request(
+    asked: Asked, what: tuple[str, str, dict[str, Any] | None], headers: dict[str, str]
+) -> tuple[int, str]:
     """Status and headers with text of one answer."""
     method, path, body = what
     connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=30)
@@ -74,7 +76,12 @@ def request(asked: Asked, what: tuple[str, str, dict[str, Any] | None], headers:
 def handshake(asked: Asked, headers: dict[str, str]) -> int:
     """Status of the answer to a websocket's handshake at Prefect's events."""
     key = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}
-    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Protocol": "prefect", **key}
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Protocol": "prefect",
+        **key,
+    }
     connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=30)
     try:
         connection.request("GET", "/api/events/out", None, {**upgrade, **headers})
@@ -115,7 +122,15 @@ def as_another_user(home: Path, pids: list[int], urls: list[str]) -> dict[str, A
         (folder / "world-readable").write_text("seen")
     line = [str(DEBIANS_PYTHON), "-c", ANOTHER_USER, json.dumps([str(home), pids, urls])]
     done = subprocess.run(
-        line, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", env={}, capture_output=True, text=True, timeout=60
+        line,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        cwd="/",
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {"failed": done.stderr}
 
@@ -159,12 +174,20 @@ def in_a_browser(asked: dict[str, Asked], credential: str, folder: Path) -> dict
 
     user, _, password = credential.partition(":")
     addresses = {name: f"http://{one.address}" for name, one in asked.items()}
-    requests = {name: {"address": one.address, "read": one.read, "create": one.create} for name, one in asked.items()}
+    requests = {
+        name: {"address": one.address, "read": one.read, "create": one.create}
+        for name, one in asked.items()
+    }
     seen: dict[str, Any] = {"elsewhere": {}}
     with page_elsewhere(folder) as port, sync_playwright() as playwright:
         words = [*QUIET.split(), "--host-resolver-rules=MAP evil.example 127.0.0.1"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
-        known = {"username": user, "password": password, "origin": addresses["mlflow"], "send": "unauthorized"}
+        known = {
+            "username": user,
+            "password": password,
+            "origin": addresses["mlflow"],
+            "send": "unauthorized",
+        }
         context = browser.new_context(http_credentials=known)  # type: ignore[arg-type]
         context.set_default_timeout(60_000)
         page = context.new_page()
@@ -178,7 +201,9 @@ def in_a_browser(asked: dict[str, Asked], credential: str, folder: Path) -> dict
         seen["operator"] = page.url
         for origin in (f"http://evil.example:{port}", f"http://127.0.0.1:{port}"):
             page.goto(origin)
-            seen["elsewhere"] |= {(origin, name): page.evaluate(TRY, one) for name, one in requests.items()}
+            seen["elsewhere"] |= {
+                (origin, name): page.evaluate(TRY, one) for name, one in requests.items()
+            }
         for name, one in asked.items():
             page.goto(f"http://evil.example:{one.port}/")
             seen[f"{name} under another name"] = page.content()

@@ -22,8 +22,16 @@ def main() -> int:
         file, began = FOLDER / f"{name}.json", time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             now = plain(ANSWERS[name](Path(folder).resolve()))
-        changed = list(differences(json.loads(file.read_text()), now)) if file.exists() else ["nothing was stored"]
-        print(*changed, f"{name}: {len(changed)} differences, in {time.monotonic() - began:.0f} s", sep="\n")
+        changed = (
+            list(differences(json.loads(file.read_text()), now))
+            if file.exists()
+            else ["nothing was stored"]
+        )
+        print(
+            *changed,
+            f"{name}: {len(changed)} differences, in {time.monotonic() - began:.0f} s",
+            sep="\n",
+        )
         wrong += len(changed)
         if words.write:
             file.write_text(as_text(now))

@@ -140,7 +140,12 @@ def standing_in(folder: Path) -> Iterator[Path]:
         mock.patch.dict(os.environ, state),
         mock.patch.object(Step, "__call__", lambda self, *a, **k: self.fn(*a, **k)),
     ):
-        for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        for name in (
+            "AWS_PROFILE",
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+        ):
             os.environ.pop(name, None)
         os.chdir(folder)
         os.sched_setaffinity(0, sorted(cores)[:2])  # local clusters are those that fit two cores
@@ -166,7 +171,9 @@ def asked(*words: str) -> Any:
 def ec2_answers(folder: Path) -> dict[str, Any]:
     """Imported T4 rows, retrained on, over stated prices."""
     (folder / "srift.toml").write_text(EC2)
-    (folder / "work.py").write_text("def build(width=1):\n    raise AssertionError('runs on nodes only')\n")
+    (folder / "work.py").write_text(
+        "def build(width=1):\n    raise AssertionError('runs on nodes only')\n"
+    )
     (folder / "facts.csv").write_text(FACTS)
     runs = pd.read_csv(DATA / "training_runs.csv")
     runs.sample(ROWS, random_state=3).sort_index().to_csv(folder / "rows.csv", index=False)
@@ -182,7 +189,10 @@ def ec2_answers(folder: Path) -> dict[str, Any]:
             "offers": offers(home, "ec2"),
             **of_model(home, "ec2", ec2_setups()),
             "table": table("ec2"),
-            **{name: asked("recommend", *words.split(), "--provider", "ec2") for name, words in EC2_QUESTIONS.items()},
+            **{
+                name: asked("recommend", *words.split(), "--provider", "ec2")
+                for name, words in EC2_QUESTIONS.items()
+            },
             "shopping list": asked("refresh", "--provider", "ec2", "--dry-run", "--max-usd", "8"),
         }
 
@@ -190,7 +200,12 @@ def ec2_answers(folder: Path) -> dict[str, Any]:
 def ec2_setups() -> pd.DataFrame:
     """Measured and unmeasured sizes, types that were never measured, mixed clusters, micro-steps."""
     rows: list[tuple[object, ...]] = []
-    sizes = {"bert-base-squad": 8, "resnet18-cifar10": 256, "resnet50-imagenet": 48, "neumf-movielens": 4096}
+    sizes = {
+        "bert-base-squad": 8,
+        "resnet18-cifar10": 256,
+        "resnet50-imagenet": 48,
+        "neumf-movielens": 4096,
+    }
     clusters = (
         "1xg4dn.xlarge",
         "1xg4dn.12xlarge",
@@ -200,14 +215,18 @@ def ec2_setups() -> pd.DataFrame:
         "3xg4dn.metal",
     )
     for workload, batch in sizes.items():
-        rows += [(workload, cluster, None, str(batch), 1 + at % 2) for at, cluster in enumerate(clusters)]
+        rows += [
+            (workload, cluster, None, str(batch), 1 + at % 2) for at, cluster in enumerate(clusters)
+        ]
         rows += [
             (workload, "1xg4dn.12xlarge", "1", str(2 * batch), 1),
             (workload, "2xg4dn.12xlarge", "1+1", str(batch), 1),
             (workload, "2xg4dn.12xlarge", "4+2", str(batch // 2), 4),
             (workload, "1xg4dn.12xlarge+1xg4dn.xlarge", None, f"{batch}+{batch // 2}", 1),
         ]
-    return pd.DataFrame(rows, columns=["workload", "cluster", "layout", "batch_per_device", "accumulation_steps"])
+    return pd.DataFrame(
+        rows, columns=["workload", "cluster", "layout", "batch_per_device", "accumulation_steps"]
+    )
 
 
 def local_answers(folder: Path) -> dict[str, Any]:
@@ -239,14 +258,24 @@ def shopping_list(**environment: str) -> Any:
 
 
 def local_setups() -> pd.DataFrame:
-    clusters = ("1xe.part", "1xe.whole", "2xe.part", "2xe.most", "1xe.most+1xe.part", "4xe.whole", "3xe.part+2xe.most")
+    clusters = (
+        "1xe.part",
+        "1xe.whole",
+        "2xe.part",
+        "2xe.most",
+        "1xe.most+1xe.part",
+        "4xe.whole",
+        "3xe.part+2xe.most",
+    )
     rows = [
         (workload, cluster, str(batch), steps)
         for workload in ("mine", "broader")
         for cluster in clusters
         for batch, steps in ((8, 1), (32, 1), (64, 2))
     ]
-    return pd.DataFrame(rows, columns=["workload", "cluster", "batch_per_device", "accumulation_steps"])
+    return pd.DataFrame(
+        rows, columns=["workload", "cluster", "batch_per_device", "accumulation_steps"]
+    )
 
 
 def offers(home: Path, provider: str) -> list[list[Any]]:
@@ -265,9 +294,15 @@ def of_model(home: Path, provider: str, setups: pd.DataFrame) -> dict[str, Any]:
     assert champion is not None
     mean, covariance, noise = champion.model.joint(setups.iloc[::6])
     return {
-        "predictions": pd.concat([setups, champion.model.predict(setups)], axis=1).to_dict("records"),
+        "predictions": pd.concat([setups, champion.model.predict(setups)], axis=1).to_dict(
+            "records"
+        ),
         "draws": champion.model.draws(setups.iloc[::3], count=6, seed=3).tolist(),
-        "joint": {"mean": mean.tolist(), "covariance": covariance.tolist(), "noise": noise.tolist()},
+        "joint": {
+            "mean": mean.tolist(),
+            "covariance": covariance.tolist(),
+            "noise": noise.tolist(),
+        },
     }
 
 
@@ -288,7 +323,9 @@ def unpack(folder: Path) -> None:
 def move_registry(store: Path, old: str, new: str) -> None:
     """Replace `old` by `new` in every text of the SQLite file."""
     with closing(sqlite3.connect(store)) as connection, connection:
-        for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
+        for (name,) in connection.execute(
+            "select name from sqlite_master where type = 'table'"
+        ).fetchall():
             for _, column, *_ in connection.execute(f"pragma table_info('{name}')").fetchall():
                 connection.execute(
                     f'update "{name}" set "{column}" = replace("{column}", ?, ?) where instr("{column}", ?)',
@@ -338,16 +375,23 @@ def _same_but_for_last_digits(stored: Any, now: Any) -> bool:
     (*before,), (*after,) = (re.split(r"(\d+\.\d+|\d+(?= ?%))", one) for one in (stored, now))
     if before[::2] != after[::2]:
         return False
-    pairs = [(Decimal(one), Decimal(other)) for one, other in zip(before[1::2], after[1::2], strict=True)]
+    pairs = [
+        (Decimal(one), Decimal(other)) for one, other in zip(before[1::2], after[1::2], strict=True)
+    ]
     return all(
-        one.same_quantum(other) and abs(one - other) <= Decimal(1).scaleb(int(one.as_tuple().exponent))
+        one.same_quantum(other)
+        and abs(one - other) <= Decimal(1).scaleb(int(one.as_tuple().exponent))
         for one, other in pairs
     )
 
 
 def as_text(answers: dict[str, Any]) -> str:
     """JSON with a line for each row of an answer."""
-    return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in answers.items()) + "\n}\n"
+    return (
+        "{\n"
+        + ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in answers.items())
+        + "\n}\n"
+    )
 
 
 def _lines(value: Any) -> str:

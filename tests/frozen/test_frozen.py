@@ -16,9 +16,28 @@ import duckdb
 import pytest
 
 from flows.retrain import retrain
-from tests.frozen.answers import ANSWERS, DATA, FOLDER, asked, differences, plain, said, standing_in, unpack
+from tests.frozen.answers import (
+    ANSWERS,
+    DATA,
+    FOLDER,
+    asked,
+    differences,
+    plain,
+    said,
+    standing_in,
+    unpack,
+)
 
-FILLED = ("offers", "runs", "profiles", "workloads", "machines", "model_versions", "recommendations", "promises")
+FILLED = (
+    "offers",
+    "runs",
+    "profiles",
+    "workloads",
+    "machines",
+    "model_versions",
+    "recommendations",
+    "promises",
+)
 PULLER = """
 import json, sys
 import mlflow, pandas as pd
@@ -31,7 +50,12 @@ print(json.dumps([[one["step_low_s"], one["step_s"], one["step_high_s"], one["bo
 """
 PULLED = [
     [0.00214686844935515, 0.00362384214361087, 0.006116924344272107, "communication between nodes"],
-    [0.005986220398654017, 0.00861073853504561, 0.012385915182072254, "communication between nodes"],
+    [
+        0.005986220398654017,
+        0.00861073853504561,
+        0.012385915182072254,
+        "communication between nodes",
+    ],
 ]
 
 
@@ -49,13 +73,21 @@ def test_every_answer_is_the_stored_one(name: str, tmp_path: Path) -> None:
 def test_a_warehouse_and_a_table_of_that_day_still_answer(tmp_path: Path) -> None:
     unpack(tmp_path)
     with standing_in(tmp_path) as home:
-        assert asked("forget", "--list") == []  # the command that brings the warehouse's views up to date
+        assert (
+            asked("forget", "--list") == []
+        )  # the command that brings the warehouse's views up to date
         for file in ("warehouse.duckdb", "published/recommendations.duckdb"):
             with duckdb.connect(str(home / file), read_only=True) as connection:
                 names = [
-                    row[0] for row in connection.execute("select table_name from information_schema.tables").fetchall()
+                    row[0]
+                    for row in connection.execute(
+                        "select table_name from information_schema.tables"
+                    ).fetchall()
                 ]
-                rows = {one: len(connection.execute(f'select * from "{one}"').fetchall()) for one in names}
+                rows = {
+                    one: len(connection.execute(f'select * from "{one}"').fetchall())
+                    for one in names
+                }
             if file == "warehouse.duckdb":
                 assert [one for one in FILLED if not rows[one]] == []
             assert rows["recommendations"] > 0
@@ -65,7 +97,9 @@ def test_a_warehouse_and_a_table_of_that_day_still_answer(tmp_path: Path) -> Non
         with pytest.raises(AssertionError, match="written by an older Srift: run `srift refresh`"):
             asked("recommend", "mine", "--deadline", "3h")
         retrain.fn("anew", "local")  # what a refresh ends with
-        assert asked("recommend", "mine", "--deadline", "3h")[0]["model_version"] == "3", "the second was refused"
+        assert asked("recommend", "mine", "--deadline", "3h")[0]["model_version"] == "3", (
+            "the second was refused"
+        )
 
 
 def test_a_puller_still_loads_the_champion_of_that_day(tmp_path: Path) -> None:
@@ -74,7 +108,13 @@ def test_a_puller_still_loads_the_champion_of_that_day(tmp_path: Path) -> None:
     (tmp_path / "puller.py").write_text(PULLER)
     shutil.rmtree(tmp_path / "jobs")
     words = [sys.executable, "puller.py", str(tmp_path / "state" / "mlflow.db")]
-    alone = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "_MLFLOW"))}
-    ended = subprocess.run(words, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120)
+    alone = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MLFLOW", "_MLFLOW"))
+    }
+    ended = subprocess.run(
+        words, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
     assert list(differences(PULLED, json.loads(ended.stdout.splitlines()[-1]))) == []

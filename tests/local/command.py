@@ -17,7 +17,11 @@ from tests.local.hosts import left_over, wait_for
 from warehouse.database import Warehouse
 
 SCRIPT = Path(sys.executable).with_name("srift")
-SRIFT = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from flows.cli import main; main()"]
+SRIFT = (
+    [str(SCRIPT)]
+    if SCRIPT.exists()
+    else [sys.executable, "-c", "from flows.cli import main; main()"]
+)
 OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "COVERAGE", "PYTEST")
 
 

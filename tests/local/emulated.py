@@ -42,11 +42,21 @@ def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int
     return dict(
         ec2.create_fleet(
             Type="instant",
-            SpotOptions={"SingleInstanceType": True, "SingleAvailabilityZone": True, "MinTargetCapacity": count},
-            TargetCapacitySpecification={"TotalTargetCapacity": count, "DefaultTargetCapacityType": "spot"},
+            SpotOptions={
+                "SingleInstanceType": True,
+                "SingleAvailabilityZone": True,
+                "MinTargetCapacity": count,
+            },
+            TargetCapacitySpecification={
+                "TotalTargetCapacity": count,
+                "DefaultTargetCapacityType": "spot",
+            },
             LaunchTemplateConfigs=[
                 {
-                    "LaunchTemplateSpecification": {"LaunchTemplateName": name, "Version": "$Latest"},
+                    "LaunchTemplateSpecification": {
+                        "LaunchTemplateName": name,
+                        "Version": "$Latest",
+                    },
                     "Overrides": overrides,
                 }
             ],

@@ -30,7 +30,9 @@ HERE = Path(__file__).parent
 ISOLATION = detect()
 SHARES = local_cpu.detect()
 SHARE = 1.0 if SHARES.why_not else 0.3  # whole cores are all that an ordinary user can enforce
-needs_network = pytest.mark.skipif(not ISOLATION.namespaces, reason=f"no namespaces: {ISOLATION.why_not}")
+needs_network = pytest.mark.skipif(
+    not ISOLATION.namespaces, reason=f"no namespaces: {ISOLATION.why_not}"
+)
 needs_quota = pytest.mark.skipif(bool(SHARES.why_not), reason=f"no CPU quotas: {SHARES.why_not}")
 
 
@@ -65,7 +67,9 @@ def cluster(local: LocalProvider, *names: str, market: str = "on-demand") -> Clu
     return Cluster(members=tuple(offers[name, market] for name in names))
 
 
-def wait_for(answer: Callable[[], Any], within_s: float = 60.0, why: Callable[[], Any] = lambda: "") -> Any:
+def wait_for(
+    answer: Callable[[], Any], within_s: float = 60.0, why: Callable[[], Any] = lambda: ""
+) -> Any:
     until = time.monotonic() + within_s
     while not (value := answer()):
         assert time.monotonic() < until, f"not within {within_s} s: {why() or answer}"
@@ -74,7 +78,9 @@ def wait_for(answer: Callable[[], Any], within_s: float = 60.0, why: Callable[[]
 
 
 def ready(running: LocalCluster) -> list[dict[str, Any]]:
-    files = [running.mailbox / f"node-{index}" / "ready.json" for index in range(len(running.addresses))]
+    files = [
+        running.mailbox / f"node-{index}" / "ready.json" for index in range(len(running.addresses))
+    ]
     wait_for(lambda: all(file.exists() for file in files))
     return [json.loads(file.read_text()) for file in files]
 

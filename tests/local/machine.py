@@ -26,7 +26,12 @@ from tests.local.hosts import HERE, ISOLATION, wait_for
 NODE = HERE.parents[1] / "tasks" / "node"
 PYTHON = "/usr/bin/python3"  # one that every user of this machine can run
 ROLE, INSTANCE, LEASE = "AROAEXAMPLEEXAMPLE", "i-0123456789abcdef0", "lease-1"
-CREDENTIALS = {"Code": "Success", "AccessKeyId": "AKIAEXAMPLE", "SecretAccessKey": "very-secret", "Token": "t"}
+CREDENTIALS = {
+    "Code": "Success",
+    "AccessKeyId": "AKIAEXAMPLE",
+    "SecretAccessKey": "very-secret",
+    "Token": "t",
+}
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or ISOLATION.kind != "root" or not os.access(PYTHON, os.X_OK),
     reason="needs root, namespaces and Debian's python3",
@@ -48,7 +53,9 @@ def metadata_files(folder: Path) -> None:
         "instance-id": INSTANCE,
         "local-ipv4": "10.77.0.2",
         "iam/security-credentials/.list": "srift-node",
-        "iam/security-credentials/srift-node": json.dumps(CREDENTIALS | {"Expiration": "2099-01-01T00:00:00Z"}),
+        "iam/security-credentials/srift-node": json.dumps(
+            CREDENTIALS | {"Expiration": "2099-01-01T00:00:00Z"}
+        ),
     }
     for name, value in values.items():
         path = folder / "meta-data" / name
@@ -66,13 +73,22 @@ class Machine:
     holders: tuple[int, int]  # processes in the namespaces of the cloud and of the machine
 
     def inside(self, holder: int, *command: str, **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["nsenter", "-t", str(self.holders[holder]), "-n", *command], **options)
+        return subprocess.Popen(
+            ["nsenter", "-t", str(self.holders[holder]), "-n", *command], **options
+        )
 
-    def boot(self, script: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def boot(
+        self, script: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Run the user-data. `shutdown` is a stand-in: it must never be this machine's own."""
         path = f"{self.bin}:{os.environ['PATH']}:/usr/sbin:/sbin"
         assert shutil.which("shutdown", path=path) == str(self.bin / "shutdown")
-        seen = {"PATH": path, "SRIFT_BASE": str(self.base), "SRIFT_USER": "nobody", "AWS_SECRET_ACCESS_KEY": "leaks"}
+        seen = {
+            "PATH": path,
+            "SRIFT_BASE": str(self.base),
+            "SRIFT_USER": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "leaks",
+        }
         file = self.base / "user-data"
         file.write_text(script)
         with (self.base / "console.txt").open("wb") as console:
@@ -155,7 +171,9 @@ def machine(base: Path) -> Iterator[Machine]:
         for holder, commands in ((0, cable), (1, plug)):
             assert made.inside(holder, "sh", "-ec", commands).wait() == 0
         serving = (sys.executable, str(HERE / "standin" / "cloud.py"), str(folder))
-        cloud = made.inside(0, *serving, "169.254.169.254:80", "10.77.0.1:5000", stdout=subprocess.PIPE)
+        cloud = made.inside(
+            0, *serving, "169.254.169.254:80", "10.77.0.1:5000", stdout=subprocess.PIPE
+        )
         started.append(cloud)
         assert cloud.stdout is not None and cloud.stdout.readline() == b"ready\n"
         yield made

@@ -23,7 +23,16 @@ def answers_of(test: str, world: int, folder: Path) -> list[dict[str, Any]]:
     answers = [folder / str(rank) for rank in range(world)]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", f"tests.local.{test}", str(rank), str(port), str(answer)],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                f"tests.local.{test}",
+                str(rank),
+                str(port),
+                str(answer),
+            ],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )

@@ -37,7 +37,10 @@ RATE = 0.1
 def vector(kind: str, rank: int) -> Tensor:
     """What a rank has: every parameter another size and scale."""
     random = torch.Generator().manual_seed(1 if kind == "parallel" else rank)
-    made = [10.0**place * (0.3 + torch.randn(size, generator=random)) for place, size in enumerate(SIZES)]
+    made = [
+        10.0**place * (0.3 + torch.randn(size, generator=random))
+        for place, size in enumerate(SIZES)
+    ]
     if kind == "parallel":
         made = [(rank + 1) * one for one in made]
     if kind == "orthogonal":
@@ -51,7 +54,9 @@ def reference(vectors: Sequence[FloatArray]) -> FloatArray:
     """One parameter's Adasum over 2^m ranks, by its definition."""
     if len(vectors) == 1:
         return vectors[0]
-    a, b = (reference(some) for some in (vectors[: len(vectors) // 2], vectors[len(vectors) // 2 :]))
+    a, b = (
+        reference(some) for some in (vectors[: len(vectors) // 2], vectors[len(vectors) // 2 :])
+    )
     product, first, second = a @ b, a @ a, b @ b
     return np.asarray((1 - product / (2 * first or 1)) * a + (1 - product / (2 * second or 1)) * b)
 
@@ -62,7 +67,9 @@ class Odd(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 700), torch.nn.Tanh(), torch.nn.Linear(700, 700))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 700), torch.nn.Tanh(), torch.nn.Linear(700, 700)
+        )
         self.scale = torch.nn.Parameter(torch.ones(1))
         self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
         self.wrong = False
@@ -85,7 +92,11 @@ def flat(model: torch.nn.Module) -> Tensor:
 
 
 def optimizer_of(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=RATE) if name == "adasum" else torch.optim.Adam(model.parameters())
+    return (
+        torch.optim.SGD(model.parameters(), lr=RATE)
+        if name == "adasum"
+        else torch.optim.Adam(model.parameters())
+    )
 
 
 def trained(name: str, group: dist.ProcessGroup, *, steps: int = 4, wrong: bool = False) -> Tensor:
@@ -153,7 +164,9 @@ def sparse(group: dist.ProcessGroup) -> None:
 def main(rank: int, port: int, answer: Path) -> None:
     """One rank: all cases in one order."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLDS[-1])
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLDS[-1]
+    )
     groups = {world: dist.new_group(list(range(world))) for world in WORLDS}
     hasty = dist.new_group([0, 1], timeout=timedelta(seconds=2))
     found: dict[Any, Any] = {}
@@ -161,7 +174,9 @@ def main(rank: int, port: int, answer: Path) -> None:
     plain = dist.batch_isend_irecv
 
     def counted(asked: Any) -> Any:
-        sent[0] += sum(one.tensor.numel() * one.tensor.element_size() for one in asked if one.op is dist.isend)
+        sent[0] += sum(
+            one.tensor.numel() * one.tensor.element_size() for one in asked if one.op is dist.isend
+        )
         return plain(asked)
 
     dist.batch_isend_irecv = counted
@@ -198,7 +213,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     answers = [tmp_path_factory.mktemp("ranks") / str(rank) for rank in range(WORLDS[-1])]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.local.test_adasum", str(rank), str(port), str(answer)],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.local.test_adasum",
+                str(rank),
+                str(port),
+                str(answer),
+            ],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
@@ -223,14 +247,20 @@ def test_every_rank_has_the_sum_of_the_definition_of_every_parameter(
 ) -> None:
     given = [by_parameter(vector(kind, rank)) for rank in range(world)]
     found = [one[world, kind] for one in ranks[:world]]
-    assert all(torch.equal(one, found[0]) for one in found), "ranks that differ by a bit drift apart"
+    assert all(torch.equal(one, found[0]) for one in found), (
+        "ranks that differ by a bit drift apart"
+    )
     for place, own in enumerate(by_parameter(found[0])):
         expected = reference([one[place] for one in given])
         assert np.abs(own - expected).max() <= EXACT * np.abs(expected).max()
         if kind == "orthogonal":
-            np.testing.assert_allclose(own, np.sum([one[place] for one in given], axis=0), rtol=EXACT)
+            np.testing.assert_allclose(
+                own, np.sum([one[place] for one in given], axis=0), rtol=EXACT
+            )
         if kind == "parallel":
-            np.testing.assert_allclose(own, np.mean([one[place] for one in given], axis=0), rtol=2 * EXACT)
+            np.testing.assert_allclose(
+                own, np.mean([one[place] for one in given], axis=0), rtol=2 * EXACT
+            )
         if kind == "zeros" and place != 2:
             np.testing.assert_allclose(own, given[1][place], rtol=EXACT)
 
@@ -239,7 +269,9 @@ def test_every_rank_has_the_sum_of_the_definition_of_every_parameter(
 def test_bytes_are_those_of_the_formula(ranks: list[dict[Any, Any]], world: int) -> None:
     formula = adasum_bytes(4.0 * sum(SIZES), len(SIZES), world)
     for one in ranks[:world]:
-        assert one[world, "random", "bytes"] == pytest.approx(formula, abs=8 * world), "halves of odd lengths"
+        assert one[world, "random", "bytes"] == pytest.approx(formula, abs=8 * world), (
+            "halves of odd lengths"
+        )
 
 
 @pytest.mark.parametrize("name", ADASUM)
@@ -259,7 +291,9 @@ def test_steps_of_two_micro_steps_are_those_of_the_definition_with_the_users_own
             optimizer.step()
         sizes = [one.numel() for one in models[0].parameters() if one.requires_grad]
         changes = [by_parameter(flat(one) - begun, sizes) for one in models]
-        combined = np.concatenate([reference([one[at] for one in changes]) for at in range(len(sizes))])
+        combined = np.concatenate(
+            [reference([one[at] for one in changes]) for at in range(len(sizes))]
+        )
         now = begun + torch.from_numpy(combined).float()
         torch.testing.assert_close(expected, now, rtol=0, atol=3e-6)
         for model in models:
@@ -268,7 +302,9 @@ def test_steps_of_two_micro_steps_are_those_of_the_definition_with_the_users_own
 
 
 @pytest.mark.parametrize("name", ADASUM)
-def test_what_is_no_number_at_one_rank_is_none_at_all(ranks: list[dict[Any, Any]], name: str) -> None:
+def test_what_is_no_number_at_one_rank_is_none_at_all(
+    ranks: list[dict[Any, Any]], name: str
+) -> None:
     for one in ranks[:4]:
         begun, ended = one[name, "wrong"][-2:]
         assert begun.isfinite().all() and not ended.isfinite().all()
@@ -284,24 +320,32 @@ def test_what_cannot_be_combined_is_refused(ranks: list[dict[Any, Any]]) -> None
 
 
 @pytest.mark.parametrize("name", ADASUM)
-def test_a_parameter_without_gradient_is_an_error_as_in_ddp(ranks: list[dict[Any, Any]], name: str) -> None:
+def test_a_parameter_without_gradient_is_an_error_as_in_ddp(
+    ranks: list[dict[Any, Any]], name: str
+) -> None:
     assert all(
-        "your module has parameters that were not used in producing loss" in one[name, "unused"] for one in ranks[:2]
+        "your module has parameters that were not used in producing loss" in one[name, "unused"]
+        for one in ranks[:2]
     )
 
 
 def test_a_pair_in_one_process_is_what_two_ranks_have(ranks: list[dict[Any, Any]]) -> None:
-    torch.testing.assert_close(pair(vector("random", 0), vector("random", 1), SIZES), ranks[0][2, "random"])
+    torch.testing.assert_close(
+        pair(vector("random", 0), vector("random", 1), SIZES), ranks[0][2, "random"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("machines", "fitting"), [((1,), "2 devices"), ((1, 1, 1), "2 or 4 devices"), ((4, 2), "4 or 8 devices")]
+    ("machines", "fitting"),
+    [((1,), "2 devices"), ((1, 1, 1), "2 or 4 devices"), ((4, 2), "4 or 8 devices")],
 )
 @pytest.mark.parametrize("name", ADASUM)
 def test_ranks_that_do_not_pair_are_refused_naming_what_fits(
     name: str, machines: tuple[int, ...], fitting: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"{name} on {sum(machines)} device.*take ddp, or {fitting}"):
+    with pytest.raises(
+        ValueError, match=rf"{name} on {sum(machines)} device.*take ddp, or {fitting}"
+    ):
         strategy(name, machines=machines)
     strategy(name, machines=(1, 1, 2))
 

@@ -37,10 +37,14 @@ def exchanged(group: dist.ProcessGroup, machines: tuple[int, ...]) -> dict[str, 
     sent = {"inside": 0, "between": 0}
     plain = dist.all_to_all_single
 
-    def counted(received: Any, mine: torch.Tensor, to: list[int], *others: Any, **named: Any) -> Any:
+    def counted(
+        received: Any, mine: torch.Tensor, to: list[int], *others: Any, **named: Any
+    ) -> Any:
         for rank, many in enumerate(to):
             if rank != own:
-                sent["inside" if rank // machines[0] == own // machines[0] else "between"] += many * mine.element_size()
+                sent["inside" if rank // machines[0] == own // machines[0] else "between"] += (
+                    many * mine.element_size()
+                )
         return plain(received, mine, to, *others, **named)
 
     dist.all_to_all_single = counted
@@ -57,7 +61,9 @@ class Odd(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 700), torch.nn.Tanh(), torch.nn.Linear(700, 700))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 700), torch.nn.Tanh(), torch.nn.Linear(700, 700)
+        )
         self.scale = torch.nn.Parameter(torch.ones(1))
         self.wrong = False
 
@@ -66,7 +72,9 @@ class Odd(torch.nn.Module):
         return outputs * float("nan") if self.wrong else outputs
 
 
-def trained(name: str, group: dist.ProcessGroup, machines: tuple[int, ...], *, wrong: bool = False) -> torch.Tensor:
+def trained(
+    name: str, group: dist.ProcessGroup, machines: tuple[int, ...], *, wrong: bool = False
+) -> torch.Tensor:
     """(weights,) after some steps of a model whose rank 1 goes wrong in the last but one."""
     model = Odd()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -94,7 +102,9 @@ def alone(module: Any) -> str:
 def main(rank: int, port: int, answer: Path) -> None:
     """One rank: all cases in one order."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
+    )
     pair = dist.new_group([0, 1])
     assert dist.group.WORLD is not None
     found: dict[str, Any] = {}
@@ -106,12 +116,17 @@ def main(rank: int, port: int, answer: Path) -> None:
         machines = LAYOUTS["4x1" if name in SERVED else "2x2"]
         found[name] = trained(name, dist.group.WORLD, machines)
         found[f"{name} wrong"] = trained(name, dist.group.WORLD, machines, wrong=True)
-    hasty = {name: dist.new_group([0, 1], timeout=timedelta(seconds=2)) for name in (*COMPRESSED, "ps-1", "ps-2")}
+    hasty = {
+        name: dist.new_group([0, 1], timeout=timedelta(seconds=2))
+        for name in (*COMPRESSED, "ps-1", "ps-2")
+    }
     lost: dict[str, Any] = {}
     for name, group in hasty.items() if rank < 2 else ():
         assert group is not None
         model = Odd()
-        lost[name] = strategy(name, machines=(1, 1))(model, torch.optim.SGD(model.parameters()), group, CPU)
+        lost[name] = strategy(name, machines=(1, 1))(
+            model, torch.optim.SGD(model.parameters()), group, CPU
+        )
     if rank == 0:
         found |= {f"{name} alone": alone(module) for name, module in lost.items()}
     found["ps-2 inside"] = trained("ps-2", dist.group.WORLD, LAYOUTS["2x2"])
@@ -134,8 +149,12 @@ def in_numpy(machines: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], np.ndarra
     for turn in range(ROUNDS):
         total = np.zeros((devices, part))
         for machine in range(len(machines)):
-            summed = sum(gradient(machine * devices + one, turn).double().numpy() for one in range(devices))
-            own = kept[machine] + np.pad(summed, (0, part * devices - VALUES)).reshape(devices, part)
+            summed = sum(
+                gradient(machine * devices + one, turn).double().numpy() for one in range(devices)
+            )
+            own = kept[machine] + np.pad(summed, (0, part * devices - VALUES)).reshape(
+                devices, part
+            )
             for place in range(devices):
                 picked = np.argsort(-np.abs(own[place]))[:count]
                 total[place, picked] += own[place, picked]
@@ -153,16 +172,28 @@ def test_what_every_rank_gets_is_what_the_algorithm_says_and_what_is_not_sent_st
     taking_part = [one[label] for one in ranks[: sum(machines)]]
     expected, left = in_numpy(machines)
     for one in taking_part:
-        assert torch.equal(one["got"], taking_part[0]["got"]), "ranks that differ by a bit drift apart"
+        assert torch.equal(one["got"], taking_part[0]["got"]), (
+            "ranks that differ by a bit drift apart"
+        )
     np.testing.assert_allclose(taking_part[0]["got"].numpy(), expected, atol=1e-5)
-    whole = sum(gradient(rank, turn).double() for rank in range(sum(machines)) for turn in range(ROUNDS))
-    kept = torch.stack([one["kept"].double() for one in taking_part]).view(len(machines), -1).sum(dim=0)[:VALUES]
+    whole = sum(
+        gradient(rank, turn).double() for rank in range(sum(machines)) for turn in range(ROUNDS)
+    )
+    kept = (
+        torch.stack([one["kept"].double() for one in taking_part])
+        .view(len(machines), -1)
+        .sum(dim=0)[:VALUES]
+    )
     np.testing.assert_allclose(kept.numpy(), left, atol=1e-5)
-    np.testing.assert_allclose((taking_part[0]["got"].double().sum(dim=0) + kept).numpy(), whole.numpy(), atol=1e-4)
+    np.testing.assert_allclose(
+        (taking_part[0]["got"].double().sum(dim=0) + kept).numpy(), whole.numpy(), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("label", LAYOUTS)
-def test_bytes_between_machines_are_those_of_the_formula(ranks: list[dict[str, Any]], label: str) -> None:
+def test_bytes_between_machines_are_those_of_the_formula(
+    ranks: list[dict[str, Any]], label: str
+) -> None:
     machines = LAYOUTS[label]
     formula = ROUNDS * sparse_bytes(4 * VALUES, len(machines), machines[0], DENSITY)
     for one in ranks[: sum(machines)]:
@@ -176,7 +207,10 @@ def test_ranks_stay_alike_and_learn_and_one_that_goes_wrong_is_heard_of_by_all(
     ranks: list[dict[str, Any]], name: str
 ) -> None:
     assert all(torch.equal(one[name], ranks[0][name]) for one in ranks)
-    plain, begun = ranks[0]["ddp"], torch.cat([one.detach().flatten() for one in Odd().parameters()])
+    plain, begun = (
+        ranks[0]["ddp"],
+        torch.cat([one.detach().flatten() for one in Odd().parameters()]),
+    )
     assert not torch.equal(ranks[0][name], plain), "nothing was compressed"
     assert (ranks[0][name] - plain).norm() < 0.8 * (begun - plain).norm()
     assert all(not one[f"{name} wrong"].isfinite().all() for one in ranks)
@@ -188,11 +222,15 @@ def test_parameter_servers_make_the_same_step_as_a_ring_and_tell_all_of_what_is_
 ) -> None:
     assert all(torch.equal(one[name], ranks[0][name]) for one in ranks)
     torch.testing.assert_close(ranks[0][name], ranks[0]["ddp"], rtol=1e-5, atol=1e-6)
-    assert all(not one.get(f"{name} wrong", torch.tensor(torch.nan)).isfinite().all() for one in ranks)
+    assert all(
+        not one.get(f"{name} wrong", torch.tensor(torch.nan)).isfinite().all() for one in ranks
+    )
 
 
 @pytest.mark.parametrize("name", [*COMPRESSED, "ps-1", "ps-2"])
-def test_a_rank_whose_peer_does_not_come_is_told_in_time(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_rank_whose_peer_does_not_come_is_told_in_time(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
     assert "Timed out waiting 2000ms" in ranks[0][f"{name} alone"]
 
 

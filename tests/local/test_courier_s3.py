@@ -23,7 +23,11 @@ from tests.local.standin.cloud import serve
 
 pytestmark = pytest.mark.local
 DATA = {"cats/1.jpg": b"x" * 3_000_000, "cats/a+b c&d.txt": b"", "ünïcode.txt": b"u"}
-ADDRESSES = {"aa": "s3://mailbox/srift/data/ab/", "bb": "s3://mailbox/srift/none/", "cc": "s3://nobody/"}
+ADDRESSES = {
+    "aa": "s3://mailbox/srift/data/ab/",
+    "bb": "s3://mailbox/srift/none/",
+    "cc": "s3://nobody/",
+}
 
 
 class Agent:
@@ -36,7 +40,9 @@ class Agent:
         (own / "records" / "a+b:c.json").write_text('{"step_s": 0.1}')
 
     def poll(self) -> int | None:
-        ended = [(self.mailbox / "data" / name).exists() for name in ("aa", "bb.failed", "cc.failed")]
+        ended = [
+            (self.mailbox / "data" / name).exists() for name in ("aa", "bb.failed", "cc.failed")
+        ]
         return 0 if (self.mailbox / "done.json").exists() and all(ended) else None
 
     def end(self) -> None:
@@ -57,7 +63,11 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3(endpoint: str) -> Any:
-    keys = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    keys = {
+        "aws_access_key_id": "AKIAEXAMPLE",
+        "aws_secret_access_key": "s",
+        "region_name": "us-east-1",
+    }
     client = boto3.client("s3", endpoint_url=endpoint, **keys)
     client.create_bucket(Bucket="mailbox")
     return client
@@ -83,7 +93,9 @@ def test_a_lease_is_served_through_s3(
         s3.put_object(Bucket="mailbox", Key=f"srift/data/ab/{name}", Body=content)
     done, asked = b"{}", json.dumps({"data": ADDRESSES}).encode()
     contents = {"node.json": b'{"node": 0, "nodes": 1}', "done.json": done, "data.json": asked}
-    files = {name: hashlib.sha256(contents[name]).hexdigest() for name in ("done.json", "data.json")}
+    files = {
+        name: hashlib.sha256(contents[name]).hexdigest() for name in ("done.json", "data.json")
+    }
     contents["manifest.json"] = json.dumps({"files": files}).encode()
     for name, content in contents.items():
         s3.put_object(Bucket="mailbox", Key=f"{root}/in/{name}", Body=content)
@@ -107,9 +119,16 @@ def test_a_lease_is_served_through_s3(
     names = [one["Key"].partition("/out/")[2] for one in listed]
     assert names == ["booted.json", "data.json", "records/a+b:c.json"]
     folder = directory / "data" / "aa"
-    there = {one.relative_to(folder).as_posix(): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    there = {
+        one.relative_to(folder).as_posix(): one.read_bytes()
+        for one in folder.rglob("*")
+        if one.is_file()
+    }
     assert there == DATA
-    assert "no object is there: `aws s3 ls s3://mailbox/srift/none/`" in (directory / "data" / "bb.failed").read_text()
+    assert (
+        "no object is there: `aws s3 ls s3://mailbox/srift/none/`"
+        in (directory / "data" / "bb.failed").read_text()
+    )
     assert "there is no bucket called nobody" in (directory / "data" / "cc.failed").read_text()
     body = s3.get_object(Bucket="mailbox", Key=f"{root}/out/records/a+b:c.json")["Body"].read()
     assert body == b'{"step_s": 0.1}'

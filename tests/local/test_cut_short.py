@@ -32,7 +32,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     made = Project(tmp_path_factory.mktemp("cut"))
     (made.folder / "jobs").mkdir()
     (made.folder / "tiny.py").write_text(SLOW.replace("{hold!r}", repr(str(made.folder / "hold"))))
-    (made.folder / "srift.toml").write_text(PROJECT.replace("max_minutes = 2.0", "max_minutes = 20.0"))
+    (made.folder / "srift.toml").write_text(
+        PROJECT.replace("max_minutes = 2.0", "max_minutes = 20.0")
+    )
     yield made
     made.end()
 

@@ -20,7 +20,9 @@ AGENT = HERE / "standin" / "confined.py"
 
 @pytest.fixture
 def rented() -> Iterator[Machine]:
-    base = Path(tempfile.mkdtemp(prefix="srift-machine-"))  # pytest's own folders are closed to other users
+    base = Path(
+        tempfile.mkdtemp(prefix="srift-machine-")
+    )  # pytest's own folders are closed to other users
     base.chmod(0o755)
     try:
         with machine(base) as made:
@@ -58,14 +60,22 @@ def test_a_machine_serves_as_a_user_without_rights_and_then_goes_off(rented: Mac
         assert record == {"plan": '{"attempt": 1}'}
         wait_for(lambda: rented.out("heartbeat.json"))
         (rented.folder / "meta-data" / "spot").mkdir()
-        (rented.folder / "meta-data" / "spot" / "instance-action").write_text('{"action": "terminate", "time": "T"}')
+        (rented.folder / "meta-data" / "spot" / "instance-action").write_text(
+            '{"action": "terminate", "time": "T"}'
+        )
         notice = wait_for(lambda: rented.out("notice.json"))
-        assert (notice["kind"], notice["action"], notice["at"]) == ("interruption", "terminate", "T")
+        assert (notice["kind"], notice["action"], notice["at"]) == (
+            "interruption",
+            "terminate",
+            "T",
+        )
         say(rented, plan={"attempt": 1}, done={})
         over(booted)
     finally:
         end(booted)
-    assert rented.shutdowns()[1:] == ["-h now"] * 2, "the courier's own, and one behind it should it fail"
+    assert rented.shutdowns()[1:] == ["-h now"] * 2, (
+        "the courier's own, and one behind it should it fail"
+    )
     assert rented.out("failed.json") is None
     assert not (rented.own / "out" / "secret.json").exists(), "a link to root's file was followed"
 

@@ -48,7 +48,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str) -> It
     (tmp_path / "srift.toml").write_text(PROJECT.replace("usd_per_hour = 0.05", stated))
     (tmp_path / "tiny.py").write_text(SLOW)
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(local_catalogue, "most_cores", lambda: 64.0)  # other hosts of this machine do not matter here
+    monkeypatch.setattr(
+        local_catalogue, "most_cores", lambda: 64.0
+    )  # other hosts of this machine do not matter here
     yield tmp_path
     here(tmp_path).provider.reap(datetime.now(UTC), all_of_them=True)
 
@@ -62,7 +64,10 @@ class Loss:
 
     def watch(self, run_id: str, _done: int, _usd: float | None) -> None:
         assert self.cluster is not None and self.cluster.checkpoints is not None
-        if self.after and len(list((self.cluster.checkpoints / run_id).glob("step-*.json"))) >= self.after:
+        if (
+            self.after
+            and len(list((self.cluster.checkpoints / run_id).glob("step-*.json"))) >= self.after
+        ):
             self.after = 0
             self.cluster.revoke(1)
 
@@ -101,14 +106,27 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     first, second = body["values"]["starts"]
     assert (first["step"], first["nodes"], first["batches"]) == (0, [0, 1], [8, 8])
     assert second["nodes"] == ([0, 1] if outcome == "replaced" else [0])
-    assert (sum(second["batches"]), second["micro_steps"]) == (16, 1 if outcome == "replaced" else 2)
+    assert (sum(second["batches"]), second["micro_steps"]) == (
+        16,
+        1 if outcome == "replaced" else 2,
+    )
     written = body["values"]["checkpoints"]
-    assert second["step"] == max(one["step"] for one in written if one["ended_unix"] < second["began_unix"])
+    assert second["step"] == max(
+        one["step"] for one in written if one["ended_unix"] < second["began_unix"]
+    )
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
     assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
     assert math.isfinite(body["values"]["last_loss"])
     (restart,) = launched(installation.warehouse, "local")[4].to_dict("records")
-    assert restart["outcome"] == outcome and 1 < restart["seconds"] < 60 and restart["restore_bytes"] > 0
+    assert (
+        restart["outcome"] == outcome
+        and 1 < restart["seconds"] < 60
+        and restart["restore_bytes"] > 0
+    )
     machines = mart(installation.warehouse, "machines").sort_values(["node", "number"])
-    assert machines["interrupted"].tolist() == [False, True, *([False] if outcome == "replaced" else [])]
+    assert machines["interrupted"].tolist() == [
+        False,
+        True,
+        *([False] if outcome == "replaced" else []),
+    ]
     assert machines["startup_s"].gt(0).all()

@@ -24,7 +24,9 @@ from tests.world.proof import UNEQUAL, Campaign, Operator, prove
 pytestmark = [pytest.mark.local, pytest.mark.emulated, needs_machines]
 
 
-def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(tmp_path: Path) -> None:
+def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(
+    tmp_path: Path,
+) -> None:
     campaigns = [
         Campaign(market="spot", machines=2, code="repository"),
         Campaign(market="on-demand", machines=2, types=UNEQUAL),
@@ -70,9 +72,13 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
         (near / "large.bin").write_bytes(os.urandom(20_000_000))
         file = tmp_path / "project" / "srift.toml"
         addresses = {"near": "near", "far": f"s3://{world.bucket}/elsewhere"}
-        stated = [f'[workloads.{name}]\ndata = "{data}"\n{OF_DATA}' for name, data in addresses.items()]
+        stated = [
+            f'[workloads.{name}]\ndata = "{data}"\n{OF_DATA}' for name, data in addresses.items()
+        ]
         file.write_text(file.read_text() + "".join(stated))
-        world.client("s3").put_object(Bucket=world.bucket, Key="elsewhere/deep/width.txt", Body=b"xxxx")
+        world.client("s3").put_object(
+            Bucket=world.bucket, Key="elsewhere/deep/width.txt", Body=b"xxxx"
+        )
         for name, value in operator.environment().items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(tmp_path / "project")
@@ -82,14 +88,25 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
         monkeypatch.setattr("tasks.campaign.budget.current_offers", lambda _: offers)
         offer = next(one for one in offers if one.market == "spot")
         runs = [
-            Measurement(kind="train", workload=name, nodes=nodes, batches=(8,) * len(nodes), reason="r", est_s=9.0)
+            Measurement(
+                kind="train",
+                workload=name,
+                nodes=nodes,
+                batches=(8,) * len(nodes),
+                reason="r",
+                est_s=9.0,
+            )
             for name, nodes in (("near", (0, 1)), ("far", (0, 1)), ("sine", (0,)), ("near", (1,)))
         ]
-        launch = Launch(cluster=Cluster.of((2, offer)), items=tuple(runs), est_s=60.0, est_usd=0.01, reason="r")
+        launch = Launch(
+            cluster=Cluster.of((2, offer)), items=tuple(runs), est_s=60.0, est_usd=0.01, reason="r"
+        )
         tally = Tally(cap_usd=5.0, stop_at=time.monotonic() + 200.0, refresh_id="r")
         served = serve_launch.fn(workspace, launch, "r-00", tally)
         tally.add(served, collect.fn(workspace, "r", datetime.now(UTC)), load_s=0.0)
-        stored = world.client("s3").list_objects_v2(Bucket=world.bucket, Prefix="srift/data/")["Contents"]
+        stored = world.client("s3").list_objects_v2(Bucket=world.bucket, Prefix="srift/data/")[
+            "Contents"
+        ]
         assert world.faults() == [] and world.alive() == []
     records = workspace.warehouse.select("raw_records").set_index("run_id")
     bodies = {run_id: json.loads(body) for run_id, body in records["body"].items()}
@@ -99,7 +116,8 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
     assert {bodies[f"r-00-00{n}"]["values"]["parameters"] for n in (0, 3)} == {3 + 1}
     failed = bodies["r-00-001"]
     assert (
-        "the machines' role may not list or read them (AccessDenied)" in failed["reason"] and failed["cause"] == "data"
+        "the machines' role may not list or read them (AccessDenied)" in failed["reason"]
+        and failed["cause"] == "data"
     )
     assert list(tally.lacking) == ["far"] and workspace.provider.ended() == []
     assert sorted(one["Size"] for one in stored) == [3, 20_000_000]

@@ -88,7 +88,11 @@ def build(width: int = 128):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    wait_for(lambda: not hosts(), 60.0, lambda: f"another controller holds this machine's cores: {list(hosts())}")
+    wait_for(
+        lambda: not hosts(),
+        60.0,
+        lambda: f"another controller holds this machine's cores: {list(hosts())}",
+    )
     made = Project(tmp_path_factory.mktemp("stranger"))
     (made.folder / "jobs").mkdir()
     (made.folder / "jobs" / "mine.py").write_text(OWN_WORKLOAD)
@@ -98,7 +102,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 
 def files(project: Project) -> set[str]:
-    return {str(path.relative_to(project.folder)) for path in project.folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(project.folder))
+        for path in project.folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def rows(project: Project, query: str) -> list[tuple[Any, ...]]:
@@ -110,7 +118,10 @@ def rows(project: Project, query: str) -> list[tuple[Any, ...]]:
 def test_a_dry_run_says_what_would_be_bought_and_writes_nothing(project: Project) -> None:
     before = files(project)
     launches = project.json("refresh", "--dry-run")
-    assert {item["workload"] for launch in launches for item in launch["items"]} >= {"mine", "broader"}
+    assert {item["workload"] for launch in launches for item in launch["items"]} >= {
+        "mine",
+        "broader",
+    }
     assert all(launch["est_usd"] > 0 for launch in launches)
     assert files(project) == before
     assert left_over(project.home) == []
@@ -126,22 +137,33 @@ def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
     assert {row[:2] for row in firsts} == wanted
     assert {row[2] for row in firsts} == {"recommended"}, firsts
     assert all(row[3] > 0 for row in firsts)
-    assert not rows(project, "select 1 from recommendations where provider <> 'local' or model_version <> '1'")
+    assert not rows(
+        project, "select 1 from recommendations where provider <> 'local' or model_version <> '1'"
+    )
     count = rows(project, "select count(*) from recommendations")[0][0]
     assert len(pd.read_parquet((project.home / "published") / "recommendations.parquet")) == count
     with ((project.home / "published") / "recommendations.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == count
     with duckdb.connect(str(project.home / "warehouse.duckdb"), read_only=True) as connection:
-        assert connection.execute("select count(*) from raw_leases where outcome <> 'released'").fetchall() == [(0,)]
-        records = connection.execute("select kind, status, json_array_length(body, '$.item.nodes') from raw_records")
+        assert connection.execute(
+            "select count(*) from raw_leases where outcome <> 'released'"
+        ).fetchall() == [(0,)]
+        records = connection.execute(
+            "select kind, status, json_array_length(body, '$.item.nodes') from raw_records"
+        )
         runs = [(str(kind), str(status), int(nodes)) for kind, status, nodes in records.fetchall()]
     assert {status for _, status, _ in runs} == {"measured"}, runs
     assert {kind for kind, _, _ in runs} >= {"profile", "train"}
     if ISOLATION.namespaces and not SHARES.why_not:
-        assert {nodes for kind, _, nodes in runs if kind == "train"} >= {1, 2}, "no hosts trained together"
+        assert {nodes for kind, _, nodes in runs if kind == "train"} >= {1, 2}, (
+            "no hosts trained together"
+        )
     project.nothing_is_left()
     assert not list((project.home / "leases").glob("*/")), "a lease was not loaded and forgotten"
-    assert {name for name in files(project) if not name.startswith("state/")} == {"srift.toml", "jobs/mine.py"}
+    assert {name for name in files(project) if not name.startswith("state/")} == {
+        "srift.toml",
+        "jobs/mine.py",
+    }
 
 
 def test_the_table_is_read_and_the_champion_asked(project: Project) -> None:
@@ -150,14 +172,20 @@ def test_the_table_is_read_and_the_champion_asked(project: Project) -> None:
     asked = project.json("recommend", "mine", "--deadline", "2h", "--top", "2")
     assert {row["goal"] for row in asked} == {"cheapest_within_deadline"}
     assert asked[0]["status"] == "recommended" and asked[0]["p_meets_constraint"] >= 0.9
-    mine = next(row for row in table if row["workload"] == "mine" and row["goal"] == asked[0]["goal"])
-    assert asked[0]["cluster"] == mine["cluster"], "the same champion, prices and question gave another answer"
+    mine = next(
+        row for row in table if row["workload"] == "mine" and row["goal"] == asked[0]["goal"]
+    )
+    assert asked[0]["cluster"] == mine["cluster"], (
+        "the same champion, prices and question gave another answer"
+    )
 
 
 def test_status_and_reap_find_nothing_left(project: Project) -> None:
     status = project.json("status")
     assert status["at_work"] is None and status["leases"] == []
-    assert [one for one in status["stale"] if not one.startswith("model version")] == []  # a short campaign's may err
+    assert [
+        one for one in status["stale"] if not one.startswith("model version")
+    ] == []  # a short campaign's may err
     assert status["published"]["model_version"] == "1"
     assert project.json("reap") == {"ended": [], "not_swept": {}}
 
@@ -169,5 +197,7 @@ def test_a_refresh_without_dollars_measures_nothing_and_publishes_anew(project: 
     assert known(project.home) == measured
     publications = rows(project, "select distinct publication_id from recommendation_history")
     assert len(publications) == 2
-    assert rows(project, "select distinct publication_id from recommendations") == [(outcome["refresh_id"],)]
+    assert rows(project, "select distinct publication_id from recommendations") == [
+        (outcome["refresh_id"],)
+    ]
     project.nothing_is_left()

@@ -93,10 +93,17 @@ def here(project: Path) -> Workspace:
     return Workspace(settings=settings, warehouse=warehouse, provider=provider)
 
 
-def job(installation: Workspace, count: int, runs: dict[str, dict[str, Any]], text: str = TINY) -> Job:
+def job(
+    installation: Workspace, count: int, runs: dict[str, dict[str, Any]], text: str = TINY
+) -> Job:
     """Short runs of the tiny workload, whose file is `text`, on `count` hosts, each changed as `runs` says."""
     content = text.encode()
-    spec = WorkloadFile(name="tiny", digest=digest_of(content, "build", {}), file="workloads/tiny.py", function="build")
+    spec = WorkloadFile(
+        name="tiny",
+        digest=digest_of(content, "build", {}),
+        file="workloads/tiny.py",
+        function="build",
+    )
     item = Item(
         run_id="",
         kind="train",
@@ -143,7 +150,9 @@ class Accident:
                 yield self.cluster
 
         monkeypatch.setattr(LocalProvider, "acquire", acquired)
-        return serve(installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=self.watch)
+        return serve(
+            installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=self.watch
+        )
 
 
 def kill_a_rank(cluster: LocalCluster) -> None:
@@ -161,11 +170,18 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(
 ) -> None:
     installation = here(project)
     accident = Accident(killed=kill_a_rank, revoked=lambda cluster: cluster.revoke(1))
-    asked = job(installation, 2, {"before": {}, "killed": ENDLESS, "between": {}, "revoked": ENDLESS, "after": {}})
+    asked = job(
+        installation,
+        2,
+        {"before": {}, "killed": ENDLESS, "between": {}, "revoked": ENDLESS, "after": {}},
+    )
     served = accident.serve(installation, asked, monkeypatch)
     reasons = {row["run_id"]: row["reason"] for row in served.rows}
     assert set(reasons) == {"killed", "revoked"}, served.outcome
-    assert "its rank was killed (SIGKILL)" in reasons["killed"] and "revoked on request" in reasons["revoked"]
+    assert (
+        "its rank was killed (SIGKILL)" in reasons["killed"]
+        and "revoked on request" in reasons["revoked"]
+    )
     assert left_over(installation.home) == []
     collect.fn(installation, "r", datetime.now(UTC))
     assert known(installation.home) == {
@@ -183,7 +199,11 @@ def test_what_does_not_need_a_revoked_host_is_measured_on_the_one_that_is_left(
     installation = here(project)
     accident = Accident(revoked=lambda cluster: cluster.revoke(0))  # where all ranks meet
     alone = {"nodes": [1], "batches": [8]}
-    asked = job(installation, 2, {"before": {}, "revoked": ENDLESS, "alone": alone, "both": {}, "alone-too": alone})
+    asked = job(
+        installation,
+        2,
+        {"before": {}, "revoked": ENDLESS, "alone": alone, "both": {}, "alone-too": alone},
+    )
     served = accident.serve(installation, asked, monkeypatch)
     assert served.recorded == {"before", "alone", "alone-too"}, served.outcome
     assert [(row["run_id"], row["status"]) for row in served.rows] == [("revoked", "interrupted")]
@@ -191,7 +211,9 @@ def test_what_does_not_need_a_revoked_host_is_measured_on_the_one_that_is_left(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own takes root")
-def test_a_full_disk_loses_nothing_that_was_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing_that_was_reported(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     installation = here(project)
     disk = installation.home / "leases"
     disk.mkdir()
@@ -200,14 +222,19 @@ def test_a_full_disk_loses_nothing_that_was_reported(project: Path, monkeypatch:
         pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
 
     def fill(cluster: LocalCluster) -> None:
-        with pytest.raises(OSError, match="No space"), (cluster.mailbox / "filler").open("wb", buffering=0) as file:
+        with (
+            pytest.raises(OSError, match="No space"),
+            (cluster.mailbox / "filler").open("wb", buffering=0) as file,
+        ):
             while True:
                 file.write(b"x" * 4096)
 
     try:
         monkeypatch.setattr(mailbox, "SILENT_AFTER_S", 5.0)
         asked = job(
-            installation, 1, {"before": {}, "unreported": {"least_steps": 2_000, "most_steps": 2_000}, "after": {}}
+            installation,
+            1,
+            {"before": {}, "unreported": {"least_steps": 2_000, "most_steps": 2_000}, "after": {}},
         )
         served = Accident(unreported=fill).serve(installation, asked, monkeypatch)
         assert "free some space" in served.outcome, served.outcome
@@ -218,16 +245,19 @@ def test_a_full_disk_loses_nothing_that_was_reported(project: Path, monkeypatch:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-READS = TINY.replace("def build():", "def build(data):\n    width = len(Path(data, 'width.txt').read_text())").replace(
-    "16", "width"
-)
+READS = TINY.replace(
+    "def build():", "def build(data):\n    width = len(Path(data, 'width.txt').read_text())"
+).replace("16", "width")
 
 
-def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_own_runs_alone(project: Path) -> None:
+def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_own_runs_alone(
+    project: Path,
+) -> None:
     (project / "reads.py").write_text(f"from pathlib import Path\n{READS}")
     of_tiny = PROJECT.partition("[workloads.tiny]")[2]
     stated = [
-        f"[workloads.{name}]\ndata = '{name}'{of_tiny.replace('tiny.py', 'reads.py')}" for name in ("near", "gone")
+        f"[workloads.{name}]\ndata = '{name}'{of_tiny.replace('tiny.py', 'reads.py')}"
+        for name in ("near", "gone")
     ]
     (project / "srift.toml").write_text(PROJECT + "".join(stated))
     for name in ("near", "gone"):
@@ -246,9 +276,16 @@ def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_ow
     served = serve_launch.fn(installation, launch, "r-00", tally)
     tally.add(served, collect.fn(installation, "r", datetime.now(UTC)), load_s=0.0)
     assert served.outcome == "finished", served.outcome
-    assert known(installation.home) == {"r-00-000": "failed", "r-00-001": "measured", "r-00-002": "measured"}
+    assert known(installation.home) == {
+        "r-00-000": "failed",
+        "r-00-001": "measured",
+        "r-00-002": "measured",
+    }
     [row] = served.rows
-    assert row["reason"].startswith(f"no folder {project / 'gone'}") and row["setup"]["workload"] == "gone"
+    assert (
+        row["reason"].startswith(f"no folder {project / 'gone'}")
+        and row["setup"]["workload"] == "gone"
+    )
     assert list(tally.lacking) == ["gone"]
     records = installation.warehouse.select("raw_records").set_index("run_id")
     body = json.loads(records.loc["r-00-001", "body"])

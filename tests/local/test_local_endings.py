@@ -40,7 +40,9 @@ def test_whatever_ends_a_lease_nothing_is_left_but_the_mailbox(
 ) -> None:
     with (
         pytest.raises(failure),
-        local.acquire(cluster(local, "narrow"), lease_id="broken", deadline_s=60, seed=1) as running,
+        local.acquire(
+            cluster(local, "narrow"), lease_id="broken", deadline_s=60, seed=1
+        ) as running,
     ):
         ready(running)
         assert [lease.lease_id for lease in local.leases()] == ["broken"]
@@ -59,25 +61,45 @@ def test_whatever_ends_a_lease_nothing_is_left_but_the_mailbox(
     ("part", "name", "error", "message"),
     [
         ("shares", "add", PermissionError(1, "Operation not permitted"), "not permitted"),
-        ("store", "write", OSError(28, "No space left on device"), r"nothing was started.*No space"),
+        (
+            "store",
+            "write",
+            OSError(28, "No space left on device"),
+            r"nothing was started.*No space",
+        ),
     ],
 )
 def test_hosts_that_cannot_start_leave_nothing(
-    local: LocalProvider, monkeypatch: pytest.MonkeyPatch, part: str, name: str, error: OSError, message: str
+    local: LocalProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    name: str,
+    error: OSError,
+    message: str,
 ) -> None:
     def refuse(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(type(getattr(local, part)), name, refuse)
     lone = cluster(local, "narrow")
-    with pytest.raises(ProviderError, match=message), local.acquire(lone, lease_id="stillborn", deadline_s=60, seed=1):
+    with (
+        pytest.raises(ProviderError, match=message),
+        local.acquire(lone, lease_id="stillborn", deadline_s=60, seed=1),
+    ):
         pass
-    assert left_over(local) == [] and local.leases() == [] and local.ended() == [] and local.store.ids() == []
+    assert (
+        left_over(local) == []
+        and local.leases() == []
+        and local.ended() == []
+        and local.store.ids() == []
+    )
 
 
 @needs_network
 def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: LocalProvider) -> None:
-    with local.acquire(cluster(local, "narrow", "wide"), lease_id="fate", deadline_s=60, seed=1) as running:
+    with local.acquire(
+        cluster(local, "narrow", "wide"), lease_id="fate", deadline_s=60, seed=1
+    ) as running:
         ready(running)
         running.revoke(1)
         first, second = running.nodes()
@@ -88,7 +110,11 @@ def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: Loca
         job.with_suffix(".beside").rename(job)  # or the agent may read half of it
         wait_for(lambda: not running.nodes()[0].alive)
         left = running.nodes()[0]
-        assert not left.interrupted and "exit status 3" in left.reason and "leaving as asked" in left.reason
+        assert (
+            not left.interrupted
+            and "exit status 3" in left.reason
+            and "leaving as asked" in left.reason
+        )
         running.revoke(0)
         assert not running.nodes()[0].interrupted, "what had ended by itself was not revoked"
     assert left_over(local) == []
@@ -105,7 +131,9 @@ def test_the_spot_market_takes_hosts_away(local: LocalProvider) -> None:
 
 
 @needs_network
-def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(local: LocalProvider) -> None:
+def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(
+    local: LocalProvider,
+) -> None:
     pair = cluster(local, "wide", "narrow")
     with local.acquire(pair, lease_id="none", deadline_s=60, seed=1) as running:
         ready(running)
@@ -137,7 +165,9 @@ def test_a_host_that_starts_while_the_one_before_is_being_ended_is_not_ended_wit
         threading.Event().wait(0.5)
         return members(group)
 
-    with local.acquire(cluster(local, "wide", "replaced"), lease_id="race", deadline_s=60, seed=1) as running:
+    with local.acquire(
+        cluster(local, "wide", "replaced"), lease_id="race", deadline_s=60, seed=1
+    ) as running:
         ready(running)
         monkeypatch.setattr("tasks.providers.local.cluster.members", late)
         ending = threading.Thread(target=running.revoke, args=(1,))
@@ -151,7 +181,9 @@ def test_a_host_that_starts_while_the_one_before_is_being_ended_is_not_ended_wit
     assert left_over(local) == []
 
 
-def test_two_controllers_share_the_machine_until_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_controllers_share_the_machine_until_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy = sum(mark.cores for mark in hosts())
     monkeypatch.setattr(local_catalogue, "most_cores", lambda: busy + 1.5 * SHARE)
     one, other = provider(tmp_path / "one"), provider(tmp_path / "other")
@@ -205,7 +237,9 @@ with local.acquire(Cluster(members=tuple(members)), lease_id="orphan", deadline_
 """
 
 
-def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(local: LocalProvider, tmp_path: Path) -> None:
+def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(
+    local: LocalProvider, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", CONTROLLER, str(tmp_path), str(HERE.parent.parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
         assert controller.stdout is not None
@@ -244,7 +278,9 @@ def test_processes_that_no_lease_tells_of_are_ended(local: LocalProvider) -> Non
         assert "lost" in sentence and left_over(local) == []
 
 
-def test_a_loopback_host_runs_alone_and_its_orphans_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loopback_host_runs_alone_and_its_orphans_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local_catalogue, "most_cores", lambda: 64.0)
     local = provider(tmp_path, "none")
     with (
@@ -252,7 +288,9 @@ def test_a_loopback_host_runs_alone_and_its_orphans_are_found(tmp_path: Path, mo
         local.acquire(cluster(local, "narrow", "narrow"), lease_id="pair", deadline_s=60, seed=1),
     ):
         pass
-    with local.acquire(cluster(local, "narrow"), lease_id="alone", deadline_s=60, seed=1) as running:
+    with local.acquire(
+        cluster(local, "narrow"), lease_id="alone", deadline_s=60, seed=1
+    ) as running:
         assert ready(running)[0]["address"] == "127.0.0.1"
         with (
             pytest.raises(NoCapacity, match="one at a time"),

@@ -29,12 +29,16 @@ pytestmark = pytest.mark.local
 
 @needs_network
 @pytest.mark.parametrize("kind", ["root", "user"])
-def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(local: LocalProvider, kind: str) -> None:
+def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(
+    local: LocalProvider, kind: str
+) -> None:
     if kind == "root" and ISOLATION.kind != "root":
         pytest.skip("not root")
     local.isolation = Isolation(kind=kind)
     before = links()
-    with local.acquire(cluster(local, "narrow", "wide"), lease_id="pair", deadline_s=60, seed=1) as running:
+    with local.acquire(
+        cluster(local, "narrow", "wide"), lease_id="pair", deadline_s=60, seed=1
+    ) as running:
         assert [one["links"] for one in ready(running)] == [["lo", "eth0"], ["lo", "eth0"]]
         assert links() == before, "something of ours stands in the machine's own network"
         there = best(lambda: rate_gbps(running, 0, 1), enough=0.17)
@@ -61,7 +65,9 @@ def test_a_share_is_in_force_between_settle_and_unsettle_only(local: LocalProvid
 
 @needs_quota
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
-def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(local: LocalProvider) -> None:
+def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(
+    local: LocalProvider,
+) -> None:
     def cores() -> list[set[int]]:
         groups = [local.shares.group(running._name(index)) for index in range(2)]
         return [
@@ -83,7 +89,10 @@ def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(local: L
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
 def test_an_ordinary_users_whole_core_is_a_core_of_its_own(local: LocalProvider) -> None:
     local.shares = local_cpu.Affinity("as an ordinary user")
-    local._specs |= {"whole": instance_type(cores=1.0), "all": instance_type(cores=float(os.cpu_count() or 1))}
+    local._specs |= {
+        "whole": instance_type(cores=1.0),
+        "all": instance_type(cores=float(os.cpu_count() or 1)),
+    }
     with local.acquire(cluster(local, "whole"), lease_id="whole", deadline_s=60, seed=1) as running:
         assert ready(running)[0]["cores"] == 1
         with (
@@ -99,4 +108,6 @@ def test_nothing_of_the_controllers_settings_and_credentials_reaches_a_host(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not for you")
     monkeypatch.setenv("SRIFT_HOME", "nor this")
     with local.acquire(cluster(local, "narrow"), lease_id="bare", deadline_s=60, seed=1) as running:
-        assert not [name for name in ready(running)[0]["environment"] if name.startswith(("AWS_", "SRIFT_"))]
+        assert not [
+            name for name in ready(running)[0]["environment"] if name.startswith(("AWS_", "SRIFT_"))
+        ]

@@ -94,18 +94,28 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
     settings = installation.settings
     [(name, why)] = not_installable(settings).items()
     torch = f"torch {torch_version().partition('+')[0]}"
-    clash = (
-        f"requirements of workload clash clash with {torch}, which the machines have: ancient 1.0 depends on torch<2"
-    )
+    clash = f"requirements of workload clash clash with {torch}, which the machines have: ancient 1.0 depends on torch<2"
     assert (name, why) == ("clash", clash)
     files = {name: settings.travelling(name) for name in ("repo", "clash")}
-    at_home = replace(files["repo"][0], environment=str(environment_at(settings.home, files["repo"][0])))
+    at_home = replace(
+        files["repo"][0], environment=str(environment_at(settings.home, files["repo"][0]))
+    )
     # as a rented machine does it, whose disk is another: the host installs the wheel that travelled
     itself = replace(files["repo"][0], name="itself", env={"WORD": "hello", "AGAIN": "1"})
-    itself = replace(itself, digest=files["repo"][1].digest(files["repo"][1].read(), "build", {}, env=itself.env))
+    itself = replace(
+        itself, digest=files["repo"][1].digest(files["repo"][1].read(), "build", {}, env=itself.env)
+    )
     specs = [files["clash"], (at_home, files["repo"][1]), (itself, files["repo"][1])]
     items = [
-        Item(run_id=spec.name, kind="train", nodes=[0], workload=spec.name, batches=[8], least_steps=4, most_s=1.0)
+        Item(
+            run_id=spec.name,
+            kind="train",
+            nodes=[0],
+            workload=spec.name,
+            batches=[8],
+            least_steps=4,
+            most_s=1.0,
+        )
         for spec, _ in specs
     ]
     asked = Job(
@@ -118,7 +128,9 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
         seed=1,
         deadline_s=240.0,
     )
-    served = serve(installation.provider, asked, stop_at=time.monotonic() + 200.0, watch=lambda *_: None)
+    served = serve(
+        installation.provider, asked, stop_at=time.monotonic() + 200.0, watch=lambda *_: None
+    )
     assert (served.recorded, served.rows) == ({"repo", "itself", "clash"}, []), served.outcome
     collect.fn(installation, "r", datetime.now(UTC))
     assert known(installation.home) == {"repo": "measured", "itself": "measured", "clash": "failed"}

@@ -15,7 +15,14 @@ from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.network import PATH
 from tests.benchmarks.placement import Hosts, rewired
 from tests.fakes import job_of
-from tests.local.hosts import ISOLATION, cluster, left_over, needs_network, needs_quota, real_provider
+from tests.local.hosts import (
+    ISOLATION,
+    cluster,
+    left_over,
+    needs_network,
+    needs_quota,
+    real_provider,
+)
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 RACK = (0, 1, 0, 1)
@@ -32,7 +39,16 @@ def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(
     def go(running: LocalCluster) -> None:
         assert running._switch is not None
         user = ("-U", "--preserve-credentials") if ISOLATION.kind == "user" else ()
-        inside = ("nsenter", "-t", str(running._switch.pid), *user, "-n", "sh", "-c", rewired(hosts))
+        inside = (
+            "nsenter",
+            "-t",
+            str(running._switch.pid),
+            *user,
+            "-n",
+            "sh",
+            "-c",
+            rewired(hosts),
+        )
         subprocess.run(inside, check=True, env={"PATH": PATH})
         plain(running)
 
@@ -44,7 +60,9 @@ def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(
     assert seen.mailbox is not None and seen.recorded == {"r"}, seen.outcome
     values = json.loads((seen.mailbox / "node-0/records/r.json").read_text())["values"]
     order = values["rank_order"]
-    assert sum(RACK[order[place]] != RACK[order[(place + 1) % 4]] for place in range(4)) == 2, values
+    assert sum(RACK[order[place]] != RACK[order[(place + 1) % 4]] for place in range(4)) == 2, (
+        values
+    )
     assert "fewer seconds of communication" in values["rank_order_reason"] and values["pairs_s"] > 0
     byte_s = values["pairs"]["byte_s"][0]
     assert byte_s[0][1] > 3 * byte_s[0][2], "the link between racks is a tenth of a host's"

@@ -58,7 +58,9 @@ def trained(name: str, kind: str, group: dist.ProcessGroup) -> tuple[torch.Tenso
     found = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * dist.get_rank(group) + step))
+        inputs = torch.randn(
+            8, 16, generator=torch.Generator().manual_seed(10 * dist.get_rank(group) + step)
+        )
         module(inputs).square().mean().backward()
         optimizer.step()
         for held in optimizer.param_groups:
@@ -66,13 +68,20 @@ def trained(name: str, kind: str, group: dist.ProcessGroup) -> tuple[torch.Tenso
         found.append(torch.cat([one.detach().flatten() for one in model.parameters()]))
     inner = getattr(optimizer.step, "__self__", optimizer)
     states = getattr(inner, "optim", inner).state.values()
-    values = sum(one.numel() for state in states for one in state.values() if torch.is_tensor(one) and one.dim())
+    values = sum(
+        one.numel()
+        for state in states
+        for one in state.values()
+        if torch.is_tensor(one) and one.dim()
+    )
     return torch.stack(found), values
 
 
 def main(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
+    )
     reversed_ranks = dist.new_group([*range(WORLD)][::-1], sort_ranks=False)
     found: dict[Any, Any] = {(kind, one): trained(one, kind, dist.group.WORLD) for kind in KINDS
                              for one in ("ddp", "zero1")}  # fmt: skip
@@ -87,7 +96,9 @@ def main(rank: int, port: int, folder: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_have_the_bits_of_plain_steps_and_each_rank_holds_a_share_of_the_states(tmp_path: Path) -> None:
+def test_weights_have_the_bits_of_plain_steps_and_each_rank_holds_a_share_of_the_states(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,6 +110,10 @@ def test_weights_have_the_bits_of_plain_steps_and_each_rank_holds_a_share_of_the
         for found in ranks:
             assert torch.equal(found[kind, "zero1"][0], plain), kind
         shares = [found[kind, "zero1"][1] for found in ranks]
-        assert sum(shares) == whole and max(shares) < 0.6 * whole, "the largest weight has over a third of all"
+        assert sum(shares) == whole and max(shares) < 0.6 * whole, (
+            "the largest weight has over a third of all"
+        )
     assert torch.allclose(ranks[0]["reversed"][0], ranks[1]["reversed"][0])
-    assert all("zero1: no Odd can be made of this one's groups" in found["refused"] for found in ranks)
+    assert all(
+        "zero1: no Odd can be made of this one's groups" in found["refused"] for found in ranks
+    )

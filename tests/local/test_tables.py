@@ -28,7 +28,10 @@ class Words(nn.Module):
     def __init__(self, *, computed: bool = False, twice: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.kind = nn.Embedding(50, 6, padding_idx=0), nn.EmbeddingBag(9, 6, mode="sum")
+        self.words, self.kind = (
+            nn.Embedding(50, 6, padding_idx=0),
+            nn.EmbeddingBag(9, 6, mode="sum"),
+        )
         self.deep = nn.Sequential(nn.EmbeddingBag(30, 4, mode="mean"))
         self.fixed = nn.Embedding(7, 3).requires_grad_(False)
         self.head = nn.Sequential(nn.Linear(19, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 1))
@@ -36,11 +39,21 @@ class Words(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         words = inputs["words"] + 0 if self.computed else inputs["words"]
-        many = [self.words(words).mean(dim=1), self.kind(inputs["others"][:, 0]), self.deep(inputs["others"][:, 1, :2])]
+        many = [
+            self.words(words).mean(dim=1),
+            self.kind(inputs["others"][:, 0]),
+            self.deep(inputs["others"][:, 1, :2]),
+        ]
         if self.twice:
             many[0] = many[0] + self.words(words).sum(dim=1)
         found: Tensor = self.head(
-            torch.cat([*many, self.fixed(input=inputs["words"][:, 0] % 7 if self.computed else inputs["one"])], 1)
+            torch.cat(
+                [
+                    *many,
+                    self.fixed(input=inputs["words"][:, 0] % 7 if self.computed else inputs["one"]),
+                ],
+                1,
+            )
         )
         return found.squeeze(1) * (torch.nan if self.wrong else 1.0)
 
@@ -60,7 +73,9 @@ def trained(name: str, sizes: tuple[int, ...], **odd: Any) -> dict[str, Any]:
     if rank:
         with torch.no_grad():
             model.words.weight.add_(1.0)  # all begin with the first rank's
-    optimizer = torch.optim.Adagrad([one for one in model.parameters() if one.requires_grad], lr=RATE)
+    optimizer = torch.optim.Adagrad(
+        [one for one in model.parameters() if one.requires_grad], lr=RATE
+    )
     everything = {**dict(model.named_parameters())}
     module = strategy(name, machines=(1,) * WORLD)(model, optimizer, group, CPU)
     scale = WORLD * sizes[rank] / sum(sizes) / 2
@@ -89,7 +104,9 @@ def uneven() -> None:
     group = dist.group.WORLD
     assert group is not None
     model = Words()
-    module = strategy("tables", machines=(1,) * WORLD)(model, torch.optim.SGD(model.parameters()), group, CPU)
+    module = strategy("tables", machines=(1,) * WORLD)(
+        model, torch.optim.SGD(model.parameters()), group, CPU
+    )
     given = batch(dist.get_rank(), 0, 4)
     module(given | {"words": given["words"][:, : 4 + (dist.get_rank() == 1)]})
 
@@ -107,7 +124,9 @@ def changing() -> None:
     group = dist.group.WORLD
     assert group is not None
     model = Words()
-    module = strategy("tables", machines=(1,) * WORLD)(model, torch.optim.SGD(model.parameters()), group, CPU)
+    module = strategy("tables", machines=(1,) * WORLD)(
+        model, torch.optim.SGD(model.parameters()), group, CPU
+    )
     for samples in (4, 3):
         module(batch(dist.get_rank(), 0, samples))
 
@@ -115,8 +134,12 @@ def changing() -> None:
 def main(rank: int, port: int, answer: Path) -> None:
     """One rank: all cases in one order."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
-    dist.new_group([0, 1])  # as of a launch that serves fewer machines too: ranks are in different numbers of groups
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
+    )
+    dist.new_group(
+        [0, 1]
+    )  # as of a launch that serves fewer machines too: ranks are in different numbers of groups
     found: dict[str, Any] = {}
     for label, sizes in SAMPLES.items():
         for name in ("ddp", "tables"):
@@ -139,7 +162,9 @@ def test_a_step_is_that_of_plain_data_parallelism_and_each_table_lies_on_one_ran
 ) -> None:
     plain = ranks[0][f"ddp {label}"]["weights"]
     owners = ranks[0][f"tables {label}"]["owners"]
-    assert set(owners) == ({0, 1, 2} if label == "equal" else {0}), "the smallest batch has all tables"
+    assert set(owners) == ({0, 1, 2} if label == "equal" else {0}), (
+        "the smallest batch has all tables"
+    )
     seen: dict[str, int] = {}
     for one in ranks:
         for path, weight in one[f"tables {label}"]["weights"].items():
@@ -157,17 +182,25 @@ def test_what_cannot_be_looked_up_beforehand_is_refused_by_all_with_the_table_s_
     ranks: list[dict[str, Any]],
 ) -> None:
     for one in ranks:
-        assert one["computed"].startswith("ValueError: tables: words is given what the model computes")
+        assert one["computed"].startswith(
+            "ValueError: tables: words is given what the model computes"
+        )
         assert one["twice"].startswith("ValueError: tables: words is asked 2 times in a step")
-        assert one["changing"].startswith("ValueError: tables: words is given a part of (3, 5) numbers, and of (4, 5)")
-        assert one["uneven"].startswith("ValueError: tables: words is given indices of (4, 4) on rank 0, of (4, 5) on")
+        assert one["changing"].startswith(
+            "ValueError: tables: words is given a part of (3, 5) numbers, and of (4, 5)"
+        )
+        assert one["uneven"].startswith(
+            "ValueError: tables: words is given indices of (4, 4) on rank 0, of (4, 5) on"
+        )
         assert one["hooked"].startswith("ValueError: tables: a hook of the optimizer's steps")
 
 
 def test_offsets_are_refused_with_the_table_s_name_however_they_are_given() -> None:
     seat = _Seat("bags", 4, True)
     for given in ({"offsets": torch.zeros(1)}, {"per_sample_weights": torch.ones(2, 3)}):
-        with pytest.raises(ValueError, match="tables: bags is given offsets or weights beside indices; take ddp"):
+        with pytest.raises(
+            ValueError, match="tables: bags is given offsets or weights beside indices; take ddp"
+        ):
             seat(torch.ones(2, 3, dtype=torch.long), **given)
     with pytest.raises(ValueError, match="asked twice"):
         seat(torch.ones(2, 3, dtype=torch.long), None, per_sample_weights=None)

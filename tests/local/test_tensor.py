@@ -72,10 +72,15 @@ class Padded(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, activation="gelu")
-        self.layers = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(16), enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(
+            layer, 2, norm=nn.LayerNorm(16), enable_nested_tensor=False
+        )
         self.other = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
         self.last = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0), 1, norm=Doubled(16), enable_nested_tensor=False
+            nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0),
+            1,
+            norm=Doubled(16),
+            enable_nested_tensor=False,
         )
         self.head = nn.Linear(16, 1)
 
@@ -112,7 +117,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def batches(rank: int, step: int) -> Tensor:
-    return torch.randn(MICRO_STEPS, BATCH, 3, 5, generator=torch.Generator().manual_seed(100 * rank + step))
+    return torch.randn(
+        MICRO_STEPS, BATCH, 3, 5, generator=torch.Generator().manual_seed(100 * rank + step)
+    )
 
 
 def loss_of(module: Any, inputs: Tensor) -> Tensor:
@@ -141,7 +148,12 @@ def apart(model: str, name: str, group: dist.ProcessGroup, dtype: torch.dtype) -
     module = strategy(name, machines=(1,) * world)(mine, optimizer, group, CPU)
     assert isinstance(module, Divided) and communicates_always(module)
     cuts = {block: (paths[one], cut) for one, (block, cut) in module.blocks.of.items()}
-    found = {"numbers": float(sum(one.numel() for one in cuts)), "weights": 0.0, "gradients": 0.0, "losses": 0.0}
+    found = {
+        "numbers": float(sum(one.numel() for one in cuts)),
+        "weights": 0.0,
+        "gradients": 0.0,
+        "losses": 0.0,
+    }
     for step in range(STEPS):
         optimizer.zero_grad()
         reference.zero_grad()
@@ -152,14 +164,20 @@ def apart(model: str, name: str, group: dist.ProcessGroup, dtype: torch.dtype) -
             with nullcontext() if micro == MICRO_STEPS - 1 else no_sync(module):
                 loss = loss_of(module, every[rank])
                 loss.backward()
-            found["losses"] = max(found["losses"], off(loss.detach(), losses[rank].detach(), losses[rank]))
-        largest = torch.stack([one.grad.abs().max() for one in whole.parameters() if one.grad is not None]).max()
+            found["losses"] = max(
+                found["losses"], off(loss.detach(), losses[rank].detach(), losses[rank])
+            )
+        largest = torch.stack(
+            [one.grad.abs().max() for one in whole.parameters() if one.grad is not None]
+        ).max()
         pairs = []
         for held in optimizer.param_groups[0]["params"]:
             path, cut = cuts.get(held, (paths.get(held, ""), lambda values: values))
             pairs.append((held, expected[path], cut))
             if held.requires_grad:
-                found["gradients"] = max(found["gradients"], off(held.grad, cut(expected[path].grad), largest))
+                found["gradients"] = max(
+                    found["gradients"], off(held.grad, cut(expected[path].grad), largest)
+                )
         optimizer.step()
         reference.step()
         for held, one, cut in pairs:
@@ -173,7 +191,9 @@ def wrong(name: str, group: dist.ProcessGroup) -> list[float]:
     model = Odd()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.wrong = dist.get_rank(group) == dist.get_world_size(group) - 1
-    module = strategy(name, machines=(1,) * dist.get_world_size(group))(model, optimizer, group, CPU)
+    module = strategy(name, machines=(1,) * dist.get_world_size(group))(
+        model, optimizer, group, CPU
+    )
     losses = []
     for _ in range(2):
         loss = loss_of(module, batches(dist.get_rank(group), 0)[0])
@@ -187,13 +207,19 @@ def half(group: dist.ProcessGroup) -> str:
     """The dtype of what is sent in bf16, and the loss against that in 32 bits."""
     torch.manual_seed(0)
     model, sent, plain = Language(), set(), dist.batch_isend_irecv
-    module = strategy("tensor-2d", machines=(1,) * 4)(model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU)
-    dist.batch_isend_irecv = lambda asked: sent.update(one.tensor.dtype for one in asked) or plain(asked)
+    module = strategy("tensor-2d", machines=(1,) * 4)(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU
+    )
+    dist.batch_isend_irecv = lambda asked: (
+        sent.update(one.tensor.dtype for one in asked) or plain(asked)
+    )
     with torch.autocast("cpu", torch.bfloat16):
         loss = loss_of(module, batches(dist.get_rank(group), 0)[0])
     loss.backward()
     dist.batch_isend_irecv = plain
-    assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in module.parameters())
+    assert all(
+        one.grad is not None and one.grad.dtype == torch.float32 for one in module.parameters()
+    )
     return " ".join(sorted(str(one) for one in sent))
 
 
@@ -211,7 +237,9 @@ class Skipping(nn.Module):
 
 def unused(name: str, group: dist.ProcessGroup) -> str:
     model = Skipping()
-    module = strategy(name, machines=(1,) * 4)(model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU)
+    module = strategy(name, machines=(1,) * 4)(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU
+    )
     try:
         module(torch.ones(2, 4)).sum().backward()
     except RuntimeError as error:
@@ -222,7 +250,9 @@ def unused(name: str, group: dist.ProcessGroup) -> str:
 def uneven(name: str, group: dist.ProcessGroup) -> str:
     """What a rank says where the last one's batch is larger from the first step on."""
     model = layers(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
-    module = strategy(name, machines=(1,) * 4)(model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU)
+    module = strategy(name, machines=(1,) * 4)(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU
+    )
     try:
         module(torch.ones(2 + (dist.get_rank(group) == 3), 4)).sum().backward()
     except ValueError as error:
@@ -233,7 +263,9 @@ def uneven(name: str, group: dist.ProcessGroup) -> str:
 def frozen(name: str, group: dist.ProcessGroup, biases: bool) -> list[float]:
     """Losses of three steps of a model whose divided layers, or their biases, are frozen, and whose head is not."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Flatten(), nn.Linear(4, 1))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Flatten(), nn.Linear(4, 1)
+    )
     for path, one in model[0].named_parameters():
         one.requires_grad_(biases and path.endswith("weight"))
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
@@ -252,7 +284,9 @@ def alone(group: dist.ProcessGroup) -> str:
     """What a rank says whose peers do not come."""
     model = Skipping()
     try:
-        module = strategy("tensor-1d", machines=(1, 1))(model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU)
+        module = strategy("tensor-1d", machines=(1, 1))(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU
+        )
         if dist.get_rank(group) == 0:
             module(torch.ones(2, 4)).sum().backward()
     except RuntimeError as error:
@@ -263,7 +297,9 @@ def alone(group: dist.ProcessGroup) -> str:
 def serve(rank: int, world: int, port: int, answer: Path) -> None:
     """One rank: all cases in one order."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
+    )
     group = dist.group.WORLD
     assert group is not None
     found: dict[Any, Any] = {}
@@ -287,7 +323,9 @@ def serve(rank: int, world: int, port: int, answer: Path) -> None:
 def main(world: int, port: int, answer: Path) -> None:
     """All ranks, forked: torch is loaded once."""
     started = multiprocessing.get_context("fork")
-    processes = [started.Process(target=serve, args=(rank, world, port, answer)) for rank in range(world)]
+    processes = [
+        started.Process(target=serve, args=(rank, world, port, answer)) for rank in range(world)
+    ]
     for one in processes:
         one.start()
     for one in processes:
@@ -296,13 +334,23 @@ def main(world: int, port: int, answer: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=sorted(GRIDS))
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[Any, Any]]:
     """What each of so many ranks found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     answer = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.local.test_tensor", str(request.param), str(port)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.local.test_tensor",
+        str(request.param),
+        str(port),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([*command, str(answer)], cwd=ROOT, env=environment, check=True, timeout=300)
     return [torch.load(answer / str(rank)) for rank in range(request.param)]
@@ -321,16 +369,22 @@ def test_a_divided_model_trains_as_the_whole_one_does(
             assert max(one[what] for one in found) <= EXACT[dtype], (name, what)
         whole, (rows, columns, _) = MODELS[model](), shape_of(name, len(ranks))
         numbers = sum(one.numel() for one in whole.parameters())
-        assert {one["numbers"] for one in found} == {found[0]["numbers"]}, "ranks hold as much as each other"
+        assert {one["numbers"] for one in found} == {found[0]["numbers"]}, (
+            "ranks hold as much as each other"
+        )
         assert 0 < found[0]["numbers"] < 1.4 * numbers / (rows * columns)
 
 
-def test_what_is_no_number_at_one_rank_is_seen_and_hangs_nobody(ranks: list[dict[Any, Any]]) -> None:
+def test_what_is_no_number_at_one_rank_is_seen_and_hangs_nobody(
+    ranks: list[dict[Any, Any]],
+) -> None:
     for name in GRIDS[len(ranks)] if len(ranks) == 4 else ():
         first = [one[name, "wrong"][0] for one in ranks]
         last = [one[name, "wrong"][1] for one in ranks]
         assert first[-1] != first[-1] and not any(one != one for one in first[:-1])
-        assert all(one != one for one in last), "weights of a rank that nothing reached would train on"
+        assert all(one != one for one in last), (
+            "weights of a rank that nothing reached would train on"
+        )
 
 
 def test_in_bf16_products_are_sent_in_16_bits(ranks: list[dict[Any, Any]]) -> None:
@@ -338,22 +392,34 @@ def test_in_bf16_products_are_sent_in_16_bits(ranks: list[dict[Any, Any]]) -> No
         assert {one["half"] for one in ranks} == {"torch.bfloat16 torch.float32"}
 
 
-def test_a_block_without_gradient_and_a_rank_that_does_not_come_are_errors(ranks: list[dict[Any, Any]]) -> None:
+def test_a_block_without_gradient_and_a_rank_that_does_not_come_are_errors(
+    ranks: list[dict[Any, Any]],
+) -> None:
     if len(ranks) == 4:
         for name in GRIDS[4]:
-            assert all("a step computed no gradient of rest.parts" in one[name, "unused"] for one in ranks)
+            assert all(
+                "a step computed no gradient of rest.parts" in one[name, "unused"] for one in ranks
+            )
         assert "Timed out waiting 2000ms" in ranks[0]["alone"]
 
 
 def test_inputs_of_different_sizes_are_refused_by_all_ranks(ranks: list[dict[Any, Any]]) -> None:
     for name in GRIDS[4] if len(ranks) == 4 else ():
-        assert all("[(2, 4)] on rank 0, [(3, 4)] on rank 3; take ddp" in one[name, "uneven"] for one in ranks)
+        assert all(
+            "[(2, 4)] on rank 0, [(3, 4)] on rank 3; take ddp" in one[name, "uneven"]
+            for one in ranks
+        )
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.LBFGS])
-def test_an_optimizer_that_looks_at_whole_weights_and_a_hook_of_its_steps_are_refused(kind: Any) -> None:
+def test_an_optimizer_that_looks_at_whole_weights_and_a_hook_of_its_steps_are_refused(
+    kind: Any,
+) -> None:
     weights = [nn.Parameter(torch.ones(2, 2))]
-    with pytest.raises(ValueError, match=f"tensor-1d: {kind.__name__} may look at more of a weight.*take ddp, or one"):
+    with pytest.raises(
+        ValueError,
+        match=f"tensor-1d: {kind.__name__} may look at more of a weight.*take ddp, or one",
+    ):
         refuse_optimizer("tensor-1d", kind(weights))
     optimizer = torch.optim.SGD(weights)
     refuse_optimizer("tensor-1d", optimizer)
@@ -362,7 +428,9 @@ def test_an_optimizer_that_looks_at_whole_weights_and_a_hook_of_its_steps_are_re
         refuse_optimizer("tensor-1d", optimizer)
 
 
-def test_layers_that_are_frozen_whole_or_in_part_hold_up_no_step(ranks: list[dict[Any, Any]]) -> None:
+def test_layers_that_are_frozen_whole_or_in_part_hold_up_no_step(
+    ranks: list[dict[Any, Any]],
+) -> None:
     for name in GRIDS[4] if len(ranks) == 4 else ():
         whole, in_part = ranks[0][name, "frozen"]
         assert len(whole) == len(in_part) == 3 and whole[0] == pytest.approx(in_part[0])
@@ -391,8 +459,16 @@ def test_ranks_are_a_grid_with_the_largest_side_that_fits(
     ("name", "machines", "fitting"),
     [
         ("tensor-1d", (1,), "1 device: it needs at least 2; take ddp, or 2 or 3 devices"),
-        ("tensor-2d", (4, 2), "6 devices: it needs q x q with q of 2 or more; take ddp, or 4 or 9 devices"),
-        ("tensor-2.5d", (2, 2), "4 devices: it needs q x q x d with q and d of 2 or more; take ddp, or 8 or 12"),
+        (
+            "tensor-2d",
+            (4, 2),
+            "6 devices: it needs q x q with q of 2 or more; take ddp, or 4 or 9 devices",
+        ),
+        (
+            "tensor-2.5d",
+            (2, 2),
+            "4 devices: it needs q x q x d with q and d of 2 or more; take ddp, or 8 or 12",
+        ),
         ("tensor-2.5d", (9,), "9 devices: it needs .*; take ddp, or 8 or 12 devices"),
     ],
 )
@@ -405,7 +481,9 @@ def test_ranks_that_are_no_grid_are_refused_naming_what_fits(
 
 @pytest.mark.parametrize("name", TENSOR)
 def test_what_is_switched_on_beside_it_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} with compile: divided layers are neither recomputed nor compiled"):
+    with pytest.raises(
+        ValueError, match=f"{name} with compile: divided layers are neither recomputed nor compiled"
+    ):
         strategy(name, "compile", machines=(1,) * 36)
 
 

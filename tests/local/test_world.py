@@ -21,12 +21,12 @@ def test_user_data_runs_as_root_at_the_private_address_of_the_instance(world: Wo
 
 
 def test_what_a_machine_writes_is_its_own_and_goes_with_it(world: World) -> None:
-    script = (
-        "useradd --system srift-of-a-test && id -u srift-of-a-test && mkdir /var/lib/srift-t /opt/srift-t && echo done"
-    )
+    script = "useradd --system srift-of-a-test && id -u srift-of-a-test && mkdir /var/lib/srift-t /opt/srift-t && echo done"
     first, second = run(world, script, count=2)
     for one in (first, second):
-        assert "done" in said(world, one, "done"), "the second machine found what the first had written"
+        assert "done" in said(world, one, "done"), (
+            "the second machine found what the first had written"
+        )
     (third,) = run(world, "id srift-of-a-test || ls -d /var/lib/srift-t /opt/srift-t || echo clean")
     assert "clean" in said(world, third, "clean")
 
@@ -64,7 +64,9 @@ END"""
     (one,) = run(world, script)
     text = said(world, one, "end")
     assert (
-        "without: 401" in text and f"id: {one['InstanceId']}" in text and f"address: {one['PrivateIpAddress']}" in text
+        "without: 401" in text
+        and f"id: {one['InstanceId']}" in text
+        and f"address: {one['PrivateIpAddress']}" in text
     )
     assert "notice: 404" in text and f"keys: {world.profile} Success" in text
 
@@ -77,7 +79,8 @@ def test_terminating_ends_the_machine_before_the_answer(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["shutdown -h now", "shutdown -h +1 'the deadline'", "/usr/sbin/shutdown -h now", "poweroff"]
+    "words",
+    ["shutdown -h now", "shutdown -h +1 'the deadline'", "/usr/sbin/shutdown -h now", "poweroff"],
 )
 def test_a_machine_that_shuts_itself_down_is_terminated(world: World, words: str) -> None:
     (one,) = run(world, f"{words}; sleep 100")
@@ -96,10 +99,15 @@ def test_an_interruption_is_reported_before_it_happens(world: World) -> None:
     (one,) = run(world, "echo up; sleep 100", InstanceMarketOptions={"MarketType": "spot"})
     said(world, one, "up")
     world.interrupt(one["InstanceId"], in_s=0.5)
-    action = world.metadata.value("us-east-1", one["PrivateIpAddress"], "/latest/meta-data/spot/instance-action")
+    action = world.metadata.value(
+        "us-east-1", one["PrivateIpAddress"], "/latest/meta-data/spot/instance-action"
+    )
     assert '"terminate"' in str(action)
     until(lambda: state(world, one) == "terminated")
-    assert world.account.instance(one["InstanceId"]).state_reason.code == "Server.SpotInstanceTermination"
+    assert (
+        world.account.instance(one["InstanceId"]).state_reason.code
+        == "Server.SpotInstanceTermination"
+    )
 
 
 def test_some_machines_never_boot_and_some_hang() -> None:
@@ -107,7 +115,9 @@ def test_some_machines_never_boot_and_some_hang() -> None:
     with World(seed=4, fate=lambda _: next(fates)) as world:
         never, hangs, boots = run(world, "echo up", count=3)
         said(world, boots, "up")
-        assert world.console(never["InstanceId"]) == "" and "up" not in world.console(hangs["InstanceId"])
+        assert world.console(never["InstanceId"]) == "" and "up" not in world.console(
+            hangs["InstanceId"]
+        )
         assert len(world.account.instances("running")) == 3, "EC2 says that all run"
 
 

@@ -29,7 +29,9 @@ NEVER = pd.DataFrame({"instance_type": [], "market": [], "zone": [], "granted": 
 WINDOWS = ["instance_type", "zone", "hours", "interruptions"]
 HELD = pd.DataFrame([("t0", "z", 24.0, 3), ("t1", "z", 24.0, 0)] * 8, columns=WINDOWS)
 LAUNCHES = ["instance_type", "market", "machines", "seconds"]
-STARTED = pd.DataFrame([("t0", "spot", 1, 900.0), ("t1", "on-demand", 1, 30.0)] * 9, columns=LAUNCHES)
+STARTED = pd.DataFrame(
+    [("t0", "spot", 1, 900.0), ("t1", "on-demand", 1, 30.0)] * 9, columns=LAUNCHES
+)
 LEARNED = Learned(
     startup=fit_startup(STARTED),
     hazard=fit_hazard(HELD),
@@ -53,10 +55,18 @@ def world_of(
     random = np.random.default_rng(seed)
     names = [f"t{at}" for at in range(types)]
     known = [_machine(name, random) for name in names]
-    sold = [_offer(one, market, random) for one in known for market in ("on-demand", "spot") if random.random() < 0.9]
+    sold = [
+        _offer(one, market, random)
+        for one in known
+        for market in ("on-demand", "spot")
+        if random.random() < 0.9
+    ]
     memory = [float(random.choice([np.nan, 2**30 / 100, 2**30 / 20, 2**30 / 7])) for _ in names]
     model = JointModel(
-        lines={name: (float(random.uniform(0, 0.02)), float(random.uniform(0.001, 0.02))) for name in names},
+        lines={
+            name: (float(random.uniform(0, 0.02)), float(random.uniform(0.001, 0.02)))
+            for name in names
+        },
         gbps={name: float(random.uniform(0.2, 5)) for name in names},
         memory=dict(zip(names, memory, strict=True)),
         slower=slower,
@@ -98,7 +108,9 @@ def _offer(sold: InstanceType, market: str, random: np.random.Generator) -> Offe
         market=market,
         zone="z",
         region="r",
-        usd_per_hour=None if random.random() < 0.1 else float(random.uniform(0.5, 4) * sold.devices),
+        usd_per_hour=None
+        if random.random() < 0.1
+        else float(random.uniform(0.5, 4) * sold.devices),
         interruptions_per_hour=float(random.uniform(0, 2)) if market == "spot" else 0.0,
         price_as_of=AS_OF,
         storage_usd_per_hour=0.4,  # so much that an answer which leaves it out is another one
@@ -161,7 +173,9 @@ def brute_force(world: dict[str, Any], considered: int) -> list[dict[str, Any]]:
         return planner.nothing(world["workload"]).rows
     job, model = world["workload"], world["model"]
     more = partial(made_to_fit, workload=job, model=model)
-    return ranking.recommend(job, costs_of(world, setups), top=world["top"], clusters=considered, more=more)
+    return ranking.recommend(
+        job, costs_of(world, setups), top=world["top"], clusters=considered, more=more
+    )
 
 
 def costs_of(world: dict[str, Any], setups: list[Setup]) -> JobCosts:
@@ -169,7 +183,12 @@ def costs_of(world: dict[str, Any], setups: list[Setup]) -> JobCosts:
     rows, model = frame(setups), world["model"]
     draws = model.draws(rows, count=DRAWS, seed=SEED)
     return job_costs(
-        world["workload"], setups, model.predict(rows), draws, job_conditions=world["conditions"], seed=SEED
+        world["workload"],
+        setups,
+        model.predict(rows),
+        draws,
+        job_conditions=world["conditions"],
+        seed=SEED,
     )
 
 
@@ -181,5 +200,7 @@ def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> s
         for name, value in theirs.items():
             close = isinstance(value, float) and ours[name] == pytest.approx(value, rel=1e-9)
             if not close and ours[name] != value:
-                return f"{theirs['goal']} {theirs['rank']}: {name} {ours[name]!r}, expected {value!r}"
+                return (
+                    f"{theirs['goal']} {theirs['rank']}: {name} {ours[name]!r}, expected {value!r}"
+                )
     return ""

@@ -25,14 +25,30 @@ def seconds(flops: float, batch: float, tflops: float) -> float:
 def data() -> TrainingData:
     """Four networks on each type with one device, at an efficiency of four tenths."""
     rows = [
-        (name, f"1x{one.name}", str(batch), seconds(FLOPS[name], batch, float(one.device_tflops or 0)))
+        (
+            name,
+            f"1x{one.name}",
+            str(batch),
+            seconds(FLOPS[name], batch, float(one.device_tflops or 0)),
+        )
         for name in KNOWN
         for one in TYPES
         for batch in (8, 16, 32, 64, 128)
     ]
-    runs = pd.DataFrame(rows, columns=["workload", "cluster", "batch_per_device", "step_s"]).assign(provider="ec2")
+    runs = pd.DataFrame(rows, columns=["workload", "cluster", "batch_per_device", "step_s"]).assign(
+        provider="ec2"
+    )
     facts = [(name, FLOPS[name], 1e8) for name in KNOWN]
-    names = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
+    names = (
+        "name",
+        "devices",
+        "device",
+        "cores",
+        "bandwidth_gbps",
+        "memory_gib",
+        "device_memory_gib",
+        "device_tflops",
+    )
     empty = pd.DataFrame()
     return TrainingData(
         runs=runs,
@@ -40,7 +56,9 @@ def data() -> TrainingData:
         buckets=empty,
         probes=empty,
         workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
-        instance_types=pd.DataFrame([{name: getattr(one, name) for name in names} for one in TYPES]),
+        instance_types=pd.DataFrame(
+            [{name: getattr(one, name) for name in names} for one in TYPES]
+        ),
     )
 
 
@@ -50,7 +68,9 @@ def model() -> StepTimeModel:
 
 
 def asked(name: str, cluster: str, batch: int) -> pd.DataFrame:
-    return pd.DataFrame([{"workload": name, "cluster": cluster, "batch_per_device": str(batch), "provider": "ec2"}])
+    return pd.DataFrame(
+        [{"workload": name, "cluster": cluster, "batch_per_device": str(batch), "provider": "ec2"}]
+    )
 
 
 NEW = replace(workload("new", 64), flops_per_sample=1.5e10, gradient_bytes=200_000_000)

@@ -58,7 +58,11 @@ def cores_fit(cluster: Cluster) -> str:
 
 
 def workload(
-    name: str = "mlp", least: int = 64, most: int | None = None, *goals: Goal, samples: int = 600_000
+    name: str = "mlp",
+    least: int = 64,
+    most: int | None = None,
+    *goals: Goal,
+    samples: int = 600_000,
 ) -> Workload:
     return Workload(
         name=name,
@@ -71,7 +75,12 @@ def workload(
     )
 
 
-WORKLOADS = (workload("cnn", 48), workload("lm", 24), workload("mlp", 96, 384), workload("recommender", 768))
+WORKLOADS = (
+    workload("cnn", 48),
+    workload("lm", 24),
+    workload("mlp", 96, 384),
+    workload("recommender", 768),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +97,13 @@ class LineModel:
         return (self.a, self.k / CORES[instance_type])
 
     def peak_bytes(
-        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+        self,
+        workload: str,
+        instance_type: str,
+        batch: int,
+        ranks: int = 1,
+        *,
+        accumulates: bool = False,
     ) -> float:
         return np.nan
 
@@ -97,18 +112,31 @@ class LineModel:
         for row in setups.to_dict("records"):
             names = parse_cluster(row["cluster"])
             batches = parse_numbers(row["batch_per_device"], len(names), "batch")
-            compute = max(self.a + self.k * b / CORES[n] for n, b in zip(names, batches, strict=True))
+            compute = max(
+                self.a + self.k * b / CORES[n] for n, b in zip(names, batches, strict=True)
+            )
             compute *= row.get("accumulation_steps", 1)
             slowest = min(GBPS[name] for name in names)
             ring = 2 * (len(names) - 1) / len(names) * self.gradient_bytes * 8e-9 / slowest
             limit = "compute" if compute > ring else "network"
             step = compute + ring
-            rows.append({"step_s": step, "step_low_s": 0.9 * step, "step_high_s": 1.1 * step, "bottleneck": limit})
-        return pd.DataFrame(rows, index=setups.index, columns=["step_s", "step_low_s", "step_high_s", "bottleneck"])
+            rows.append(
+                {
+                    "step_s": step,
+                    "step_low_s": 0.9 * step,
+                    "step_high_s": 1.1 * step,
+                    "bottleneck": limit,
+                }
+            )
+        return pd.DataFrame(
+            rows, index=setups.index, columns=["step_s", "step_low_s", "step_high_s", "bottleneck"]
+        )
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> np.ndarray:
         rng = np.random.default_rng(seed)
-        errors = self.shared * rng.standard_normal(count) + self.own * rng.standard_normal((len(setups), count))
+        errors = self.shared * rng.standard_normal(count) + self.own * rng.standard_normal(
+            (len(setups), count)
+        )
         return self.predict(setups)["step_s"].to_numpy()[:, None] * np.exp(errors)
 
     def joint(self, setups: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -147,7 +175,13 @@ class JointModel:
         return self.lines[instance_type]
 
     def peak_bytes(
-        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+        self,
+        workload: str,
+        instance_type: str,
+        batch: int,
+        ranks: int = 1,
+        *,
+        accumulates: bool = False,
     ) -> float:
         return self.memory[instance_type] * batch
 
@@ -156,13 +190,23 @@ class JointModel:
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         rows = self._rows(arrays)
-        step = np.array([self._seconds(row) * (1 + self.slower * self._chance(row).random()) for row in rows])
-        found = {"step_s": step, "step_low_s": 0.9 * step, "step_high_s": 1.1 * step, "bottleneck": "compute"}
+        step = np.array(
+            [self._seconds(row) * (1 + self.slower * self._chance(row).random()) for row in rows]
+        )
+        found = {
+            "step_s": step,
+            "step_low_s": 0.9 * step,
+            "step_high_s": 1.1 * step,
+            "bottleneck": "compute",
+        }
         return pd.DataFrame(found, index=range(len(rows)))
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> np.ndarray:
         together = self.shared * np.random.default_rng(seed).standard_normal(count // 2)
-        alone = [self._own(row) * self._chance(row, seed).standard_normal(count // 2) for row in self._rows(arrays)]
+        alone = [
+            self._own(row) * self._chance(row, seed).standard_normal(count // 2)
+            for row in self._rows(arrays)
+        ]
         off = together + np.array(alone).reshape(-1, count // 2)
         step = self.predict_arrays(arrays)["step_s"].to_numpy(float)
         return step[:, None] * np.exp(np.concatenate([off, -off], axis=1))
@@ -177,7 +221,9 @@ class JointModel:
         """(steps, ((type, devices, batch), machines) in order) of each: equal for equal setups, grouped or not."""
         found: list[tuple[object, ...]] = []
         columns = (arrays.kind, arrays.layout, arrays.batch, arrays.count)
-        for *members, steps in zip(*(one.tolist() for one in (*columns, arrays.accumulation)), strict=True):
+        for *members, steps in zip(
+            *(one.tolist() for one in (*columns, arrays.accumulation)), strict=True
+        ):
             counted: dict[tuple[str, float, float], float] = {}
             for kind, devices, batch, number in zip(*members, strict=True):
                 if kind >= 0:
@@ -188,7 +234,9 @@ class JointModel:
 
     def _seconds(self, row: tuple[object, ...]) -> float:
         steps, members = row
-        compute = max(self.lines[name][0] + self.lines[name][1] * batch for (name, _, batch), _ in members)
+        compute = max(
+            self.lines[name][0] + self.lines[name][1] * batch for (name, _, batch), _ in members
+        )
         ranks = sum(devices * number for (_, devices, _), number in members)
         ring = 0.05 * (ranks - 1) / ranks / min(self.gbps[name] for (name, _, _), _ in members)
         return steps * compute + ring

@@ -79,8 +79,14 @@ class World:
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
-        self.speed = {name: cores * float(np.exp(self.random.normal(0, 0.05))) for name, (cores, _) in TYPES.items()}
-        self.oddity = {pair: float(np.exp(self.random.normal(0, 0.03))) for pair in itertools.product(WORKLOADS, TYPES)}
+        self.speed = {
+            name: cores * float(np.exp(self.random.normal(0, 0.05)))
+            for name, (cores, _) in TYPES.items()
+        }
+        self.oddity = {
+            pair: float(np.exp(self.random.normal(0, 0.03)))
+            for pair in itertools.product(WORKLOADS, TYPES)
+        }
 
     def noise(self, sd: float) -> float:
         return float(np.exp(self.random.normal(0, sd)))
@@ -105,14 +111,23 @@ class World:
         core_s = 4e-4 + messages * 8e-5 + moved * 7e-10
         wire = moved / (gbps * 0.94 * 1.25e8)
         stall = messages * 2e-4 * max(0.0, 1 - share)
-        return wire + 0.45 * core_s / share + max(0.0, 0.55 * core_s / share - 0.7 * wire) + stall, core_s
+        return wire + 0.45 * core_s / share + max(
+            0.0, 0.55 * core_s / share - 0.7 * wire
+        ) + stall, core_s
 
-    def step(self, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1) -> float:
+    def step(
+        self, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1
+    ) -> float:
         """One noisy measured step: small time slices, communication in bucket order, CPU shared by need."""
         own, n = WORKLOADS[workload], len(types)
-        parts = [self.device(workload, name, batch) for name, batch in zip(types, batches, strict=True)]
+        parts = [
+            self.device(workload, name, batch) for name, batch in zip(types, batches, strict=True)
+        ]
         wobble = [self.noise(0.015) for _ in types]
-        before = [w * (o + f + (accumulation - 1) * (f + b)) for (f, b, o), w in zip(parts, wobble, strict=True)]
+        before = [
+            w * (o + f + (accumulation - 1) * (f + b))
+            for (f, b, o), w in zip(parts, wobble, strict=True)
+        ]
         backward = [w * b for (_, b, _), w in zip(parts, wobble, strict=True)]
         if n > 1:
             copied = [own.gradient_bytes * 6e-10 / self.speed[name] for name in types]
@@ -122,18 +137,30 @@ class World:
         for fraction, part in zip(own.ready, own.sizes, strict=True):
             seconds, core_s = self.collective(types, own.gradient_bytes * part)
             seconds *= 1.06
-            ready = max(first + fraction * second for first, second in zip(before, backward, strict=True))
+            ready = max(
+                first + fraction * second for first, second in zip(before, backward, strict=True)
+            )
             start = max(end, ready)
             end = start + seconds
             if n > 1:
-                hidden = [max(0.0, min(end, finish) - start) / max(seconds, 1e-9) for finish in late]
-                slowed = [0.8 * share * core_s / self.speed[name] for share, name in zip(hidden, types, strict=True)]
+                hidden = [
+                    max(0.0, min(end, finish) - start) / max(seconds, 1e-9) for finish in late
+                ]
+                slowed = [
+                    0.8 * share * core_s / self.speed[name]
+                    for share, name in zip(hidden, types, strict=True)
+                ]
                 late = [finish + extra for finish, extra in zip(late, slowed, strict=True)]
                 end = max(end, start + seconds * (1 + 0.1 * max(hidden)))
         return max([end, *late]) * self.noise(0.02)
 
     def row(
-        self, at: int, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1
+        self,
+        at: int,
+        workload: str,
+        types: Sequence[str],
+        batches: Sequence[int],
+        accumulation: int = 1,
     ) -> dict[str, object]:
         own = WORKLOADS[workload]
         texts = {str(one) for one in batches}
@@ -143,7 +170,9 @@ class World:
             "workload": workload,
             "cluster": cluster_name(types),
             "layout": "+".join("1" for _ in types),
-            "batch_per_device": texts.pop() if len(texts) == 1 else "+".join(str(one) for one in batches),
+            "batch_per_device": texts.pop()
+            if len(texts) == 1
+            else "+".join(str(one) for one in batches),
             "accumulation_steps": accumulation,
             "strategy": "ddp",
             "precision": "fp32",
@@ -169,7 +198,9 @@ class World:
             batch = int(self.random.choice(WORKLOADS[workload].batches[batches_of:]))
             mean = sum(TYPES[name][0] for name in types) / n
             even = self.random.random() < 0.3
-            batches = [batch if even else max(1, round(batch * TYPES[name][0] / mean)) for name in types]
+            batches = [
+                batch if even else max(1, round(batch * TYPES[name][0] / mean)) for name in types
+            ]
             accumulation = int(self.random.choice([1, 1, 1, 2]))
             rows.append(self.row(first + len(rows), workload, types, batches, accumulation))
         return pd.DataFrame(rows)
@@ -200,7 +231,14 @@ class World:
         for types in clusters:
             for size in (4_096, 65_536, 1 << 20, 4 << 20, 16 << 20):
                 seconds = self.collective(types, size)[0] * self.noise(0.03)
-                rows.append({"provider": "local", "cluster": cluster_name(types), "bytes": size, "seconds": seconds})
+                rows.append(
+                    {
+                        "provider": "local",
+                        "cluster": cluster_name(types),
+                        "bytes": size,
+                        "seconds": seconds,
+                    }
+                )
         return pd.DataFrame(rows)
 
     def data(self, count: int = 70) -> TrainingData:
@@ -234,7 +272,14 @@ class World:
             for at, (part, ready) in enumerate(zip(one.sizes, one.ready, strict=True))
         ]
         types = [
-            {"provider": "local", "name": name, "devices": 1, "device": "cpu", "cores": cores, "bandwidth_gbps": gbps}
+            {
+                "provider": "local",
+                "name": name,
+                "devices": 1,
+                "device": "cpu",
+                "cores": cores,
+                "bandwidth_gbps": gbps,
+            }
             for name, (cores, gbps) in TYPES.items()
         ]
         return TrainingData(

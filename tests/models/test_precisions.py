@@ -35,38 +35,66 @@ def learned() -> tuple[TrainingData, StepTimeModel]:
     profiles = data.profiles[lm].assign(precision="bf16")
     for name in ("forward_s", "backward_s"):
         profiles[name] *= HALF
-    alone = data.runs[(data.runs["workload"] == "lm") & ~data.runs["cluster"].str.contains(r"[2-9]x|\+")]
-    runs = alone.assign(precision="bf16", step_s=alone["step_s"] * HALF, run_id=alone["run_id"].astype(str) + "-bf16")
+    alone = data.runs[
+        (data.runs["workload"] == "lm") & ~data.runs["cluster"].str.contains(r"[2-9]x|\+")
+    ]
+    runs = alone.assign(
+        precision="bf16",
+        step_s=alone["step_s"] * HALF,
+        run_id=alone["run_id"].astype(str) + "-bf16",
+    )
     variants = replace(
         data,
         profiles=pd.concat([data.profiles.assign(precision="fp32"), profiles], ignore_index=True),
         runs=pd.concat([data.runs, runs], ignore_index=True),
-        buckets=pd.concat([data.buckets, data.buckets[data.buckets["workload"] == "lm"].assign(precision="bf16")]),
+        buckets=pd.concat(
+            [data.buckets, data.buckets[data.buckets["workload"] == "lm"].assign(precision="bf16")]
+        ),
     )
     return variants, fit(variants, seed=0)
 
 
 def asked(precision: str | None, name: str = "lm") -> pd.DataFrame:
-    row = {"workload": name, "cluster": "1xs.large", "batch_per_device": "8", "precision": precision}
+    row = {
+        "workload": name,
+        "cluster": "1xs.large",
+        "batch_per_device": "8",
+        "precision": precision,
+    }
     return pd.DataFrame([row])
 
 
 def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> None:
     assert variant("lm", Mode()) == "lm" and workload_and_mode("lm") == ("lm", Mode())
-    assert workload_and_mode(variant("big in japan", Mode("bf16"))) == ("big in japan", Mode("bf16"))
+    assert workload_and_mode(variant("big in japan", Mode("bf16"))) == (
+        "big in japan",
+        Mode("bf16"),
+    )
     assert workload_and_mode("big in japan") == ("big in japan", Mode())
-    rows = pd.DataFrame({"workload": ["lm"] * 5, "precision": ["fp32", "bf16", None, np.nan, "fp8"]})
+    rows = pd.DataFrame(
+        {"workload": ["lm"] * 5, "precision": ["fp32", "bf16", None, np.nan, "fp8"]}
+    )
     assert variants_of(rows) == ["lm", "lm in bf16", "lm", "lm", "lm in fp8"]
     named = as_variants(rows)
-    assert named["workload"].tolist() == ["lm", "lm in bf16", "lm", "lm", "lm"], "nothing is known of fp8"
-    assert named["precision"].tolist()[:2] == ["fp32", "fp32"] and named["precision"].tolist()[4] == "fp8"
+    assert named["workload"].tolist() == ["lm", "lm in bf16", "lm", "lm", "lm"], (
+        "nothing is known of fp8"
+    )
+    assert (
+        named["precision"].tolist()[:2] == ["fp32", "fp32"]
+        and named["precision"].tolist()[4] == "fp8"
+    )
 
 
 def test_a_row_and_a_setup_in_a_precision_have_the_key_of_its_variant() -> None:
     setup = setups_of()[0]
     other = replace(setup, precision="bf16")
     renamed = replace(setup, workload=variant("mlp", Mode("bf16")))
-    assert setup_key(other) == setup_key(renamed) == row_key(other.row(), {}) == row_key(renamed.row(), {})
+    assert (
+        setup_key(other)
+        == setup_key(renamed)
+        == row_key(other.row(), {})
+        == row_key(renamed.row(), {})
+    )
     assert setup_key(other) != setup_key(setup)
 
 
@@ -76,8 +104,13 @@ def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_wa
     ours = {one: float(model.predict(asked(one))["step_s"].iloc[0]) for one in ("fp32", "bf16")}
     assert ours["bf16"] == pytest.approx(HALF * ours["fp32"], rel=0.15)
     plain = fit(World(1).data(70), seed=0)
-    assert ours["fp32"] == pytest.approx(float(plain.predict(asked("fp32"))["step_s"].iloc[0]), rel=0.03)
-    assert set(by_variant(data).workloads["workload"]) == {"lm in bf16", *data.workloads["workload"]}
+    assert ours["fp32"] == pytest.approx(
+        float(plain.predict(asked("fp32"))["step_s"].iloc[0]), rel=0.03
+    )
+    assert set(by_variant(data).workloads["workload"]) == {
+        "lm in bf16",
+        *data.workloads["workload"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,7 +121,9 @@ def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_wa
         (asked("bf61"), "unknown precision 'bf61'; known: fp32, tf32, bf16, fp16"),
     ],
 )
-def test_a_precision_that_was_not_measured_is_refused_by_name(setup: pd.DataFrame, message: str) -> None:
+def test_a_precision_that_was_not_measured_is_refused_by_name(
+    setup: pd.DataFrame, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         learned()[1].predict(setup)
 
@@ -114,7 +149,10 @@ def test_a_model_knows_a_workload_in_those_precisions_alone_in_which_it_was_meas
     ],
 )
 def test_a_device_computes_in_what_its_data_sheet_tells(device: str, able: tuple[str, ...]) -> None:
-    assert tuple(one for one in ("fp32", "tf32", "bf16", "fp16") if computes(device, Mode(one))) == able
+    assert (
+        tuple(one for one in ("fp32", "tf32", "bf16", "fp16") if computes(device, Mode(one)))
+        == able
+    )
 
 
 class HalfInBf16(LineModel):
@@ -125,7 +163,13 @@ class HalfInBf16(LineModel):
         return (HALF * a, HALF * k) if workload.endswith("bf16") else (a, k)
 
     def peak_bytes(
-        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+        self,
+        workload: str,
+        instance_type: str,
+        batch: int,
+        ranks: int = 1,
+        *,
+        accumulates: bool = False,
     ) -> float:
         return batch * 2.0**30 / (32 if workload.endswith("bf16") else 16)
 
@@ -158,26 +202,46 @@ def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_comp
     assert old == found - {("1xwhole", "bf16")}
     assert {one.precision for one in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {"bf16"}
     alone = [one for one in setups_of() if one.precision == "fp32"]
-    assert {setup_key(one) for one in alone} == {setup_key(one) for one in setups_of(replace(JOB, modes=(Mode(),)))}
+    assert {setup_key(one) for one in alone} == {
+        setup_key(one) for one in setups_of(replace(JOB, modes=(Mode(),)))
+    }
 
 
 def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there() -> None:
-    steps = {(one.precision, one.accumulation_steps) for one in setups_of() if one.cluster.name == "1xlarge"}
+    steps = {
+        (one.precision, one.accumulation_steps)
+        for one in setups_of()
+        if one.cluster.name == "1xlarge"
+    }
     assert ("bf16", 1) in steps and ("fp32", 1) not in steps and ("fp32", 2) in steps
 
 
 def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it() -> None:
-    campaign = Campaign(max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, seed=3, market="on-demand")
+    campaign = Campaign(
+        max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, seed=3, market="on-demand"
+    )
     past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
     items = [
-        (item.kind, item.trained, {launch.cluster.members[node].instance_type.name for node in item.nodes})
+        (
+            item.kind,
+            item.trained,
+            {launch.cluster.members[node].instance_type.name for node in item.nodes},
+        )
         for launch in shopping_list(campaign, list(JOB.variants), sold("T4"), past)
         for item in launch.items
         if item.workload
     ]
     for kind in ("profile", "train"):
-        assert {trained for one, trained, _ in items if one == kind} == {("mlp", Mode()), ("mlp", Mode("bf16"))}
-        on = {name for one, trained, names in items if one == kind and trained[1] == Mode("bf16") for name in names}
+        assert {trained for one, trained, _ in items if one == kind} == {
+            ("mlp", Mode()),
+            ("mlp", Mode("bf16")),
+        }
+        on = {
+            name
+            for one, trained, names in items
+            if one == kind and trained[1] == Mode("bf16")
+            for name in names
+        }
         assert on == {"large"}, "a T4 has no bf16"
 
 
@@ -185,7 +249,9 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
     job = replace(JOB, goals=workload("mlp", 64).goals)
     setups = setups_of(job)
     clusters = [Cluster(members=(one,)) for one in sold()]
-    candidates = list(training_runs(JOB.variants, clusters, NOTHING, expected_step=None, costs=Costs()).values())
+    candidates = list(
+        training_runs(JOB.variants, clusters, NOTHING, expected_step=None, costs=Costs()).values()
+    )
     choices = {"mlp": choice_set_of(job, setups, MODEL.predict(frame(setups)))}
     known = Model(
         choice_set=choices,
@@ -196,6 +262,10 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
     )
     layouts = {"large": 1, "whole": 1}
     fp32_alone = DecisionValue.of(known, candidates, layouts=layouts)
-    assert {one.trained[1] for one in candidates if fp32_alone.applies_to(one)} == {Mode()}, "bf16 was never measured"
-    both = DecisionValue.of(replace(known, workloads=frozenset(["mlp", "mlp in bf16"])), candidates, layouts=layouts)
+    assert {one.trained[1] for one in candidates if fp32_alone.applies_to(one)} == {Mode()}, (
+        "bf16 was never measured"
+    )
+    both = DecisionValue.of(
+        replace(known, workloads=frozenset(["mlp", "mlp in bf16"])), candidates, layouts=layouts
+    )
     assert {one.trained[1] for one in candidates if both.applies_to(one)} == {Mode(), Mode("bf16")}

@@ -23,7 +23,9 @@ from queue import SimpleQueue
 from tests.mutants.guards import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".srift", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
+_NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", ".srift", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
+)
 _LONGEST_S = 900
 _hosts = threading.Lock()  # hosts of two tests at once would not fit this machine's cores
 
@@ -71,10 +73,28 @@ def judge(mutant: Mutant, copy: Path) -> tuple[str, str]:
     try:
         tests = tests_of(mutant, copy)
         marker = "not cloud" if mutant.local else "not local and not cloud"
-        asked = (sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marker, *tests)
+        asked = (
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            marker,
+            *tests,
+        )
         environment = os.environ | {"PYTHONPATH": str(copy)}
         ended = subprocess.run(
-            asked, cwd=copy, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+            asked,
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "NO VERDICT", f"not ended after {_LONGEST_S} s"
@@ -85,16 +105,27 @@ def judge(mutant: Mutant, copy: Path) -> tuple[str, str]:
         return "caught", lines[0].split(" - ")[0].removeprefix("FAILED ")
     if ended.returncode == 0:
         return "SURVIVED", " ".join(tests)
-    return "NO VERDICT", f"pytest exited with {ended.returncode}: {(lines or ended.stderr.splitlines() or [''])[-1]}"
+    return (
+        "NO VERDICT",
+        f"pytest exited with {ended.returncode}: {(lines or ended.stderr.splitlines() or [''])[-1]}",
+    )
 
 
 def main() -> int:
     """Prints a line for each mutant and their sums; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Does a test fail without each guard?")
-    parser.add_argument("--only", action="append", metavar="NAME", help="those of this name, or pattern of names")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="Does a test fail without each guard?"
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="those of this name, or pattern of names"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="how many at once")
-    parser.add_argument("--no-hosts", action="store_true", help="leave out what only tests that start hosts hold")
-    parser.add_argument("--find", action="store_true", help="only look whether each text still occurs")
+    parser.add_argument(
+        "--no-hosts", action="store_true", help="leave out what only tests that start hosts hold"
+    )
+    parser.add_argument(
+        "--find", action="store_true", help="only look whether each text still occurs"
+    )
     arguments = parser.parse_args()
     wanted = [
         mutant
@@ -110,7 +141,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="srift-mutants-") as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for job in range(arguments.jobs):
-            copies.put(Path(shutil.copytree(ROOT, Path(folder) / f"copy-{job}", ignore=_NOT_COPIED)))
+            copies.put(
+                Path(shutil.copytree(ROOT, Path(folder) / f"copy-{job}", ignore=_NOT_COPIED))
+            )
 
         def run(mutant: Mutant) -> None:
             copy, started = copies.get(), time.monotonic()
@@ -123,11 +156,17 @@ def main() -> int:
             finally:
                 copies.put(copy)
             sums[verdict] = sums.get(verdict, 0) + 1
-            print(f"{verdict:10} {mutant.name:20} {time.monotonic() - started:4.0f} s  {seen}", flush=True)
+            print(
+                f"{verdict:10} {mutant.name:20} {time.monotonic() - started:4.0f} s  {seen}",
+                flush=True,
+            )
 
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(run, wanted))
-    print(f"{len(wanted)} mutants: " + ", ".join(f"{count} {verdict}" for verdict, count in sorted(sums.items())))
+    print(
+        f"{len(wanted)} mutants: "
+        + ", ".join(f"{count} {verdict}" for verdict, count in sorted(sums.items()))
+    )
     return 0 if set(sums) == {"caught"} else 1
 
 

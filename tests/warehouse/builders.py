@@ -50,11 +50,18 @@ def _migrated() -> bytes:
 
 def sql_of(folder: Path, *without: str) -> Path:
     """A copy of the SQL files of another version in `folder`, less the files (or folders) that `without` names."""
-    return Path(shutil.copytree(SQL_FOLDER, folder / "sql", ignore=shutil.ignore_patterns("*.py", *without)))
+    return Path(
+        shutil.copytree(SQL_FOLDER, folder / "sql", ignore=shutil.ignore_patterns("*.py", *without))
+    )
 
 
 def setup(**changes: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"provider": "local", "workload": "tiny", "cluster": "2xsmall", "layout": "1"}
+    row: dict[str, Any] = {
+        "provider": "local",
+        "workload": "tiny",
+        "cluster": "2xsmall",
+        "layout": "1",
+    }
     row |= {
         "batch_per_device": "8",
         "accumulation_steps": 1,
@@ -62,18 +69,36 @@ def setup(**changes: Any) -> dict[str, Any]:
         "precision": "fp32",
         "switches": "none",
     }
-    row |= {"market": "spot", "zone": "here", "region": "here", "usd_per_hour": 0.02, "reason_wanted": "a pilot"}
+    row |= {
+        "market": "spot",
+        "zone": "here",
+        "region": "here",
+        "usd_per_hour": 0.02,
+        "reason_wanted": "a pilot",
+    }
     row |= {"instance_types": ["small", "small"], "instance_digests": ["s1", "s1"]}
     return row | {"workload_digest": "w1", "code_commit": "abc"} | changes
 
 
 def record(run_id: str, **changes: Any) -> dict[str, Any]:
     """A wire record of a training run."""
-    body: dict[str, Any] = {"run_id": run_id, "lease_id": "lease", "attempt": 1, "kind": "train", "schema": 1}
+    body: dict[str, Any] = {
+        "run_id": run_id,
+        "lease_id": "lease",
+        "attempt": 1,
+        "kind": "train",
+        "schema": 1,
+    }
     body |= {"status": "measured", "reason": "", "item": {}, "workload_digest": "w1"}
     body |= {"started_unix": NOON.timestamp(), "ended_unix": NOON.timestamp() + 10.0}
     body |= {"fingerprint": "cpu", "torch_version": "2"}
-    values = {"step_s": 0.5, "step_spread": 0.01, "sync_s": 0.1, "parameters": 10, "gradient_bytes": 40}
+    values = {
+        "step_s": 0.5,
+        "step_spread": 0.01,
+        "sync_s": 0.1,
+        "parameters": 10,
+        "gradient_bytes": 40,
+    }
     return body | {"values": values | {"flops_per_sample": None}} | changes
 
 
@@ -86,7 +111,16 @@ PROFILE = {
     "parameters": 10,
     "gradient_bytes": 40,
     "flops_per_sample": 3.0,
-    "rows": [{"batch": 8, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.01, "peak_bytes": None, "repeats": 5}],
+    "rows": [
+        {
+            "batch": 8,
+            "forward_s": 0.1,
+            "backward_s": 0.2,
+            "optimizer_s": 0.01,
+            "peak_bytes": None,
+            "repeats": 5,
+        }
+    ],
     "buckets": [{"bytes": 30, "ready_fraction": 0.4}, {"bytes": 10, "ready_fraction": 1.0}],
 }
 
@@ -108,9 +142,25 @@ TYPES = [
 
 
 def recommendation(**changes: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"workload": "tiny", "samples": 1000, "global_batch": 16, "goal": "cheapest", "rank": 1}
-    row |= {"status": "feasible", "constraint_hours": None, "constraint_usd": None, "p_required": 0.9}
-    row |= {"cluster": "2xsmall", "cluster_offers": [offered("small", 2, 0.01)], "layout": "1", "region": "here"}
+    row: dict[str, Any] = {
+        "workload": "tiny",
+        "samples": 1000,
+        "global_batch": 16,
+        "goal": "cheapest",
+        "rank": 1,
+    }
+    row |= {
+        "status": "feasible",
+        "constraint_hours": None,
+        "constraint_usd": None,
+        "p_required": 0.9,
+    }
+    row |= {
+        "cluster": "2xsmall",
+        "cluster_offers": [offered("small", 2, 0.01)],
+        "layout": "1",
+        "region": "here",
+    }
     row |= {
         "batch_per_device": "8",
         "accumulation_steps": 1,
@@ -119,19 +169,51 @@ def recommendation(**changes: Any) -> dict[str, Any]:
         "switches": "none",
         "market": "spot",
     }
-    row |= {"step_s": 0.5, "step_low_s": 0.4, "step_high_s": 0.6, "samples_per_s": 32.0, "bottleneck": "compute"}
-    row |= {"hours": 1.0, "hours_p90": 1.2, "usd": 0.02, "usd_p90": 0.03, "usd_per_million_samples": 20.0}
+    row |= {
+        "step_s": 0.5,
+        "step_low_s": 0.4,
+        "step_high_s": 0.6,
+        "samples_per_s": 32.0,
+        "bottleneck": "compute",
+    }
+    row |= {
+        "hours": 1.0,
+        "hours_p90": 1.2,
+        "usd": 0.02,
+        "usd_p90": 0.03,
+        "usd_per_million_samples": 20.0,
+    }
     row |= {"usd_storage": 0.0, "usd_other": 0.0, "p_meets_constraint": None, "p_best": 0.7}
-    row |= {"measured_runs": 2, "reason": "it costs least", "price_as_of": NOON, "newest_measurement_at": NOON}
-    row |= {"interruption_risk": 0.2, "expected_interruptions": 0.25, "interruption_source": "as srift.toml states"}
+    row |= {
+        "measured_runs": 2,
+        "reason": "it costs least",
+        "price_as_of": NOON,
+        "newest_measurement_at": NOON,
+    }
+    row |= {
+        "interruption_risk": 0.2,
+        "expected_interruptions": 0.25,
+        "interruption_source": "as srift.toml states",
+    }
     row |= {"placement_score": None} | changes
-    shares = {"compute_s": 0.5, "communication_s": 0.75, "exposed_communication_s": 0.25, "input_s": 0.25}
+    shares = {
+        "compute_s": 0.5,
+        "communication_s": 0.75,
+        "exposed_communication_s": 0.25,
+        "input_s": 0.25,
+    }
     parts = {name: row["step_s"] and share * abs(row["step_s"]) for name, share in shares.items()}
     return {"usd_machines": row["usd"]} | parts | row
 
 
 def offered(name: str, count: int, usd_per_hour: float | None) -> dict[str, Any]:
-    return {"instance_type": name, "count": count, "market": "spot", "zone": "here", "usd_per_hour": usd_per_hour}
+    return {
+        "instance_type": name,
+        "count": count,
+        "market": "spot",
+        "zone": "here",
+        "usd_per_hour": usd_per_hour,
+    }
 
 
 def stamp(n: int, provider: str = "local", model_version: str = "1") -> Publication:
@@ -147,12 +229,36 @@ def stamp(n: int, provider: str = "local", model_version: str = "1") -> Publicat
 
 def judgement(promise_id: str = "p1", evidence: str = "e1", **changes: Any) -> dict[str, Any]:
     """A promise of the first publication, judged by two runs of the choice and one of a rival."""
-    row: dict[str, Any] = {"promise_id": promise_id, "evidence": evidence, "evidence_runs": 3, "runs": 2}
-    row |= {"provider": "local", "publication_id": "local-1", "published_at": NOON, "model_version": "1"}
-    row |= {"workload": "tiny", "goal": "cheapest", "cluster": "2xsmall", "market": "spot", "met_constraint": None}
+    row: dict[str, Any] = {
+        "promise_id": promise_id,
+        "evidence": evidence,
+        "evidence_runs": 3,
+        "runs": 2,
+    }
+    row |= {
+        "provider": "local",
+        "publication_id": "local-1",
+        "published_at": NOON,
+        "model_version": "1",
+    }
+    row |= {
+        "workload": "tiny",
+        "goal": "cheapest",
+        "cluster": "2xsmall",
+        "market": "spot",
+        "met_constraint": None,
+    }
     row |= {"promised_step_s": 0.5, "promised_step_low_s": 0.4, "promised_step_high_s": 0.6}
     row |= {"promised_hours": 1.0, "promised_usd": 0.02}
-    row |= {"measured_step_s": 0.55, "measured_hours": 1.1, "measured_usd": 0.022, "within_interval": True}
+    row |= {
+        "measured_step_s": 0.55,
+        "measured_hours": 1.1,
+        "measured_usd": 0.022,
+        "within_interval": True,
+    }
     row |= {"rivals_named": 2, "rivals_measured": 1, "verdict": "compared", "regret": 0.1}
-    row |= {"first_measured_at": NOON + timedelta(hours=1), "newest_measured_at": NOON + timedelta(hours=2)}
+    row |= {
+        "first_measured_at": NOON + timedelta(hours=1),
+        "newest_measured_at": NOON + timedelta(hours=2),
+    }
     return row | changes

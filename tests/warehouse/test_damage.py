@@ -65,7 +65,9 @@ def overwrite(path: Path, start: int, length: int) -> None:
 
 def impatient(warehouse: Warehouse) -> Warehouse:
     """Fails instead of waiting: nothing that is damaged is a lock."""
-    return Warehouse(warehouse.path, sleep=lambda _: pytest.fail("it waits, as for another process"))
+    return Warehouse(
+        warehouse.path, sleep=lambda _: pytest.fail("it waits, as for another process")
+    )
 
 
 @pytest.fixture
@@ -76,14 +78,20 @@ def newer(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_full_disk_is_named_changes_nothing_and_is_forgotten_once_there_is_room(small_disk: SmallDisk) -> None:
+def test_a_full_disk_is_named_changes_nothing_and_is_forgotten_once_there_is_room(
+    small_disk: SmallDisk,
+) -> None:
     warehouse = fresh(small_disk.place)
     add(warehouse, "before")
     publish(warehouse, [recommendation()], stamp(1))
     folder = small_disk.place / "published"
     export(warehouse, folder)
     small_disk.fill()
-    for attempt in (warehouse.migrate, lambda: add(warehouse, "small"), lambda: export(warehouse, folder)):
+    for attempt in (
+        warehouse.migrate,
+        lambda: add(warehouse, "small"),
+        lambda: export(warehouse, folder),
+    ):
         with pytest.raises(DiskFull, match=r"the disk is full: .*free some space at"):
             attempt()
     assert count(warehouse) == 1 and len(read_published(folder)) == 1
@@ -113,14 +121,19 @@ def test_a_read_only_home_is_named_and_can_still_be_read(small_disk: SmallDisk) 
         ("Serialization Error: Failed to deserialize", WarehouseDamaged),
         ("INTERNAL Error: Corrupt block", WarehouseDamaged),
         ("INTERNAL Error: Attempted to access index 3 within vector of size 2", WarehouseError),
-        ('IO Error: Cannot open file "/data/checksum-runs/warehouse.duckdb": Too many open files', WarehouseError),
+        (
+            'IO Error: Cannot open file "/data/checksum-runs/warehouse.duckdb": Too many open files',
+            WarehouseError,
+        ),
         ("IO Error: Cannot open file /data/corrupt/x: Too many open files", WarehouseError),
     ],
 )
 def test_what_duckdb_says_of_disk_and_file_is_distinguished(
     warehouse: Warehouse, says: str, error: type[Exception]
 ) -> None:
-    kind = getattr(duckdb, says.split()[0].removesuffix("Context").title().replace("Io", "IO") + "Exception")
+    kind = getattr(
+        duckdb, says.split()[0].removesuffix("Context").title().replace("Io", "IO") + "Exception"
+    )
     with pytest.raises(error, match=re.escape(says)) as caught, warehouse.transact():
         raise kind(says)
     assert caught.type is error
@@ -138,12 +151,16 @@ def test_a_mistake_in_a_query_and_words_in_a_path_are_no_damage(tmp_path: Path) 
         connection.execute(f"copy (select 1) to '{warehouse.path.parent}/none/x.csv'")
     assert caught.type is WarehouseError
     with pytest.raises(WarehouseError) as caught, warehouse.transact():
-        raise duckdb.IOException(f"IO Error: Cannot open file {warehouse.path}: Too many open files")
+        raise duckdb.IOException(
+            f"IO Error: Cannot open file {warehouse.path}: Too many open files"
+        )
     assert caught.type is WarehouseError
 
 
 @pytest.mark.parametrize("start", [0, 4096, 8192])
-def test_damage_at_the_start_is_found_at_once_by_whoever_opens_the_file(warehouse: Warehouse, start: int) -> None:
+def test_damage_at_the_start_is_found_at_once_by_whoever_opens_the_file(
+    warehouse: Warehouse, start: int
+) -> None:
     add(warehouse, "kept")
     overwrite(warehouse.path, start, 64)
     for attempt in (impatient(warehouse).migrate, lambda: impatient(warehouse).select("timings")):
@@ -172,8 +189,12 @@ def test_damage_in_the_middle_is_never_taken_for_another_process(warehouse: Ware
 
 
 @pytest.mark.parametrize("when", ["within", "after"])
-def test_a_killed_process_leaves_a_file_that_opens_and_its_last_commit(warehouse: Warehouse, when: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(warehouse.path), when], cwd=SQL_FOLDER.parent)
+def test_a_killed_process_leaves_a_file_that_opens_and_its_last_commit(
+    warehouse: Warehouse, when: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(warehouse.path), when], cwd=SQL_FOLDER.parent
+    )
     assert ended.returncode == -signal.SIGKILL
     warehouse.verify()
     assert count(impatient(warehouse)) == (0 if when == "within" else 1)
@@ -183,7 +204,9 @@ def test_a_killed_process_leaves_a_file_that_opens_and_its_last_commit(warehouse
 def test_a_migration_is_preceded_by_a_copy_with_what_a_killed_process_had_committed(
     warehouse: Warehouse, newer: Path
 ) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(warehouse.path), "after"], cwd=SQL_FOLDER.parent)
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(warehouse.path), "after"], cwd=SQL_FOLDER.parent
+    )
     assert warehouse.migrate() == [] and backups(warehouse.path) == [], "nothing was pending"
     subprocess.run(
         [sys.executable, "-c", KILLED.replace("'killed'", "'again'"), str(warehouse.path), "after"],
@@ -214,7 +237,9 @@ def test_the_file_stays_locked_while_it_is_copied_and_migrated(
 
     def back_up(self: Warehouse, *words: Any) -> Path:
         made = copied(self, *words)
-        ended = subprocess.run([sys.executable, "-c", intruder, str(self.path)], cwd=SQL_FOLDER.parent)
+        ended = subprocess.run(
+            [sys.executable, "-c", intruder, str(self.path)], cwd=SQL_FOLDER.parent
+        )
         seen.append(ended.returncode)
         return made
 
@@ -224,7 +249,9 @@ def test_the_file_stays_locked_while_it_is_copied_and_migrated(
     assert WarehouseBusy.__name__ in intruder
 
 
-def test_a_migration_that_fails_leaves_no_copy_and_the_older_copies(warehouse: Warehouse, newer: Path) -> None:
+def test_a_migration_that_fails_leaves_no_copy_and_the_older_copies(
+    warehouse: Warehouse, newer: Path
+) -> None:
     Warehouse(warehouse.path, sql_folder=newer).migrate()
     later = Warehouse(warehouse.path, sql_folder=newer)
     before = backups(later.path)
@@ -232,7 +259,10 @@ def test_a_migration_that_fails_leaves_no_copy_and_the_older_copies(warehouse: W
     for _ in range(KEPT_BACKUPS + 1):
         with pytest.raises(duckdb.BinderException):
             later.migrate()
-    assert backups(later.path) == before and list((warehouse.path.parent / "backups").iterdir()) == before
+    assert (
+        backups(later.path) == before
+        and list((warehouse.path.parent / "backups").iterdir()) == before
+    )
 
 
 def test_without_room_for_the_copy_nothing_is_migrated(
@@ -253,7 +283,9 @@ def test_what_the_message_says_to_type_puts_a_damaged_file_right(
     add(warehouse, "early")
     later = Warehouse(warehouse.path, sql_folder=newer if backed_up else SQL_FOLDER)
     later.migrate()
-    subprocess.run([sys.executable, "-c", KILLED, str(warehouse.path), "after"], cwd=SQL_FOLDER.parent)
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(warehouse.path), "after"], cwd=SQL_FOLDER.parent
+    )
     overwrite(warehouse.path, 0, 64)
     with pytest.raises(WarehouseDamaged) as caught:
         later.migrate()
@@ -270,7 +302,9 @@ def test_a_failure_inside_duckdb_while_it_only_reads_is_damage(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> int:
-        raise duckdb.InternalException("INTERNAL Error: Attempted to access index 3 within vector of size 2")
+        raise duckdb.InternalException(
+            "INTERNAL Error: Attempted to access index 3 within vector of size 2"
+        )
 
     monkeypatch.setattr("warehouse.salvage._rows", fail)
     with pytest.raises(WarehouseDamaged, match="index 3"):
@@ -326,15 +360,25 @@ def where_damage_shows(sound: bytes, of_a_table: bool) -> int:
 def test_a_damaged_index_is_found_and_a_rebuild_keeps_every_row(large: Warehouse) -> None:
     before = large.path.read_bytes()
     large.verify_indexes()
-    assert large.path.read_bytes() == before and large.rebuild() is None, "checking changed the file"
+    assert large.path.read_bytes() == before and large.rebuild() is None, (
+        "checking changed the file"
+    )
     damaged_block(large, of_a_table=False)
     content, rows = large.path.read_bytes(), large.verify()
-    with pytest.raises(WarehouseDamaged, match=r"nothing is lost.*type\n  srift doctor --rebuild-warehouse"):
+    with pytest.raises(
+        WarehouseDamaged, match=r"nothing is lost.*type\n  srift doctor --rebuild-warehouse"
+    ):
         large.verify_indexes()
-    assert large.path.read_bytes() == content and not large.path.with_name("warehouse.duckdb.wal").exists()
+    assert (
+        large.path.read_bytes() == content
+        and not large.path.with_name("warehouse.duckdb.wal").exists()
+    )
     rebuilt = large.rebuild()
     assert (
-        rebuilt is not None and rebuilt.lost == {} and rebuilt.rows == rows and rebuilt.damaged.read_bytes() == content
+        rebuilt is not None
+        and rebuilt.lost == {}
+        and rebuilt.rows == rows
+        and rebuilt.damaged.read_bytes() == content
     )
     large.verify_indexes()
     assert large.verify() == rows and large.migrate() == []
@@ -342,13 +386,18 @@ def test_a_damaged_index_is_found_and_a_rebuild_keeps_every_row(large: Warehouse
     assert count(large) == 50_001
     with pytest.raises(duckdb.ConstraintException):
         add(large, "later")
-    assert {one.name for one in large.path.parent.iterdir()} == {"warehouse.duckdb", rebuilt.damaged.name}
+    assert {one.name for one in large.path.parent.iterdir()} == {
+        "warehouse.duckdb",
+        rebuilt.damaged.name,
+    }
 
 
 def test_a_rebuild_keeps_the_rows_around_a_damaged_block(large: Warehouse) -> None:
     add(large, "more", 200_000)  # more than a row group of DuckDB's
     damaged_block(large, of_a_table=True)
-    with pytest.raises(WarehouseDamaged, match=r"Some rows of raw_timings are lost(.|\n)*srift doctor --rebuild"):
+    with pytest.raises(
+        WarehouseDamaged, match=r"Some rows of raw_timings are lost(.|\n)*srift doctor --rebuild"
+    ):
         large.verify()
     rebuilt = large.rebuild()
     assert rebuilt is not None and set(rebuilt.lost) == {"raw_timings"}
@@ -383,7 +432,9 @@ def test_without_room_a_rebuild_leaves_the_damaged_file_where_it_is(small_disk: 
 
 
 @pytest.mark.parametrize("of_a_table", [True, False])
-def test_a_damaged_file_is_not_migrated_and_makes_no_copy(large: Warehouse, newer: Path, of_a_table: bool) -> None:
+def test_a_damaged_file_is_not_migrated_and_makes_no_copy(
+    large: Warehouse, newer: Path, of_a_table: bool
+) -> None:
     damaged_block(large, of_a_table=of_a_table)
     content = large.path.read_bytes()
     with pytest.raises(WarehouseDamaged):
@@ -397,7 +448,9 @@ def kept_copies(warehouse: Warehouse, sound: list[bool]) -> list[Path]:
     folder = warehouse.path.parent / "backups"
     folder.mkdir()
     original = warehouse.path.read_bytes()
-    made = [folder / f"warehouse-005-2026110{day}T000000000000.duckdb" for day, _ in enumerate(sound, 1)]
+    made = [
+        folder / f"warehouse-005-2026110{day}T000000000000.duckdb" for day, _ in enumerate(sound, 1)
+    ]
     for path, whole in zip(made, sound, strict=True):
         warehouse.path.write_bytes(original)
         if not whole:
@@ -415,26 +468,40 @@ def test_the_newest_copy_that_can_be_read_is_the_one_to_restore(large: Warehouse
     assert f"cp {older} {large.path}" in str(caught.value)
     assert "what was loaded since 2026-11-01 00:00 UTC is lost" in str(caught.value)
     older.unlink()
-    with pytest.raises(WarehouseDamaged, match="none of its backups can be read whole, so all measurements are lost"):
+    with pytest.raises(
+        WarehouseDamaged,
+        match="none of its backups can be read whole, so all measurements are lost",
+    ):
         large.verify()
 
 
-def test_the_last_few_copies_are_kept_and_a_sound_one_outlives_damaged_ones(large: Warehouse, newer: Path) -> None:
+def test_the_last_few_copies_are_kept_and_a_sound_one_outlives_damaged_ones(
+    large: Warehouse, newer: Path
+) -> None:
     made = kept_copies(large, [True] + [False] * KEPT_BACKUPS)
     later = Warehouse(large.path, sql_folder=newer)
     later.migrate()
     assert made[0] in backups(later.path) and len(backups(later.path)) == KEPT_BACKUPS
     for number in range(901, 901 + KEPT_BACKUPS):
-        (newer / "migrations" / f"{number}_more.sql").write_text(f"create table more_{number} (a integer);")
+        (newer / "migrations" / f"{number}_more.sql").write_text(
+            f"create table more_{number} (a integer);"
+        )
         later.migrate()
     kept = [path.name.split("-")[1] for path in backups(later.path)]
-    assert kept == [str(900 + number) for number in range(KEPT_BACKUPS)], "of sound ones the last few"
+    assert kept == [str(900 + number) for number in range(KEPT_BACKUPS)], (
+        "of sound ones the last few"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "kept"),
     [
-        (duckdb.FatalException("FATAL Error: Failed to commit: Could not write: Input/output error"), 1),
+        (
+            duckdb.FatalException(
+                "FATAL Error: Failed to commit: Could not write: Input/output error"
+            ),
+            1,
+        ),
         (duckdb.TransactionException("Failed to commit: No space left on device"), 1),
         (duckdb.IOException("IO Error: Corrupt database file"), 1),
         (duckdb.BinderException("no such column"), 0),
@@ -452,11 +519,15 @@ def test_the_copy_stays_where_a_migration_fails_by_file_or_disk(
     assert len(backups(warehouse.path)) == kept
 
 
-def test_the_published_table_is_set_aside_before_a_refresh_replaces_it(warehouse: Warehouse) -> None:
+def test_the_published_table_is_set_aside_before_a_refresh_replaces_it(
+    warehouse: Warehouse,
+) -> None:
     publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, warehouse.path.parent / "published")
     overwrite(warehouse.path, 0, 64)
-    with pytest.raises(WarehouseDamaged, match=r"regret ledger, drift and alarms .* once a refresh replaces") as caught:
+    with pytest.raises(
+        WarehouseDamaged, match=r"regret ledger, drift and alarms .* once a refresh replaces"
+    ) as caught:
         warehouse.verify()
     typed = [line for line in str(caught.value).splitlines() if line.startswith("  ")][:-1]
     subprocess.run(["sh", "-e", "-c", "\n".join(typed)], check=True)

@@ -12,7 +12,14 @@ import pytest
 
 from tests.warehouse.builders import NOON, offered, recommendation, sql_of, stamp
 from warehouse.append import append_offers
-from warehouse.database import SQL_FOLDER, MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+from warehouse.database import (
+    SQL_FOLDER,
+    MigrationChanged,
+    Warehouse,
+    WarehouseBusy,
+    WarehouseError,
+    WarehouseMissing,
+)
 from warehouse.export import export, read_published
 from warehouse.publication import append_publication, publish
 
@@ -28,7 +35,10 @@ with duckdb.connect(sys.argv[1]) as connection:
 def holder(warehouse: Warehouse):
     """Another process that holds the working file for writing until it reads a line."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(warehouse.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(warehouse.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -87,7 +97,9 @@ def test_reading_what_is_not_there_says_what_to_run(tmp_path: Path) -> None:
         Warehouse(tmp_path / "none.duckdb").select("runs")
 
 
-def test_a_writer_waits_until_another_process_is_done(warehouse: Warehouse, holder: subprocess.Popen[str]) -> None:
+def test_a_writer_waits_until_another_process_is_done(
+    warehouse: Warehouse, holder: subprocess.Popen[str]
+) -> None:
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -106,7 +118,9 @@ def test_the_wait_is_bounded_and_the_error_names_the_holder(
     warehouse: Warehouse, holder: subprocess.Popen[str], reading: bool
 ) -> None:
     hasty = Warehouse(warehouse.path, wait_s=0.0)
-    with pytest.raises(WarehouseBusy, match=rf"process {holder.pid} .*Nothing was changed; wait until"):
+    with pytest.raises(
+        WarehouseBusy, match=rf"process {holder.pid} .*Nothing was changed; wait until"
+    ):
         if reading:
             hasty.select("runs")
         else:
@@ -134,7 +148,9 @@ VERSIONS = sorted(file.stem for file in SQL_FOLDER.glob("migrations/*.sql"))
 
 
 @pytest.mark.parametrize("last", VERSIONS[:-1])
-def test_a_file_of_each_older_version_with_rows_in_it_is_brought_up_to_date_at_once(tmp_path: Path, last: str) -> None:
+def test_a_file_of_each_older_version_with_rows_in_it_is_brought_up_to_date_at_once(
+    tmp_path: Path, last: str
+) -> None:
     later = VERSIONS[VERSIONS.index(last) + 1 :]
     path = tmp_path / "home" / "warehouse.duckdb"
     folder = sql_of(tmp_path, *(f"{name}.sql" for name in later), "marts", "staging")
@@ -148,14 +164,25 @@ def test_a_file_of_each_older_version_with_rows_in_it_is_brought_up_to_date_at_o
     assert Warehouse(path).migrate() == later
     (row,) = Warehouse(path).select("recommendation_history").to_dict("records")
     assert (row["cluster"], row["market"]) == ("2xsmall", "spot")
-    assert row["switches"] == ("none" if "018_switches" in later else None), "filled in by that migration"
+    assert row["switches"] == ("none" if "018_switches" in later else None), (
+        "filled in by that migration"
+    )
 
 
-def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_market(tmp_path: Path) -> None:
+def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_market(
+    tmp_path: Path,
+) -> None:
     folder = sql_of(tmp_path, "011_*", "027_*", "marts", "staging")  # views were others then
     path = tmp_path / "home" / "warehouse.duckdb"
     Warehouse(path, sql_folder=folder).migrate()
-    new = ("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions")
+    new = (
+        "market",
+        "usd_machines",
+        "usd_storage",
+        "usd_other",
+        "interruption_risk",
+        "expected_interruptions",
+    )
     new += (
         "interruption_source",
         "placement_score",
@@ -169,19 +196,43 @@ def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_
             recommendation(rank=3, cluster_offers=[safe, spot]),
             recommendation(rank=4, cluster=None, cluster_offers=None, status="infeasible")]  # fmt: skip
     with Warehouse(path).transact() as connection:
-        append_publication(connection, [{k: v for k, v in row.items() if k not in new} for row in rows], stamp(1))
-        price = {"provider": "local", "instance_type": "small", "market": "spot", "zone": "here", "region": "here"}
+        append_publication(
+            connection, [{k: v for k, v in row.items() if k not in new} for row in rows], stamp(1)
+        )
+        price = {
+            "provider": "local",
+            "instance_type": "small",
+            "market": "spot",
+            "zone": "here",
+            "region": "here",
+        }
         price |= {"usd_per_hour": 0.01, "interruptions_per_hour": 0.1, "price_as_of": NOON}
         append_offers(connection, [price], snapshot_id="old", as_of=NOON)
-        for table in ("raw_recommendations", "raw_offers"):  # as the marts of that time stood over them
+        for table in (
+            "raw_recommendations",
+            "raw_offers",
+        ):  # as the marts of that time stood over them
             connection.execute(f"create view of_{table} as select * from {table}")
     assert "011_bill_and_risk" in Warehouse(path).migrate()
     publish(Warehouse(path), [recommendation(usd=0.05, usd_p90=0.06)], stamp(2))
-    for relation in ("recommendation_history", "recommendations", "recommendation_changes", "pareto", "offers"):
+    for relation in (
+        "recommendation_history",
+        "recommendations",
+        "recommendation_changes",
+        "pareto",
+        "offers",
+    ):
         assert len(Warehouse(path).select(relation))
-    old = Warehouse(path).select("recommendation_history", {"publication_id": "local-1"}).sort_values("rank")
+    old = (
+        Warehouse(path)
+        .select("recommendation_history", {"publication_id": "local-1"})
+        .sort_values("rank")
+    )
     assert old["market"].fillna("").tolist() == ["spot", "on-demand", "mixed", ""]
     assert old["usd"].notna().all() and old[[*new[1:]]].isna().all(axis=None)
     assert Warehouse(path).select("recommendation_changes")["change"].tolist() == ["price"]
     export(Warehouse(path), tmp_path / "published")
-    assert read_published(tmp_path / "published", "recommendation_history")["market"].notna().sum() == 4
+    assert (
+        read_published(tmp_path / "published", "recommendation_history")["market"].notna().sum()
+        == 4
+    )

@@ -29,13 +29,20 @@ with duckdb.connect(sys.argv[1], read_only=True) as connection:
 """
 
 
-def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_every_published_column_is_commented_with_its_unit(
+    warehouse: Warehouse, tmp_path: Path
+) -> None:
     publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, tmp_path / "published")
     query = "select table_name, column_name, comment from duckdb_columns() where table_name in ? order by column_index"
-    with duckdb.connect(str(tmp_path / "published" / "recommendations.duckdb"), read_only=True) as connection:
+    with duckdb.connect(
+        str(tmp_path / "published" / "recommendations.duckdb"), read_only=True
+    ) as connection:
         outside = connection.execute(query, [list(PUBLISHED)]).fetchall()
-        tables = {name for (name,) in connection.execute("select table_name from duckdb_tables()").fetchall()}
+        tables = {
+            name
+            for (name,) in connection.execute("select table_name from duckdb_tables()").fetchall()
+        }
         whole = connection.execute("select comment from duckdb_tables()").fetchall()
     with warehouse.read() as connection:
         inside = connection.execute(query, [list(PUBLISHED)]).fetchall()
@@ -49,23 +56,39 @@ def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse,
     for table, column, comment in outside:
         unit = {"_s": "second", "hours": "hours", "usd": "US dollars", "_at": "UTC", "p_": "0 to 1"}
         for part, word in unit.items():
-            if (column.startswith(part) if part == "p_" else column.endswith(part)) and "changed" not in comment:
+            if (
+                column.startswith(part) if part == "p_" else column.endswith(part)
+            ) and "changed" not in comment:
                 assert word in comment, (table, column)
     twins = {(table, column): comment for table, column, comment in outside}
     said = set(re.findall(r"\w+", twins["recommendations", "status"]))
-    assert {"recommended", "alternative", "misses_constraint", "infeasible"} <= said and "feasible" not in said
-    assert all(twins["recommendations", column] == twins["recommendation_history", column] for column in CONTRACT)
+    assert {
+        "recommended",
+        "alternative",
+        "misses_constraint",
+        "infeasible",
+    } <= said and "feasible" not in said
+    assert all(
+        twins["recommendations", column] == twins["recommendation_history", column]
+        for column in CONTRACT
+    )
 
 
-def test_the_copies_agree_and_parquet_and_csv_have_the_contracts_columns(warehouse: Warehouse, tmp_path: Path) -> None:
-    publish(warehouse, [recommendation(), recommendation(goal="fastest", bottleneck=None)], stamp(1))
+def test_the_copies_agree_and_parquet_and_csv_have_the_contracts_columns(
+    warehouse: Warehouse, tmp_path: Path
+) -> None:
+    publish(
+        warehouse, [recommendation(), recommendation(goal="fastest", bottleneck=None)], stamp(1)
+    )
     folder = tmp_path / "published"
     paths = export(warehouse, folder)
     assert [path.name for path in paths] == [
         *(f"recommendations.{kind}" for kind in ("duckdb", "parquet", "csv")),
         *(f"regret_ledger.{kind}" for kind in ("parquet", "csv")),
     ]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in paths)  # nothing left beside
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in paths
+    )  # nothing left beside
     frames = [read_published(folder), pd.read_parquet(paths[1]), pd.read_csv(paths[2])]
     for frame in frames:
         assert list(frame.columns) == CONTRACT
@@ -79,7 +102,9 @@ def test_every_copy_is_on_the_disk_before_any_takes_its_name(
 ) -> None:
     publish(warehouse, [recommendation()], stamp(1))
     folder, synced = tmp_path / "published", []
-    monkeypatch.setattr("os.fsync", lambda handle: synced.append((os.fstat(handle).st_ino, paths_in(folder))))
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: synced.append((os.fstat(handle).st_ino, paths_in(folder)))
+    )
     paths = export(warehouse, folder)
     assert [one for one, _ in synced] == [path.stat().st_ino for path in paths]
     assert all(there == [] for _, there in synced)
@@ -119,14 +144,18 @@ def test_a_reader_needs_no_lock_and_keeps_the_old_file_while_the_next_one_replac
     publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, folder)
     command = [sys.executable, "-c", READ, str(folder / "recommendations.duckdb")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
         with warehouse.transact():  # this process holds the working file
             assert reader.stdout is not None and reader.stdout.readline() == "local-1\n"
         publish(warehouse, [recommendation()], stamp(2))
         old = (folder / "recommendations.duckdb").read_bytes()
         with (folder / "recommendations.duckdb").open("rb") as held:
             export(warehouse, folder)
-            assert held.read() == old  # a page that the reader has not read yet is still the old one's
+            assert (
+                held.read() == old
+            )  # a page that the reader has not read yet is still the old one's
         assert reader.communicate("\n")[0] == "local-1\n"
     assert read_published(folder).publication_id.tolist() == ["local-2"]
 
@@ -136,8 +165,15 @@ def test_an_export_that_fails_leaves_the_old_copy_and_no_litter(
 ) -> None:
     publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, tmp_path / "published")
-    before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "published").iterdir())
-    monkeypatch.setattr("warehouse.export.VIEWS", frozenset({"runs"}))  # a view that cannot exist there
+    before = sorted(
+        (path.name, path.stat().st_mtime_ns) for path in (tmp_path / "published").iterdir()
+    )
+    monkeypatch.setattr(
+        "warehouse.export.VIEWS", frozenset({"runs"})
+    )  # a view that cannot exist there
     with pytest.raises(duckdb.Error):
         export(warehouse, tmp_path / "published")
-    assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "published").iterdir()) == before
+    assert (
+        sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "published").iterdir())
+        == before
+    )

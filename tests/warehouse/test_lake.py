@@ -17,9 +17,30 @@ from tasks.execution.claims import claim, of_others, settle
 from tasks.workspace.workspace import Workspace
 from tests import postgres
 from tests.installed import DescribedMachines, install
-from tests.warehouse.builders import DEFINED, NOON, TYPES, body, fresh, recommendation, sql_of, stamp
-from warehouse.append import append, append_records, note_import, note_instance_types, note_workloads
-from warehouse.database import MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+from tests.warehouse.builders import (
+    DEFINED,
+    NOON,
+    TYPES,
+    body,
+    fresh,
+    recommendation,
+    sql_of,
+    stamp,
+)
+from warehouse.append import (
+    append,
+    append_records,
+    note_import,
+    note_instance_types,
+    note_workloads,
+)
+from warehouse.database import (
+    MigrationChanged,
+    Warehouse,
+    WarehouseBusy,
+    WarehouseError,
+    WarehouseMissing,
+)
 from warehouse.export import export, read_published
 from warehouse.lake import Lake, SharedWarehouse
 from warehouse.publication import PublicationRefused, publish
@@ -41,7 +62,9 @@ def lake(server: str, tmp_path: Path) -> Lake:
     """A new and empty one."""
     database = f"lake{next(_number)}"
     postgres.create(server, database)
-    return Lake(host=server, port=5432, user=postgres.USER, database=database, data=str(tmp_path / "lake"))
+    return Lake(
+        host=server, port=5432, user=postgres.USER, database=database, data=str(tmp_path / "lake")
+    )
 
 
 @pytest.fixture
@@ -60,7 +83,9 @@ def load(warehouse: Warehouse) -> int:
         return append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
 
 
-def test_it_has_the_tables_columns_and_types_of_the_file(shared: SharedWarehouse, tmp_path: Path) -> None:
+def test_it_has_the_tables_columns_and_types_of_the_file(
+    shared: SharedWarehouse, tmp_path: Path
+) -> None:
     query = "select table_name, column_name, data_type from duckdb_columns() where table_name {} order by all"
     of_tables = "like 'raw\\_%' escape '\\' or table_name = 'schema_migrations'"
     assert len(shared.select(query.format(of_tables))) > 200
@@ -71,7 +96,9 @@ def test_it_has_the_tables_columns_and_types_of_the_file(shared: SharedWarehouse
 
 def comments_of(warehouse: Warehouse) -> list[tuple[str, ...]]:
     """What the published copy says of its columns."""
-    with duckdb.connect(str(warehouse.path.parent / "published" / "recommendations.duckdb")) as connection:
+    with duckdb.connect(
+        str(warehouse.path.parent / "published" / "recommendations.duckdb")
+    ) as connection:
         asked = "select table_name, column_name, comment from duckdb_columns() where comment is not null order by all"
         return connection.execute(asked).fetchall()
 
@@ -86,7 +113,9 @@ def test_the_same_rows_give_the_same_marts(shared: SharedWarehouse, tmp_path: Pa
             publish(warehouse, [recommendation(hours=-1.0)], stamp(3))
         export(warehouse, warehouse.path.parent / "published")
     for name in ("runs", "workloads", "recommendation_history", "recommendation_changes"):
-        of_file, of_lake = (warehouse.select(f"select * from {name} order by all") for warehouse in both)
+        of_file, of_lake = (
+            warehouse.select(f"select * from {name} order by all") for warehouse in both
+        )
         assert len(of_file) and of_file.equals(of_lake), name
     published = [read_published(warehouse.path.parent / "published") for warehouse in both]
     assert published[0].equals(published[1])
@@ -97,18 +126,25 @@ def test_the_same_rows_give_the_same_marts(shared: SharedWarehouse, tmp_path: Pa
 @pytest.mark.parametrize(
     ("table", "row"),
     [
-        ("raw_records", {"run_id": "r", "kind": "dance", "status": "failed", "provider": "p", "lease_id": "l"}),
+        (
+            "raw_records",
+            {"run_id": "r", "kind": "dance", "status": "failed", "provider": "p", "lease_id": "l"},
+        ),
         ("raw_timings", {"refresh_id": "r", "phase": "plan"}),  # no seconds
     ],
 )
-def test_what_the_file_refuses_is_refused(shared: SharedWarehouse, table: str, row: dict[str, str]) -> None:
+def test_what_the_file_refuses_is_refused(
+    shared: SharedWarehouse, table: str, row: dict[str, str]
+) -> None:
     stamps = {"refresh_id": "r", "body": {}, "loaded_at": NOON} if table == "raw_records" else {}
     with pytest.raises(duckdb.ConstraintException), shared.transact() as connection:
         append(connection, table, [row], **stamps)
     assert shared.select(table).empty
 
 
-def test_a_transaction_that_raises_changes_nothing_and_lets_the_next_one_write(shared: SharedWarehouse) -> None:
+def test_a_transaction_that_raises_changes_nothing_and_lets_the_next_one_write(
+    shared: SharedWarehouse,
+) -> None:
     with pytest.raises(KeyboardInterrupt), shared.transact() as connection:
         append(connection, "raw_timings", [{"refresh_id": "r", "phase": "plan", "seconds": 1.0}])
         raise KeyboardInterrupt
@@ -133,7 +169,10 @@ def test_the_wait_is_bounded_and_the_error_names_who_writes(shared: SharedWareho
     hasty = SharedWarehouse(shared.path, shared.lake, wait_s=0.0)
     with (
         shared.transact(),
-        pytest.raises(WarehouseBusy, match=r"others have .*, now srift on \S+, process \d+\. Nothing was changed"),
+        pytest.raises(
+            WarehouseBusy,
+            match=r"others have .*, now srift on \S+, process \d+\. Nothing was changed",
+        ),
         hasty.transact(),
     ):
         pass
@@ -145,7 +184,9 @@ def test_an_empty_an_older_and_a_newer_lake_say_what_to_do(lake: Lake, tmp_path:
     assert not today.exists()
     with pytest.raises(WarehouseMissing, match="srift refresh"):
         today.select("runs")
-    older = SharedWarehouse(path, lake, sql_folder=sql_of(tmp_path, "025_*", "stg_elastic.sql", "elastic_runs.sql"))
+    older = SharedWarehouse(
+        path, lake, sql_folder=sql_of(tmp_path, "025_*", "stg_elastic.sql", "elastic_runs.sql")
+    )
     older.migrate()
     with pytest.raises(WarehouseError, match="older version of Srift: `srift refresh`"):
         today.select("runs")
@@ -162,10 +203,16 @@ def test_a_home_is_carried_over_once_in_the_order_in_which_things_were_noted(
     for n in (2, 1):  # the runs count where the first definition is put back
         publish(file, [recommendation()], stamp(n))
         with file.transact() as connection:
-            note_workloads(connection, [DEFINED[0] | {"digest": f"w{n}"}], provider="local", noted_at=NOON)
+            note_workloads(
+                connection, [DEFINED[0] | {"digest": f"w{n}"}], provider="local", noted_at=NOON
+            )
     publish(shared, [recommendation(workload="other")], stamp(3, provider="ec2"))
     copied = shared.carry_over(file.path)
-    assert (copied["raw_records"], copied["raw_publications"], copied["raw_recommendations"]) == (2, 2, 2)
+    assert (copied["raw_records"], copied["raw_publications"], copied["raw_recommendations"]) == (
+        2,
+        2,
+        2,
+    )
     assert set(shared.carry_over(file.path).values()) == {0}
     for name in ("runs", "recommendations", "stg_workloads"):
         query = f"select * from {name} where provider = 'local' order by all"
@@ -176,8 +223,19 @@ def test_a_home_is_carried_over_once_in_the_order_in_which_things_were_noted(
 def test_what_two_imports_hold_counts_after_a_home_was_carried_over_until_both_are_forgotten(
     shared: SharedWarehouse, tmp_path: Path
 ) -> None:
-    columns = {"workload": "tiny", "cluster": "1xsmall", "batch_per_device": "8", "accumulation_steps": 1}
-    columns |= {"strategy": "ddp", "precision": "fp32", "switches": "none", "step_s": 0.5, "provider": "ec2"}
+    columns = {
+        "workload": "tiny",
+        "cluster": "1xsmall",
+        "batch_per_device": "8",
+        "accumulation_steps": 1,
+    }
+    columns |= {
+        "strategy": "ddp",
+        "precision": "fp32",
+        "switches": "none",
+        "step_s": 0.5,
+        "provider": "ec2",
+    }
     file = fresh(tmp_path / "home")
     for warehouse, import_id in ((shared, "b"), (file, "a")):
         row = columns | {"row_digest": "d", "row_number": 1, "file_digest": import_id}
@@ -191,18 +249,24 @@ def test_what_two_imports_hold_counts_after_a_home_was_carried_over_until_both_a
         assert len(shared.select("runs")) == left
 
 
-def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: Lake) -> None:
+def test_what_is_not_there_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: Lake
+) -> None:
     nobody = Lake(host=str(tmp_path), port=5432, user="srift", database="none", data=str(tmp_path))
     with pytest.raises(WarehouseError, match="see that PostgreSQL"):
         SharedWarehouse(tmp_path / "w.duckdb", nobody).exists()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    elsewhere = Lake(host=lake.host, port=5432, user="other", database=lake.database, data=lake.data)
+    elsewhere = Lake(
+        host=lake.host, port=5432, user="other", database=lake.database, data=lake.data
+    )
     with pytest.raises(WarehouseError, match=r"pip install 'srift\[shared\]'"):
         SharedWarehouse(tmp_path / "w.duckdb", elsewhere).exists()
 
 
 @pytest.mark.local
-def test_the_files_may_lie_in_s3(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_may_lie_in_s3(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s3 = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     s3.start()
     try:
@@ -218,7 +282,13 @@ def test_the_files_may_lie_in_s3(server: str, tmp_path: Path, monkeypatch: pytes
         bucket = boto3.client("s3", region_name="us-east-1")
         bucket.create_bucket(Bucket="team")
         postgres.create(server, "in_s3")
-        lake = Lake(host=server, port=5432, user=postgres.USER, database="in_s3", data="s3://team/srift/warehouse")
+        lake = Lake(
+            host=server,
+            port=5432,
+            user=postgres.USER,
+            database="in_s3",
+            data="s3://team/srift/warehouse",
+        )
         shared = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
         shared.migrate()
         with shared.transact() as connection:
@@ -254,7 +324,9 @@ for turn in range({ROUNDS}):
 """
 
 
-def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(lake: Lake, tmp_path: Path) -> None:
+def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(
+    lake: Lake, tmp_path: Path
+) -> None:
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, lake.host, lake.database, lake.data, str(n)],
@@ -268,7 +340,9 @@ def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(lake: Lake, 
         assert writer.stdin is not None
         writer.stdin.write("\n")
         writer.stdin.flush()
-    assert [(writer.communicate(timeout=300)[1], writer.returncode) for writer in writers] == [("", 0)] * WRITERS
+    assert [(writer.communicate(timeout=300)[1], writer.returncode) for writer in writers] == [
+        ("", 0)
+    ] * WRITERS
     shared = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
     own, common = WRITERS * ROUNDS * 20, ROUNDS  # of records
     publications = WRITERS * ROUNDS + ROUNDS
@@ -280,7 +354,9 @@ def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(lake: Lake, 
         ("raw_workload_facts", "noted_order", 1),
         ("schema_migrations", "number", len(shared.select("schema_migrations")["number"].unique())),
     ):
-        assert (len(shared.select(table)), shared.select(table)[key].nunique()) == (rows, rows), table
+        assert (len(shared.select(table)), shared.select(table)[key].nunique()) == (rows, rows), (
+            table
+        )
 
 
 def test_what_a_machine_claims_of_the_months_dollars_the_others_see_until_it_settles_it(
@@ -299,7 +375,9 @@ def test_what_a_machine_claims_of_the_months_dollars_the_others_see_until_it_set
         claim(here, f"r-{number}", 2.0 + number, NOON)
 
     def seen(here: Workspace, before: str) -> list[tuple[str, float]]:
-        return [(row["refresh_id"], row["left_usd"]) for row in of_others(here, NOON, before=before)]
+        return [
+            (row["refresh_id"], row["left_usd"]) for row in of_others(here, NOON, before=before)
+        ]
 
     assert seen(other, "") == [("r-0", 2.0), ("r-2", 4.0)] and seen(other, "r-1") == [("r-0", 2.0)]
     assert seen(one, "") == [("r-1", 3.0)] and seen(one, "r-0") == []
@@ -310,7 +388,9 @@ def test_what_a_machine_claims_of_the_months_dollars_the_others_see_until_it_set
     assert seen(other, "") == []
 
 
-def test_a_lake_of_an_older_version_with_publications_in_it_is_brought_up_to_date(lake: Lake, tmp_path: Path) -> None:
+def test_a_lake_of_an_older_version_with_publications_in_it_is_brought_up_to_date(
+    lake: Lake, tmp_path: Path
+) -> None:
     folder = sql_of(tmp_path, "027_*", "028_*", "marts", "staging")
     older = SharedWarehouse(tmp_path / "older.duckdb", lake, sql_folder=folder)
     older.migrate()

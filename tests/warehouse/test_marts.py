@@ -72,7 +72,13 @@ def everything() -> list[dict[str, Any]]:
     return [
         body("train"),
         body("profile", of=one, kind="profile", values=PROFILE),
-        body("probe", of=setup(workload=None, workload_digest=None), kind="probe", workload_digest="", values=PROBE),
+        body(
+            "probe",
+            of=setup(workload=None, workload_digest=None),
+            kind="probe",
+            workload_digest="",
+            values=PROBE,
+        ),
     ]
 
 
@@ -110,51 +116,84 @@ def test_of_very_many_setups_each_workload_keeps_as_many(warehouse: Warehouse) -
     assert taken.groupby("workload").size().to_dict() == {"small": 100, "large": MOST_SETUPS - 100}
 
 
-def test_a_measured_run_has_the_columns_of_the_contract_for_its_provider_alone(warehouse: Warehouse) -> None:
+def test_a_measured_run_has_the_columns_of_the_contract_for_its_provider_alone(
+    warehouse: Warehouse,
+) -> None:
     define(warehouse)
     load(warehouse, *everything())
     frames = training_frames(warehouse, "local")
     assert {name: " ".join(frame.columns) for name, frame in frames.items()} == COLUMNS
     run = frames["runs"].iloc[0]
-    assert (run.cluster, run.batch_per_device, run.step_s, run.parameters) == ("2xsmall", "8", 0.5, 10)
+    assert (run.cluster, run.batch_per_device, run.step_s, run.parameters) == (
+        "2xsmall",
+        "8",
+        0.5,
+        10,
+    )
     assert run.measured_at == NOON.replace(tzinfo=None, second=10)
     assert run.flops_per_sample == 3.0  # the profile knows what the run did not
-    assert frames["profiles"][["instance_type", "batch", "backward_s"]].values.tolist() == [["small", 8, 0.2]]
+    assert frames["profiles"][["instance_type", "batch", "backward_s"]].values.tolist() == [
+        ["small", 8, 0.2]
+    ]
     assert math.isnan(frames["profiles"].peak_bytes[0])
-    assert frames["buckets"][["bucket", "bytes", "ready_fraction"]].values.tolist() == [[0, 30, 0.4], [1, 10, 1.0]]
-    assert frames["probes"][["cluster", "bytes", "seconds"]].values.tolist() == [["2xsmall", 1024, 0.01]]
+    assert frames["buckets"][["bucket", "bytes", "ready_fraction"]].values.tolist() == [
+        [0, 30, 0.4],
+        [1, 10, 1.0],
+    ]
+    assert frames["probes"][["cluster", "bytes", "seconds"]].values.tolist() == [
+        ["2xsmall", 1024, 0.01]
+    ]
     assert frames["workloads"].samples.tolist() == [1000]
-    assert all(frame.empty for frame in training_frames(warehouse, "ec2").values()), "another provider sees it"
+    assert all(frame.empty for frame in training_frames(warehouse, "ec2").values()), (
+        "another provider sees it"
+    )
 
 
 def timed(run_id: str, *seconds: float, **changes: Any) -> dict[str, Any]:
     """A run on as many machines as there are seconds of fixed work, on the last nodes of its launch."""
     whole = {"instance_types": ["small"] * len(seconds), "instance_digests": ["s1"] * len(seconds)}
     of = setup(cluster=f"{len(seconds)}xsmall", zone="z", **whole)
-    values = {"step_s": 0.5, "reference_s": list(seconds), "reference_spread": 0.1, "reference_blocks": 3}
+    values = {
+        "step_s": 0.5,
+        "reference_s": list(seconds),
+        "reference_spread": 0.1,
+        "reference_blocks": 3,
+    }
     item = {"nodes": [one + 1 for one in range(len(seconds))]}
     return body(run_id, of=of, **({"values": values, "item": item} | changes))
 
 
-def test_fixed_work_beside_a_run_is_given_by_machine_beside_what_is_usual_of_its_type(warehouse: Warehouse) -> None:
+def test_fixed_work_beside_a_run_is_given_by_machine_beside_what_is_usual_of_its_type(
+    warehouse: Warehouse,
+) -> None:
     define(warehouse)
     one = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
     values = PROFILE | {"reference_s": [0.04], "reference_spread": 0.0}
     load(warehouse, timed("a", 0.01, 0.02), timed("b", 0.03), body("old", of=setup()))
     load(warehouse, body("p", of=one, kind="profile", values=values))
     runs = training_frames(warehouse, "local")["runs"].set_index("run_id")
-    assert list(runs.reference_s["a"]) == [0.01, 0.02] and list(runs.usual_reference_s["a"]) == [0.025, 0.025]
+    assert list(runs.reference_s["a"]) == [0.01, 0.02] and list(runs.usual_reference_s["a"]) == [
+        0.025,
+        0.025,
+    ]
     assert (runs.reference_spread["a"], runs.reference_blocks["a"]) == (0.1, 3)
     assert runs.step_s["a"] == 0.5, "what was measured stays as it was"
     assert runs.loc["old", ["reference_s", "usual_reference_s", "reference_spread"]].isna().all()
     profile = training_frames(warehouse, "local")["profiles"].iloc[0]
     assert (profile.reference_s, profile.usual_reference_s) == (0.04, 0.025)
     speeds = mart(warehouse, "machine_speeds")
-    assert speeds[["run_id", "place", "node"]].values.tolist() == [["a", 1, 1], ["a", 2, 2], ["b", 1, 1], ["p", 1, 0]]
+    assert speeds[["run_id", "place", "node"]].values.tolist() == [
+        ["a", 1, 1],
+        ["a", 2, 2],
+        ["b", 1, 1],
+        ["p", 1, 0],
+    ]
     quartiles = math.log(0.0325 / 0.0175) / 1.349
     assert speeds.usual_spread.tolist() == pytest.approx([quartiles] * 4, rel=0.15)
     details = mart(warehouse, "run_details").set_index("run_id")
-    assert list(details.usual_reference_s["b"]) == [0.025] and not isinstance(details.reference_s["old"], list)
+    assert list(details.usual_reference_s["b"]) == [0.025] and not isinstance(
+        details.reference_s["old"], list
+    )
 
 
 def test_what_a_loader_costs_and_how_long_runs_wait_for_it_is_recorded_and_nothing_where_there_is_none(
@@ -164,7 +203,11 @@ def test_what_a_loader_costs_and_how_long_runs_wait_for_it_is_recorded_and_nothi
     one = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
     loading = {"loader_workers": 2, "load_s": 0.004, "load_wait_s": 0.0, "sample_bytes": 5e4}
     load(warehouse, body("p", of=one, kind="profile", values=PROFILE | loading))
-    load(warehouse, body("a", of=one, values={"step_s": 0.5, "input_s": 0.2, "loader_workers": 0}), body("old", of=one))
+    load(
+        warehouse,
+        body("a", of=one, values={"step_s": 0.5, "input_s": 0.2, "loader_workers": 0}),
+        body("old", of=one),
+    )
     frames = training_frames(warehouse, "local")
     assert frames["profiles"][list(loading)].iloc[0].to_dict() == loading
     for name in ("runs", "run_details"):
@@ -178,7 +221,11 @@ def test_a_checkpoint_is_recorded_of_its_writer_and_its_bytes_of_its_workload(
 ) -> None:
     define(warehouse)
     values = {"step_s": 0.5, "checkpoint_bytes": 1200}
-    load(warehouse, timed("a", 0.01, 0.02, values=values | {"checkpoint_s": 0.25}), body("old", of=setup()))
+    load(
+        warehouse,
+        timed("a", 0.01, 0.02, values=values | {"checkpoint_s": 0.25}),
+        body("old", of=setup()),
+    )
     load(warehouse, timed("large", 0.01, values=values))
     written = launched(warehouse, "local")[2]
     columns = ["run_id", "workload", "instance_type", "bytes", "seconds"]
@@ -186,7 +233,9 @@ def test_a_checkpoint_is_recorded_of_its_writer_and_its_bytes_of_its_workload(
     assert mart(warehouse, "workloads").checkpoint_bytes.tolist() == [1200]
 
 
-def elastic(run_id: str, *starts: tuple[int, float, int], losses: Sequence[float] = (), **of: Any) -> dict[str, Any]:
+def elastic(
+    run_id: str, *starts: tuple[int, float, int], losses: Sequence[float] = (), **of: Any
+) -> dict[str, Any]:
     """A run whose workers started on so many machines, so many seconds after noon, having lost so many steps."""
     noon = NOON.timestamp()
     told = [
@@ -196,30 +245,69 @@ def elastic(run_id: str, *starts: tuple[int, float, int], losses: Sequence[float
             "lost_steps": lost,
             "last_unix": noon + after - 9 if at else None,
         }
-        | {"began_unix": noon + after, "restore_s": 0.5 if at else None, "restore_bytes": 1200 if at else None}
+        | {
+            "began_unix": noon + after,
+            "restore_s": 0.5 if at else None,
+            "restore_bytes": 1200 if at else None,
+        }
         for at, (machines, after, lost) in enumerate(starts)
     ]
-    written = {"step": 20, "bytes": 1200, "seconds": 0.25, "ended_unix": noon + 99, "steps": 4, "steps_s": 2.0}
-    values = {"steps": 20, "first_loss": 2.0, "last_loss": 1.0, "starts": told, "checkpoints": [written]}
-    known = setup(kind="elastic", losses=[{"node": 1, "lost_unix": noon + one} for one in losses], **of)
+    written = {
+        "step": 20,
+        "bytes": 1200,
+        "seconds": 0.25,
+        "ended_unix": noon + 99,
+        "steps": 4,
+        "steps_s": 2.0,
+    }
+    values = {
+        "steps": 20,
+        "first_loss": 2.0,
+        "last_loss": 1.0,
+        "starts": told,
+        "checkpoints": [written],
+    }
+    known = setup(
+        kind="elastic", losses=[{"node": 1, "lost_unix": noon + one} for one in losses], **of
+    )
     return body(run_id, of=known, kind="elastic", values=values, item={"checkpoint_every": 4})
 
 
 def test_restarts_of_elastic_runs_are_told_by_what_went_before(warehouse: Warehouse) -> None:
     define(warehouse)
     lost = elastic("a", (2, 0, 0), (1, 30, 3), (2, 50, 1), (2, 80, 2), losses=[20, 60])
-    load(warehouse, lost, elastic("old", (2, 0, 0), (1, 30, 3), losses=[20], instance_digests=["s0", "s0"]))
+    load(
+        warehouse,
+        lost,
+        elastic("old", (2, 0, 0), (1, 30, 3), losses=[20], instance_digests=["s0", "s0"]),
+    )
     restarts = launched(warehouse, "local")[4]
-    columns = ["run_id", "workload", "instance_type", "outcome", "machines", "seconds", "restore_s", "lost_steps"]
+    columns = [
+        "run_id",
+        "workload",
+        "instance_type",
+        "outcome",
+        "machines",
+        "seconds",
+        "restore_s",
+        "lost_steps",
+    ]
     assert restarts[columns].values.tolist() == [
         ["a", "tiny", "small", "fewer", 1, 9.5, 0.5, 3],
         ["a", "tiny", "small", "grown", 2, 8.5, 0.5, 1],  # from its last step on
         ["a", "tiny", "small", "replaced", 2, 19.5, 0.5, 2],
     ]
     written = launched(warehouse, "local")[2]
-    assert written[["run_id", "instance_type", "bytes", "seconds"]].values.tolist() == [["a", "small", 1200, 0.25]]
+    assert written[["run_id", "instance_type", "bytes", "seconds"]].values.tolist() == [
+        ["a", "small", 1200, 0.25]
+    ]
     (run, _) = mart(warehouse, "elastic_runs").to_dict("records")
-    assert (run["starts"], run["lost_machines"], run["lost_steps"], run["checkpoint_every"]) == (4, 2, 6, 4)
+    assert (run["starts"], run["lost_machines"], run["lost_steps"], run["checkpoint_every"]) == (
+        4,
+        2,
+        6,
+        4,
+    )
     assert run["seconds"] == 99 and training_frames(warehouse, "local")["runs"].empty
 
 
@@ -227,7 +315,10 @@ def test_seconds_of_compiling_are_recorded_of_runs_that_compiled(warehouse: Ware
     define(warehouse)
     values = {"step_s": 0.5, "build_s": 30.0, "warmup_s": 12.0}
     modes = {"a": "compile", "b": "checkpointing+compile", "plain": "none"}
-    load(warehouse, *(body(name, of=setup(switches=one), values=values) for name, one in modes.items()))
+    load(
+        warehouse,
+        *(body(name, of=setup(switches=one), values=values) for name, one in modes.items()),
+    )
     load(warehouse, body("old", of=setup(switches="compile"), values={"step_s": 0.5}))
     compiled = launched(warehouse, "local")[3]
     assert compiled[["run_id", "workload", "strategy", "switches", "seconds"]].values.tolist() == [
@@ -239,13 +330,22 @@ def test_seconds_of_compiling_are_recorded_of_runs_that_compiled(warehouse: Ware
 def test_fixed_work_that_is_not_one_figure_a_machine_is_no_speed(warehouse: Warehouse) -> None:
     define(warehouse)
     load(warehouse, timed("few", 0.01, 0.02) | {"values": {"step_s": 0.5, "reference_s": [0.01]}})
-    assert mart(warehouse, "machine_speeds").empty and len(training_frames(warehouse, "local")["runs"]) == 1
+    assert (
+        mart(warehouse, "machine_speeds").empty
+        and len(training_frames(warehouse, "local")["runs"]) == 1
+    )
 
 
 def test_fixed_work_of_another_machine_is_not_usual_of_todays(warehouse: Warehouse) -> None:
     define(warehouse)
-    load(warehouse, timed("before", 0.5, fingerprint="old", ended_unix=NOON.timestamp() - 99.0), timed("now", 0.01))
-    assert mart(warehouse, "machine_speeds")[["run_id", "usual_s"]].values.tolist() == [["now", 0.01]]
+    load(
+        warehouse,
+        timed("before", 0.5, fingerprint="old", ended_unix=NOON.timestamp() - 99.0),
+        timed("now", 0.01),
+    )
+    assert mart(warehouse, "machine_speeds")[["run_id", "usual_s"]].values.tolist() == [
+        ["now", 0.01]
+    ]
 
 
 def test_loading_twice_changes_nothing(warehouse: Warehouse) -> None:
@@ -263,21 +363,33 @@ def test_a_workload_whose_file_changed_is_measured_anew_never_pooled(warehouse: 
     assert define(warehouse, digest="w2")[0] == 1
     frames = training_frames(warehouse, "local")
     assert [len(frames[name]) for name in ("runs", "profiles", "buckets", "probes")] == [0, 0, 0, 1]
-    assert math.isnan(frames["workloads"].parameters[0])  # the old file's size says nothing of the new one
+    assert math.isnan(
+        frames["workloads"].parameters[0]
+    )  # the old file's size says nothing of the new one
     outdated = mart(warehouse, "outdated_runs", provider="local")
     assert set(outdated.run_id) == {"train", "profile"}
     assert set(outdated.reason) == {"the workload was changed"}
-    load(warehouse, body("anew", of=setup(workload_digest="w2"), workload_digest="w2", values={"step_s": 0.7}))
+    load(
+        warehouse,
+        body("anew", of=setup(workload_digest="w2"), workload_digest="w2", values={"step_s": 0.7}),
+    )
     assert training_frames(warehouse, "local")["runs"].step_s.tolist() == [0.7]
     define(warehouse, digest="w1")  # put back as it was: what was measured then counts again
     assert training_frames(warehouse, "local")["runs"].step_s.tolist() == [0.5]
 
 
-def test_an_instance_type_redefined_or_never_described_makes_its_runs_history(warehouse: Warehouse) -> None:
+def test_an_instance_type_redefined_or_never_described_makes_its_runs_history(
+    warehouse: Warehouse,
+) -> None:
     define(warehouse)
-    others = body("short", of=setup(instance_digests=["s1"])), body("none", of=setup(instance_digests=[]))
+    others = (
+        body("short", of=setup(instance_digests=["s1"])),
+        body("none", of=setup(instance_digests=[])),
+    )
     load(warehouse, *everything(), *others)
-    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["train"], "of a type that nobody described"
+    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["train"], (
+        "of a type that nobody described"
+    )
     define(warehouse, type_digest="s2")
     frames = training_frames(warehouse, "local")
     assert [len(frames[name]) for name in ("runs", "profiles", "buckets", "probes")] == [0, 0, 0, 0]
@@ -286,7 +398,9 @@ def test_an_instance_type_redefined_or_never_described_makes_its_runs_history(wa
 
 
 @pytest.mark.parametrize("change", [{"torch_version": "3"}, {"fingerprint": "another"}])
-def test_another_torch_or_machine_is_not_pooled(warehouse: Warehouse, change: dict[str, str]) -> None:
+def test_another_torch_or_machine_is_not_pooled(
+    warehouse: Warehouse, change: dict[str, str]
+) -> None:
     define(warehouse)
     load(warehouse, body("old"), body("new", ended_unix=NOON.timestamp() + 99, **change))
     assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["new"]
@@ -294,22 +408,34 @@ def test_another_torch_or_machine_is_not_pooled(warehouse: Warehouse, change: di
 
 
 @pytest.mark.parametrize("newer", ["2.13.1+cu130", "2.13.0+cu131", "2.13.0"])
-def test_a_patch_or_another_build_of_torch_makes_no_history(warehouse: Warehouse, newer: str) -> None:
+def test_a_patch_or_another_build_of_torch_makes_no_history(
+    warehouse: Warehouse, newer: str
+) -> None:
     define(warehouse)
     later = {"ended_unix": NOON.timestamp() + 99}
-    load(warehouse, body("old", torch_version="2.13.0+cu130"), body("new", torch_version=newer, **later))
+    load(
+        warehouse,
+        body("old", torch_version="2.13.0+cu130"),
+        body("new", torch_version=newer, **later),
+    )
     assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["new", "old"]
     exact = mart(warehouse, "run_details").set_index("run_id").torch_version
     assert exact.to_dict() == {"old": "2.13.0+cu130", "new": newer}
     assert torch_lines(warehouse, "local") == {"2.13": 2}
     load(warehouse, body("newest", torch_version="2.14.0", ended_unix=NOON.timestamp() + 999))
     assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["newest"]
-    assert set(mart(warehouse, "outdated_runs").reason) == {"another torch or another machine measured since"}
+    assert set(mart(warehouse, "outdated_runs").reason) == {
+        "another torch or another machine measured since"
+    }
 
 
-def test_a_run_on_the_wrong_device_is_history_and_decides_nothing_for_the_others(warehouse: Warehouse) -> None:
+def test_a_run_on_the_wrong_device_is_history_and_decides_nothing_for_the_others(
+    warehouse: Warehouse,
+) -> None:
     define(warehouse)
-    wrong = body("wrong", torch_version="3", ended_unix=NOON.timestamp() + 99) | {"wrong_device": "it ran on cpu"}
+    wrong = body("wrong", torch_version="3", ended_unix=NOON.timestamp() + 99) | {
+        "wrong_device": "it ran on cpu"
+    }
     load(warehouse, body("right"), wrong)
     assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["right"]
     outdated = mart(warehouse, "outdated_runs").iloc[0]
@@ -319,11 +445,16 @@ def test_a_run_on_the_wrong_device_is_history_and_decides_nothing_for_the_others
 
 def test_what_a_run_stood_on_can_be_asked_for_and_is_explained(warehouse: Warehouse) -> None:
     define(warehouse)
-    devices = [{"name": "NVIDIA L4", "count": 4, "threads": 1}, {"name": "cpu", "count": 1, "threads": 8}]
+    devices = [
+        {"name": "NVIDIA L4", "count": 4, "threads": 1},
+        {"name": "cpu", "count": 1, "threads": 8},
+    ]
     load(warehouse, body("run", devices=devices, of=setup(image_id="ami-1")), body("before"))
     details = mart(warehouse, "run_details").set_index("run_id")
     assert details.image_id["run"] == "ami-1" and pd.isna(details.image_id["before"])
-    assert list(details.device_names["run"]) == ["NVIDIA L4", "cpu"] and list(details.device_threads["run"]) == [1, 8]
+    assert list(details.device_names["run"]) == ["NVIDIA L4", "cpu"] and list(
+        details.device_threads["run"]
+    ) == [1, 8]
     query = "select column_name from duckdb_columns() where table_name = 'run_details' and comment is not null"
     explained = set(warehouse.select(query).column_name)
     assert {"torch_version", "image_id", "device_names", "device_threads"} <= explained
@@ -338,18 +469,37 @@ def test_runs_without_a_measurement_are_rows_with_their_reason(warehouse: Wareho
         body("c", status="failed", reason="out of memory", values={}),
     )
     failed = mart(warehouse, "failed_runs").set_index("run_id")
-    assert failed.reason.to_dict() == {"a": "node 1 was revoked", "b": "no cores left", "c": "out of memory"}
+    assert failed.reason.to_dict() == {
+        "a": "node 1 was revoked",
+        "b": "no cores left",
+        "c": "out of memory",
+    }
     assert training_frames(warehouse, "local")["runs"].empty
 
 
-def test_offers_are_those_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(warehouse: Warehouse) -> None:
-    offer: dict[str, Any] = {"provider": "local", "instance_type": "small", "market": "spot", "zone": "here"}
-    offer |= {"region": "here", "usd_per_hour": 0.01, "interruptions_per_hour": 0.1, "price_as_of": NOON}
+def test_offers_are_those_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
+    warehouse: Warehouse,
+) -> None:
+    offer: dict[str, Any] = {
+        "provider": "local",
+        "instance_type": "small",
+        "market": "spot",
+        "zone": "here",
+    }
+    offer |= {
+        "region": "here",
+        "usd_per_hour": 0.01,
+        "interruptions_per_hour": 0.1,
+        "price_as_of": NOON,
+    }
     with warehouse.transact() as connection:
         assert append_offers(connection, [offer], snapshot_id="one", as_of=NOON) == 1
         assert append_offers(connection, [offer], snapshot_id="one", as_of=NOON) == 0
         unknown = offer | {"usd_per_hour": float("nan")}
-        assert append_offers(connection, [unknown], snapshot_id="two", as_of=NOON.replace(hour=13)) == 1
+        assert (
+            append_offers(connection, [unknown], snapshot_id="two", as_of=NOON.replace(hour=13))
+            == 1
+        )
     assert len(offers(warehouse, "local")) == 1
     assert math.isnan(offers(warehouse, "local").usd_per_hour[0])
 
@@ -363,30 +513,63 @@ def test_spend_adds_up_and_an_unknown_price_is_not_a_small_sum(
         known = [lease | {"lease_id": f"{n}", "usd": 0.25, "refresh_id": "r"} for n in range(2)]
         append(connection, "raw_leases", known)
         append(connection, "raw_leases", known)
-        append(connection, "raw_leases", [lease | {"lease_id": "x", "usd": None, "refresh_id": "s"}, known[0]])
+        append(
+            connection,
+            "raw_leases",
+            [lease | {"lease_id": "x", "usd": None, "refresh_id": "s"}, known[0]],
+        )
     spend = mart(warehouse, "spend").set_index("refresh_id").usd
     assert spend["r"] == 0.5 and math.isnan(spend["s"])
-    with warehouse.transact() as connection, pytest.raises(ValueError, match="raw_leases has no column colour"):
+    with (
+        warehouse.transact() as connection,
+        pytest.raises(ValueError, match="raw_leases has no column colour"),
+    ):
         append(connection, "raw_leases", [{"colour": "red"}])
 
 
 def test_models_scores_and_timings_are_kept(warehouse: Warehouse) -> None:
-    model = {"provider": "local", "version": "3", "trained_at": NOON, "training_digest": "d", "promoted": False}
+    model = {
+        "provider": "local",
+        "version": "3",
+        "trained_at": NOON,
+        "training_digest": "d",
+        "promoted": False,
+    }
     model |= {"reason": "the median error rose", "code_commit": "abc", "refresh_id": "r"}
-    score = {"split": "workload", "group": "all", "rows": 9, "mean_error": 0.1, "median_error": 0.08}
+    score = {
+        "split": "workload",
+        "group": "all",
+        "rows": 9,
+        "mean_error": 0.1,
+        "median_error": 0.08,
+    }
     score |= {"p90_error": 0.2, "coverage_90": 0.9, "median_width": 0.3}
     with warehouse.transact() as connection:
         for new in (1, 0):
             assert append(connection, "raw_models", [model]) == new
-            assert append_scores(connection, [score], provider="local", version="3", refresh_id="r") == new
-            assert append(connection, "raw_timings", [{"phase": "plan", "seconds": 1.5}], refresh_id="r") == new
+            assert (
+                append_scores(connection, [score], provider="local", version="3", refresh_id="r")
+                == new
+            )
+            assert (
+                append(
+                    connection, "raw_timings", [{"phase": "plan", "seconds": 1.5}], refresh_id="r"
+                )
+                == new
+            )
     version = mart(warehouse, "model_versions", provider="local").iloc[0]
-    assert (version.reason, version.median_error, bool(version.promoted)) == ("the median error rose", 0.08, False)
+    assert (version.reason, version.median_error, bool(version.promoted)) == (
+        "the median error rose",
+        0.08,
+        False,
+    )
     assert mart(warehouse, "scores").group.tolist() == ["all"]
     assert mart(warehouse, "timings", refresh_id="r").seconds.tolist() == [1.5]
 
 
-def test_a_version_that_a_new_registry_counts_again_is_stored_beside_the_old_one(warehouse: Warehouse) -> None:
+def test_a_version_that_a_new_registry_counts_again_is_stored_beside_the_old_one(
+    warehouse: Warehouse,
+) -> None:
     made = {"training_digest": "d", "promoted": True, "reason": "", "code_commit": "abc"}
     score = {"split": "workload", "group": "all", "rows": 9}
     for refresh_id, error in (("old", 0.5), ("new", 0.1)):
@@ -395,7 +578,9 @@ def test_a_version_that_a_new_registry_counts_again_is_stored_beside_the_old_one
             assert append(connection, "raw_models", [made | of | {"trained_at": NOON}]) == 1
             assert append_scores(connection, [score | {"mean_error": error}], **of) == 1
     versions = mart(warehouse, "model_versions").set_index("refresh_id")
-    assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1} and set(versions.version) == {"1"}
+    assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1} and set(versions.version) == {
+        "1"
+    }
     assert mart(warehouse, "scores", refresh_id="new").mean_error.tolist() == [0.1]
 
 
@@ -405,13 +590,22 @@ def test_models_of_an_older_home_keep_their_scores(tmp_path: Path) -> None:
     before = Warehouse(path, sql_folder=older)
     before.migrate()
     with before.transact() as connection:
-        connection.execute("insert into raw_models values ('local', '1', now(), 'd', true, 'why', 'abc', 'r')")
-        connection.execute("insert into raw_scores values ('local', '1', 'workload', 'all', 9, 0.5, 0, 0, 0, 0)")
-        connection.execute("insert into raw_scores values ('local', '2', 'workload', 'all', 9, 0.7, 0, 0, 0, 0)")
+        connection.execute(
+            "insert into raw_models values ('local', '1', now(), 'd', true, 'why', 'abc', 'r')"
+        )
+        connection.execute(
+            "insert into raw_scores values ('local', '1', 'workload', 'all', 9, 0.5, 0, 0, 0, 0)"
+        )
+        connection.execute(
+            "insert into raw_scores values ('local', '2', 'workload', 'all', 9, 0.7, 0, 0, 0, 0)"
+        )
     assert Warehouse(path).migrate() == ["016_model_identity"]
     [version] = mart(Warehouse(path), "model_versions").to_dict("records")
     assert (version["refresh_id"], version["reason"], version["mean_error"]) == ("r", "why", 0.5)
-    assert mart(Warehouse(path), "scores")[["version", "refresh_id"]].values.tolist() == [["1", "r"], ["2", ""]]
+    assert mart(Warehouse(path), "scores")[["version", "refresh_id"]].values.tolist() == [
+        ["1", "r"],
+        ["2", ""],
+    ]
 
 
 def test_a_snapshot_answers_as_the_warehouse_did_when_it_was_taken(warehouse: Warehouse) -> None:
@@ -425,9 +619,16 @@ def test_a_snapshot_answers_as_the_warehouse_did_when_it_was_taken(warehouse: Wa
     later = measured_setups(snapshot(warehouse, "local", "tiny"), "local", "tiny")
     assert later["runs"].tolist() == [2] and (later["measured_at"] >= before["measured_at"]).all()
     types = taken.select("instance_types", {"provider": "local", "name": "small"})
-    assert types["name"].tolist() == ["small"] and len(taken.select("runs", {"provider": "local"})) == 2
-    assert taken.select("workloads", {"provider": "ec2"}).empty, "of another provider nothing was taken"
-    assert snapshot(Warehouse(warehouse.path.with_name("none")), "local", "tiny").path.name == "none"
+    assert (
+        types["name"].tolist() == ["small"]
+        and len(taken.select("runs", {"provider": "local"})) == 2
+    )
+    assert taken.select("workloads", {"provider": "ec2"}).empty, (
+        "of another provider nothing was taken"
+    )
+    assert (
+        snapshot(Warehouse(warehouse.path.with_name("none")), "local", "tiny").path.name == "none"
+    )
 
 
 def test_what_a_file_of_an_older_version_lacks_is_empty(warehouse: Warehouse) -> None:

@@ -12,7 +12,17 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import CONTRACT, NOON, TYPES, fresh, judgement, offered, recommendation, stamp, words
+from tests.warehouse.builders import (
+    CONTRACT,
+    NOON,
+    TYPES,
+    fresh,
+    judgement,
+    offered,
+    recommendation,
+    stamp,
+    words,
+)
 from warehouse.append import append, note_instance_types
 from warehouse.database import SQL_FOLDER, Warehouse
 from warehouse.publication import PublicationRefused, append_publication, publish, run_checks
@@ -25,7 +35,11 @@ INFEASIBLE = dict.fromkeys(WITHOUT_A_CLUSTER) | {"cluster_offers": [], "status":
 
 
 def test_a_sound_publication_is_read_back_and_twice_changes_nothing(warehouse: Warehouse) -> None:
-    rows = [recommendation(), recommendation(rank=2, usd=0.03, usd_p90=0.04), recommendation(goal="fastest")]
+    rows = [
+        recommendation(),
+        recommendation(rank=2, usd=0.03, usd_p90=0.04),
+        recommendation(goal="fastest"),
+    ]
     assert publish(warehouse, rows, stamp(1)) == 3
     assert publish(warehouse, rows, stamp(1)) == 0
     table = warehouse.select("recommendations")
@@ -38,7 +52,9 @@ def test_a_sound_publication_is_read_back_and_twice_changes_nothing(warehouse: W
     assert list(table.cluster_offers[0]) == [offered("small", 2, 0.01)]
 
 
-UNSOUND: list[tuple[str, dict[str, Any]]] = [  # the check that refuses, and what is wrong with the row
+UNSOUND: list[
+    tuple[str, dict[str, Any]]
+] = [  # the check that refuses, and what is wrong with the row
     ("times_are_positive", {"hours": 0.0}),
     ("times_are_positive", {"hours": float("nan")}),
     ("times_are_positive", {"hours_p90": None}),
@@ -54,14 +70,26 @@ UNSOUND: list[tuple[str, dict[str, Any]]] = [  # the check that refuses, and wha
     ("prices_are_never_zero", {"cluster_offers": [offered("small", 2, None)]}),
     ("prices_are_never_zero", {"usd": 0.02, "usd_machines": 0.0, "usd_other": 0.02}),
     ("dollars_add_up", {"usd": 0.03, "usd_machines": 0.02}),
-    ("dollars_add_up", {"usd": 0.03, "usd_machines": 0.02, "usd_storage": 0.02, "usd_other": -0.01}),
-    ("dollars_add_up", {"usd": 0.03, "usd_machines": 0.02, "usd_storage": -0.01, "usd_other": 0.02}),
+    (
+        "dollars_add_up",
+        {"usd": 0.03, "usd_machines": 0.02, "usd_storage": 0.02, "usd_other": -0.01},
+    ),
+    (
+        "dollars_add_up",
+        {"usd": 0.03, "usd_machines": 0.02, "usd_storage": -0.01, "usd_other": 0.02},
+    ),
     ("dollars_add_up", {"usd_storage": None}),
     ("parts_make_up_the_step", {"compute_s": 0.2}),
     ("parts_make_up_the_step", {"compute_s": None}),
-    ("parts_make_up_the_step", {"compute_s": None, "exposed_communication_s": None, "input_s": None}),
+    (
+        "parts_make_up_the_step",
+        {"compute_s": None, "exposed_communication_s": None, "input_s": None},
+    ),
     ("parts_make_up_the_step", {"compute_s": 0.5, "exposed_communication_s": -0.125}),
-    ("parts_make_up_the_step", {"compute_s": -0.125, "exposed_communication_s": 0.5, "communication_s": 0.5}),
+    (
+        "parts_make_up_the_step",
+        {"compute_s": -0.125, "exposed_communication_s": 0.5, "communication_s": 0.5},
+    ),
     ("parts_make_up_the_step", {"compute_s": 0.5, "input_s": -0.125}),
     ("parts_make_up_the_step", {"communication_s": 0.1}),
     ("probabilities_are_fractions", {"interruption_risk": 1.1}),
@@ -94,18 +122,31 @@ def test_a_refused_publication_leaves_nothing_and_names_the_check(warehouse: War
     with pytest.raises(PublicationRefused) as caught:
         publish(warehouse, [recommendation(goal="fastest"), recommendation(hours=0.0)], stamp(1))
     assert {failure.split(":")[0] for failure in caught.value.failures} == {"times_are_positive"}
-    assert warehouse.select("recommendation_history").empty and warehouse.select("raw_publications").empty
+    assert (
+        warehouse.select("recommendation_history").empty
+        and warehouse.select("raw_publications").empty
+    )
 
 
 def test_a_refusal_tells_of_a_part_of_a_step_that_is_missing(warehouse: Warehouse) -> None:
-    with pytest.raises(PublicationRefused, match=r"tiny cheapest rank 1: 0\.5 s a step, but unknown s of computing"):
+    with pytest.raises(
+        PublicationRefused, match=r"tiny cheapest rank 1: 0\.5 s a step, but unknown s of computing"
+    ):
         publish(warehouse, [recommendation(compute_s=None)], stamp(1))
 
 
-def test_an_unsound_judgement_stops_the_publication_and_a_sound_one_does_not(warehouse: Warehouse) -> None:
+def test_an_unsound_judgement_stops_the_publication_and_a_sound_one_does_not(
+    warehouse: Warehouse,
+) -> None:
     for number, change in enumerate(({}, {"regret": -0.01})):
         with warehouse.transact() as connection:
-            append(connection, "raw_ledger", [judgement(f"p{number}", **change)], refresh_id="r", judged_at=NOON)
+            append(
+                connection,
+                "raw_ledger",
+                [judgement(f"p{number}", **change)],
+                refresh_id="r",
+                judged_at=NOON,
+            )
         if not change:
             publish(warehouse, [recommendation()], stamp(number))
     with pytest.raises(PublicationRefused, match="regret_is_never_negative"):
@@ -128,7 +169,12 @@ def test_the_current_publication_is_each_providers_newest(warehouse: Warehouse) 
 
 
 LATER = NOON.replace(hour=13)
-DEARER = {"cluster_offers": [offered("small", 2, 0.02)], "usd": 0.04, "usd_p90": 0.05, "price_as_of": LATER}
+DEARER = {
+    "cluster_offers": [offered("small", 2, 0.02)],
+    "usd": 0.04,
+    "usd_p90": 0.05,
+    "price_as_of": LATER,
+}
 
 
 @pytest.mark.parametrize(
@@ -139,24 +185,33 @@ DEARER = {"cluster_offers": [offered("small", 2, 0.02)], "usd": 0.04, "usd_p90":
         ({"measured_runs": 3, "hours": 0.9}, "1", "measurements"),
         ({"hours": 0.9}, "2", "model"),
         (DEARER | {"newest_measurement_at": LATER}, "2", "prices, measurements, model"),
-        ({"hours": 0.9, "price_as_of": LATER}, "2", "model"),  # prices were read anew, but are the same
+        (
+            {"hours": 0.9, "price_as_of": LATER},
+            "2",
+            "model",
+        ),  # prices were read anew, but are the same
         ({"hours": 0.9}, "1", "other"),
     ],
 )
-def test_a_change_names_its_cause(warehouse: Warehouse, change: dict[str, Any], model_version: str, cause: str) -> None:
+def test_a_change_names_its_cause(
+    warehouse: Warehouse, change: dict[str, Any], model_version: str, cause: str
+) -> None:
     publish(warehouse, [recommendation(), recommendation(goal="fastest")], stamp(1))
     assert warehouse.select("recommendation_changes").empty
     rows = [recommendation(**change), recommendation(goal="fastest")]
     publish(warehouse, rows, stamp(2, model_version=model_version))
     changes = warehouse.select("recommendation_changes")
-    assert changes[["goal", "previous_publication_id", "publication_id", "cause"]].values.tolist() == [
-        ["cheapest", "local-1", "local-2", cause]
-    ]
+    assert changes[
+        ["goal", "previous_publication_id", "publication_id", "cause"]
+    ].values.tolist() == [["cheapest", "local-1", "local-2", cause]]
     assert changes.previous_usd[0] == 0.02 and changes.usd[0] == rows[0]["usd"]
 
 
 SPLIT = {"batch_per_device": "4", "accumulation_steps": 2}
-ON_DEMAND = {"market": "on-demand", "cluster_offers": [offered("small", 2, 0.01) | {"market": "on-demand"}]}
+ON_DEMAND = {
+    "market": "on-demand",
+    "cluster_offers": [offered("small", 2, 0.01) | {"market": "on-demand"}],
+}
 
 
 @pytest.mark.parametrize(
@@ -187,11 +242,17 @@ def test_another_choice_is_distinguished_from_another_price(
     )
 
 
-def test_another_cluster_at_rank_one_is_a_change_and_so_is_a_goal_that_is_gone(warehouse: Warehouse) -> None:
+def test_another_cluster_at_rank_one_is_a_change_and_so_is_a_goal_that_is_gone(
+    warehouse: Warehouse,
+) -> None:
     other = {"cluster": "1xbig", "batch_per_device": "16", "usd": 0.01, "usd_p90": 0.02}
     cheap, dear = [offered("big", 1, 0.01)], [offered("big", 1, 0.05)]
     rival = other | {"rank": 2, "usd": 0.05, "usd_p90": 0.06, "cluster_offers": dear}
-    publish(warehouse, [recommendation(), recommendation(**rival), recommendation(goal="fastest")], stamp(1))
+    publish(
+        warehouse,
+        [recommendation(), recommendation(**rival), recommendation(goal="fastest")],
+        stamp(1),
+    )
     publish(warehouse, [recommendation(**other, cluster_offers=cheap, price_as_of=LATER)], stamp(2))
     changes = warehouse.select("recommendation_changes")
     assert changes[["goal", "previous_cluster", "cause"]].values.tolist() == [
@@ -202,7 +263,9 @@ def test_another_cluster_at_rank_one_is_a_change_and_so_is_a_goal_that_is_gone(w
     assert changes.cluster[0] == "1xbig" and pd.isna(changes.cluster[1])
 
 
-def test_pareto_keeps_what_nothing_beats_in_both_and_only_what_is_priced(warehouse: Warehouse) -> None:
+def test_pareto_keeps_what_nothing_beats_in_both_and_only_what_is_priced(
+    warehouse: Warehouse,
+) -> None:
     def row(rank: int, cluster: str, hours: float, usd: float | None) -> dict[str, Any]:
         return recommendation(
             rank=rank,
@@ -215,7 +278,12 @@ def test_pareto_keeps_what_nothing_beats_in_both_and_only_what_is_priced(warehou
             cluster_offers=[offered(cluster, 2, usd)],
         )
 
-    rows = [row(1, "a", 4.0, 1.0), row(2, "b", 2.0, 2.0), row(3, "c", 3.0, 2.5), row(4, "d", 1.0, 9.0)]
+    rows = [
+        row(1, "a", 4.0, 1.0),
+        row(2, "b", 2.0, 2.0),
+        row(3, "c", 3.0, 2.5),
+        row(4, "d", 1.0, 9.0),
+    ]
     rows += [row(5, "free", 0.5, None), *({**one, "goal": "fastest"} for one in rows[:1])]
     publish(warehouse, rows, stamp(1))
     assert warehouse.select("pareto").cluster.tolist() == ["2xa", "2xb", "2xd"]
@@ -241,25 +309,43 @@ class Case:
 
 
 FOREIGN = dict(TYPES[0]) | {"provider": "ec2"}
-UNEQUAL = {"cluster": "1xbig+2xsmall", "layout": "4+1+1", "batch_per_device": "10+4+4", "accumulation_steps": 2}
+UNEQUAL = {
+    "cluster": "1xbig+2xsmall",
+    "layout": "4+1+1",
+    "batch_per_device": "10+4+4",
+    "accumulation_steps": 2,
+}
 UNEQUAL |= {"global_batch": 96}
 SOUND = [
     Case(rows=[recommendation(), recommendation(rank=2), recommendation(goal="fastest")]),
     Case(rows=[recommendation()], types=[TYPES[0], FOREIGN], judgements=[judgement()]),
     Case(rows=[recommendation()], types=[FOREIGN | {"name": "large"}]),
-    Case(rows=[recommendation(), recommendation(goal="fastest", **INFEASIBLE | {"batch_per_device": "8"})]),
+    Case(
+        rows=[
+            recommendation(),
+            recommendation(goal="fastest", **INFEASIBLE | {"batch_per_device": "8"}),
+        ]
+    ),
     Case(rows=[recommendation(usd=None, usd_p90=None, cluster_offers=[offered("small", 2, None)])]),
     Case(rows=[recommendation(p_meets_constraint=0.95)], judgements=[judgement(measured_usd=None)]),
     Case(
         rows=[recommendation()],
         judgements=[
-            judgement(verdict="missed_constraint", met_constraint=False, regret=None, rivals_measured=0),
+            judgement(
+                verdict="missed_constraint", met_constraint=False, regret=None, rivals_measured=0
+            ),
             judgement("p2", regret=-0.1, runs=0, provider="ec2"),
         ],
     ),
     Case(rows=[recommendation(reason="")]),
     Case(rows=[recommendation(cluster="1xbig+2xsmall", layout="4+1+1", batch_per_device="2+4+4")]),
-    Case(rows=[recommendation(**UNEQUAL, cluster_offers=[offered("big", 1, 1.0), offered("small", 2, 0.1)])]),
+    Case(
+        rows=[
+            recommendation(
+                **UNEQUAL, cluster_offers=[offered("big", 1, 1.0), offered("small", 2, 0.1)]
+            )
+        ]
+    ),
 ]
 INF = float("inf")
 TIMES = ("step_s", "step_low_s", "step_high_s", "samples_per_s", "hours", "hours_p90")
@@ -280,16 +366,30 @@ MORE_UNSOUND: dict[str, list[Case]] = {  # some of them are refused by other che
     "probabilities_are_fractions": [Case(rows=[recommendation(p_required=1.5)])],
     "batches_add_up": [
         Case(rows=[recommendation(layout="1+1+1")]),
-        Case(rows=[recommendation(**INFEASIBLE | {"cluster": "2xsmall", "layout": "1", "batch_per_device": "9"})]),
+        Case(
+            rows=[
+                recommendation(
+                    **INFEASIBLE | {"cluster": "2xsmall", "layout": "1", "batch_per_device": "9"}
+                )
+            ]
+        ),
     ],
-    "times_are_positive": [Case(rows=[recommendation(**{name: bad})]) for name in TIMES for bad in (0.0, INF, None)],
+    "times_are_positive": [
+        Case(rows=[recommendation(**{name: bad})]) for name in TIMES for bad in (0.0, INF, None)
+    ],
     "prices_are_never_zero": [
         *(Case(rows=[recommendation(**{name: bad})]) for name in DOLLARS for bad in (0.0, INF)),
         Case(rows=[recommendation(cluster_offers=[offered("small", 2, INF)])]),
     ],
     "ledger_is_positive": [
-        *(judged(**{name: 0.0}) for name in ("promised_step_s", "promised_hours", "measured_hours")),
-        *(judged(**{name: None}) for name in ("promised_step_s", "promised_hours", "measured_step_s")),
+        *(
+            judged(**{name: 0.0})
+            for name in ("promised_step_s", "promised_hours", "measured_hours")
+        ),
+        *(
+            judged(**{name: None})
+            for name in ("promised_step_s", "promised_hours", "measured_step_s")
+        ),
         *(judged(**{name: INF}) for name in ("measured_step_s", "measured_hours", "measured_usd")),
         judged(runs=0),
     ],
@@ -309,7 +409,9 @@ CHECKS = {file.stem: file for file in sorted(SQL_FOLDER.glob("checks/*.sql"))}
 
 def without_a_condition(text: str) -> Iterator[str]:
     """`text`, a check, again and again, each time with one condition taken out, the last time with all of them."""
-    tree = json.loads(duckdb.execute("select json_serialize_sql($1::varchar)", [text]).fetchone()[0])  # type: ignore[index]
+    tree = json.loads(
+        duckdb.execute("select json_serialize_sql($1::varchar)", [text]).fetchone()[0]
+    )  # type: ignore[index]
 
     def written() -> str:
         row = duckdb.execute("select json_deserialize_sql($1::json)", [json.dumps(tree)]).fetchone()
@@ -321,7 +423,11 @@ def without_a_condition(text: str) -> Iterator[str]:
             taken = node["children"].pop(at)
             yield written()
             node["children"].insert(at, taken)
-    yield f"select 'never' as problem where false and $provider = '{len(text)}'" if "$provider" in text else NEVER
+    yield (
+        f"select 'never' as problem where false and $provider = '{len(text)}'"
+        if "$provider" in text
+        else NEVER
+    )
 
 
 NEVER = "select 'never' as problem where false"
@@ -339,7 +445,9 @@ def _conjunctions(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_each_check_refuses_what_is_unsound_and_needs_each_of_its_conditions(check: str, tmp_path: Path) -> None:
+def test_each_check_refuses_what_is_unsound_and_needs_each_of_its_conditions(
+    check: str, tmp_path: Path
+) -> None:
     checks = tmp_path / "checks"
     checks.mkdir()
     (checks / "whole.sql").write_text(CHECKS[check].read_text())
@@ -347,7 +455,10 @@ def test_each_check_refuses_what_is_unsound_and_needs_each_of_its_conditions(che
     for number, text in texts.items():
         (checks / f"{number}.sql").write_text(text)
     with duckdb.connect(fresh(tmp_path).path) as connection:
-        for case, refused in [*((one, True) for one in unsound(check)), *((one, False) for one in SOUND)]:
+        for case, refused in [
+            *((one, True) for one in unsound(check)),
+            *((one, False) for one in SOUND),
+        ]:
             refusals = case.refusals(connection, checks)
             assert ("whole" in refusals) == refused, case
             for number in list(texts):

@@ -59,7 +59,9 @@ class World:
         self.region, self.bucket, self.profile = "us-east-1", BUCKET, PROFILE
         self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
         self.account = Account(market=Market.listed(seed))
-        policy = NODE_POLICY.read_text()  # the one that operators install: what it does not allow, machines cannot do
+        policy = (
+            NODE_POLICY.read_text()
+        )  # the one that operators install: what it does not allow, machines cannot do
         self._policy = policy.replace("{bucket}", BUCKET).replace("{prefix}", "srift")
         self._front = Front(self.account, self._look)
         self._hosts = Hosts(self.folder, switched_on=self._serve_metadata)
@@ -88,7 +90,10 @@ class World:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """End every machine, switch and server; nothing is left but what a failed test may want to read elsewhere."""
         self._keeper.close()
@@ -120,8 +125,12 @@ class World:
     def client(self, service: str, region: str = "") -> Any:
         environment, key = self.environment(), (service, region or self.region)
         if key not in self._clients:
-            session = boto3.Session(environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"])
-            self._clients[key] = session.client(service, region_name=key[1], endpoint_url=self.endpoint)
+            session = boto3.Session(
+                environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]
+            )
+            self._clients[key] = session.client(
+                service, region_name=key[1], endpoint_url=self.endpoint
+            )
         return self._clients[key]
 
     @property
@@ -177,7 +186,12 @@ class World:
 
     def _serve_at_home(self, instance_id: str) -> None:
         """The same endpoint on the host's own loopback: S3 as the machine reaches it."""
-        self._serve("127.0.0.1", self._port, self._hosts.listening(instance_id, "127.0.0.1", self._port), instance_id)
+        self._serve(
+            "127.0.0.1",
+            self._port,
+            self._hosts.listening(instance_id, "127.0.0.1", self._port),
+            instance_id,
+        )
 
     def _serve_metadata(self, region: str, listening: Any) -> None:
         self._keep("metadata", served(self.metadata, region, listening))
@@ -185,7 +199,9 @@ class World:
     def _keep(self, name: str, server: Any) -> None:
         server.daemon_threads = True
         server.block_on_close = False
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         thread.start()
         self._servers.setdefault(name, []).append((server, thread))
 

@@ -23,11 +23,21 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make refresh-emulated", description=__doc__)
     parser.add_argument("--max-usd", type=float, default=5.0, help="of each refresh (default 5)")
-    parser.add_argument("--minutes", type=float, default=1.3, help="that each refresh may measure (default 1.3)")
-    parser.add_argument("--machines", type=int, nargs="+", default=[1, 2, 3, 4], help="sizes (default 1 2 3 4)")
-    parser.add_argument("--scheduled", action="store_true", help="only the nightly deployment, due twice at once")
-    parser.add_argument("--example", action="store_true", help="only examples/own-repository, on two spot machines")
-    parser.add_argument("--keep", action="store_true", help="leave the homes and the machines' consoles for a look")
+    parser.add_argument(
+        "--minutes", type=float, default=1.3, help="that each refresh may measure (default 1.3)"
+    )
+    parser.add_argument(
+        "--machines", type=int, nargs="+", default=[1, 2, 3, 4], help="sizes (default 1 2 3 4)"
+    )
+    parser.add_argument(
+        "--scheduled", action="store_true", help="only the nightly deployment, due twice at once"
+    )
+    parser.add_argument(
+        "--example", action="store_true", help="only examples/own-repository, on two spot machines"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the homes and the machines' consoles for a look"
+    )
     words = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that machines end with this
     if why := World.why_not():
@@ -40,7 +50,9 @@ def main() -> int:
         for count in words.machines
     ]
     campaigns += [Campaign(market=market, machines=2, types=UNEQUAL) for market in MARKETS]
-    campaigns += [Campaign(market="spot", machines=2, code=code) for code in ("repository", "example")]
+    campaigns += [
+        Campaign(market="spot", machines=2, code=code) for code in ("repository", "example")
+    ]
     if words.example:
         campaigns = campaigns[-1:]
     with World(seed=1) as world:
@@ -52,7 +64,9 @@ def main() -> int:
         proof.wrong += [f"the world itself: {fault}" for fault in world.faults()]
         print("\n".join(proof.lines()), flush=True)
         if proof.wrong or words.keep:
-            shutil.copytree(world.folder, folder / "machines", ignore=shutil.ignore_patterns("private", "bin"))
+            shutil.copytree(
+                world.folder, folder / "machines", ignore=shutil.ignore_patterns("private", "bin")
+            )
     if proof.wrong or words.keep:
         print(f"left for a look: {folder}")
     else:

@@ -57,7 +57,9 @@ class Account:
     """Held under `lock` by whoever reads or changes moto's EC2, which has no lock of its own."""
 
     market: Market
-    quotas: dict[str, float] = field(default_factory=lambda: dict.fromkeys(QUOTAS, 768.0))  # in vCPUs
+    quotas: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(QUOTAS, 768.0)
+    )  # in vCPUs
     lock: threading.RLock = field(default_factory=threading.RLock)
     tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
     placement_groups: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -116,10 +118,16 @@ class Account:
             return None
         with self.lock:
             backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
-            known = next((one.id for one in backend.amis.values() if one.description == parameter), None)
+            known = next(
+                (one.id for one in backend.amis.values() if one.description == parameter), None
+            )
             if known is None:
                 made = backend.register_image(name=parameter.split("/")[-3], description=parameter)
-                made.architecture, made.owner_alias, made.root_device_name = "x86_64", "amazon", "/dev/sda1"
+                made.architecture, made.owner_alias, made.root_device_name = (
+                    "x86_64",
+                    "amazon",
+                    "/dev/sda1",
+                )
                 made.root_device_type, made.virtualization_type, known = "ebs", "hvm", made.id
             return str(known)
 
@@ -131,7 +139,9 @@ class Account:
         profile = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_instance_profile_by_arn(arn)
         role = profile.roles[0]
         with self.lock:
-            held = next((keys for keys in self.keys.values() if keys.instance_id == instance_id), None)
+            held = next(
+                (keys for keys in self.keys.values() if keys.instance_id == instance_id), None
+            )
             if held is None:
                 held = RoleKeys(
                     instance_id=instance_id,
@@ -163,7 +173,11 @@ def install(client: Callable[[str], Any], *, bucket: str, profile: str, policy: 
     """
     lead_out(client("ec2"))
     client("s3").create_bucket(Bucket=bucket)
-    trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    trust = {
+        "Effect": "Allow",
+        "Principal": {"Service": "ec2.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+    }
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
     iam = client("iam")
     for name in (profile, *SERVICE_ROLES):

@@ -36,9 +36,14 @@ class Elastic(EC2Response):
 
     def create_placement_group(self) -> ActionResult:
         self.error_on_dryrun()
-        name, groups = self._get_param("GroupName"), self.account.placement_groups.setdefault(self.region, {})
+        name, groups = (
+            self._get_param("GroupName"),
+            self.account.placement_groups.setdefault(self.region, {}),
+        )
         if name in groups:
-            raise EC2ClientError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
+            raise EC2ClientError(
+                "InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists."
+            )
         tags = convert_tag_spec(self._get_param("TagSpecifications", [])).get("placement-group", {})
         groups[name] = {
             "GroupName": name,
@@ -57,32 +62,54 @@ class Elastic(EC2Response):
 
     def delete_placement_group(self) -> ActionResult:
         self.error_on_dryrun()
-        name, groups = self._get_param("GroupName"), self.account.placement_groups.get(self.region, {})
+        name, groups = (
+            self._get_param("GroupName"),
+            self.account.placement_groups.get(self.region, {}),
+        )
         if name not in groups:
-            raise EC2ClientError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-        if any(one.placement.group_name == name and one.state not in _GONE for one in self._instances()):
-            raise EC2ClientError("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use")
+            raise EC2ClientError(
+                "InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown."
+            )
+        if any(
+            one.placement.group_name == name and one.state not in _GONE for one in self._instances()
+        ):
+            raise EC2ClientError(
+                "InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use"
+            )
         del groups[name]
         return ActionResult({})
 
     def describe_spot_price_history(self) -> ActionResult:
         rows = self.account.market.spot_history(self.region, self._get_param("InstanceTypes", []))
         rows = [one for one in rows if self.account.sells(one["InstanceType"])]
-        some, token = page(rows, self._get_param("NextToken"), int(self._get_param("MaxResults", 1000)))
+        some, token = page(
+            rows, self._get_param("NextToken"), int(self._get_param("MaxResults", 1000))
+        )
         return ActionResult({"SpotPriceHistory": some, "NextToken": token})
 
     def describe_instance_type_offerings(self) -> ActionResult:
         rows = super().describe_instance_type_offerings().result["InstanceTypeOfferings"]  # type: ignore[index]
-        return ActionResult({"InstanceTypeOfferings": [one for one in rows if self.account.sells(one["InstanceType"])]})
+        return ActionResult(
+            {
+                "InstanceTypeOfferings": [
+                    one for one in rows if self.account.sells(one["InstanceType"])
+                ]
+            }
+        )
 
     def get_spot_placement_scores(self) -> ActionResult:
-        names, count = self._get_param("InstanceTypes", []), int(self._get_param("TargetCapacity", 1))
+        names, count = (
+            self._get_param("InstanceTypes", []),
+            int(self._get_param("TargetCapacity", 1)),
+        )
         ground = self._ground()
         scores = [
             {
                 "Region": region,
                 "AvailabilityZoneId": zone.zone_id,
-                "Score": 9 if any(ground.room(name, "spot", zone.name) >= count for name in names) else 1,
+                "Score": 9
+                if any(ground.room(name, "spot", zone.name) >= count for name in names)
+                else 1,
             }
             for region in self._get_param("RegionNames", [self.region])
             for zone in self.ec2_backend.zones.get(region, ())
@@ -92,12 +119,16 @@ class Elastic(EC2Response):
     def _once(self, action: str, do: Callable[[], dict[str, Any] | Any]) -> ActionResult:
         """Do it, or answer as the first time. Raises EC2ClientError for another request of the same token."""
         token = self._get_param("ClientToken")
-        asked = json.dumps({key: value for key, value in self.params.items() if key != "ClientToken"}, default=str)
+        asked = json.dumps(
+            {key: value for key, value in self.params.items() if key != "ClientToken"}, default=str
+        )
         key = (self.region, action, str(token))
         if token and key in self.account.tokens:
             before, result = self.account.tokens[key]
             if before != asked:
-                raise EC2ClientError("IdempotentParameterMismatch", "The client token was used for another request.")
+                raise EC2ClientError(
+                    "IdempotentParameterMismatch", "The client token was used for another request."
+                )
             return ActionResult(result)
         result = do()
         if token:
@@ -108,7 +139,10 @@ class Elastic(EC2Response):
         ground, data = self._ground(), dict(self.params)
         ground.check(data)
         options = data.get("InstanceMarketOptions") or {}
-        name, market = str(data["InstanceType"]), "spot" if options.get("MarketType") == "spot" else "on-demand"
+        name, market = (
+            str(data["InstanceType"]),
+            "spot" if options.get("MarketType") == "spot" else "on-demand",
+        )
         count = int(data["MinCount"])
         zones = [ground.zone(data)] if ground.zone(data) else list(zones_of(self.region))
         refusals = {zone: ground.refusal(name, market, zone, count) for zone in zones}
@@ -125,18 +159,34 @@ class Elastic(EC2Response):
         target, options = asked["TargetCapacitySpecification"], asked.get("SpotOptions") or {}
         count = int(target["TotalTargetCapacity"])
         gang = options.get("SingleInstanceType") and options.get("SingleAvailabilityZone")
-        if target.get("DefaultTargetCapacityType") != "spot" or not gang or options.get("MinTargetCapacity") != count:
-            raise EC2ClientError("InvalidParameterValue", "only gangs of spot machines in one zone are emulated")
+        if (
+            target.get("DefaultTargetCapacityType") != "spot"
+            or not gang
+            or options.get("MinTargetCapacity") != count
+        ):
+            raise EC2ClientError(
+                "InvalidParameterValue", "only gangs of spot machines in one zone are emulated"
+            )
         ground = self._ground()
         one, refused = ground.chosen(self._candidates(ground), "spot", count)
         fleet, launched = random_fleet_id(), []
         if one is not None:
             data = dict(ground.placed(one.data, one.zone)) | {"MinCount": count, "MaxCount": count}
-            known = {"ResourceType": "instance", "Tags": [{"Key": "aws:ec2:fleet-id", "Value": fleet}]}
-            tags = [*one.data.get("TagSpecifications", ()), *(asked.get("TagSpecifications") or ()), known]
+            known = {
+                "ResourceType": "instance",
+                "Tags": [{"Key": "aws:ec2:fleet-id", "Value": fleet}],
+            }
+            tags = [
+                *one.data.get("TagSpecifications", ()),
+                *(asked.get("TagSpecifications") or ()),
+                known,
+            ]
             data["TagSpecifications"] = _merged(tags)
             ids = [instance.id for instance in self._launch(data, "spot").instances]
-            launched.append(_described(one) | {"Lifecycle": "spot", "InstanceIds": ids, "InstanceType": one.name})
+            launched.append(
+                _described(one)
+                | {"Lifecycle": "spot", "InstanceIds": ids, "InstanceType": one.name}
+            )
         errors = [
             _described(one) | {"Lifecycle": "spot", "ErrorCode": code, "ErrorMessage": message}
             for one, code, message in refused
@@ -149,12 +199,22 @@ class Elastic(EC2Response):
             template = self._template(specification)
             for override in config.get("Overrides") or [{}]:
                 subnet = override.get("SubnetId")
-                data = template | {key: value for key, value in override.items() if key in ("InstanceType", "ImageId")}
+                data = template | {
+                    key: value
+                    for key, value in override.items()
+                    if key in ("InstanceType", "ImageId")
+                }
                 if subnet:
-                    nics = [dict(nic) | {"SubnetId": subnet} for nic in data.get("NetworkInterfaces") or ()]
+                    nics = [
+                        dict(nic) | {"SubnetId": subnet}
+                        for nic in data.get("NetworkInterfaces") or ()
+                    ]
                     data |= {"NetworkInterfaces": nics} if nics else {"SubnetId": subnet}
                 ground.check(data)
-                name, asked = str(data["InstanceType"]), ground.zone(data) or override.get("AvailabilityZone")
+                name, asked = (
+                    str(data["InstanceType"]),
+                    ground.zone(data) or override.get("AvailabilityZone"),
+                )
                 for zone in [asked] if asked else zones_of(self.region):
                     usd = self.account.market.spot(name, self.region, zone)
                     yield Candidate(
@@ -164,7 +224,9 @@ class Elastic(EC2Response):
 
     def _launch(self, data: Mapping[str, Any], market: str) -> Any:
         """moto's own launch of what was checked; each instance with its role, and its group."""
-        self.params = dict(data) | ({"InstanceMarketOptions": {"MarketType": "spot"}} if market == "spot" else {})
+        self.params = dict(data) | (
+            {"InstanceMarketOptions": {"MarketType": "spot"}} if market == "spot" else {}
+        )
         self.params["UserData"] = None if data.get("UserData") is None else str(data["UserData"])
         reservation: Any = super().run_instances().result
         profile = data.get("IamInstanceProfile") or {}
@@ -195,12 +257,18 @@ class Elastic(EC2Response):
             market=self.account.market,
             quotas=self.account.quotas,
             held=[
-                Held(name=one.instance_type, market=one.lifecycle or "on-demand", zone=str(one.availability_zone))
+                Held(
+                    name=one.instance_type,
+                    market=one.lifecycle or "on-demand",
+                    zone=str(one.availability_zone),
+                )
                 for one in alive
             ],
             images=frozenset(self.ec2_backend.amis) - frozenset(self.ec2_backend.deleted_amis),
             groups=frozenset(self.account.placement_groups.get(self.region, {})),
-            default_subnets={zone: one.id for zone, one in self.ec2_backend.get_default_subnets().items()},
+            default_subnets={
+                zone: one.id for zone, one in self.ec2_backend.get_default_subnets().items()
+            },
             zone_of_subnet={one.id: one.availability_zone for one in subnets},
         )
 
@@ -208,7 +276,12 @@ class Elastic(EC2Response):
 def _described(one: Candidate) -> dict[str, Any]:
     known = {"InstanceType": one.name, "AvailabilityZone": one.zone}
     overrides = dict(one.override) | known
-    return {"LaunchTemplateAndOverrides": {"LaunchTemplateSpecification": one.specification, "Overrides": overrides}}
+    return {
+        "LaunchTemplateAndOverrides": {
+            "LaunchTemplateSpecification": one.specification,
+            "Overrides": overrides,
+        }
+    }
 
 
 def _merged(specifications: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -216,7 +289,9 @@ def _merged(specifications: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "ResourceType": kind,
-            "Tags": [tag for one in specifications if one["ResourceType"] == kind for tag in one["Tags"]],
+            "Tags": [
+                tag for one in specifications if one["ResourceType"] == kind for tag in one["Tags"]
+            ],
         }
         for kind in kinds
         if kind != "fleet"
@@ -225,5 +300,9 @@ def _merged(specifications: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _passes(group: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
     tags = {f"tag:{one['Key']}": one["Value"] for one in group["Tags"]}
-    described = tags | {"group-name": group["GroupName"], "state": group["State"], "strategy": group["Strategy"]}
+    described = tags | {
+        "group-name": group["GroupName"],
+        "state": group["State"],
+        "strategy": group["Strategy"],
+    }
     return all(described.get(name) in values for name, values in asked.items())

@@ -14,7 +14,11 @@ from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
 
 from tests.world.account import Account
 from tests.world.elastic import Elastic
@@ -64,7 +68,9 @@ class Front:
             self.asked.append((asked.action, asked.region))
         if keys is None:
             answer = self._own(asked)
-            passed = _send(start, answer) if answer is not None else self._pass_on(environ, start, asked)
+            passed = (
+                _send(start, answer) if answer is not None else self._pass_on(environ, start, asked)
+            )
         else:
             passed = self._machine(environ, start, asked)
         if asked.action not in self.lost:
@@ -85,7 +91,11 @@ class Front:
             code = json.loads(asked.body).get("QuotaCode")
             if code not in QUOTAS:
                 return _refusal(asked.service, 400, "NoSuchResourceException")
-            found = {"QuotaCode": code, "QuotaName": QUOTAS[code][0], "Value": self.account.quotas[code]}
+            found = {
+                "QuotaCode": code,
+                "QuotaName": QUOTAS[code][0],
+                "Value": self.account.quotas[code],
+            }
             return 200, _JSON, json.dumps({"Quota": found | {"ServiceCode": "ec2"}}).encode()
         if asked.action == "ssm:GetParameter":
             name = str(json.loads(asked.body)["Name"])
@@ -96,10 +106,17 @@ class Front:
 
     def _machine(self, environ: dict[str, Any], start: Start, asked: Asked) -> Iterable[bytes]:
         """A request with the keys of an instance's role: S3 alone, signed, and within the role's policy."""
-        keys, path = self.account.keys[asked.access_key], unquote(environ.get("RAW_URI", environ["PATH_INFO"]))
+        keys, path = (
+            self.account.keys[asked.access_key],
+            unquote(environ.get("RAW_URI", environ["PATH_INFO"])),
+        )
         if asked.service != "s3":
             return _send(start, _refusal(asked.service, 403, "UnauthorizedOperation"))
-        headers = {name[5:].replace("_", "-"): value for name, value in environ.items() if name.startswith("HTTP_")}
+        headers = {
+            name[5:].replace("_", "-"): value
+            for name, value in environ.items()
+            if name.startswith("HTTP_")
+        }
         url = f"http://{environ['HTTP_HOST']}{environ.get('RAW_URI', environ['PATH_INFO'])}"
         if code := forged(keys, environ["REQUEST_METHOD"], url, asked.body, headers):
             return _send(start, _refusal("s3", 403, code))
@@ -121,7 +138,10 @@ class Front:
         if statuses[0].startswith("404"):
             listed = allows(statements, "s3:ListBucket", f"arn:aws:s3:::{bucket}", userid)
             # Who may not list a bucket does not learn what is missing from it.
-            return _send(start, _refusal("s3", 404 if listed else 403, "NoSuchKey" if listed else "AccessDenied"))
+            return _send(
+                start,
+                _refusal("s3", 404 if listed else 403, "NoSuchKey" if listed else "AccessDenied"),
+            )
         return passed
 
     def _pass_on(self, environ: dict[str, Any], start: Start, asked: Asked) -> Iterable[bytes]:
@@ -154,7 +174,13 @@ def _read(environ: dict[str, Any]) -> Asked:
         )
     else:
         action = parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
-    return Asked(service=service, region=region, access_key=access_key, action=f"{service}:{action}", body=body)
+    return Asked(
+        service=service,
+        region=region,
+        access_key=access_key,
+        action=f"{service}:{action}",
+        body=body,
+    )
 
 
 def _snake(name: str) -> str:
@@ -166,11 +192,23 @@ def _refusal(service: str, status: int, code: str) -> Answer:
     if service in ("pricing", "ssm", "servicequotas"):
         return status, _JSON, json.dumps({"__type": code, "message": message}).encode()
     if service == "s3":
-        return status, "application/xml", f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+        return (
+            status,
+            "application/xml",
+            f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode(),
+        )
     error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     if service == "ec2":
-        return status, "text/xml", f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode()
-    return status, "text/xml", f"<ErrorResponse>{error}<RequestId>1</RequestId></ErrorResponse>".encode()
+        return (
+            status,
+            "text/xml",
+            f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode(),
+        )
+    return (
+        status,
+        "text/xml",
+        f"<ErrorResponse>{error}<RequestId>1</RequestId></ErrorResponse>".encode(),
+    )
 
 
 def _send(start: Start, answer: Answer) -> Iterable[bytes]:

@@ -84,7 +84,13 @@ class Hosts:
                 address=machine.address,
                 prefix=16,
                 bandwidth_gbps=min(MOST_GBPS, machine.bandwidth_gbps),
-                command=("sh", str(HERE / "boot.sh"), str(folder), _to_be_readable(), *_views(folder)),
+                command=(
+                    "sh",
+                    str(HERE / "boot.sh"),
+                    str(folder),
+                    _to_be_readable(),
+                    *_views(folder),
+                ),
                 log=folder / "console.txt",
             )
             host = local_hosts.start_host(_ROOT, region.switch, plan, {"LANG": "C"})
@@ -104,7 +110,11 @@ class Hosts:
     def instance_at(self, region: str, address: str) -> str | None:
         """Which machine has the address; None where none that lives has it."""
         with self._lock:
-            found = [one for one, its in self._machines.items() if (its.region, its.address) == (region, address)]
+            found = [
+                one
+                for one, its in self._machines.items()
+                if (its.region, its.address) == (region, address)
+            ]
         return found[0] if found else None
 
     def alive(self) -> list[str]:
@@ -179,7 +189,11 @@ class Hosts:
 def _views(folder: Path) -> Sequence[str]:
     """Folders that get a private view, existing ones; that with the host's own folder last."""
     python = {f"/{Path(path).parts[1]}" for path in _python()} - {"/usr", "/bin", "/lib"}
-    wanted = [one for one in dict.fromkeys((*VIEWS, *sorted(python))) if os.path.isdir(one) and one != "/run"]
+    wanted = [
+        one
+        for one in dict.fromkeys((*VIEWS, *sorted(python)))
+        if os.path.isdir(one) and one != "/run"
+    ]
     return sorted(wanted, key=lambda one: folder.is_relative_to(one))
 
 
@@ -189,7 +203,9 @@ def _python() -> list[str]:
 
 def _to_be_readable() -> str:
     above = {parent for path in _python() for parent in (Path(path), *Path(path).parents)}
-    return shlex.join(sorted(str(one) for one in above if one.is_dir() and one.stat().st_mode & 0o005 != 0o005))
+    return shlex.join(
+        sorted(str(one) for one in above if one.is_dir() and one.stat().st_mode & 0o005 != 0o005)
+    )
 
 
 def _descendants(pid: int) -> list[int]:

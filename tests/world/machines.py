@@ -68,7 +68,9 @@ class Keeper:
 
     def look(self) -> None:
         """Hosts of instances that are over are gone when this returns; new ones come soon."""
-        known = set(self._hosts.known())  # first: a host that comes while this looks is not taken for one that is over
+        known = set(
+            self._hosts.known()
+        )  # first: a host that comes while this looks is not taken for one that is over
         for instance_id in known - {one.id for one in self._account.instances("running")}:
             self._end(instance_id)
 
@@ -79,7 +81,9 @@ class Keeper:
                 self._shut_down()
                 self.look()
                 self._boot()
-            except Exception as error:  # the world goes on, and the test may ask why a machine did not come
+            except (
+                Exception
+            ) as error:  # the world goes on, and the test may ask why a machine did not come
                 self.faults.append(repr(error))
 
     def _boot(self) -> None:
@@ -91,7 +95,9 @@ class Keeper:
             if fate is Fate.NEVER:
                 self._without.add(one.id)
                 continue
-            self._without.add(one.id)  # until it is there: a host that cannot be made is not tried for ever
+            self._without.add(
+                one.id
+            )  # until it is there: a host that cannot be made is not tried for ever
             try:
                 self._hosts.start(self._machine(one), hangs=fate is Fate.HANGS)
                 self._came(one.id)

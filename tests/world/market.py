@@ -15,25 +15,43 @@ from typing import Any
 
 from tasks.providers.ec2.snapshot import packaged
 
-Prices = Mapping[str, Mapping[str, float | None]]  # region -> instance type -> dollars, None: listed without a price
+Prices = Mapping[
+    str, Mapping[str, float | None]
+]  # region -> instance type -> dollars, None: listed without a price
 Spot = Mapping[tuple[str, str], float]  # (instance type, zone) -> dollars
 ANY = "*"  # in what is lacking: every type, market or zone
 
 
 def product(name: str, region: str, usd: float | None) -> str:
     amount = "0.0000000000" if usd is None else f"{usd:.10f}"
-    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": amount}, "description": f"${amount} per On Demand {name}"}
+    dimension = {
+        "unit": "Hrs",
+        "pricePerUnit": {"USD": amount},
+        "description": f"${amount} per On Demand {name}",
+    }
     return json.dumps(
         {
             "product": {
                 "productFamily": "Compute Instance",
                 "sku": f"{name}-{region}",
-                "attributes": {"instanceType": name, "regionCode": region, "operatingSystem": "Linux"},
+                "attributes": {
+                    "instanceType": name,
+                    "regionCode": region,
+                    "operatingSystem": "Linux",
+                },
             },
             "serviceCode": "AmazonEC2",
             "terms": {
-                "OnDemand": {"1.JRTCKXETXF": {"priceDimensions": {"1.JRTCKXETXF.6YS6EN2CT7": dimension}}},
-                "Reserved": {"1.R": {"priceDimensions": {"1.R.1": {"unit": "Hrs", "pricePerUnit": {"USD": "0.001"}}}}},
+                "OnDemand": {
+                    "1.JRTCKXETXF": {"priceDimensions": {"1.JRTCKXETXF.6YS6EN2CT7": dimension}}
+                },
+                "Reserved": {
+                    "1.R": {
+                        "priceDimensions": {
+                            "1.R.1": {"unit": "Hrs", "pricePerUnit": {"USD": "0.001"}}
+                        }
+                    }
+                },
             },
             "publicationDate": "2026-11-19T00:00:00Z",
         }
@@ -43,11 +61,16 @@ def product(name: str, region: str, usd: float | None) -> str:
 def products(prices: Prices, asked: Mapping[str, Any], size: int = 100) -> dict[str, Any]:
     """GetProducts' answer to `asked`: list prices of Linux in the region that its filters name, a page of them."""
     filters = {one["Field"]: one["Value"] for one in asked["Filters"]}
-    assert filters.items() >= {"operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used"}.items()
+    assert (
+        filters.items()
+        >= {"operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used"}.items()
+    )
     region = filters["regionCode"]
     some, token = page(sorted(prices.get(region, {}).items()), asked.get("NextToken"), size)
     listed = [product(name, region, usd) for name, usd in some]
-    return {"FormatVersion": "aws_v1", "PriceList": listed} | ({"NextToken": token} if token else {})
+    return {"FormatVersion": "aws_v1", "PriceList": listed} | (
+        {"NextToken": token} if token else {}
+    )
 
 
 def page(listed: Sequence[Any], token: str | None, size: int) -> tuple[Sequence[Any], str]:
@@ -82,7 +105,10 @@ class Market:
 
     def lacks(self, name: str, market: str, zone: str) -> bool:
         return any(
-            all(missing in (ANY, asked) for missing, asked in zip(gap, (name, market, zone), strict=True))
+            all(
+                missing in (ANY, asked)
+                for missing, asked in zip(gap, (name, market, zone), strict=True)
+            )
             for gap in self.lacking
         )
 

@@ -22,7 +22,11 @@ _SKEW_S = 900.0
 
 
 def allows(
-    statements: Iterable[Mapping[str, Any]], action: str, resource: str, userid: str, prefix: str | None = None
+    statements: Iterable[Mapping[str, Any]],
+    action: str,
+    resource: str,
+    userid: str,
+    prefix: str | None = None,
 ) -> bool:
     """Whether one statement allows it and none denies it. `prefix`: of a listing, which conditions may name.
 
@@ -32,7 +36,8 @@ def allows(
     for one in statements:
         named = any(_like(pattern, action) for pattern in _list(one.get("Action")))
         meant = any(
-            _like(str(pattern).replace("${aws:userid}", userid), resource) for pattern in _list(one.get("Resource"))
+            _like(str(pattern).replace("${aws:userid}", userid), resource)
+            for pattern in _list(one.get("Resource"))
         )
         if named and meant and one["Effect"] == "Deny":
             return False
@@ -44,7 +49,9 @@ def _holds(condition: Mapping[str, Any], prefix: str | None) -> bool:
     if not condition:
         return True
     patterns = _list(condition.get("StringLike", {}).get("s3:prefix", []))
-    alone = condition == {"StringLike": {"s3:prefix": condition.get("StringLike", {}).get("s3:prefix")}}
+    alone = condition == {
+        "StringLike": {"s3:prefix": condition.get("StringLike", {}).get("s3:prefix")}
+    }
     return alone and prefix is not None and any(_like(pattern, prefix) for pattern in patterns)
 
 
@@ -66,7 +73,12 @@ def forged(keys: RoleKeys, method: str, url: str, body: bytes, headers: Mapping[
     digest = lowered.get("x-amz-content-sha256", "")
     if digest != hashlib.sha256(body).hexdigest():
         return "XAmzContentSHA256Mismatch"
-    request = AWSRequest(method=method, url=url, data=body, headers={name: lowered[name] for name in names.split(";")})
+    request = AWSRequest(
+        method=method,
+        url=url,
+        data=body,
+        headers={name: lowered[name] for name in names.split(";")},
+    )
     request.context["timestamp"] = stamp
     auth = S3SigV4Auth(Credentials(keys.access_key, keys.secret_key, keys.token), "s3", region)
     wanted = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
@@ -74,7 +86,10 @@ def forged(keys: RoleKeys, method: str, url: str, body: bytes, headers: Mapping[
 
 
 def _like(pattern: str, text: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text, re.DOTALL) is not None
+    return (
+        re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text, re.DOTALL)
+        is not None
+    )
 
 
 def _list(value: Any) -> list[Any]:

@@ -115,8 +115,16 @@ class Operator:
         return self.folder / "state"
 
     def settle_in(self, campaign: Campaign, minutes: float) -> None:
-        account = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
-        bought = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
+        account = {
+            "bucket": self.world.bucket,
+            "profile": self.world.profile,
+            "region": self.world.region,
+        }
+        bought = {
+            "market": campaign.market,
+            "most": campaign.machines,
+            "types": json.dumps(campaign.types),
+        }
         settings = _STATES.format(**account, **bought, minutes=minutes, python=sys.executable)
         if campaign.code == "example":
             self._copy_example(settings)
@@ -125,9 +133,14 @@ class Operator:
         workload = _SINE.format(code=_REPOSITORY_OF_SINE if repository else _FILE)
         files = {"srift.toml": settings + workload, "sine.py": _WORKLOAD}
         if repository:
-            files |= {f"repo/{name}": part for name, part in _PARTS.items()} | {"repo/train/parts.py": _WORKLOAD}
+            files |= {f"repo/{name}": part for name, part in _PARTS.items()} | {
+                "repo/train/parts.py": _WORKLOAD
+            }
             wheel(
-                self.folder / "repo" / "wheels", "width", "1.0", "def of(variables): return int(variables['WIDTH'])\n"
+                self.folder / "repo" / "wheels",
+                "width",
+                "1.0",
+                "def of(variables): return int(variables['WIDTH'])\n",
             )
         for name, content in files.items():
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +165,9 @@ class Operator:
         }
         return kept | ours | self.world.environment()
 
-    def srift(self, *words: str, within_s: float = 600.0, **variables: str) -> subprocess.CompletedProcess[str]:
+    def srift(
+        self, *words: str, within_s: float = 600.0, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*_SRIFT, *words],
             cwd=self.folder,
@@ -183,16 +198,25 @@ class Operator:
 class Proof:
     """What was seen, and in `wrong` what should have been seen and was not."""
 
-    clusters: Counter[tuple[str, int]] = field(default_factory=Counter)  # (market, machines) -> leases
+    clusters: Counter[tuple[str, int]] = field(
+        default_factory=Counter
+    )  # (market, machines) -> leases
     records: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, status)
-    leases: list[tuple[str, float | None, str]] = field(default_factory=list)  # cluster, dollars, outcome
+    leases: list[tuple[str, float | None, str]] = field(
+        default_factory=list
+    )  # cluster, dollars, outcome
     table: int = 0
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        clusters = [f"{count} x {machines} {market}" for (market, machines), count in sorted(self.clusters.items())]
-        records = [f"{count} {kind} {status}" for (kind, status), count in sorted(self.records.items())]
+        clusters = [
+            f"{count} x {machines} {market}"
+            for (market, machines), count in sorted(self.clusters.items())
+        ]
+        records = [
+            f"{count} {kind} {status}" for (kind, status), count in sorted(self.records.items())
+        ]
         usd = sum(usd or 0.0 for _, usd, _ in self.leases)
         return [
             f"clusters, by machines and market: {', '.join(clusters) or 'none'}",
@@ -242,7 +266,10 @@ def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) 
         proof.wrong.append(f"{campaign}: clusters of {sorted(sizes.values())} machines")
     if alive := operator.world.alive():
         proof.wrong.append(f"{campaign}: still alive: {', '.join(alive)}")
-    kinds = Counter((str(kind), str(status)) for kind, status in operator.rows("select kind, status from raw_records"))
+    kinds = Counter(
+        (str(kind), str(status))
+        for kind, status in operator.rows("select kind, status from raw_records")
+    )
     proof.records += kinds
     if not kinds["train", "measured"]:
         proof.wrong.append(f"{campaign}: nothing was trained")
@@ -272,14 +299,18 @@ def _judge_unequal(operator: Operator, campaign: Campaign, proof: Proof) -> None
         proof.wrong.append(f"{campaign}: no run on a mixed cluster: {measured}, leases {leased}")
     if not any(max(one) > 1 for one in layouts):
         proof.wrong.append(f"{campaign}: no run on several devices of a machine: {measured}")
-    asked = operator.srift("recommend", "sine", "--provider", "ec2", "--deadline", "2h", "--top", "200", "--json")
+    asked = operator.srift(
+        "recommend", "sine", "--provider", "ec2", "--deadline", "2h", "--top", "200", "--json"
+    )
     rows = json.loads(asked.stdout) if asked.returncode == 0 else []
     if not any("+" in str(row["cluster"]) for row in rows):
         proof.wrong.append(
             f"{campaign}: no mixed cluster is weighed: {asked.stderr} {[row['cluster'] for row in rows]}"
         )
     if not any(str(row["layout"]) == "4" for row in rows):
-        proof.wrong.append(f"{campaign}: no machine's four devices are weighed: {[row['layout'] for row in rows]}")
+        proof.wrong.append(
+            f"{campaign}: no machine's four devices are weighed: {[row['layout'] for row in rows]}"
+        )
 
 
 def _asked(file: Path, query: str) -> list[tuple[Any, ...]]:

@@ -24,22 +24,35 @@ _QUICK = {  # Prefect's own clocks: half a minute until a run that waits is look
 
 
 def twice(
-    world: World, folder: Path, *, minutes: float, say: Callable[[str], None], within_s: float = 600.0
+    world: World,
+    folder: Path,
+    *,
+    minutes: float,
+    say: Callable[[str], None],
+    within_s: float = 600.0,
 ) -> list[str]:
     """What should have been seen and was not: both runs completed, one after the other, and nothing is left alive."""
     operator = Operator(folder=folder / "scheduled", world=world)
     operator.settle_in(Campaign(market="spot", machines=2), minutes)
     ended = _served(operator, say, within_s)
-    wrong = [] if ended == ["Completed", "Completed"] else [f"the two scheduled runs ended: {ended}"]
+    wrong = (
+        [] if ended == ["Completed", "Completed"] else [f"the two scheduled runs ended: {ended}"]
+    )
     if alive := world.alive():
         wrong.append(f"still alive: {', '.join(alive)}")
     leases = "select min(started_at) as began, max(ended_at), lease_id from raw_leases group by lease_id order by began"
     spans = operator.rows(leases)
-    wrong += [f"{late[2]} began before {early[2]} was over" for early, late in pairwise(spans) if late[0] < early[1]]
+    wrong += [
+        f"{late[2]} began before {early[2]} was over"
+        for early, late in pairwise(spans)
+        if late[0] < early[1]
+    ]
     publications = operator.publications()
     if publications < 2:
         wrong.append(f"{publications} publications instead of two")
-    say(f"scheduled twice: {ended}, {len(spans)} leases one after the other, {publications} publications")
+    say(
+        f"scheduled twice: {ended}, {len(spans)} leases one after the other, {publications} publications"
+    )
     return wrong
 
 

@@ -55,7 +55,9 @@ def build(width: int = 128, layers: int = 4):
         batch = trainer.data_collator(samples)
         return batch, batch["labels"]
 
-    loader = torch.utils.data.DataLoader(trainer.train_dataset, 32, shuffle=True, collate_fn=collate)
+    loader = torch.utils.data.DataLoader(
+        trainer.train_dataset, 32, shuffle=True, collate_fn=collate
+    )
     return Step(trainer), lambda loss, _: loss, loader, trainer.create_optimizer()
 
 

@@ -22,7 +22,9 @@ class Shapes(Dataset):
         across, down = torch.meshgrid(*[torch.linspace(-1, 1, self.pixels)] * 2, indexing="xy")
         distance = across.hypot(down) if label else torch.maximum(across.abs(), down.abs())
         size = 0.3 + 0.5 * torch.rand(1, generator=random)
-        return (distance < size).float() + 0.3 * torch.randn(1, self.pixels, self.pixels, generator=random), label
+        return (distance < size).float() + 0.3 * torch.randn(
+            1, self.pixels, self.pixels, generator=random
+        ), label
 
 
 class Network(nn.Module):

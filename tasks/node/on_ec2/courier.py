@@ -42,13 +42,20 @@ _FLUSH_S = 20.0  # after a notice, or while the machine goes down
 _REST_S = 60.0  # at the end, for what is no record
 _GRACE_S = 60.0  # before the machine's own end, to carry what the agent leaves
 _LEFT = (0, 3)  # the agent's exit codes: as asked, or at its deadline
-_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # of the environment; nothing else reaches the agent
+_KEPT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+)  # of the environment; nothing else reaches the agent
 _PATIENCE_S = 10.0
 _DATA_REPORTED_EVERY_S = 10.0  # while data come
 _DATA_ATTEMPTS, _DATA_TIMEOUT_S = 8, 30.0  # nothing else waits for that connection
 _TIMEOUT_S = 5.0  # a store that is silent must not keep a notice waiting
 _POWER_OFF_TRIES = 12
-_LAST_TO_DIE = "-500"  # of /proc/PID/oom_score_adj: memory that a workload eats must not cost its records
+_LAST_TO_DIE = (
+    "-500"  # of /proc/PID/oom_score_adj: memory that a workload eats must not cost its records
+)
 
 
 class MachineStore:
@@ -70,7 +77,13 @@ class AgentProcess:
     """The agent as an ordinary user; what it says goes to a file that it cannot write otherwise."""
 
     def __init__(
-        self, user: pwd.struct_passwd, python: str, directory: Path, address: str, rank: int, deadline_unix: float
+        self,
+        user: pwd.struct_passwd,
+        python: str,
+        directory: Path,
+        address: str,
+        rank: int,
+        deadline_unix: float,
     ) -> None:
         own, self._log = directory / f"node-{rank}", directory / "agent.txt"
         command = [
@@ -137,8 +150,18 @@ class Delivery:
         deadline_s: float,
         data: Fetcher,
     ) -> None:
-        self._data, self._reported_data, self._reported_data_at = data, dict[str, Any](), float("-inf")
-        self._directory, self._store, self._start, self._notice, self._owner = data.mailbox, store, start, notice, owner
+        self._data, self._reported_data, self._reported_data_at = (
+            data,
+            dict[str, Any](),
+            float("-inf"),
+        )
+        self._directory, self._store, self._start, self._notice, self._owner = (
+            data.mailbox,
+            store,
+            start,
+            notice,
+            owner,
+        )
         self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
         self._inbox = Inbox(data.mailbox, store.get)
         self._outbox: Outbox | None = None
@@ -158,7 +181,11 @@ class Delivery:
         self.tell("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
-            return "" if self._leaving else "the controller gave this machine no place before its deadline"
+            return (
+                ""
+                if self._leaving
+                else "the controller gave this machine no place before its deadline"
+            )
         outbox = self._outbox = self._own_folder(rank)
         self._pass_on()  # what came before there was a folder
         try:
@@ -172,7 +199,11 @@ class Delivery:
         self._data.stop()
         agent.end()
         self._empty()
-        return "" if code is None or code in _LEFT else f"the agent ended with exit code {code}: {agent.said()}"
+        return (
+            ""
+            if code is None or code in _LEFT
+            else f"the agent ended with exit code {code}: {agent.said()}"
+        )
 
     def tell(self, name: str, body: dict[str, Any]) -> bool:
         """Say it straight to the store, once. Returns whether it came there."""
@@ -208,9 +239,14 @@ class Delivery:
             self._tell_refused(outbox)
             if time.monotonic() >= self._next_inbox:
                 quiet = time.monotonic() >= self._news_at + _QUIET_AFTER_S
-                self._next_inbox = time.monotonic() + (_QUIET_INBOX_EVERY_S if quiet else _INBOX_EVERY_S)
+                self._next_inbox = time.monotonic() + (
+                    _QUIET_INBOX_EVERY_S if quiet else _INBOX_EVERY_S
+                )
                 if self._inbox.fetch():
-                    self._news_at, self._next_inbox = time.monotonic(), time.monotonic() + _INBOX_EVERY_S
+                    self._news_at, self._next_inbox = (
+                        time.monotonic(),
+                        time.monotonic() + _INBOX_EVERY_S,
+                    )
         except OSError as error:
             self._complain(str(error))
         self._fetch_data()
@@ -237,7 +273,11 @@ class Delivery:
         written = False
         if self._outbox is not None:
             with suppress(OSError):  # a full disk
-                write_file(self._outbox.folder / "notice.json", json.dumps(body).encode(), owner=self._owner)
+                write_file(
+                    self._outbox.folder / "notice.json",
+                    json.dumps(body).encode(),
+                    owner=self._owner,
+                )
                 written = True
             self._flush(self._outbox, until=time.monotonic() + _FLUSH_S)
         if not written and not self.tell("notice.json", body):
@@ -247,7 +287,9 @@ class Delivery:
         """At the end: everything for a minute, then records for as long as the machine lives."""
         assert self._outbox is not None
         short = self._leaving
-        self._flush(self._outbox, until=min(self._ends, time.monotonic() + (_FLUSH_S if short else _REST_S)))
+        self._flush(
+            self._outbox, until=min(self._ends, time.monotonic() + (_FLUSH_S if short else _REST_S))
+        )
         if not short and self._outbox.records_waiting():
             self._flush(self._outbox, until=self._ends)
         self._tell_refused(self._outbox)
@@ -263,7 +305,11 @@ class Delivery:
 
     def _tell_refused(self, outbox: Outbox) -> None:
         """That files are left behind, once: not each of them."""
-        if outbox.refused and not self._refused and self.tell("refused.json", {"reason": outbox.refused}):
+        if (
+            outbox.refused
+            and not self._refused
+            and self.tell("refused.json", {"reason": outbox.refused})
+        ):
             self._refused = outbox.refused
 
     def _fetch_data(self) -> None:
@@ -274,7 +320,9 @@ class Delivery:
         if states == self._reported_data:
             return
         ended = {digest for digest, state in states.items() if state["state"] != FETCHING}
-        known = {digest for digest, state in self._reported_data.items() if state["state"] != FETCHING}
+        known = {
+            digest for digest, state in self._reported_data.items() if state["state"] != FETCHING
+        }
         if ended == known and time.monotonic() < self._reported_data_at + _DATA_REPORTED_EVERY_S:
             return
         self._reported_data_at = time.monotonic()
@@ -314,12 +362,16 @@ def serve(arguments: argparse.Namespace) -> None:
         print(f"srift: {reason}", flush=True)
         bucket.attempts = 6  # nothing else waits any more
         try:
-            store.put("failed.json", json.dumps({"reason": reason, "failed_unix": time.time()}).encode())
+            store.put(
+                "failed.json", json.dumps({"reason": reason, "failed_unix": time.time()}).encode()
+            )
         except OSError as error:
             print(f"srift: nor could that be reported: {error}", flush=True)
 
 
-def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineStore, ends: float) -> str:
+def deliver(
+    arguments: argparse.Namespace, metadata: Metadata, store: MachineStore, ends: float
+) -> str:
     """Empty, or why the machine could not serve. Raises OSError."""
     user, address = account(arguments.user), metadata.address()
     reason = fence(user, metadata.base, arguments.python)
@@ -367,17 +419,25 @@ def main() -> None:
     parser.add_argument("--region", required=True)
     parser.add_argument("--endpoint", help="of an S3 that stands in for AWS's")
     parser.add_argument("--lease", required=True)
-    parser.add_argument("--role-id", required=True, help="of the machine's role: half of what IAM calls its user id")
-    parser.add_argument("--user", required=True, help="whom the agent and the workloads run as; not root")
+    parser.add_argument(
+        "--role-id", required=True, help="of the machine's role: half of what IAM calls its user id"
+    )
+    parser.add_argument(
+        "--user", required=True, help="whom the agent and the workloads run as; not root"
+    )
     parser.add_argument("--python", required=True, help="the Python that has torch")
-    parser.add_argument("--deadline-s", type=float, required=True, help="seconds from now to the machine's end")
+    parser.add_argument(
+        "--deadline-s", type=float, required=True, help="seconds from now to the machine's end"
+    )
     parser.add_argument("--directory", type=Path, required=True, help="the machine's mailbox")
     arguments = parser.parse_args()
     os.umask(0o022)
     adopt_orphans()
     _score(os.getpid(), _LAST_TO_DIE)
     with suppress(OSError, ValueError):  # fast network cards pin memory
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(
+            resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
     try:
         serve(arguments)
     except Exception:

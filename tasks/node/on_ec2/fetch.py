@@ -76,7 +76,9 @@ class DataBucket(Bucket):
         with path.open("wb") as self._file:
             try:
                 while (had := self._file.tell()) < one.size:
-                    self._more = {"If-Match": one.etag} | ({"Range": f"bytes={had}-"} if had else {})
+                    self._more = {"If-Match": one.etag} | (
+                        {"Range": f"bytes={had}-"} if had else {}
+                    )
                     with suppress(_Came):
                         self._ask("GET", one.key, b"")
                     if self._file.tell() > one.size:
@@ -155,8 +157,14 @@ class Fetcher:
     def ask(self, addresses: Mapping[str, str]) -> None:
         """Have them fetched, by digest; one that was asked for is not fetched again."""
         with self._lock:
-            new = [(digest, address) for digest, address in addresses.items() if digest not in self._states]
-            self._states |= {digest: {"state": FETCHING, "bytes": 0, "of_bytes": None} for digest, _ in new}
+            new = [
+                (digest, address)
+                for digest, address in addresses.items()
+                if digest not in self._states
+            ]
+            self._states |= {
+                digest: {"state": FETCHING, "bytes": 0, "of_bytes": None} for digest, _ in new
+            }
             self._waiting += new
             if self._waiting and self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="data", daemon=True)
@@ -182,9 +190,15 @@ class Fetcher:
                 self._fetch(digest, address)
                 self._say(digest, state=READY)
             except Exception as error:  # whatever it is: runs and controller wait for a word
-                why = str(error) if isinstance(error, NotFetched) else f"{type(error).__name__}: {error}"
+                why = (
+                    str(error)
+                    if isinstance(error, NotFetched)
+                    else f"{type(error).__name__}: {error}"
+                )
                 reason = f"the data of {address} could not be fetched: {why}"
-                with suppress(OSError):  # a full disk: it is reported to the controller, and no folder is there
+                with suppress(
+                    OSError
+                ):  # a full disk: it is reported to the controller, and no folder is there
                     write_file(failure_of(self.mailbox, digest), reason.encode())
                 self._say(digest, state=FAILED, reason=reason)
 
@@ -236,7 +250,9 @@ class Fetcher:
         except S3Error as error:
             raise NotFetched(_said(error, name)) from None
         if len(listed) > MOST_OBJECTS:
-            raise NotFetched(f"they are more than {MOST_OBJECTS} objects: pack them into archives, or name a part")
+            raise NotFetched(
+                f"they are more than {MOST_OBJECTS} objects: pack them into archives, or name a part"
+            )
         by_key = {one.key: one for one in listed}
         try:
             found = {file: by_key[key] for file, key in files_of(by_key, prefix).items()}
@@ -279,7 +295,11 @@ def _said(error: S3Error, bucket: str) -> str:
         )
     if error.code == "NoSuchBucket":
         return f"there is no bucket called {bucket}"
-    return f"an object was {_CHANGED[error.code]} meanwhile ({error})" if error.code in _CHANGED else str(error)
+    return (
+        f"an object was {_CHANGED[error.code]} meanwhile ({error})"
+        if error.code in _CHANGED
+        else str(error)
+    )
 
 
 def _listed(one: ElementTree.Element) -> Listed:
@@ -289,4 +309,6 @@ def _listed(one: ElementTree.Element) -> Listed:
 
 def _query(words: Mapping[str, str]) -> str:
     """As it is signed: names in order, everything encoded."""
-    return "&".join(f"{name}={urllib.parse.quote(words[name], safe='-_.~')}" for name in sorted(words))
+    return "&".join(
+        f"{name}={urllib.parse.quote(words[name], safe='-_.~')}" for name in sorted(words)
+    )

@@ -21,7 +21,9 @@ BASE = "http://169.254.169.254"
 _TOKEN_S = 21600  # the longest that there is
 _REFRESH_S = 300.0  # AWS has the next credentials ready five minutes before the last expire
 _TIMEOUT_S = 2.0
-Ask = Callable[[str, str, Mapping[str, str]], tuple[int, str]]  # method, URL, headers -> status, body
+Ask = Callable[
+    [str, str, Mapping[str, str]], tuple[int, str]
+]  # method, URL, headers -> status, body
 
 
 class MetadataError(OSError):
@@ -32,7 +34,9 @@ def ask_once(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, st
     """One question, through no proxy whatever the environment says. Raises OSError or HTTPException."""
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_TIMEOUT_S) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            request, timeout=_TIMEOUT_S
+        ) as answer:
             return int(answer.status), answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -102,7 +106,11 @@ class Metadata:
             asked = str(body.get("action") or "terminate")
             return {"kind": "interruption", "action": asked, "at": str(body.get("time") or "")}
         if self.get("events/recommendations/rebalance", attempts=2) is not None:
-            return {"kind": "rebalance", "action": "", "at": ""}  # its noticeTime is when it was said, not when it ends
+            return {
+                "kind": "rebalance",
+                "action": "",
+                "at": "",
+            }  # its noticeTime is when it was said, not when it ends
         return None
 
     def _get(self, path: str) -> tuple[int, str]:
@@ -133,7 +141,9 @@ class Metadata:
             keys = (str(body["AccessKeyId"]), str(body["SecretAccessKey"]), str(body["Token"]))
             expires = time.strptime(body["Expiration"], "%Y-%m-%dT%H:%M:%SZ")
         except (KeyError, ValueError, TypeError):
-            raise MetadataError(f"the credentials of role {self._role} are not whole: {body.get('Code')}") from None
+            raise MetadataError(
+                f"the credentials of role {self._role} are not whole: {body.get('Code')}"
+            ) from None
         self._expires_unix = float(calendar.timegm(expires))
         return keys
 

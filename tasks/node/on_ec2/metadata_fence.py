@@ -45,10 +45,17 @@ def account(name: str) -> pwd.struct_passwd:
     return found
 
 
-def start_as(user: pwd.struct_passwd, command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
+def start_as(
+    user: pwd.struct_passwd, command: Sequence[str], **options: object
+) -> subprocess.Popen[bytes]:
     """A process of `user` that ends with this one, in no group of ours, and that no set-uid program can raise."""
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
-        command, user=user.pw_uid, group=user.pw_gid, extra_groups=[], preexec_fn=_confine, **options
+        command,
+        user=user.pw_uid,
+        group=user.pw_gid,
+        extra_groups=[],
+        preexec_fn=_confine,
+        **options,
     )
 
 

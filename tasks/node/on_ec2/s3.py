@@ -28,7 +28,9 @@ class S3Error(OSError):
     """S3 did not do it. `code` is S3's own, or the kind of fault where no answer came."""
 
     def __init__(self, method: str, key: str, status: int, code: str) -> None:
-        super().__init__(f"S3 {method} {key}: {code or 'no reason given'}{f' ({status})' if status else ''}")
+        super().__init__(
+            f"S3 {method} {key}: {code or 'no reason given'}{f' ({status})' if status else ''}"
+        )
         self.status, self.code = status, code
 
 
@@ -44,7 +46,9 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: Keys, at_unix: float) -> dict[str, str]:
+def sign(
+    method: str, host: str, path: str, body: bytes, *, region: str, keys: Keys, at_unix: float
+) -> dict[str, str]:
     """The headers of a request. `path` is percent-encoded once, as S3 expects it; its query's names come in order."""
     access_key, secret_key, token = keys
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_unix))
@@ -54,7 +58,15 @@ def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: K
         headers["x-amz-security-token"] = token
     names = ";".join(sorted(headers))
     path, _, query = path.partition("?")
-    canonical = [method, path, query, *(f"{name}:{headers[name]}" for name in sorted(headers)), "", names, digest]
+    canonical = [
+        method,
+        path,
+        query,
+        *(f"{name}:{headers[name]}" for name in sorted(headers)),
+        "",
+        names,
+        digest,
+    ]
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     hashed = hashlib.sha256("\n".join(canonical).encode()).hexdigest()
     key = f"AWS4{secret_key}".encode()
@@ -63,7 +75,10 @@ def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: K
     text = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, hashed))
     signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
     credential = f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}"
-    return {**headers, "authorization": f"{credential}, SignedHeaders={names}, Signature={signature}"}
+    return {
+        **headers,
+        "authorization": f"{credential}, SignedHeaders={names}, Signature={signature}",
+    }
 
 
 class Bucket:
@@ -89,10 +104,14 @@ class Bucket:
         name, endpoint, self._region = self._name, self._endpoint, region
         domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         virtual = endpoint is None and "." not in name  # a dot would not fit AWS's certificate
-        url = (endpoint or f"https://{name + '.' if virtual else ''}s3.{region}.{domain}").rstrip("/")
+        url = (endpoint or f"https://{name + '.' if virtual else ''}s3.{region}.{domain}").rstrip(
+            "/"
+        )
         parts = urllib.parse.urlsplit(url)
         self._host, self._root = parts.netloc, parts.path + ("/" if virtual else f"/{name}/")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         self._connection = kind(parts.netloc, timeout=self._timeout_s)
 
     def get(self, key: str) -> bytes:
@@ -106,7 +125,9 @@ class Bucket:
     def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Ask once, following no redirection. The connection is kept after a whole answer and new after any fault."""
         try:
-            self._connection.request(method, path, body=body if method == "PUT" else None, headers=dict(headers))
+            self._connection.request(
+                method, path, body=body if method == "PUT" else None, headers=dict(headers)
+            )
             answer = self._connection.getresponse()
             return Answer(answer.status, answer.getheader("Date") or "", answer.read())
         except BaseException:
@@ -119,10 +140,14 @@ class Bucket:
         for attempt in range(self.attempts):
             if attempt:
                 pause_s = min(_LONGEST_PAUSE_S, 0.2 * 2**attempt)
-                time.sleep(pause_s * random.uniform(0.5, 1.0))  # machines of a cluster must not come back as one
+                time.sleep(
+                    pause_s * random.uniform(0.5, 1.0)
+                )  # machines of a cluster must not come back as one
             try:
                 keys, at_unix = self._keys(fresh), time.time() + self.offset_s
-                headers = sign(method, self._host, path, body, region=self._region, keys=keys, at_unix=at_unix)
+                headers = sign(
+                    method, self._host, path, body, region=self._region, keys=keys, at_unix=at_unix
+                )
                 answer = self._send(method, path, headers, body)
             except (OSError, http.client.HTTPException) as error:
                 problem = S3Error(method, key, 0, type(error).__name__)
@@ -135,7 +160,9 @@ class Bucket:
             fresh = code in _EXPIRED
             if code == "RequestTimeTooSkewed":
                 with contextlib.suppress(TypeError, ValueError):  # a date that is none
-                    self.offset_s = email.utils.parsedate_to_datetime(answer.date).timestamp() - time.time()
+                    self.offset_s = (
+                        email.utils.parsedate_to_datetime(answer.date).timestamp() - time.time()
+                    )
             elif code in ("NoSuchKey", "AccessDenied") and method == "GET":
                 raise Absent(method, key, answer.status, code)
             elif not (fresh or code in _AGAIN or answer.status >= 500 or answer.status == 429):

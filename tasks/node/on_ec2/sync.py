@@ -40,7 +40,11 @@ def files_of(content: bytes) -> dict[str, str]:
         raise BadManifest(f"manifest.json names no files, or more than {_MOST_NAMED}")
     for name, digest in files.items():
         parts = str(name).split("/")
-        if len(parts) > _MOST_PARTS or not all(_PART.fullmatch(part) for part in parts) or parts[0].startswith("node-"):
+        if (
+            len(parts) > _MOST_PARTS
+            or not all(_PART.fullmatch(part) for part in parts)
+            or parts[0].startswith("node-")
+        ):
             raise BadManifest(f"manifest.json names {name!r}, which is no file of a mailbox")
         if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
             raise BadManifest(f"manifest.json has no sha256 for {name!r}")
@@ -92,12 +96,16 @@ def _object(content: bytes, name: str) -> dict[str, Any]:
     return body
 
 
-_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}"
+)
 _NOT_OURS = ("scratch",)
 _MOST_FILES = 5000  # records, and as many others: a request costs money
 _LARGEST_BYTES = 32 * 2**20
 _LOG_BYTES = 2**20  # of a longer log, its end
-CHANGED_EVERY_S = 2.0  # a file that changes goes up again no sooner; what is rewritten all the time, later still
+CHANGED_EVERY_S = (
+    2.0  # a file that changes goes up again no sooner; what is rewritten all the time, later still
+)
 STEADY_EVERY_S = 5.0  # a node is silent after thirty seconds without a heartbeat
 # What one machine may lay on the controller's disk: so much of records and as much of all else, and small files beside,
 # as every record and heartbeat of ours is: together less than 1.2 GiB.
@@ -111,8 +119,19 @@ UPLOADS_AT_ONCE = 150
 UPLOADS_PER_HOUR = 1800.0
 _HEARTBEAT = "heartbeat.json"
 _STEADY = (_HEARTBEAT, "progress.json")  # and logs: rewritten while all goes on as it did
-_UPLOADED_FIRST = ("records/", "notice", "finished", "armed", "ready", "heartbeat", "progress", "log")
-Mark = tuple[int, int, int]  # by which a change is seen: inode, moment of the last write in ns, bytes
+_UPLOADED_FIRST = (
+    "records/",
+    "notice",
+    "finished",
+    "armed",
+    "ready",
+    "heartbeat",
+    "progress",
+    "log",
+)
+Mark = tuple[
+    int, int, int
+]  # by which a change is seen: inode, moment of the last write in ns, bytes
 
 
 @dataclass(slots=True)
@@ -136,17 +155,25 @@ class Outbox:
         self.news_at = float("-inf")  # when something went up that the controller may answer
         self.refused = ""  # the sentence on what is not carried, since it is too much
         self._sent: dict[str, UploadState] = {}
-        self._left, self._counted_at = float(UPLOADS_AT_ONCE), time.monotonic()  # uploads that may be made; as of when
+        self._left, self._counted_at = (
+            float(UPLOADS_AT_ONCE),
+            time.monotonic(),
+        )  # uploads that may be made; as of when
 
     def carry(self) -> bool:
         """One pass over what is due, up to the first fault. Returns whether there was one; `problem` says which."""
-        return not all(self._send(name) for name in self._waiting() if self._due(name) and self._may_upload(name))
+        return not all(
+            self._send(name)
+            for name in self._waiting()
+            if self._due(name) and self._may_upload(name)
+        )
 
     def flush(self, until: float) -> int:
         """One pass over everything, due or not, past faults and until `until`. Returns how many files did not go up."""
         waiting = self._waiting()
         return len(waiting) - sum(
-            time.monotonic() < until and self._may_upload(name) and self._send(name) for name in waiting
+            time.monotonic() < until and self._may_upload(name) and self._send(name)
+            for name in waiting
         )
 
     def records_waiting(self) -> int:
@@ -157,14 +184,18 @@ class Outbox:
         lacking = []
         for name, mark in self._marks():
             sent = self._sent.setdefault(name, UploadState())
-            final = _is_record(name) and sent.mark is not None  # what somebody makes of it after it went up is not it
+            final = (
+                _is_record(name) and sent.mark is not None
+            )  # what somebody makes of it after it went up is not it
             if mark not in (sent.mark, sent.refused) and not final:
                 lacking.append(name)
         return sorted(lacking, key=_upload_order)
 
     def _due(self, name: str) -> bool:
         sent, now = self._sent[name], time.monotonic()
-        every_s = LOG_EVERY_S if _is_log(name) else STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S
+        every_s = (
+            LOG_EVERY_S if _is_log(name) else STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S
+        )
         return now >= sent.not_before and now >= sent.at + every_s
 
     def _may_upload(self, name: str) -> bool:
@@ -190,7 +221,12 @@ class Outbox:
                     sent.refused = mark
                     return True
                 self._put(name, content)
-                sent.mark, sent.at, sent.failures, sent.size = mark, time.monotonic(), 0, len(content)
+                sent.mark, sent.at, sent.failures, sent.size = (
+                    mark,
+                    time.monotonic(),
+                    0,
+                    len(content),
+                )
                 if name not in _STEADY and not _is_log(name):
                     self.news_at = sent.at
             return True
@@ -202,7 +238,11 @@ class Outbox:
 
     def _has_room(self, name: str, size: int) -> bool:
         """Whether so much may go up under that name; else `refused` says so. Nothing else takes the room of records."""
-        alike = [sent.size for one, sent in self._sent.items() if one != name and _is_record(one) == _is_record(name)]
+        alike = [
+            sent.size
+            for one, sent in self._sent.items()
+            if one != name and _is_record(one) == _is_record(name)
+        ]
         fits = size <= _SMALL_BYTES or size + sum(alike) <= _MOST_BYTES
         if not fits:
             kind = "records" if _is_record(name) else "files that are no records"
@@ -211,7 +251,9 @@ class Outbox:
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
         """Every file that may go up. Directories are walked by descriptor, so that none can become a link meanwhile."""
-        known = Counter(map(_is_record, self._sent))  # records have a number of their own: no flood keeps them here
+        known = Counter(
+            map(_is_record, self._sent)
+        )  # records have a number of their own: no flood keeps them here
         for folder, folders, files, descriptor in os.fwalk(self.folder, follow_symlinks=False):
             within = Path(folder).relative_to(self.folder).as_posix()
             prefix = "" if within == "." else f"{within}/"
@@ -224,7 +266,9 @@ class Outbox:
                     status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
                 except OSError:
                     continue  # it was renamed meanwhile
-                if self._may(name, status) and (name in self._sent or known[_is_record(name)] < _MOST_FILES):
+                if self._may(name, status) and (
+                    name in self._sent or known[_is_record(name)] < _MOST_FILES
+                ):
                     known[_is_record(name)] += name not in self._sent
                     yield name, _mark(status)
 
@@ -238,7 +282,9 @@ class Outbox:
         held = [os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)]
         try:
             for folder in folders:
-                held.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held[-1]))
+                held.append(
+                    os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held[-1])
+                )
             held.append(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=held[-1]))
             status = os.fstat(held[-1])
             if not self._may(name, status):
@@ -253,7 +299,10 @@ class Outbox:
 
 
 def _upload_order(name: str) -> tuple[int, str]:
-    return next((at for at, start in enumerate(_UPLOADED_FIRST) if name.startswith(start)), len(_UPLOADED_FIRST)), name
+    return next(
+        (at for at, start in enumerate(_UPLOADED_FIRST) if name.startswith(start)),
+        len(_UPLOADED_FIRST),
+    ), name
 
 
 def _mark(status: os.stat_result) -> Mark:

@@ -57,7 +57,11 @@ _STAYS = OffloadPolicy()
 
 
 def strategy(
-    name: str, switches: str = NONE, device: torch.device = _CPU, *, machines: Sequence[int] = (1, 1)
+    name: str,
+    switches: str = NONE,
+    device: torch.device = _CPU,
+    *,
+    machines: Sequence[int] = (1, 1),
 ) -> Strategy:
     """The strategy called `name`: what makes the module to call, and has the optimizer train its parameters.
 
@@ -72,13 +76,23 @@ def strategy(
     if name in TENSOR:
         tensor.refuse(name, machines, switches)
     if name == TABLES and switches != NONE:
-        raise ValueError(f"{name} with {switches}: what takes a table's place is neither recomputed nor compiled")
+        raise ValueError(
+            f"{name} with {switches}: what takes a table's place is neither recomputed nor compiled"
+        )
     if OFFLOAD not in on(switches):
-        return partial(STRATEGIES[name], machines=machines) if name in _SENDS_OTHERWISE else STRATEGIES[name]
+        return (
+            partial(STRATEGIES[name], machines=machines)
+            if name in _SENDS_OTHERWISE
+            else STRATEGIES[name]
+        )
     if not shares_out(name):
-        raise ValueError(f"{OFFLOAD} with {name}: no states are shared out; take fsdp or zero2 with it")
+        raise ValueError(
+            f"{OFFLOAD} with {name}: no states are shared out; take fsdp or zero2 with it"
+        )
     if device.type == "cpu":
-        raise ValueError(f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already")
+        raise ValueError(
+            f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already"
+        )
     return partial(STRATEGIES[name], offload_policy=CPUOffloadPolicy())
 
 
@@ -99,7 +113,11 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Leaves what a strategy does with gradients out of a micro-step; a model of one device does nothing."""
     if isinstance(module, FSDPModule):
         return _unsummed(module)
-    return module.no_sync() if isinstance(module, (DistributedDataParallel, Divided, Elsewhere)) else nullcontext()
+    return (
+        module.no_sync()
+        if isinstance(module, (DistributedDataParallel, Divided, Elsewhere))
+        else nullcontext()
+    )
 
 
 def communicates_always(module: nn.Module) -> bool:
@@ -127,7 +145,10 @@ def _unsummed(module: FSDPModule) -> Iterator[None]:
 
 
 def _replicated(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
 ) -> nn.Module:
     """As it comes, with a first bucket of 1 MiB, then 25 MiB, in reverse order."""
     return DistributedDataParallel(model, process_group=group)
@@ -138,7 +159,10 @@ class _SharedUpdate(DistributedDataParallel):
 
 
 def _updated_in_shares(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
 ) -> nn.Module:
     """As `_replicated`; `optimizer`'s steps become those of torch's ZeroRedundancyOptimizer of the same kind.
 
@@ -153,7 +177,8 @@ def _updated_in_shares(
             [dict(one) for one in optimizer.param_groups],
             optimizer_class=kind,
             process_group=group,
-            parameters_as_bucket_view=len({(one.dtype, one.is_contiguous()) for one in weights}) == 1,
+            parameters_as_bucket_view=len({(one.dtype, one.is_contiguous()) for one in weights})
+            == 1,
             **{name: value for name, value in optimizer.defaults.items() if name in known},
         )
     except TypeError as error:
@@ -162,10 +187,14 @@ def _updated_in_shares(
             " it a constructor as torch's optimizers have"
         ) from None
     own = [one for held in shared.optim.param_groups for one in held["params"]]
-    shared.optim.state.update({one: optimizer.state[one] for one in own if one in optimizer.state})  # as of Adagrad
+    shared.optim.state.update(
+        {one: optimizer.state[one] for one in own if one in optimizer.state}
+    )  # as of Adagrad
     optimizer.state.clear()
     optimizer.param_groups = shared.param_groups  # where schedulers change rates
-    shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks  # such as one that clips gradients
+    shared._optimizer_step_pre_hooks = (
+        optimizer._optimizer_step_pre_hooks
+    )  # such as one that clips gradients
     shared._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
     optimizer.step = shared.step  # type: ignore[method-assign]
     return _SharedUpdate(model, process_group=group)
@@ -186,7 +215,12 @@ def _sending_otherwise(
 
 
 def _divided(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device, *, name: str
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    name: str,
 ) -> nn.Module:
     """The model with its layers divided, and the rest of it as `_replicated`."""
     return divided(name, model, optimizer, group, device)
@@ -211,12 +245,23 @@ def _sharded(
         dist.broadcast(one.data, group=group, group_src=0)
     mesh = DeviceMesh.from_group(group, device.type)
     for module in [*blocks(model), model]:
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, offload_policy=offload_policy)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=reshard_after_forward,
+            offload_policy=offload_policy,
+        )
     parts = dict(model.named_parameters())
     for held in optimizer.param_groups:
-        held["params"] = [parts[names[id(one)]] if id(one) in names else one for one in held["params"]]
-    for one in [one for one in optimizer.state if id(one) in names]:  # Adagrad's are made with it, of whole weights
-        optimizer.state[parts[names[id(one)]]] = _shares(optimizer.state.pop(one), parts[names[id(one)]])
+        held["params"] = [
+            parts[names[id(one)]] if id(one) in names else one for one in held["params"]
+        ]
+    for one in [
+        one for one in optimizer.state if id(one) in names
+    ]:  # Adagrad's are made with it, of whole weights
+        optimizer.state[parts[names[id(one)]]] = _shares(
+            optimizer.state.pop(one), parts[names[id(one)]]
+        )
     return model
 
 
@@ -228,7 +273,9 @@ def _shares(state: dict[str, object], part: nn.Parameter) -> dict[str, object]:
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.shape == part.shape:
             there = value.to(part.to_local().device)
-            kept[name] = distribute_tensor(there, part.device_mesh, part.placements, src_data_rank=None)
+            kept[name] = distribute_tensor(
+                there, part.device_mesh, part.placements, src_data_rank=None
+            )
     return kept
 
 

@@ -43,7 +43,11 @@ def refuse(name: str, machines: Sequence[int]) -> None:
 
 
 def wrapped(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, machines: Sequence[int]
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    machines: Sequence[int],
 ) -> nn.Module:
     """`model` in DistributedDataParallel, which averages nothing; `machines` are the devices of each, in rank order.
 
@@ -54,7 +58,9 @@ def wrapped(
     if name == GRADIENTS:
         module.register_comm_hook(group, combine_gradients)
         return module
-    if not getattr(type(optimizer).step, "hooked", False):  # its class does not call torch's constructor
+    if not getattr(
+        type(optimizer).step, "hooked", False
+    ):  # its class does not call torch's constructor
         raise ValueError(
             f"{name}: {type(optimizer).__name__} calls no step hooks, by which its changes are combined; call"
             f" torch.optim.Optimizer.__init__ in it, or take {GRADIENTS}"
@@ -76,7 +82,9 @@ def combine_gradients(
     """
     values = bucket.buffer()
     if values.is_sparse:
-        raise RuntimeError(f"{GRADIENTS}: sparse gradients are not combined; make embeddings with sparse=False")
+        raise RuntimeError(
+            f"{GRADIENTS}: sparse gradients are not combined; make embeddings with sparse=False"
+        )
     wide = _wide(values)
     combine(wide, [one.numel() for one in bucket.gradients()], group)
     return _found(values if wide is values else values.copy_(wide))
@@ -108,7 +116,9 @@ class Deltas:
         sizes = [one.numel() for one in self.weights]
         change = self._flat().sub_(self.before)
         combine(change, sizes, self.group)
-        for weight, now in zip(self.weights, torch.split(self.before.add_(change), sizes), strict=True):
+        for weight, now in zip(
+            self.weights, torch.split(self.before.add_(change), sizes), strict=True
+        ):
             weight.copy_(now.view(weight.shape))
         self.before = torch.empty(0)
 
@@ -173,7 +183,9 @@ def dots_of(first: Tensor, second: Tensor, inside: Sequence[slice]) -> Tensor:
     """(parameters, 3) first.second, |first|^2 and |second|^2 of each, as doubles."""
     found = torch.zeros(len(inside), 3, dtype=torch.float64, device=first.device)
     for row, part in zip(found, inside, strict=True):
-        for some, others in zip(*(torch.split(one[part], _BLOCK) for one in (first, second)), strict=True):
+        for some, others in zip(
+            *(torch.split(one[part], _BLOCK) for one in (first, second)), strict=True
+        ):
             a, b = some.double(), others.double()
             row += torch.stack([a @ b, a @ a, b @ b])
     return found
@@ -199,7 +211,9 @@ def _doublings(below: int) -> Iterator[int]:
 def _swap(given: Tensor, received: Tensor, peer: int, group: dist.ProcessGroup) -> None:
     """Sends and receives at once; what is empty is not sent."""
     wanted = [(dist.isend, given.contiguous()), (dist.irecv, received)]
-    asked = [dist.P2POp(how, what, group=group, group_peer=peer) for how, what in wanted if what.numel()]
+    asked = [
+        dist.P2POp(how, what, group=group, group_peer=peer) for how, what in wanted if what.numel()
+    ]
     for work in dist.batch_isend_irecv(asked) if asked else ():
         work.wait()
 

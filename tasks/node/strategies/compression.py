@@ -24,7 +24,10 @@ from math import ceil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -34,7 +37,9 @@ from .mstopk import largest
 FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 
 DENSITY = 0.01  # part of the entries that is sent: what Shi et al. (2021) train with
-POWERSGD_RANK = 4  # of each matrix: loses no accuracy on the tasks of Vogels et al. (2019), who try 1, 2 and 4
+POWERSGD_RANK = (
+    4  # of each matrix: loses no accuracy on the tasks of Vogels et al. (2019), who try 1, 2 and 4
+)
 _DENSE_STEPS = 2  # the least that torch's PowerSGD allows; as many as are made to warm up
 
 
@@ -47,11 +52,17 @@ def refuse(name: str, machines: Sequence[int]) -> None:
             f" the largest entries are exchanged; take ddp, {FP16} or {POWERSGD}, or a layout as 1+1 or 4+4"
         )
     if name == POWERSGD and find_spec("numpy") is None:
-        raise ValueError(f"{name}: torch's PowerSGD needs numpy, which this machine's Python lacks; install it there")
+        raise ValueError(
+            f"{name}: torch's PowerSGD needs numpy, which this machine's Python lacks; install it there"
+        )
 
 
 def wrapped(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, machines: Sequence[int]
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    machines: Sequence[int],
 ) -> nn.Module:
     """`model` in DistributedDataParallel with the hook called `name`; `machines`: the devices of each, in rank order.
 
@@ -62,7 +73,9 @@ def wrapped(
     if name == FP16:
         module.register_comm_hook(group, fp16_compress_hook)
     elif name == POWERSGD:
-        state = PowerSGDState(group, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=_DENSE_STEPS)
+        state = PowerSGDState(
+            group, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=_DENSE_STEPS
+        )
         module.register_comm_hook(state, _powersgd_in_turn)
     else:
         module.register_comm_hook(SparseExchange(group, tuple(machines)), sparse_hook)
@@ -108,7 +121,9 @@ class SparseExchange:
         own = self.kept[index]
         if len(own) != part:
             raise RuntimeError(f"bucket {index} has {part} values a device, and had {len(own)}")
-        for one in received:  # where they were kept: a bucket may be one large table, and a copy of it a whole one
+        for one in (
+            received
+        ):  # where they were kept: a bucket may be one large table, and a copy of it a whole one
             own += one
         count = ceil(self.density * part)
         picked = largest(own, count)
@@ -125,9 +140,13 @@ class SparseExchange:
         """(peers, size) what each of `peers` has for this rank, which is one of them and has `mine` (peers, size)."""
         if len(peers) == 1:
             return mine
-        splits = [mine.shape[1] if rank in peers else 0 for rank in range(dist.get_world_size(self.group))]
+        splits = [
+            mine.shape[1] if rank in peers else 0 for rank in range(dist.get_world_size(self.group))
+        ]
         received = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
-        dist.all_to_all_single(received.view(-1), mine.reshape(-1), splits, splits, group=self.group)
+        dist.all_to_all_single(
+            received.view(-1), mine.reshape(-1), splits, splits, group=self.group
+        )
         return received
 
 

@@ -17,7 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 ONE, TWO, TWO_AND_A_HALF = TENSOR = ("tensor-1d", "tensor-2d", "tensor-2.5d")
-_NEEDED = {ONE: "at least 2", TWO: "q x q with q of 2 or more", TWO_AND_A_HALF: "q x q x d with q and d of 2 or more"}
+_NEEDED = {
+    ONE: "at least 2",
+    TWO: "q x q with q of 2 or more",
+    TWO_AND_A_HALF: "q x q x d with q and d of 2 or more",
+}
 
 
 def shape_of(name: str, ranks: int) -> tuple[int, int, int]:
@@ -31,9 +35,14 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int]:
             if ranks % side**2 == 0:
                 return side, side, ranks // side**2
     devices = f"{ranks} device{'s' * (ranks != 1)}"
-    near = sorted((one for one in range(2, ranks + 33) if fits(name, one)), key=lambda one: (abs(one - ranks), one))
+    near = sorted(
+        (one for one in range(2, ranks + 33) if fits(name, one)),
+        key=lambda one: (abs(one - ranks), one),
+    )
     fitting = " or ".join(map(str, sorted(near[:2])))
-    raise ValueError(f"{name} on {devices}: it needs {_NEEDED[name]}; take ddp, or {fitting} devices")
+    raise ValueError(
+        f"{name} on {devices}: it needs {_NEEDED[name]}; take ddp, or {fitting} devices"
+    )
 
 
 def fits(name: str, ranks: int) -> bool:
@@ -101,15 +110,21 @@ class Grid:
             for own, (parts, peers), received in zip(owns, wanted, found, strict=True):
                 if distance < len(peers):
                     to, of = (own + distance) % len(peers), (own - distance) % len(peers)
-                    asked.append(dist.P2POp(dist.isend, parts[to], group=self.group, group_peer=peers[to]))
-                    asked.append(dist.P2POp(dist.irecv, received[of], group=self.group, group_peer=peers[of]))
+                    asked.append(
+                        dist.P2POp(dist.isend, parts[to], group=self.group, group_peer=peers[to])
+                    )
+                    asked.append(
+                        dist.P2POp(dist.irecv, received[of], group=self.group, group_peer=peers[of])
+                    )
             for work in dist.batch_isend_irecv(asked):
                 work.wait()
         return found
 
     def gathered(self, *wanted: tuple[Tensor, int, Sequence[int]]) -> list[Tensor]:
         """For values, dimension and peers: those of all peers one after another along the dimension."""
-        found = self.swapped(*(([values.contiguous()] * len(peers), peers) for values, _, peers in wanted))
+        found = self.swapped(
+            *(([values.contiguous()] * len(peers), peers) for values, _, peers in wanted)
+        )
         return [
             values if len(own) == 1 else torch.cat(own, dim)
             for own, (values, dim, _) in zip(found, wanted, strict=True)
@@ -118,7 +133,10 @@ class Grid:
     def scattered(self, *wanted: tuple[Tensor, int, Sequence[int]]) -> list[Tensor]:
         """For values, dimension and peers: this rank's part along the dimension of the sum over peers."""
         found = self.swapped(
-            *(([one.contiguous() for one in values.chunk(len(peers), dim)], peers) for values, dim, peers in wanted)
+            *(
+                ([one.contiguous() for one in values.chunk(len(peers), dim)], peers)
+                for values, dim, peers in wanted
+            )
         )
         return [own[0] if len(own) == 1 else torch.stack(own).sum(dim=0) for own in found]
 
@@ -232,7 +250,9 @@ class _Standardize(torch.autograd.Function):
         squares = (x - mean[..., None]).square().sum(dim=-1)
         told = torch.stack(grid.swapped(([torch.stack([mean, squares])] * many, grid.row))[0])
         middle = told[:, 0].mean(dim=0)
-        variance = (told[:, 1].sum(dim=0) + own * (told[:, 0] - middle).square().sum(dim=0)) / (own * many)
+        variance = (told[:, 1].sum(dim=0) + own * (told[:, 0] - middle).square().sum(dim=0)) / (
+            own * many
+        )
         scale = (variance + eps).rsqrt()[..., None]
         found = (x - middle[..., None]) * scale
         ctx.save_for_backward(found, scale)

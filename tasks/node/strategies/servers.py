@@ -44,7 +44,11 @@ def servers_of(name: str) -> int:
 
 
 def wrapped(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, machines: Sequence[int]
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    machines: Sequence[int],
 ) -> nn.Module:
     """`model` in DistributedDataParallel with servers; `machines` are the devices of each, in rank order.
 
@@ -63,7 +67,9 @@ class Servers:
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
-    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "parameter-servers"))
+    thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "parameter-servers")
+    )
 
     def exchange(self, values: Tensor, found: Future[Tensor]) -> None:
         """Puts the mean over ranks, or why there is none, into `found`."""

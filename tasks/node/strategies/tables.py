@@ -50,13 +50,23 @@ def refuse_model(name: str, model: nn.Module) -> None:
                 f"{name}: {path} has sparse gradients, max_norm or scale_grad_by_freq, which it cannot have elsewhere;"
                 " take ddp"
             )
-        shared = sum(table.weight is one for module in model.modules() for one in module.parameters(recurse=False))
+        shared = sum(
+            table.weight is one
+            for module in model.modules()
+            for one in module.parameters(recurse=False)
+        )
         if uses.count(id(table)) > 1 or shared > 1:
-            raise ValueError(f"{name}: {path} is in two places of the model, which have to have it both; take ddp")
+            raise ValueError(
+                f"{name}: {path} is in two places of the model, which have to have it both; take ddp"
+            )
 
 
 def wrapped(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, machines: Sequence[int]
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    machines: Sequence[int],
 ) -> nn.Module:
     """The model, each of its tables on one rank, whose `optimizer` trains it. Raises ValueError as the refusals do."""
     refuse(name, machines)
@@ -83,8 +93,12 @@ class Part:
         """The indices. Raises ValueError where the input they are of is laid out otherwise than in the first step."""
         leaf = leaves[self.leaf]
         if (leaf.shape, leaf.stride()) != self.of_leaf:
-            changed = f"a part of {tuple(leaf.shape)} numbers, and of {tuple(self.of_leaf[0])} before"
-            raise ValueError(f"{TABLES}: {path} is given {changed}; take ddp, or batches of one size")
+            changed = (
+                f"a part of {tuple(leaf.shape)} numbers, and of {tuple(self.of_leaf[0])} before"
+            )
+            raise ValueError(
+                f"{TABLES}: {path} is given {changed}; take ddp, or batches of one size"
+            )
         return leaf.as_strided(self.size, self.stride, leaf.storage_offset() + self.offset)
 
 
@@ -98,10 +112,14 @@ class _Seat(nn.Module):
         self.answer: Tensor | None = None
         self.notes = False
 
-    def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:  # as torch's own calls it
+    def forward(
+        self, input: Tensor, *others: Any, **named: Any
+    ) -> Tensor:  # as torch's own calls it
         """Raises ValueError where more than indices is given, or once too often."""
         if any(one is not None for one in (*others, *named.values())):
-            raise ValueError(f"{TABLES}: {self.path} is given offsets or weights beside indices; take ddp")
+            raise ValueError(
+                f"{TABLES}: {self.path} is given offsets or weights beside indices; take ddp"
+            )
         if self.notes:
             self.asked.append(input)
             size = input.shape[:1] if self.pools else input.shape
@@ -124,7 +142,9 @@ class Settled:
 class Elsewhere(nn.Module):
     """Called as the model is. Every rank of the group must call it."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+    ) -> None:
         super().__init__()
         self.optimizer = optimizer
         self.rank, self.many = dist.get_rank(group), dist.get_world_size(group)
@@ -134,7 +154,8 @@ class Elsewhere(nn.Module):
         for table in self.tables.values():
             dist.broadcast(table.weight.data, group=group, group_src=0)
         self.seats = [
-            _Seat(path, one.embedding_dim, isinstance(one, nn.EmbeddingBag)) for path, one in self.tables.items()
+            _Seat(path, one.embedding_dim, isinstance(one, nn.EmbeddingBag))
+            for path, one in self.tables.items()
         ]
         for seat in self.seats:
             _put(model, seat.path, seat)
@@ -149,7 +170,9 @@ class Elsewhere(nn.Module):
         leaves = [one for one in tree_leaves((inputs, named)) if isinstance(one, Tensor)]
         if self.settled is None:
             self.settled = self._settle(inputs, named, leaves)
-        asked = [one.of(path, leaves) for path, one in zip(self.tables, self.settled.parts, strict=True)]
+        asked = [
+            one.of(path, leaves) for path, one in zip(self.tables, self.settled.parts, strict=True)
+        ]
         for seat, answer in zip(self.seats, _Looked.apply(self.start, self, asked), strict=True):  # type: ignore[no-untyped-call]
             seat.answer = answer
         found = self.module(*inputs, **named)
@@ -167,7 +190,9 @@ class Elsewhere(nn.Module):
         with inner:
             yield
 
-    def _settle(self, inputs: tuple[Any, ...], named: dict[str, Any], leaves: Sequence[Tensor]) -> Settled:
+    def _settle(
+        self, inputs: tuple[Any, ...], named: dict[str, Any], leaves: Sequence[Tensor]
+    ) -> Settled:
         """What a pass without gradients tells, agreed on by all ranks; leaves each table with its owner alone."""
         problem, parts = "", []
         try:
@@ -201,8 +226,12 @@ class Elsewhere(nn.Module):
             weight.data = weight.data.new_empty(0)
         return Settled(parts, owners, samples)
 
-    def _parts(self, inputs: tuple[Any, ...], named: dict[str, Any], leaves: Sequence[Tensor]) -> list[Part]:
-        model = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+    def _parts(
+        self, inputs: tuple[Any, ...], named: dict[str, Any], leaves: Sequence[Tensor]
+    ) -> list[Part]:
+        model = (
+            self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        )
         training = {module: module.training for module in model.modules()}
         for seat in self.seats:
             seat.notes = True
@@ -220,7 +249,9 @@ class Elsewhere(nn.Module):
                 raise ValueError(
                     f"{TABLES}: {seat.path} is asked {len(seat.asked)} times in a step, not once; take ddp"
                 )
-            parts.append(_part(seat.path, seat.asked.pop(), leaves, int(next(iter(leaves)).shape[0])))
+            parts.append(
+                _part(seat.path, seat.asked.pop(), leaves, int(next(iter(leaves)).shape[0]))
+            )
         return parts
 
     def _owners(self, able: Sequence[int]) -> list[int]:
@@ -241,12 +272,17 @@ class Elsewhere(nn.Module):
             own = own[:1]
         return prod(own) * max(width, 1)
 
-    def swapped(self, given: Sequence[Tensor], to_owners: bool, widths: Sequence[int]) -> list[Tensor]:
+    def swapped(
+        self, given: Sequence[Tensor], to_owners: bool, widths: Sequence[int]
+    ) -> list[Tensor]:
         """All numbers of each table to its owner, or from it to all; (numbers,) one a rank and table of its own, or a
         table."""
         owners = self.settled.owners if self.settled is not None else []
         ranks, places = range(self.many), range(len(owners))
-        away = [sum(self.numbers(one, self.rank, widths[one]) for one in places if owners[one] == to) for to in ranks]
+        away = [
+            sum(self.numbers(one, self.rank, widths[one]) for one in places if owners[one] == to)
+            for to in ranks
+        ]
         here = [sum(self.numbers(one, rank, widths[one]) for one in self.mine) for rank in ranks]
         sent, received = (away, here) if to_owners else (here, away)
         outgoing = list(torch.split(torch.cat([one.reshape(-1) for one in given]), sent))
@@ -268,11 +304,18 @@ class _Looked(torch.autograd.Function):
     """What all tables answer a rank, in the order of seats."""
 
     @staticmethod
-    def forward(ctx: Any, start: Tensor, state: Elsewhere, asked: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, start: Tensor, state: Elsewhere, asked: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
         settled = state.settled
         assert settled is not None
         places, ranks = range(len(asked)), range(state.many)
-        by_owner = [asked[one].to(torch.int32) for rank in ranks for one in places if settled.owners[one] == rank]
+        by_owner = [
+            asked[one].to(torch.int32)
+            for rank in ranks
+            for one in places
+            if settled.owners[one] == rank
+        ]
         plain = [0] * len(asked)
         got = state.swapped(by_owner, True, plain)
         ctx.state, ctx.looked = state, []
@@ -284,7 +327,9 @@ class _Looked(torch.autograd.Function):
         for at, table in enumerate(state.mine.values()):
             with torch.enable_grad():
                 ctx.looked.append(table(torch.cat([own[at] for own in rows])))
-        answers = [[part.detach() for part in torch.split(one, settled.samples)] for one in ctx.looked]
+        answers = [
+            [part.detach() for part in torch.split(one, settled.samples)] for one in ctx.looked
+        ]
         ctx.widths = [seat.width for seat in state.seats]
         back = [own[rank] for rank in ranks for own in answers] or [start.new_empty(0)]
         came = state.swapped(back, False, ctx.widths)
@@ -302,7 +347,10 @@ class _Looked(torch.autograd.Function):
         state, settled = ctx.state, ctx.state.settled
         ranks = range(state.many)
         by_owner = [
-            one for rank in ranks for one, owner in zip(gradients, settled.owners, strict=True) if owner == rank
+            one
+            for rank in ranks
+            for one, owner in zip(gradients, settled.owners, strict=True)
+            if owner == rank
         ]
         came = state.swapped(by_owner, True, ctx.widths)
         pieces = [
@@ -319,10 +367,15 @@ class _Looked(torch.autograd.Function):
 def _part(path: str, indices: Tensor, leaves: Sequence[Tensor], samples: int) -> Part:
     """Where in the inputs the indices lie. Raises ValueError where they do not."""
     for at, leaf in enumerate(leaves):
-        same = leaf.untyped_storage().data_ptr() == indices.untyped_storage().data_ptr() and leaf.dtype == indices.dtype
+        same = (
+            leaf.untyped_storage().data_ptr() == indices.untyped_storage().data_ptr()
+            and leaf.dtype == indices.dtype
+        )
         if same and indices.dim() and indices.shape[0] == samples:
             offset = int(indices.storage_offset() - leaf.storage_offset())
-            return Part(at, (leaf.shape, leaf.stride()), tuple(indices.shape), indices.stride(), offset)
+            return Part(
+                at, (leaf.shape, leaf.stride()), tuple(indices.shape), indices.stride(), offset
+            )
     raise ValueError(
         f"{TABLES}: {path} is given what the model computes, not a part of the batch with a row a sample, so that it"
         " cannot be looked up beforehand; take ddp"

@@ -38,11 +38,34 @@ from torch.utils._pytree import tree_leaves
 from .grid import Grid, fits, gather, scatter, shape_of, standardize, summa, turn
 
 _POINTWISE = (
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish),
+    *(
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.SELU,
+        nn.CELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.Hardswish,
+    ),
     *(nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Dropout, nn.Identity),
 )
 # Of torch's, those that update each entry of a weight by itself: of a block what they would of the whole.
-_BY_ENTRY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
+_BY_ENTRY = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adagrad",
+    "RMSprop",
+    "Adadelta",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Rprop",
+    "ASGD",
+)
 _LEAST_LINEAR = 2  # layers of a run: for one alone activations move as often as they would for two
 _MOST_NAMED = 256  # devices, of counts that would fit
 
@@ -53,7 +76,9 @@ def refuse(name: str, machines: Sequence[int], switches: str = "none") -> None:
     """Raises ValueError where `machines`, the devices of each, are no grid, or anything is switched on beside it."""
     shape_of(name, sum(machines))
     if switches != "none":
-        raise ValueError(f"{name} with {switches}: divided layers are neither recomputed nor compiled; switch it off")
+        raise ValueError(
+            f"{name} with {switches}: divided layers are neither recomputed nor compiled; switch it off"
+        )
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
@@ -67,7 +92,12 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
             own = [module.in_features, module.out_features]
             sizes += [(f"{at} (Linear of {own[0]} to {own[1]} features)", one) for one in own]
         elif isinstance(module, nn.LayerNorm):
-            sizes.append((f"{at} (LayerNorm of {module.normalized_shape[0]} features)", module.normalized_shape[0]))
+            sizes.append(
+                (
+                    f"{at} (LayerNorm of {module.normalized_shape[0]} features)",
+                    module.normalized_shape[0],
+                )
+            )
         elif isinstance(module, nn.MultiheadAttention):
             sizes.append((f"{at} (attention of {module.num_heads} heads)", module.num_heads))
     if not sizes:
@@ -78,9 +108,15 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
     wrong = [layer for layer, size in sizes if size % parts]
     if wrong:
         common = reduce(gcd, (size for _, size in sizes))
-        fitting = [one for one in range(2, _MOST_NAMED) if fits(name, one) and common % shape_of(name, one)[1] == 0]
+        fitting = [
+            one
+            for one in range(2, _MOST_NAMED)
+            if fits(name, one) and common % shape_of(name, one)[1] == 0
+        ]
         instead = f", or {' or '.join(map(str, fitting[:4]))} devices" if fitting else ""
-        raise ValueError(f"{name} on {sum(machines)} devices: {wrong[0]} does not divide by {parts}; take ddp{instead}")
+        raise ValueError(
+            f"{name} on {sum(machines)} devices: {wrong[0]} does not divide by {parts}; take ddp{instead}"
+        )
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
@@ -99,7 +135,11 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
 
 
 def divided(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
 ) -> nn.Module:
     """The model with its layers divided over `group`, on `device`; `optimizer` trains this rank's blocks.
 
@@ -116,10 +156,14 @@ def divided(
     module = _replaced(model, blocks, _uses(model))
     for held in optimizer.param_groups:
         held["params"] = [blocks.of[one][0] if one in blocks.of else one for one in held["params"]]
-    for whole in [one for one in blocks.of if one in optimizer.state]:  # Adagrad's are made with it, of whole weights
+    for whole in [
+        one for one in blocks.of if one in optimizer.state
+    ]:  # Adagrad's are made with it, of whole weights
         block, cut = blocks.of[whole]
         optimizer.state[block] = {
-            key: cut(value).clone() if isinstance(value, Tensor) and value.shape == whole.shape else value
+            key: cut(value).clone()
+            if isinstance(value, Tensor) and value.shape == whole.shape
+            else value
             for key, value in optimizer.state.pop(whole).items()
         }
     for whole in blocks.of:
@@ -142,10 +186,16 @@ def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]
     found = {"divided_weights": 0.0, "divided_inputs": 0.0, "divided_pairs": 0.0}
     hooks = []
 
-    def count(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any, *, place: int) -> None:
+    def count(
+        module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any, *, place: int
+    ) -> None:
         inputs = [*given, *named.values()]
         if isinstance(module, nn.TransformerEncoderLayer):
-            rows, width, hidden = inputs[0].numel(), module.linear1.in_features, module.linear1.out_features
+            rows, width, hidden = (
+                inputs[0].numel(),
+                module.linear1.in_features,
+                module.linear1.out_features,
+            )
             found["divided_inputs"] += rows * (3 + hidden / width)
             found["divided_pairs"] += 4 * rows
         else:
@@ -155,7 +205,9 @@ def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]
     for run in runs:
         linear = [one for one in run if isinstance(one, (nn.Linear, nn.TransformerEncoderLayer))]
         for place, one in enumerate(linear):
-            found["divided_weights"] += sum(weight.numel() for weight in one.parameters() if weight.dim() > 1)
+            found["divided_weights"] += sum(
+                weight.numel() for weight in one.parameters() if weight.dim() > 1
+            )
             hooks.append(one.register_forward_hook(partial(count, place=place), with_kwargs=True))
     try:
         forward()
@@ -189,8 +241,12 @@ class Divided(nn.Module):
         """
         self._agree([one.shape for one in tree_leaves((inputs, named)) if isinstance(one, Tensor)])
         if self.blocks.awaited:
-            raise RuntimeError("a step computed no gradients of divided layers: all of a model has to take part in it")
-        self.blocks.awaited = self.blocks.syncs and torch.is_grad_enabled() and bool(self.blocks.trained)
+            raise RuntimeError(
+                "a step computed no gradients of divided layers: all of a model has to take part in it"
+            )
+        self.blocks.awaited = (
+            self.blocks.syncs and torch.is_grad_enabled() and bool(self.blocks.trained)
+        )
         return self.module(*inputs, **named)
 
     def _agree(self, shapes: list[torch.Size]) -> None:
@@ -258,15 +314,23 @@ class Blocks:
         self.due = self.awaited = False
         missing = [path for path, one in self.trained.items() if one.grad is None]
         if missing:
-            raise RuntimeError(f"a step computed no gradient of {missing[0]}: all of a model has to take part in it")
+            raise RuntimeError(
+                f"a step computed no gradient of {missing[0]}: all of a model has to take part in it"
+            )
         ranks = dist.get_world_size(self.grid.group)
         for peers in dict.fromkeys(self.summed.values()):  # in one order on all ranks
-            own = [one.grad for one, over in self.summed.items() if over == peers and one.grad is not None]
+            own = [
+                one.grad
+                for one, over in self.summed.items()
+                if over == peers and one.grad is not None
+            ]
             if not own:  # all frozen
                 continue
             if len(peers) > 1:
                 total = self.grid.summed(torch.cat([one.flatten() for one in own]), peers)
-                for gradient, value in zip(own, torch.split(total, [one.numel() for one in own]), strict=True):
+                for gradient, value in zip(
+                    own, torch.split(total, [one.numel() for one in own]), strict=True
+                ):
                     gradient.copy_(value.view(gradient.shape))
             torch._foreach_div_(own, ranks)  # the mean over ranks, as in plain data parallelism
 
@@ -334,7 +398,11 @@ class _Norm(nn.Module):
     @staticmethod
     def _block(blocks: Blocks, whole: nn.Parameter | None) -> nn.Parameter | None:
         grid = blocks.grid
-        return None if whole is None else blocks.block(whole, partial(grid.share, dim=0, peers=grid.row), grid.features)
+        return (
+            None
+            if whole is None
+            else blocks.block(whole, partial(grid.share, dim=0, peers=grid.row), grid.features)
+        )
 
 
 class _Change(nn.Module):
@@ -346,7 +414,9 @@ class _Change(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 2:
-            raise ValueError(f"divided layers take samples with features, (samples, ..., features), not {x.shape}")
+            raise ValueError(
+                f"divided layers take samples with features, (samples, ..., features), not {x.shape}"
+            )
         return turn(x, *self.way, self.grid)
 
 
@@ -357,7 +427,11 @@ class _Layer(nn.Module):
         super().__init__()
         attention, grid = layer.self_attn, blocks.grid
         self.dim = dim = 0 if attention.batch_first else 1
-        self.grid, self.heads, self.norm_first = grid, attention.num_heads // len(grid.row), layer.norm_first
+        self.grid, self.heads, self.norm_first = (
+            grid,
+            attention.num_heads // len(grid.row),
+            layer.norm_first,
+        )
         size = attention.embed_dim
         # of q, k and v one after another: the first rank's features of each, then the second's
         order = torch.arange(3 * size).view(3, len(grid.row), -1).transpose(0, 1).flatten()
@@ -367,7 +441,9 @@ class _Layer(nn.Module):
         self.out_of_heads = _Linear(blocks, _weights(attention.out_proj, dim), opens=False)
         self.linear1 = _Linear(blocks, _weights(layer.linear1, dim))
         self.linear2 = _Linear(blocks, _weights(layer.linear2, dim), opens=False)
-        self.norm1, self.norm2 = (one if grid.flat else _Norm(blocks, one) for one in (layer.norm1, layer.norm2))
+        self.norm1, self.norm2 = (
+            one if grid.flat else _Norm(blocks, one) for one in (layer.norm1, layer.norm2)
+        )
         self.dropout, self.dropout1, self.dropout2 = layer.dropout, layer.dropout1, layer.dropout2
         self.activation, self.attention_dropout = layer.activation, attention.dropout
 
@@ -389,7 +465,9 @@ class _Layer(nn.Module):
         mask = None if is_causal or mask is None else mask.to(q.dtype)
         found = functional.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
         found = found.transpose(1, 2).flatten(2)
-        out: Tensor = self.dropout1(self.out_of_heads(found if self.dim == 0 else found.transpose(0, 1)))
+        out: Tensor = self.dropout1(
+            self.out_of_heads(found if self.dim == 0 else found.transpose(0, 1))
+        )
         return out
 
     def _fed(self, x: Tensor) -> Tensor:
@@ -400,7 +478,9 @@ class _Layer(nn.Module):
 class _Encoder(nn.Module):
     """An nn.TransformerEncoder, or one of its layers alone, as it is called."""
 
-    def __init__(self, blocks: Blocks, layers: Sequence[nn.TransformerEncoderLayer], norm: nn.Module | None) -> None:
+    def __init__(
+        self, blocks: Blocks, layers: Sequence[nn.TransformerEncoderLayer], norm: nn.Module | None
+    ) -> None:
         super().__init__()
         self.grid, self.dim = grid, dim = blocks.grid, 0 if layers[0].self_attn.batch_first else 1
         self.layers = nn.ModuleList(_Layer(blocks, one) for one in layers)
@@ -423,7 +503,9 @@ class _Encoder(nn.Module):
         """As torch's own; `src_mask` is a single layer's name of `mask`. Raises ValueError where it is of each head."""
         mask = _added(src_mask if mask is None else mask, src.dtype)
         if mask is not None and mask.dim() != 2:
-            raise ValueError("a mask of each sample and head cannot be divided: pass one of (length, length)")
+            raise ValueError(
+                "a mask of each sample and head cannot be divided: pass one of (length, length)"
+            )
         if src_key_padding_mask is not None:
             own = _added(src_key_padding_mask, src.dtype)
             every = self.grid.gathered((own, 0, self.grid.row))[0][:, None, None]
@@ -472,7 +554,11 @@ def _replaced(module: nn.Module, blocks: Blocks, uses: Counter[int]) -> nn.Modul
         if any(_linear_layers(run) for run in runs):
             found: list[nn.Module] = []
             for run in runs:
-                found += _run(blocks, run) if _linear_layers(run) else [_replaced(one, blocks, uses) for one in run]
+                found += (
+                    _run(blocks, run)
+                    if _linear_layers(run)
+                    else [_replaced(one, blocks, uses) for one in run]
+                )
             return _Sequence(found)
     for name, part in module.named_children():
         module._modules[name] = _replaced(part, blocks, uses)
@@ -524,7 +610,9 @@ def _divided_parts(model: nn.Module) -> Iterator[list[nn.Module]]:
     return within(model)
 
 
-def _encoder(module: nn.Module, uses: Counter[int]) -> tuple[list[nn.TransformerEncoderLayer], nn.Module | None] | None:
+def _encoder(
+    module: nn.Module, uses: Counter[int]
+) -> tuple[list[nn.TransformerEncoderLayer], nn.Module | None] | None:
     """Layers and last norm of what is a transformer's encoder, or a layer of one, whose layers can all be divided."""
     if _plain(module, nn.TransformerEncoderLayer):
         layers: list[nn.Module] = [module]
@@ -533,7 +621,9 @@ def _encoder(module: nn.Module, uses: Counter[int]) -> tuple[list[nn.Transformer
         layers, norm = list(module.layers.children()), module.norm
     else:
         return None
-    good = [one for one in layers if isinstance(one, nn.TransformerEncoderLayer) and _able(one, uses)]
+    good = [
+        one for one in layers if isinstance(one, nn.TransformerEncoderLayer) and _able(one, uses)
+    ]
     same = len({one.self_attn.batch_first for one in good}) == 1
     return (good, norm) if len(good) == len(layers) and same else None
 
@@ -542,7 +632,11 @@ def _able(layer: nn.TransformerEncoderLayer, uses: Counter[int]) -> bool:
     """Whether a layer is torch's own in all that is divided."""
     attention, activation = layer.self_attn, layer.activation
     own = [_plain(layer, nn.TransformerEncoderLayer), _plain(attention, nn.MultiheadAttention)]
-    own += [attention.in_proj_weight is not None, attention.bias_k is None, not attention.add_zero_attn]
+    own += [
+        attention.in_proj_weight is not None,
+        attention.bias_k is None,
+        not attention.add_zero_attn,
+    ]
     own += [_plain(one, nn.Linear) for one in (layer.linear1, layer.linear2)]
     own.append(_plain(attention.out_proj, NonDynamicallyQuantizableLinear))
     own += [_plain(one, nn.LayerNorm) for one in (layer.norm1, layer.norm2)]
@@ -579,7 +673,12 @@ def _plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
     A LayerNorm is over features alone.
     """
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
     own = type(module) is kind and "forward" not in vars(module) and not any(hooks)
     return own and (not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1)
 

@@ -13,7 +13,9 @@ class Recommender(nn.Module):
 
     def __init__(self, fields: int, rows: int, width: int, hidden: int) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="mean") for _ in range(fields))
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(rows, width, mode="mean") for _ in range(fields)
+        )
         self.head = nn.Sequential(
             nn.Linear(fields * (fields + width), hidden),
             nn.ReLU(),
@@ -33,7 +35,10 @@ class Recommender(nn.Module):
 def build(
     fields: int = 12, rows: int = 3000, width: int = 32, recent: int = 120, hidden: int = 512
 ) -> tuple[
-    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+    nn.Module,
+    Callable[[Tensor, Tensor], Tensor],
+    Callable[[int], tuple[Tensor, Tensor]],
+    torch.optim.Optimizer,
 ]:
     """Model, loss, batch maker and optimizer."""
     model = Recommender(fields, rows, width, hidden)
@@ -43,4 +48,9 @@ def build(
         picked = torch.randint(len(clicks), (batch,))
         return clicks[picked], bought[picked]
 
-    return model, nn.BCEWithLogitsLoss(), make_batch, torch.optim.Adagrad(model.parameters(), lr=0.02)
+    return (
+        model,
+        nn.BCEWithLogitsLoss(),
+        make_batch,
+        torch.optim.Adagrad(model.parameters(), lr=0.02),
+    )

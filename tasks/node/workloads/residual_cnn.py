@@ -29,13 +29,24 @@ class Residual(nn.Module):
 def build(
     width: int = 20, classes: int = 10
 ) -> tuple[
-    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+    nn.Module,
+    Callable[[Tensor, Tensor], Tensor],
+    Callable[[int], tuple[Tensor, Tensor]],
+    torch.optim.Optimizer,
 ]:
     """Model, loss, batch maker and optimizer."""
     stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), Residual(width)]
     for channels in (width, 2 * width):
-        stages += [nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1, bias=False), Residual(2 * channels)]
-    stages += [Residual(4 * width), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes)]
+        stages += [
+            nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1, bias=False),
+            Residual(2 * channels),
+        ]
+    stages += [
+        Residual(4 * width),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, classes),
+    ]
     model = nn.Sequential(*stages)
     images, labels = torch.randn(128, 3, 32, 32), torch.randint(classes, (128,))
 
@@ -43,4 +54,9 @@ def build(
         rows = torch.randint(len(images), (batch,))
         return images[rows], labels[rows]
 
-    return model, nn.CrossEntropyLoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        make_batch,
+        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+    )

@@ -15,10 +15,14 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(0.02 * torch.randn(length, width))
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)
+        self.register_buffer(
+            "mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False
+        )
 
     def forward(self, text: Tensor) -> Tensor:
         """Tokens (batch, length) to logits (batch, vocabulary, length)."""
@@ -30,7 +34,10 @@ class LanguageModel(nn.Module):
 def build(
     vocabulary: int = 512, length: int = 64, width: int = 128, layers: int = 4
 ) -> tuple[
-    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+    nn.Module,
+    Callable[[Tensor, Tensor], Tensor],
+    Callable[[int], tuple[Tensor, Tensor]],
+    torch.optim.Optimizer,
 ]:
     """Model, loss, batch maker and optimizer."""
     model = LanguageModel(vocabulary, length, width, layers)

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 def build(
     features: int = 512, width: int = 1280, frames: int = 6
 ) -> tuple[
-    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+    nn.Module,
+    Callable[[Tensor, Tensor], Tensor],
+    Callable[[int], tuple[Tensor, Tensor]],
+    torch.optim.Optimizer,
 ]:
     """Model, loss, batch maker and optimizer."""
     model = nn.Sequential(
@@ -27,4 +30,9 @@ def build(
         picked = clips[torch.randint(len(clips), (batch,))]
         return picked, picked
 
-    return model, nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return (
+        model,
+        nn.MSELoss(),
+        make_batch,
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    )

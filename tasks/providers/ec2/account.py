@@ -36,7 +36,9 @@ class Identity:
 class Ec2Account:
     """The account behind `api`. `now` is our own clock."""
 
-    def __init__(self, api: Ec2Api, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self, api: Ec2Api, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         self.api, self._now = api, now
 
     def identity(self, region: str) -> Identity:
@@ -51,20 +53,32 @@ class Ec2Account:
     def regions(self, region: str) -> dict[str, bool]:
         """Every region of AWS, and whether this account has it enabled."""
         answer = self.api.ask("ec2:DescribeRegions", region, AllRegions=True)
-        return {str(one["RegionName"]): one.get("OptInStatus") != "not-opted-in" for one in answer["Regions"]}
+        return {
+            str(one["RegionName"]): one.get("OptInStatus") != "not-opted-in"
+            for one in answer["Regions"]
+        }
 
     def bucket_is_public(self, region: str, bucket: str) -> bool:
         """Whether strangers may read or write: by its policy or its list of grants, where those are not blocked."""
         blocked = self.api.ask_unless(
-            ("NoSuchPublicAccessBlockConfiguration",), "s3:GetBucketPublicAccessBlock", region, Bucket=bucket
+            ("NoSuchPublicAccessBlockConfiguration",),
+            "s3:GetBucketPublicAccessBlock",
+            region,
+            Bucket=bucket,
         ).get("PublicAccessBlockConfiguration", {})
         if blocked.get("RestrictPublicBuckets") and blocked.get("IgnorePublicAcls"):
             return False
-        status = self.api.ask_unless(("NoSuchBucketPolicy",), "s3:GetBucketPolicyStatus", region, Bucket=bucket)
-        if status.get("PolicyStatus", {}).get("IsPublic") and not blocked.get("RestrictPublicBuckets"):
+        status = self.api.ask_unless(
+            ("NoSuchBucketPolicy",), "s3:GetBucketPolicyStatus", region, Bucket=bucket
+        )
+        if status.get("PolicyStatus", {}).get("IsPublic") and not blocked.get(
+            "RestrictPublicBuckets"
+        ):
             return True
         grants = self.api.ask("s3:GetBucketAcl", region, Bucket=bucket).get("Grants", [])
-        granted = any(str(one.get("Grantee", {}).get("URI", "")).endswith(_EVERYBODY) for one in grants)
+        granted = any(
+            str(one.get("Grantee", {}).get("URI", "")).endswith(_EVERYBODY) for one in grants
+        )
         return granted and not blocked.get("IgnorePublicAcls")
 
     def expiry_days(self, region: str, bucket: str, prefix: str) -> float | None:
@@ -75,25 +89,36 @@ class Ec2Account:
         days = [
             float(rule["Expiration"]["Days"])
             for rule in found
-            if rule.get("Status") == "Enabled" and "Days" in rule.get("Expiration", {}) and _covers(rule, prefix)
+            if rule.get("Status") == "Enabled"
+            and "Days" in rule.get("Expiration", {})
+            and _covers(rule, prefix)
         ]
         return min(days, default=None)
 
     def try_bucket(self, region: str, bucket: str, key: str) -> str:
         """Write, list, read and delete one small object. Empty, or what went wrong beside a refusal."""
-        words, content = {"Bucket": bucket, "Key": key}, b"srift doctor was here, and deletes this\n"
+        words, content = (
+            {"Bucket": bucket, "Key": key},
+            b"srift doctor was here, and deletes this\n",
+        )
         self.api.ask("s3:PutObject", region, Body=content, **words)
         try:
             answer = self.api.ask("s3:GetObject", region, **words)
             if answer["Body"].read() != content:
                 return f"what was written to {key} comes back as something else"
             listed = self.api.ask("s3:ListBucket", region, Bucket=bucket, Prefix=key, MaxKeys=1)
-            return "" if listed.get("Contents") else f"what was written to {key} is not in the bucket's list"
+            return (
+                ""
+                if listed.get("Contents")
+                else f"what was written to {key} is not in the bucket's list"
+            )
         finally:
             try:
                 self.api.ask("s3:DeleteObject", region, **words)
             except ProviderError as error:
-                raise ProviderError(f"{error}; the object {key} was left in bucket {bucket}: delete it") from None
+                raise ProviderError(
+                    f"{error}; the object {key} was left in bucket {bucket}: delete it"
+                ) from None
 
     def has_role(self, region: str, name: str) -> bool:
         """Whether the account has the role `name`."""

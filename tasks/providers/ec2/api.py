@@ -31,7 +31,9 @@ CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 4, 1
 ALIVE = ("pending", "running", "stopping", "stopped")  # what may cost money, or come back to do so
 _ATONCE = 100  # types named in one question
 _PIECE_BYTES = 2**20  # of an object that is written to disk as it comes
-_SERVICES = {"servicequotas": "service-quotas"}  # where boto3 spells a service otherwise than IAM does
+_SERVICES = {
+    "servicequotas": "service-quotas"
+}  # where boto3 spells a service otherwise than IAM does
 _METHODS = {  # and an action
     "s3:ListBucket": "list_objects_v2",
     "s3:GetBucketPublicAccessBlock": "get_public_access_block",
@@ -124,7 +126,11 @@ class Ec2Api:
 
     def __init__(self, clients: Clients, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
-        self._clients, self._made, self._lock = clients, dict[tuple[str, str], Any](), threading.Lock()
+        self._clients, self._made, self._lock = (
+            clients,
+            dict[tuple[str, str], Any](),
+            threading.Lock(),
+        )
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
         """One call of `action`, spelt as in an IAM policy ("ec2:RunInstances")."""
@@ -157,7 +163,11 @@ class Ec2Api:
     def type_names(self, region: str) -> list[str]:
         """Instance types that the region offers."""
         found = self.ask_all(
-            "InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings", region, MaxResults=1000, LocationType="region"
+            "InstanceTypeOfferings",
+            "ec2:DescribeInstanceTypeOfferings",
+            region,
+            MaxResults=1000,
+            LocationType="region",
         )
         return [str(one["InstanceType"]) for one in found]
 
@@ -167,16 +177,29 @@ class Ec2Api:
             one
             for first in range(0, len(names), _ATONCE)
             for one in self.ask_all(
-                "InstanceTypes", "ec2:DescribeInstanceTypes", region, InstanceTypes=list(names[first : first + _ATONCE])
+                "InstanceTypes",
+                "ec2:DescribeInstanceTypes",
+                region,
+                InstanceTypes=list(names[first : first + _ATONCE]),
             )
         ]
 
     def price_list(self, region: str) -> Iterator[Answer]:
         """Products of the Price List API for on-demand Linux in `region`."""
         wanted = _ON_DEMAND | {"regionCode": region}
-        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-        words = {"ServiceCode": "AmazonEC2", "Filters": filters, "FormatVersion": "aws_v1", "MaxResults": 100}
-        yield from map(json.loads, self.ask_all("PriceList", "pricing:GetProducts", PRICE_LIST_REGION, **words))
+        filters = [
+            {"Type": "TERM_MATCH", "Field": field, "Value": value}
+            for field, value in wanted.items()
+        ]
+        words = {
+            "ServiceCode": "AmazonEC2",
+            "Filters": filters,
+            "FormatVersion": "aws_v1",
+            "MaxResults": 100,
+        }
+        yield from map(
+            json.loads, self.ask_all("PriceList", "pricing:GetProducts", PRICE_LIST_REGION, **words)
+        )
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> Iterator[Answer]:
         """Rows of DescribeSpotPriceHistory in force at `at`, of `names` or every type, in each zone of the region."""
@@ -186,11 +209,23 @@ class Ec2Api:
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Spot placement score by zone of a request for `count` machines of any of `names`."""
-        wanted = {"InstanceTypes": list(names), "TargetCapacity": count, "SingleAvailabilityZone": True}
+        wanted = {
+            "InstanceTypes": list(names),
+            "TargetCapacity": count,
+            "SingleAvailabilityZone": True,
+        }
         rows = list(
-            self.ask_all("SpotPlacementScores", "ec2:GetSpotPlacementScores", region, **wanted, RegionNames=[region])
+            self.ask_all(
+                "SpotPlacementScores",
+                "ec2:GetSpotPlacementScores",
+                region,
+                **wanted,
+                RegionNames=[region],
+            )
         )
-        return zone_scores(rows, self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"])
+        return zone_scores(
+            rows, self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
+        )
 
     def bucket_region(self, region: str, bucket: str) -> str:
         """Where the bucket is. Refused with NoSuchBucket where there is none of that name."""
@@ -201,10 +236,17 @@ class Ec2Api:
         """The id of the group, made or found by its name, with `rules` (see `requests.rules`) and no others."""
         made = self.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
         if not made:
-            filters = [_filter("group-name", create["GroupName"]), _filter("vpc-id", create["VpcId"])]
-            found = self.ask("ec2:DescribeSecurityGroups", region, Filters=filters)["SecurityGroups"]
+            filters = [
+                _filter("group-name", create["GroupName"]),
+                _filter("vpc-id", create["VpcId"]),
+            ]
+            found = self.ask("ec2:DescribeSecurityGroups", region, Filters=filters)[
+                "SecurityGroups"
+            ]
             if not found:  # there, and not shown yet
-                raise refused("InvalidGroup.NotFound", action="ec2:DescribeSecurityGroups", region=region)
+                raise refused(
+                    "InvalidGroup.NotFound", action="ec2:DescribeSecurityGroups", region=region
+                )
             made = found[0]
         group = str(made["GroupId"])
         for kind, action in (
@@ -212,14 +254,23 @@ class Ec2Api:
             ("egress", "ec2:AuthorizeSecurityGroupEgress"),
         ):
             for rule in rules[kind]:
-                self.ask_unless(("there",), action, region, GroupId=group, IpPermissions=[_to(rule, group)])
+                self.ask_unless(
+                    ("there",), action, region, GroupId=group, IpPermissions=[_to(rule, group)]
+                )
         # Every new group lets everything out. "gone" is not passed over: a group that is not found yet would go on so.
         revoked = {"GroupId": group, "IpPermissions": rules["revoked"]}
-        self.ask_unless(("InvalidPermission.NotFound",), "ec2:RevokeSecurityGroupEgress", region, **revoked)
+        self.ask_unless(
+            ("InvalidPermission.NotFound",), "ec2:RevokeSecurityGroupEgress", region, **revoked
+        )
         return group
 
     def instances(
-        self, region: str, *, ids: Sequence[str] = (), tags: dict[str, str] | None = None, states: Sequence[str] = ()
+        self,
+        region: str,
+        *,
+        ids: Sequence[str] = (),
+        tags: dict[str, str] | None = None,
+        states: Sequence[str] = (),
     ) -> list[Answer]:
         """By id, or by tags and states. Ids that EC2 no longer knows are left out, as machines long gone are."""
         filters = [_filter(f"tag:{name}", value) for name, value in (tags or {}).items()]
@@ -249,7 +300,9 @@ class Ec2Api:
     def zones_offering(self, region: str, name: str) -> set[str]:
         """Zones of the region that have instance type `name`."""
         words = {"LocationType": "availability-zone", "Filters": [_filter("instance-type", name)]}
-        found = self.ask_all("InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings", region, **words)
+        found = self.ask_all(
+            "InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings", region, **words
+        )
         return {str(one["Location"]) for one in found}
 
     def image(self, region: str, parameter: str) -> Answer:
@@ -262,7 +315,9 @@ class Ec2Api:
 
     def roles(self, region: str, instance_profile: str) -> list[Answer]:
         """The roles in it. Refused with NoSuchEntity where there is no such profile."""
-        profile = self.ask("iam:GetInstanceProfile", region, InstanceProfileName=instance_profile)["InstanceProfile"]
+        profile = self.ask("iam:GetInstanceProfile", region, InstanceProfileName=instance_profile)[
+            "InstanceProfile"
+        ]
         return list(profile["Roles"])
 
     def quota(self, region: str, code: str) -> tuple[str, float]:
@@ -329,7 +384,9 @@ class Store:
         token, began = "", float("nan")
         while True:
             more = {"ContinuationToken": token} if token else {}
-            answer = self._api.ask("s3:ListBucket", self.region, Bucket=self.bucket, Prefix=prefix, **more)
+            answer = self._api.ask(
+                "s3:ListBucket", self.region, Bucket=self.bucket, Prefix=prefix, **more
+            )
             began = began if began == began else _date(answer)
             self.region = str(_headers(answer).get("x-amz-bucket-region") or self.region)
             found += [_stored(one) for one in answer.get("Contents", ())]
@@ -359,7 +416,9 @@ class Store:
         if have >= one.size:
             return
         action, words = "s3:GetObject", {"Bucket": self.bucket, "Key": one.key, "IfMatch": one.etag}
-        answer = self._api.ask(action, self.region, **words, **({"Range": f"bytes={have}-"} if have else {}))
+        answer = self._api.ask(
+            action, self.region, **words, **({"Range": f"bytes={have}-"} if have else {})
+        )
         with asking(action, self.region):
             while piece := answer["Body"].read(_PIECE_BYTES):
                 file.write(piece)

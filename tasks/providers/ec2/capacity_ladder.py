@@ -72,9 +72,13 @@ class Rung:
         """One request each, in rank order."""
         found: list[Group] = []
         first = 0
-        for _, run in groupby(self.cluster.members, key=lambda one: (one.instance_type.name, one.market)):
+        for _, run in groupby(
+            self.cluster.members, key=lambda one: (one.instance_type.name, one.market)
+        ):
             size = len(list(run))
-            found.append(Group(number=len(found), first=first, size=size, offer=self.cluster.members[first]))
+            found.append(
+                Group(number=len(found), first=first, size=size, offer=self.cluster.members[first])
+            )
             first += size
         return found
 
@@ -102,13 +106,16 @@ def ladder(
         wanted.append(["on-demand"] * len(cluster.members))
     rungs: list[Rung] = []
     missing: list[str] = []
-    for zone in dict.fromkeys(one.zone for one in cluster.members if one.market == "spot" and one.zone not in zones):
+    for zone in dict.fromkeys(
+        one.zone for one in cluster.members if one.market == "spot" and one.zone not in zones
+    ):
         missing.append(f"{zone} has no subnet of ours, or not every type of {cluster.name}")
     for market in wanted:
         found: list[Rung] = []
         for zone in sorted(zones):
             members = [
-                _member(offer, which, zone, prices) for offer, which in zip(cluster.members, market, strict=True)
+                _member(offer, which, zone, prices)
+                for offer, which in zip(cluster.members, market, strict=True)
             ]
             priced = [one for one in members if one is not None and one.usd_per_hour is not None]
             if len(priced) < len(members):
@@ -149,7 +156,9 @@ def _prices(offers: Iterable[Offer], cluster: Cluster) -> _Prices:
     for offer in (*cluster.members, *offers):
         zone = offer.zone if offer.market == "spot" else ""
         known = found.get((offer.instance_type.name, offer.market, zone))
-        if offer.region == cluster.members[0].region and (known is None or known.usd_per_hour is None):
+        if offer.region == cluster.members[0].region and (
+            known is None or known.usd_per_hour is None
+        ):
             found[offer.instance_type.name, offer.market, zone] = offer
     return found
 
@@ -180,7 +189,9 @@ def priced_anew(rung: Rung, spot: Mapping[tuple[str, str], float | None], at: da
 
     def now(offer: Offer) -> Offer:
         usd = spot.get((offer.instance_type.name, offer.zone)) if offer.market == "spot" else None
-        public = partial(replace, offer, usd_per_hour=usd, public_usd_per_hour=None, own_price="", price_as_of=at)
+        public = partial(
+            replace, offer, usd_per_hour=usd, public_usd_per_hour=None, own_price="", price_as_of=at
+        )
         return offer if usd is None else public()
 
     return Cluster(members=tuple(now(offer) for offer in rung.cluster.members))

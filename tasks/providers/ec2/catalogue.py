@@ -18,7 +18,9 @@ _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
 _ROUNDED = 1.01  # 133.333 is stated as 133.33
 
 _GPU_FAMILIES = "gp"
-_ARM = re.compile(r"[a-z]+\d+[a-z]*(g|-gb\d+)\.")  # Graviton (g5g) and Grace (p6e-gb200) beside NVIDIA's GPUs
+_ARM = re.compile(
+    r"[a-z]+\d+[a-z]*(g|-gb\d+)\."
+)  # Graviton (g5g) and Grace (p6e-gb200) beside NVIDIA's GPUs
 
 GPU = "gpu"  # in [ec2] instance_types: every type with NVIDIA GPUs that the machines' image runs on
 
@@ -160,7 +162,11 @@ def baseline_gbps(answer: Answer) -> float:
     """
     cards = answer.get("NetworkInfo", {}).get("NetworkCards", [])
     attached = efa_cards(answer) or (0,)
-    rates = [card.get("BaselineBandwidthInGbps") for at, card in enumerate(cards) if _index(at, card) in attached]
+    rates = [
+        card.get("BaselineBandwidthInGbps")
+        for at, card in enumerate(cards)
+        if _index(at, card) in attached
+    ]
     if not rates or any(one is None or one <= 0 for one in rates):
         raise ValueError(f"{answer['InstanceType']}: its sustained network rate is unknown")
     total = float(sum(rates))
@@ -178,7 +184,11 @@ def efa_cards(answer: Answer) -> tuple[int, ...]:
     if not network.get("EfaSupported"):
         return ()
     cards = network.get("NetworkCards") or [{}]
-    able = [_index(at, card) for at, card in enumerate(cards) if "efa" in card.get("InterfaceTypes", ("efa",))]
+    able = [
+        _index(at, card)
+        for at, card in enumerate(cards)
+        if "efa" in card.get("InterfaceTypes", ("efa",))
+    ]
     return tuple(able[: int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", len(able)))])
 
 
@@ -198,8 +208,16 @@ def _devices(answer: Answer) -> tuple[str, int, float, float | None] | None:
         count = int(gpu.get("LogicalGpuCount") or gpu.get("Count") or 1)
         name = str(gpu["Name"]) if part == 1.0 else f"{gpu['Name']} 1/{1 / part:g}"
         whole = device_tflops(str(gpu["Name"]))
-        return name, count, float(gpu["MemoryInfo"]["SizeInMiB"]) / 1024, None if whole is None else whole * part
-    for info, key in (("NeuronInfo", "NeuronDevices"), ("InferenceAcceleratorInfo", "Accelerators")):
+        return (
+            name,
+            count,
+            float(gpu["MemoryInfo"]["SizeInMiB"]) / 1024,
+            None if whole is None else whole * part,
+        )
+    for info, key in (
+        ("NeuronInfo", "NeuronDevices"),
+        ("InferenceAcceleratorInfo", "Accelerators"),
+    ):
         found = answer.get(info, {}).get(key, [])
         if found:
             gib = float(found[0].get("MemoryInfo", {}).get("SizeInMiB", 0)) / 1024
@@ -217,14 +235,20 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
     return [types[name] for name in sorted(types)]
 
 
-def wanted(types: Iterable[InstanceType], patterns: Sequence[str], line: ImageLine | None = None) -> list[InstanceType]:
+def wanted(
+    types: Iterable[InstanceType], patterns: Sequence[str], line: ImageLine | None = None
+) -> list[InstanceType]:
     """Types that one of `patterns` names: `g5.*`, `p4d.24xlarge`, or `gpu` for all that `is_gpu` on which `line` runs.
 
     Whoever names a type gets answers about it, from imported measurements, also where no image here runs on it.
     """
 
     def named(one: InstanceType, pattern: str) -> bool:
-        return is_gpu(one) and not off_image(one, line) if pattern == GPU else fnmatchcase(one.name, pattern)
+        return (
+            is_gpu(one) and not off_image(one, line)
+            if pattern == GPU
+            else fnmatchcase(one.name, pattern)
+        )
 
     return [one for one in types if any(named(one, pattern) for pattern in patterns)]
 
@@ -234,7 +258,10 @@ def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
     return {
         name
         for name in names
-        if any(name[0] in _GPU_FAMILIES if pattern == GPU else fnmatchcase(name, pattern) for pattern in patterns)
+        if any(
+            name[0] in _GPU_FAMILIES if pattern == GPU else fnmatchcase(name, pattern)
+            for pattern in patterns
+        )
     }
 
 
@@ -253,7 +280,10 @@ _FAMILIES = {
     "G and VT": (re.compile(r"(gr?|vt)\d"), {"on-demand": "L-DB2E81BA", "spot": "L-3819A6DF"}),
     "P2 to P4": (re.compile(r"p[2-4]"), {"on-demand": "L-417A185B", "spot": "L-7212CCBC"}),
     "P5 and P6": (re.compile(r"p[56]"), {"on-demand": "L-417A185B", "spot": "L-C4BD4855"}),
-    "standard": (re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d"), {"on-demand": "L-1216C47A", "spot": "L-34B43A08"}),
+    "standard": (
+        re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d"),
+        {"on-demand": "L-1216C47A", "spot": "L-34B43A08"},
+    ),
 }
 
 
@@ -282,7 +312,8 @@ def facts_of(answer: Mapping[str, Any]) -> TypeFacts:
     return TypeFacts(
         name=str(answer["InstanceType"]),
         vcpus=int(answer["VCpuInfo"]["DefaultVCpus"]),
-        arm="x86_64" not in answer.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"]),
+        arm="x86_64"
+        not in answer.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"]),
         efa=bool(efa_cards(answer)),
         efa_cards=efa_cards(answer) or (0,),
         grouped="cluster" in answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
@@ -291,7 +322,9 @@ def facts_of(answer: Mapping[str, Any]) -> TypeFacts:
 
 def quota_of(instance_type: str, market: str) -> str | None:
     """Code of the quota that counts the vCPUs of such a machine; None for families that this version does not know."""
-    return next((codes[market] for form, codes in _FAMILIES.values() if form.match(instance_type)), None)
+    return next(
+        (codes[market] for form, codes in _FAMILIES.values() if form.match(instance_type)), None
+    )
 
 
 def vcpus_by_quota(members: Sequence[Offer], facts: Mapping[str, TypeFacts]) -> Counter[str]:
@@ -307,7 +340,10 @@ def vcpus_held(instances: Iterable[Mapping[str, Any]]) -> Counter[str]:
     """How many vCPUs machines that are pending or running hold of each quota, whoever launched them."""
     held = Counter[str]()
     for one in instances:
-        market, cpu = "spot" if one.get("InstanceLifecycle") == "spot" else "on-demand", one.get("CpuOptions", {})
+        market, cpu = (
+            "spot" if one.get("InstanceLifecycle") == "spot" else "on-demand",
+            one.get("CpuOptions", {}),
+        )
         if code := quota_of(str(one["InstanceType"]), market):
             held[code] += int(cpu.get("CoreCount", 0)) * int(cpu.get("ThreadsPerCore", 1))
     return held

@@ -36,9 +36,13 @@ class Ec2Cluster:
     """A RunningCluster. Safe to ask from several threads."""
 
     ready_within_s = READY_WITHIN_S
-    checkpoints: Path | None = None  # a prefix of S3 could be one; nothing writes checkpoints there yet
+    checkpoints: Path | None = (
+        None  # a prefix of S3 could be one; nothing writes checkpoints there yet
+    )
 
-    def __init__(self, api: Ec2Api, launcher: Launcher, rung: Rung, mailbox: Path, mirror: Mirror) -> None:
+    def __init__(
+        self, api: Ec2Api, launcher: Launcher, rung: Rung, mailbox: Path, mirror: Mirror
+    ) -> None:
         self._api, self._launcher, self._rung = api, launcher, rung
         self.lease_id, self.mailbox = launcher.lease.lease_id, mailbox
         self.cluster: Cluster = rung.cluster
@@ -62,7 +66,10 @@ class Ec2Cluster:
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order; what AWS says is some seconds old at most, unless AWS is silent."""
         with self._lock:
-            if self._looked_at is None or (self._api.clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
+            if (
+                self._looked_at is None
+                or (self._api.clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S
+            ):
                 self._look()
             return [self._state(one) for one in self._launcher.lease.current]
 
@@ -84,7 +91,9 @@ class Ec2Cluster:
                     return False
             except ProviderError:
                 return False
-            self.addresses[node] = next(one.address for one in self._launcher.lease.current if one.rank == node)
+            self.addresses[node] = next(
+                one.address for one in self._launcher.lease.current if one.rank == node
+            )
             self._looked_at = None
             self.mirror.place(places_of(self._launcher.lease))
             for file in (self.mailbox / f"node-{node}").glob("*.json"):
@@ -97,7 +106,9 @@ class Ec2Cluster:
         with self._lock:
             if not self._look():
                 return False
-            return not any(_alive(self._seen.get(one.instance_id)) for one in self._launcher.lease.current)
+            return not any(
+                _alive(self._seen.get(one.instance_id)) for one in self._launcher.lease.current
+            )
 
     def _look(self) -> bool:
         ids = [one.instance_id for one in self._launcher.lease.current]
@@ -116,20 +127,30 @@ class Ec2Cluster:
     def _note_ends(self) -> None:
         """A machine costs nothing once it is gone: its end is when that was seen."""
         lease = self._launcher.lease
-        gone = [one for one in lease.current if not one.ended_at and not _alive(self._seen.get(one.instance_id))]
+        gone = [
+            one
+            for one in lease.current
+            if not one.ended_at and not _alive(self._seen.get(one.instance_id))
+        ]
         if not gone:
             return
         with suppress(OSError):  # a full disk: it is counted a little longer
-            self._launcher.keep(lease.with_machines(*(replace(one, ended_at=self._api.clock.now()) for one in gone)))
+            self._launcher.keep(
+                lease.with_machines(*(replace(one, ended_at=self._api.clock.now()) for one in gone))
+            )
 
     def _state(self, machine: Machine) -> NodeState:
         described, notice = self._seen.get(machine.instance_id), self._notice(machine)
         if _alive(described):
-            return NodeState(alive=True, leaving_s=self._leaving_s(notice), notice=str(notice.get("kind", "")))
+            return NodeState(
+                alive=True, leaving_s=self._leaving_s(notice), notice=str(notice.get("kind", ""))
+            )
         code = str((described or {}).get("StateReason", {}).get("Code", ""))
         interrupted = code in _INTERRUPTED or notice.get("kind") == "interruption"
         why = _REASONS.get(code if code in _INTERRUPTED or not interrupted else _INTERRUPTED[0])
-        what = f"{machine.instance_id} ({machine.instance_type}, {machine.market} in {machine.zone})"
+        what = (
+            f"{machine.instance_id} ({machine.instance_type}, {machine.market} in {machine.zone})"
+        )
         gone = f"it is gone ({code or 'EC2 does not say why'})"
         reason = f"{what}: {why or gone}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)

@@ -16,8 +16,15 @@ from collections.abc import Iterable
 
 from tasks.providers.base import NotSupported, ProviderError
 
-NO_CREDENTIALS = "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "403")  # codes by which IAM refuses
+NO_CREDENTIALS = (
+    "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+)
+DENIED = (
+    "UnauthorizedOperation",
+    "AccessDenied",
+    "AccessDeniedException",
+    "403",
+)  # codes by which IAM refuses
 
 # (kind, sentence, error codes of the API and names of botocore's own exceptions where no answer came). Lack of capacity
 # has reasons that hold in this zone alone (Unsupported), and a machine's end (Server.*).
@@ -107,7 +114,9 @@ class AwsNever(AwsRefused, NotSupported):
 
 def refused(code: str, *, action: str, region: str) -> AwsRefused:
     """The refusal `code` as a sentence that names the fix."""
-    sentence = SENTENCES.get(code, "AWS refused {action} in {region}").format(action=action, region=region)
+    sentence = SENTENCES.get(code, "AWS refused {action} in {region}").format(
+        action=action, region=region
+    )
     exception = AwsNever if code in FINAL else AwsRefused
     return exception(f"{sentence} ({code})", code=code, kind=_KINDS.get(code, "final"))
 
@@ -119,7 +128,9 @@ def fleet_refused(codes: Iterable[str], *, region: str) -> AwsRefused:
     another try may mend; a price or lack of capacity only where that is all there is. None given: lack of capacity.
     """
     refusals = [refused(code, action="ec2:CreateFleet", region=region) for code in codes]
-    refusals = refusals or [refused("UnfulfillableCapacity", action="ec2:CreateFleet", region=region)]
+    refusals = refusals or [
+        refused("UnfulfillableCapacity", action="ec2:CreateFleet", region=region)
+    ]
     weights = {"quota": 1, **dict.fromkeys(ANOTHER_TRY, 2), "price": 3, "capacity": 4}
     return min(refusals, key=lambda one: weights.get(one.kind, 0))
 

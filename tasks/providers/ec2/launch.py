@@ -105,18 +105,32 @@ class Launcher:
                 return False
             self._ask(rung, alone, name)
             self._await_running(
-                [one for one in self.lease.machines if one.current and one.rank == rank and one != lost]
+                [
+                    one
+                    for one in self.lease.machines
+                    if one.current and one.rank == rank and one != lost
+                ]
             )
         except AwsRefused as error:
             self._note(rung, error)
-            came = [one.instance_id for one in self.lease.current if one.rank == rank and one != lost]
+            came = [
+                one.instance_id for one in self.lease.current if one.rank == rank and one != lost
+            ]
             with suppress(AwsRefused):
                 self._api.terminate(self.lease.region, came)
-            given_up = [replace(one, current=False) for one in self.lease.machines if one.instance_id in came]
+            given_up = [
+                replace(one, current=False)
+                for one in self.lease.machines
+                if one.instance_id in came
+            ]
             self.keep(self.lease.with_machines(*given_up))
             return False
         ended = lost.ended_at or self._api.clock.now()
-        other = next(one for one in self.lease.current if one.rank == rank and one.instance_id != lost.instance_id)
+        other = next(
+            one
+            for one in self.lease.current
+            if one.rank == rank and one.instance_id != lost.instance_id
+        )
         other = replace(other, usd_per_hour=lost.usd_per_hour)  # of the same type, market and zone
         self.keep(self.lease.with_machines(other, replace(lost, current=False, ended_at=ended)))
         return True
@@ -126,11 +140,17 @@ class Launcher:
 
     def _security_group(self) -> str:
         spec = self._spec
-        return self._api.security_group(spec.region, ec2_request.security_group(spec), ec2_request.rules())
+        return self._api.security_group(
+            spec.region, ec2_request.security_group(spec), ec2_request.rules()
+        )
 
     def _was_refused(self, rung: Rung, rungs: Sequence[Rung]) -> bool:
         """It itself, or for a quota that counts here too."""
-        quotas = [one.rung for one in self.lease.refusals if refused(one.code, action="", region="").kind == "quota"]
+        quotas = [
+            one.rung
+            for one in self.lease.refusals
+            if refused(one.code, action="", region="").kind == "quota"
+        ]
         return any(one.rung == rung.number for one in self.lease.refusals) or any(
             same_quotas(other, rung) for other in rungs if other.number in quotas
         )
@@ -140,7 +160,9 @@ class Launcher:
         mine = {one.group for one in self.lease.asked if one.rung == rung.number}
         if all(one.rung == rung.number for one in self.lease.asked):
             return
-        found = with_retries(self._api, partial(self._api.instances, self.lease.region, tags=self.tags, states=ALIVE))
+        found = with_retries(
+            self._api, partial(self._api.instances, self.lease.region, tags=self.tags, states=ALIVE)
+        )
         if any(tags_of(one).get("srift:node-group") not in mine for one in found):
             self._end_or_stop()
         others = [one for one in self.lease.machines if one.group not in mine]
@@ -156,12 +178,26 @@ class Launcher:
 
     def _ask(self, rung: Rung, group: Group, name: str) -> None:
         # At most: what it really is on the spot market is known only once it was had (`_priced`, `another`).
-        usd = max(place.most_usd[group.first] for place in rung.places) + self._spec.usd_per_hour_more
-        fresh = Asked(group=name, rung=rung.number, asked_at=self._api.clock.now(), usd_per_hour=usd, size=group.size)
+        usd = (
+            max(place.most_usd[group.first] for place in rung.places) + self._spec.usd_per_hour_more
+        )
+        fresh = Asked(
+            group=name,
+            rung=rung.number,
+            asked_at=self._api.clock.now(),
+            usd_per_hour=usd,
+            size=group.size,
+        )
         asked = self.lease.request_of(name) or fresh
         late = not asked.answered and self._api.clock.now() >= asked.newest_at + SETTLED
-        if late and not self._by_tag(name):  # served now, its machines would end themselves so much after the deadline
-            raise refused("UnfulfillableCapacity", action="what was asked for before", region=self.lease.region)
+        if late and not self._by_tag(
+            name
+        ):  # served now, its machines would end themselves so much after the deadline
+            raise refused(
+                "UnfulfillableCapacity",
+                action="what was asked for before",
+                region=self.lease.region,
+            )
         self.keep(self.lease.with_request(asked))
         try:
             ids, fleet = self._bought(rung, group, name, asked)
@@ -185,16 +221,28 @@ class Launcher:
         ]
         known = {one.instance_id for one in self.lease.machines}
         lease = self.lease.with_machines(*(one for one in machines if one.instance_id not in known))
-        self.keep(lease.with_request(replace(self.lease.request_of(name) or asked, answered=True, fleet_id=fleet)))
+        self.keep(
+            lease.with_request(
+                replace(self.lease.request_of(name) or asked, answered=True, fleet_id=fleet)
+            )
+        )
         if len(ids) != group.size:
-            raise refused("UnfulfillableCapacity", action=f"{group.size} machines at once", region=self.lease.region)
+            raise refused(
+                "UnfulfillableCapacity",
+                action=f"{group.size} machines at once",
+                region=self.lease.region,
+            )
 
     def _bought(self, rung: Rung, group: Group, name: str, asked: Asked) -> tuple[list[str], str]:
         """Ids of the machines, and of their fleet where they came by one."""
         region, spec = self.lease.region, self._spec
         # Counted from the moment that is in the lease, so that the same is asked again whenever it is.
         left_s = max(60.0, (self.lease.deadline_at - asked.asked_at).total_seconds())
-        words: dict[str, Any] = {"name": name, "security": self.lease.security_group, "user_data": self._script(left_s)}
+        words: dict[str, Any] = {
+            "name": name,
+            "security": self.lease.security_group,
+            "user_data": self._script(left_s),
+        }
         if group.offer.market != "spot":
             request = ec2_request.run_instances(spec, rung, group, **words)
             answer = self._buy(name, "ec2:RunInstances", request)
@@ -208,7 +256,9 @@ class Launcher:
             ids = ids or self._by_tag(name)
             if ids:
                 return ids, str(answer.get("FleetId", ""))
-            error = fleet_refused((str(one.get("ErrorCode")) for one in answer.get("Errors", ())), region=region)
+            error = fleet_refused(
+                (str(one.get("ErrorCode")) for one in answer.get("Errors", ())), region=region
+            )
             if error.kind not in ANOTHER_TRY:
                 raise error
             if asked.attempt + 1 >= FLEETS:  # the next rung may be had all the same
@@ -219,7 +269,10 @@ class Launcher:
 
     def _make(self, action: str, request: Answer) -> None:
         """What costs nothing; that it is there already is no error."""
-        with_retries(self._api, partial(self._api.ask_unless, ("there",), action, self.lease.region, **request))
+        with_retries(
+            self._api,
+            partial(self._api.ask_unless, ("there",), action, self.lease.region, **request),
+        )
 
     def _buy(self, name: str, action: str, request: Answer) -> Answer:
         """The answer. The moment of each request is in the lease before it is sent.
@@ -251,7 +304,9 @@ class Launcher:
     def _by_tag(self, name: str) -> list[str]:
         """A fleet that was asked for again may tell its number and not its machines; nor does a dead controller."""
         tags = self.tags | {"srift:node-group": name}
-        found = with_retries(self._api, partial(self._api.instances, self.lease.region, tags=tags, states=ALIVE))
+        found = with_retries(
+            self._api, partial(self._api.instances, self.lease.region, tags=tags, states=ALIVE)
+        )
         return [str(one["InstanceId"]) for one in found]
 
     def _await_running(self, machines: Sequence[Machine]) -> None:
@@ -269,7 +324,11 @@ class Launcher:
                 raise _of_machine(f"not running after {RUNNING_WITHIN_S:.0f} s", region)
             self._api.clock.sleep(POLL_S)
         described = {str(one["InstanceId"]): one for one in found}
-        self.keep(self.lease.with_machines(*(_as_running(one, described[one.instance_id]) for one in machines)))
+        self.keep(
+            self.lease.with_machines(
+                *(_as_running(one, described[one.instance_id]) for one in machines)
+            )
+        )
 
     def _priced(self, rung: Rung) -> Rung:
         """The rung at the prices of this moment: what its machines cost is counted by them."""
@@ -284,7 +343,10 @@ class Launcher:
         prices = [offer.usd_per_hour for offer in rung.cluster.members]
         self.keep(
             self.lease.with_machines(
-                *(replace(one, usd_per_hour=(prices[one.rank] or 0.0) + more) for one in self.lease.current)
+                *(
+                    replace(one, usd_per_hour=(prices[one.rank] or 0.0) + more)
+                    for one in self.lease.current
+                )
             )
         )
         return rung
@@ -297,12 +359,20 @@ class Launcher:
     def _end_or_stop(self) -> None:
         sentence = self.end()
         if sentence:
-            raise ProviderError(f"{sentence}, so that nothing more is asked for; {until(self.lease)}")
-        self.keep(self.lease.with_machines(*(replace(one, current=False) for one in self.lease.machines)))
+            raise ProviderError(
+                f"{sentence}, so that nothing more is asked for; {until(self.lease)}"
+            )
+        self.keep(
+            self.lease.with_machines(*(replace(one, current=False) for one in self.lease.machines))
+        )
 
     def _note(self, rung: Rung, error: AwsRefused) -> None:
         refusal = Refusal(
-            rung=rung.number, market=rung.markets, zone=rung.zones, code=error.code, reason=f"{rung}: {error}"
+            rung=rung.number,
+            market=rung.markets,
+            zone=rung.zones,
+            code=error.code,
+            reason=f"{rung}: {error}",
         )
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, refusal)))
 
@@ -313,8 +383,12 @@ def _up(one: Answer) -> bool:
 
 def _as_running(machine: Machine, one: Answer) -> Machine:
     moment: datetime = one.get("LaunchTime", machine.launched_at)
-    zone = str(one.get("Placement", {}).get("AvailabilityZone") or machine.zone)  # a fleet chooses among some
-    return replace(machine, address=str(one["PrivateIpAddress"]), zone=zone, launched_at=utc(moment))
+    zone = str(
+        one.get("Placement", {}).get("AvailabilityZone") or machine.zone
+    )  # a fleet chooses among some
+    return replace(
+        machine, address=str(one["PrivateIpAddress"]), zone=zone, launched_at=utc(moment)
+    )
 
 
 def _of_machine(code: str, region: str) -> AwsRefused:

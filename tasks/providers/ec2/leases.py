@@ -23,8 +23,12 @@ from tasks.providers.ec2.capacity_ladder import LEAST_BILLED_S
 from tasks.providers.leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
 
 _REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
-_LOOKED_FOR = timedelta(days=30)  # after its last lease: four times the longest that a machine may live
-_SWEPT: TypeAdapter[dict[str, Moment]] = TypeAdapter(dict[str, Moment], config=ConfigDict(strict=True))
+_LOOKED_FOR = timedelta(
+    days=30
+)  # after its last lease: four times the longest that a machine may live
+_SWEPT: TypeAdapter[dict[str, Moment]] = TypeAdapter(
+    dict[str, Moment], config=ConfigDict(strict=True)
+)
 _USED: TypeAdapter[dict[str, dict[str, Moment]]] = TypeAdapter(
     dict[Annotated[str, Field(pattern=_REGION)], dict[str, Moment]], config=ConfigDict(strict=True)
 )
@@ -49,7 +53,11 @@ class Machine:
     def usd_until(self, now: datetime) -> float | None:
         """What it has cost; None where its price is unknown."""
         seconds = ((self.ended_at or now) - self.launched_at).total_seconds()
-        return None if self.usd_per_hour is None else self.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600
+        return (
+            None
+            if self.usd_per_hour is None
+            else self.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +145,17 @@ class Ec2Lease(HeldLease):
 
     def with_machines(self, *machines: Machine) -> Ec2Lease:
         """With `machines` in place of what was known of them."""
-        known = {one.instance_id: one for one in self.machines} | {one.instance_id: one for one in machines}
+        known = {one.instance_id: one for one in self.machines} | {
+            one.instance_id: one for one in machines
+        }
         return replace(self, machines=tuple(known.values()))
 
     def held(self, provider: str) -> Lease:
         """As every provider states what is held, with the dollars of each machine."""
         held = HeldLease.held(self, provider)
-        return _Held(**{one.name: getattr(held, one.name) for one in fields(held)}, machines=self.machines)
+        return _Held(
+            **{one.name: getattr(held, one.name) for one in fields(held)}, machines=self.machines
+        )
 
     def over(self, mailbox: Path) -> EndedLease:
         """As every provider states what has ended, and the rungs that were refused."""
@@ -218,13 +230,20 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def used(self, now: datetime) -> list[tuple[str, str]]:
         """Regions and deployment names of leases of the last weeks. Raises ProviderError where nobody can tell."""
         since = now - _LOOKED_FOR
-        return [(one, name) for one, names in self._used().items() for name in names if names[name] >= since]
+        return [
+            (one, name)
+            for one, names in self._used().items()
+            for name in names
+            if names[name] >= since
+        ]
 
     def note_used(self, region: str, deployment: str, now: datetime) -> None:
         """Durably, and nothing where `region` is no name of one. Raises OSError, and ProviderError as `used`."""
         if re.match(_REGION, region):
             found = self._used()
-            replace_durably(self.used_file, found | {region: found.get(region, {}) | {deployment: now}})
+            replace_durably(
+                self.used_file, found | {region: found.get(region, {}) | {deployment: now}}
+            )
 
     def _used(self) -> dict[str, dict[str, datetime]]:
         try:
@@ -251,7 +270,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark it ended, now that its machines are. A full disk leaves it to the reaper."""
         over = tuple(one if one.ended_at else replace(one, ended_at=now) for one in lease.machines)
-        lease = replace(lease, machines=over, ended_at=now, outcome=outcome, releasing=False, note="")
+        lease = replace(
+            lease, machines=over, ended_at=now, outcome=outcome, releasing=False, note=""
+        )
         lease = replace(lease, usd=lease.usd_until(now), fetched=lease.fetched or not over)
         with suppress(OSError):
             self.write(lease)

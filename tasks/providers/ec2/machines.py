@@ -56,7 +56,9 @@ class Ec2Machines:
         self.leases.known()  # beside machines and dollars that nobody knows none are bought
         lease = self._lease(cluster, lease_id, deadline_s)
         store = self._store(lease)
-        store.listed(lease_prefix(lease.prefix, lease_id))  # a missing bucket is said here, and where it lies
+        store.listed(
+            lease_prefix(lease.prefix, lease_id)
+        )  # a missing bucket is said here, and where it lies
         ends_unix = int(lease.deadline_at.timestamp())
         spec = self.surveyor.launch_spec(
             cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends_unix
@@ -71,7 +73,10 @@ class Ec2Machines:
             role_id=lease.role_id or self.surveyor.account(spec.region).role_id,
             code_sha256=lease.code_sha256 or digest,
         )
-        script, billed = self._script(lease, store.region), partial(ec2_prices.billed, terms=self.choices)
+        script, billed = (
+            self._script(lease, store.region),
+            partial(ec2_prices.billed, terms=self.choices),
+        )
         launcher = Launcher(self.api, self.leases, lease, spec, script, billed)
         with self.leases.locked():
             self._begin(lease)
@@ -79,14 +84,20 @@ class Ec2Machines:
         try:
             rung = launcher.climb(rungs, said)
             usd = rung.cluster.usd_per_hour
-            launcher.keep(replace(launcher.lease, handed_over=True, market=rung.markets, usd_per_hour=usd))
+            launcher.keep(
+                replace(launcher.lease, handed_over=True, market=rung.markets, usd_per_hour=usd)
+            )
             running = self._running(launcher, rung, store)
             yield running
         except BaseException as error:
-            with suppress(ProviderError, OSError):  # the first error is the story; the reaper comes after
+            with suppress(
+                ProviderError, OSError
+            ):  # the first error is the story; the reaper comes after
                 self._release(launcher, running, store)
             if isinstance(error, OSError) and running is None:
-                raise ProviderError(f"the lease of the machines could not be written: {error}") from error
+                raise ProviderError(
+                    f"the lease of the machines could not be written: {error}"
+                ) from error
             raise
         sentence = self._release(launcher, running, store)
         if sentence:
@@ -128,7 +139,9 @@ class Ec2Machines:
             words = {name: getattr(known, name) or value for name, value in words.items()}
             return replace(known, controller=myself(), boot_id=boot_id(), **words)
         now, region = self.api.clock.now(), cluster.members[0].region
-        return Ec2Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now, region=region, **words)
+        return Ec2Lease.new(
+            cluster, lease_id=lease_id, deadline_s=deadline_s, now=now, region=region, **words
+        )
 
     def _begin(self, lease: Ec2Lease) -> None:
         """On disk before the first request that may cost money."""
@@ -152,7 +165,9 @@ class Ec2Machines:
             role_id=lease.role_id,
             python=self.choices.python,
             # of an emulation, which the machines must be able to reach too
-            endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "",
+            endpoint=os.environ.get("AWS_ENDPOINT_URL_S3")
+            or os.environ.get("AWS_ENDPOINT_URL")
+            or "",
         )
         return partial(user_data, boot)
 
@@ -196,17 +211,28 @@ class Ec2Machines:
             await_shutdown(self.api, lease)
             lease = replace(lease, fetched=pulled_with_retries(self.api, running.mirror))
         if lease.machines or lease.refusals:
-            self.leases.close(lease, self.api.clock.now(), "released" if lease.machines else "refused")
+            self.leases.close(
+                lease, self.api.clock.now(), "released" if lease.machines else "refused"
+            )
         else:
             self.leases.forget(lease.lease_id)
-        tidy(self.api, lease.region, lease.deployment, lambda tags: tags.get("srift:lease") == lease.lease_id)
+        tidy(
+            self.api,
+            lease.region,
+            lease.deployment,
+            lambda tags: tags.get("srift:lease") == lease.lease_id,
+        )
         return ""
 
     def _let_leave(self, running: Ec2Cluster) -> None:
         """Agents that were asked to leave are waited for: their couriers upload what is left and go down."""
         running.mirror.sync_by_hand()
         give_up = self.api.clock.now() + timedelta(seconds=LEAVE_S)
-        while (running.mailbox / "done.json").exists() and self.api.clock.now() < give_up and not running.all_down():
+        while (
+            (running.mailbox / "done.json").exists()
+            and self.api.clock.now() < give_up
+            and not running.all_down()
+        ):
             self.api.clock.sleep(2.0)
             running.mirror.sync_by_hand()
 

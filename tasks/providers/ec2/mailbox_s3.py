@@ -29,8 +29,13 @@ _STEADY = re.compile(
 )  # rewritten while all goes on as it did
 MOST_BYTES = 64 * 2**20  # of one upload; the courier sends no more than 32 MiB
 MOST_FILES = 20_000  # of one machine
-_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}")
-_KEPT = ("records/", "log-")  # of a machine that was replaced: what it measured, not what it says of itself
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}"
+)
+_KEPT = (
+    "records/",
+    "log-",
+)  # of a machine that was replaced: what it measured, not what it says of itself
 _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
 
 
@@ -52,13 +57,20 @@ class Mirror:
     """One lease's. `sync()` is a round, by hand or (`start`) every second in a thread. Several threads may use it."""
 
     def __init__(
-        self, store: Store, under: str, mailbox: Path, places: Mapping[str, Place], now_unix: Callable[[], float]
+        self,
+        store: Store,
+        under: str,
+        mailbox: Path,
+        places: Mapping[str, Place],
+        now_unix: Callable[[], float],
     ) -> None:
         self._store, self._under, self._mailbox = store, under, mailbox
         self._places = dict(places)
         self._have: dict[str, str] = {}
         self._sent: dict[str, dict[str, str]] = {}
-        self._digests: dict[str, tuple[tuple[int, int, int] | None, str]] = {}  # of what the controller wrote
+        self._digests: dict[
+            str, tuple[tuple[int, int, int] | None, str]
+        ] = {}  # of what the controller wrote
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._own_unix = now_unix  # for a store that does not tell the time, and between listings
@@ -75,7 +87,9 @@ class Mirror:
 
     def start(self) -> None:
         """Round after round until `stop`."""
-        self._thread = threading.Thread(target=self._rounds, name=f"mirror-{self._under}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._rounds, name=f"mirror-{self._under}", daemon=True
+        )
         self._thread.start()
 
     def sync_by_hand(self) -> None:
@@ -147,7 +161,9 @@ class Mirror:
         """What is new, of each machine MOST_FILES in all: its records first, so that no flood of names drops one."""
         found: list[tuple[Stored, Path]] = []
         count: dict[str, int] = {}
-        named = sorted(map(self._named, listed), key=lambda some: not some[2].startswith("records/"))
+        named = sorted(
+            map(self._named, listed), key=lambda some: not some[2].startswith("records/")
+        )
         for one, userid, name in named:
             place = self._places.get(userid)
             if place is None or not self._may(one, name, place):
@@ -180,7 +196,9 @@ class Mirror:
             self.problem = str(error)
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
-            self._have[one.key] = one.version  # a file where another upload has a folder: no node of ours does that
+            self._have[one.key] = (
+                one.version
+            )  # a file where another upload has a folder: no node of ours does that
             return True
         except OSError as error:
             self.problem = str(error)
@@ -211,7 +229,9 @@ class Mirror:
         self._changed_at = self._own_unix()  # an answer may be near
         into = f"{self._under}{userid}/in/"
         for name in fresh:  # of one written since, the node waits for the manifest that has it
-            self._store.put(into + name, own if name == "node.json" else (self._mailbox / name).read_bytes())
+            self._store.put(
+                into + name, own if name == "node.json" else (self._mailbox / name).read_bytes()
+            )
         self._store.put(into + "manifest.json", json.dumps({"files": digests}).encode())
         sent.update({name: digests[name] for name in fresh})
 
@@ -231,7 +251,9 @@ def _appear(path: Path, content: bytes, written: float) -> None:
     with beside.open("wb") as file:
         file.write(content)
         file.flush()
-        if path.parent.name == "records":  # the lease will say durably that they are here, and none is fetched again
+        if (
+            path.parent.name == "records"
+        ):  # the lease will say durably that they are here, and none is fetched again
             os.fsync(file.fileno())
     os.utime(beside, (written, written))
     beside.replace(path)

@@ -69,7 +69,11 @@ def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | 
 
 
 def on_demand_offers(
-    types: Iterable[InstanceType], prices: Mapping[str, float | None], *, region: str, price_as_of: datetime
+    types: Iterable[InstanceType],
+    prices: Mapping[str, float | None],
+    *,
+    region: str,
+    price_as_of: datetime,
 ) -> list[Offer]:
     """One offer a type of `types`, with its price or none."""
     return [
@@ -135,7 +139,9 @@ GP3_USD_PER_GIB_MONTH = {
     "ap-southeast-2": 0.096,
 }
 WORST_GP3_USD_PER_GIB_MONTH = 0.152
-ADDRESS_USD_PER_HOUR = 0.005  # a public IPv4 address in use, alike everywhere (https://aws.amazon.com/vpc/pricing/)
+ADDRESS_USD_PER_HOUR = (
+    0.005  # a public IPv4 address in use, alike everywhere (https://aws.amazon.com/vpc/pricing/)
+)
 # S3 Standard, dollars a request (https://aws.amazon.com/s3/pricing/): us-east-1, and the dearest region.
 PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000  # a LIST is priced as a PUT
 WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
@@ -168,7 +174,11 @@ def other_usd_per_hour(*, public: bool) -> float:
 
 def most_usd_per_hour_beside(gib: float) -> float:
     """Of one machine's volume, address and requests in the dearest region: what a cap counts."""
-    return gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH + ADDRESS_USD_PER_HOUR + MOST_REQUESTS_USD_PER_HOUR
+    return (
+        gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
+        + ADDRESS_USD_PER_HOUR
+        + MOST_REQUESTS_USD_PER_HOUR
+    )
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
@@ -199,4 +209,6 @@ def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | 
     part = float(getattr(terms.discounts[pattern], key)) if pattern is not None else 0.0
     if public is None or not part:
         return public, ""
-    return public * (1 - part), f"own discount of {part:.3g} on {name} {offer.market} ([ec2.discounts])"
+    return public * (
+        1 - part
+    ), f"own discount of {part:.3g} on {name} {offer.market} ([ec2.discounts])"

@@ -13,12 +13,29 @@ from typing import Any
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.suggestions import nearest_names
-from tasks.providers.base import Capabilities, EndedLease, Lease, NotSupported, NotSwept, ProviderError, RunningCluster
+from tasks.providers.base import (
+    Capabilities,
+    EndedLease,
+    Lease,
+    NotSupported,
+    NotSwept,
+    ProviderError,
+    RunningCluster,
+)
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2 import reaper as ec2_reaper
 from tasks.providers.ec2.api import Clients, Clock, Ec2Api
-from tasks.providers.ec2.catalogue import GPU, described, family, image_line, is_gpu, may_be_wanted, off_image, wanted
+from tasks.providers.ec2.catalogue import (
+    GPU,
+    described,
+    family,
+    image_line,
+    is_gpu,
+    may_be_wanted,
+    off_image,
+    wanted,
+)
 from tasks.providers.ec2.errors import NO_CREDENTIALS
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.machines import NO_BUCKET, Ec2Machines
@@ -75,9 +92,15 @@ class Ec2Provider:
         Raises ProviderError where it cannot be asked, with the fix.
         """
         types = self._live_types
-        advisor = ec2_api.spot_advisor() if "spot" in self._choices.markets and self._given is None else {}
+        advisor = (
+            ec2_api.spot_advisor()
+            if "spot" in self._choices.markets and self._given is None
+            else {}
+        )
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            asked = pool.map(lambda region: self._offers_of(region, now, types, advisor), self._choices.regions)
+            asked = pool.map(
+                lambda region: self._offers_of(region, now, types, advisor), self._choices.regions
+            )
             self._latest_offers = self.billed([offer for offers in asked for offer in offers])
         return self._latest_offers
 
@@ -110,8 +133,12 @@ class Ec2Provider:
         except ProviderError as error:
             why = str(error)
         if why:
-            found.append(f"{why}. Until then prices are those last known, at first of {self._age_of_package()}")
-        found += [f"[ec2] regions: {one}" for one in map(self._unknown, self._choices.regions) if one]
+            found.append(
+                f"{why}. Until then prices are those last known, at first of {self._age_of_package()}"
+            )
+        found += [
+            f"[ec2] regions: {one}" for one in map(self._unknown, self._choices.regions) if one
+        ]
         return found + self.misspelt() + self.off_image()
 
     def off_image(self) -> list[str]:
@@ -123,9 +150,13 @@ class Ec2Provider:
                 f"[ec2] ami_parameter {self._choices.ami_parameter} is of no line of images that is known here: every"
                 " type with NVIDIA's GPUs is offered, whether it runs there or not"
             ]
-        left = [one for one in packaged().instance_types if is_gpu(one) and off_image(one, self._line)]
+        left = [
+            one for one in packaged().instance_types if is_gpu(one) and off_image(one, self._line)
+        ]
         named = wanted(left, self._choices.instance_types, self._line)
-        families = sorted({f"{family(one.name)} ({one.device})" for one in left if one not in named})
+        families = sorted(
+            {f"{family(one.name)} ({one.device})" for one in left if one not in named}
+        )
         if not families:
             return []
         return [
@@ -140,7 +171,12 @@ class Ec2Provider:
             "[ec2.prices]": tuple(self._choices.prices),
             "[ec2.discounts]": tuple(self._choices.discounts),
         }
-        return [f"{key}: {one}" for key, patterns in named.items() for one in map(self._matchless, patterns) if one]
+        return [
+            f"{key}: {one}"
+            for key, patterns in named.items()
+            for one in map(self._matchless, patterns)
+            if one
+        ]
 
     @staticmethod  # of no provider: it is sent to other machines, where credentials have no business
     def fits(cluster: Cluster) -> str:
@@ -160,7 +196,9 @@ class Ec2Provider:
         return self.fits(cluster) or not_launched(cluster, self._choices, self._several_interfaces)
 
     @contextmanager
-    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[RunningCluster]:
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> Iterator[RunningCluster]:
         """See Provider.acquire. Climbs the ladder; NoCapacity where it is used up. `seed` is of no account here."""
         offers, machines = self._offers_near(cluster), self._machines
         with machines.acquire(cluster, offers, lease_id=lease_id, deadline_s=deadline_s) as running:
@@ -177,7 +215,9 @@ class Ec2Provider:
             return []
         found, unreadable = leases.read_all()
         held = [one.held("ec2") for one in found if one.ended_at is None or not one.fetched]
-        return held + [leases.unknown(lease_id, error, "ec2") for lease_id, error in unreadable.items()]
+        return held + [
+            leases.unknown(lease_id, error, "ec2") for lease_id, error in unreadable.items()
+        ]
 
     def ended(self) -> list[EndedLease]:
         """Leases that are over and not forgotten, once all that their machines uploaded is here."""
@@ -200,7 +240,11 @@ class Ec2Provider:
         leases = self._leases
         if leases is None:
             return []
-        return [one.over(leases.mailbox(one.lease_id)) for one in leases.known() if one.ended_at is not None]
+        return [
+            one.over(leases.mailbox(one.lease_id))
+            for one in leases.known()
+            if one.ended_at is not None
+        ]
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
@@ -220,8 +264,12 @@ class Ec2Provider:
             machines = self._machines
         except ProviderError as error:
             held, unreadable = self._leases.read_all()
-            regions = dict.fromkeys([*self._choices.regions, *(one.region for one in held)], str(error))
-            raise NotSwept("ec2", {f"lease {name}": str(why) for name, why in unreadable.items()} | regions) from error
+            regions = dict.fromkeys(
+                [*self._choices.regions, *(one.region for one in held)], str(error)
+            )
+            raise NotSwept(
+                "ec2", {f"lease {name}": str(why) for name, why in unreadable.items()} | regions
+            ) from error
         return ec2_reaper.reap(machines, now, all_of_them=all_of_them)
 
     def not_swept_since(self, moment: datetime) -> list[str]:
@@ -230,7 +278,11 @@ class Ec2Provider:
         A sweep that a clock which was wrong puts into the future does not count.
         """
         swept, now = {} if self._leases is None else self._leases.swept(), self._clock.now()
-        return [one for one in self._choices.regions if one not in swept or not moment <= swept[one] <= now]
+        return [
+            one
+            for one in self._choices.regions
+            if one not in swept or not moment <= swept[one] <= now
+        ]
 
     def was_used(self) -> bool:
         """Whether this home holds leases, or ever looked an account through."""
@@ -261,7 +313,9 @@ class Ec2Provider:
             if not self._latest_offers:
                 self.offers(self._clock.now())
         region = cluster.members[0].region
-        return [one for one in (*self._latest_offers, *self.packaged_offers()) if one.region == region]
+        return [
+            one for one in (*self._latest_offers, *self.packaged_offers()) if one.region == region
+        ]
 
     @cached_property
     def _api(self) -> Ec2Api:
@@ -275,7 +329,8 @@ class Ec2Provider:
         api, regions = self._api, self._choices.regions
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             names = pool.map(
-                lambda region: may_be_wanted(api.type_names(region), self._choices.instance_types), regions
+                lambda region: may_be_wanted(api.type_names(region), self._choices.instance_types),
+                regions,
             )
             return dict(zip(regions, names, strict=True))
 
@@ -288,7 +343,10 @@ class Ec2Provider:
             answers += self._api.instance_types(region, sorted(left & names))
             left -= names
         self._several_interfaces |= set(several_interfaces(answers))
-        return {one.name: one for one in wanted(described(answers), self._choices.instance_types, self._line)}
+        return {
+            one.name: one
+            for one in wanted(described(answers), self._choices.instance_types, self._line)
+        }
 
     def _offers_of(
         self, region: str, now: datetime, types: dict[str, InstanceType], advisor: dict[str, Any]
@@ -310,7 +368,9 @@ class Ec2Provider:
 
     def _unknown(self, region: str) -> str:
         known = packaged().usd
-        why = f"{region!r} is no region that the packaged prices know; {nearest_names(region, known)}"
+        why = (
+            f"{region!r} is no region that the packaged prices know; {nearest_names(region, known)}"
+        )
         return "" if region in known else why
 
     def _matchless(self, pattern: str) -> str:

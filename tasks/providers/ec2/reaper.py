@@ -87,7 +87,9 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and value else []
 
 
-def _note_used(leases: Ec2Leases, regions: Iterable[str], deployments: Sequence[str], now: datetime) -> None:
+def _note_used(
+    leases: Ec2Leases, regions: Iterable[str], deployments: Sequence[str], now: datetime
+) -> None:
     """Its machines may outlive a lease that a person moves away. A full disk leaves it to the next reaper."""
     for region in regions:
         with suppress(OSError, ProviderError):
@@ -106,7 +108,9 @@ def _why_end(lease: Ec2Lease, now: datetime, all_of_them: bool) -> str:
 def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> tuple[str, bool]:
     """The sentence, and whether no machine of it is known to live on."""
     before = sum(one.ended_at is None for one in lease.machines)
-    tags = lease_tags(lease.lease_id, lease.deployment or machines.choices.deployment, machines.leases.token)
+    tags = lease_tags(
+        lease.lease_id, lease.deployment or machines.choices.deployment, machines.leases.token
+    )
     lease, sentence = end_machines(machines.api, lease, tags)
     what = f"lease {lease.lease_id} ({lease.cluster}): {why}; "
     try:
@@ -125,8 +129,14 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> tup
     except OSError as error:
         written = f"lease.json cannot be written ({error.strerror})"
         return f"{what}{sentence or 'its machines are ended'}, and {written}", not sentence
-    ended = max(before, sum(one.ended_at is not None and one.ended_at >= now for one in lease.machines))
-    kept = "" if lease.fetched else "; what they uploaded could not be fetched yet, and is asked for again"
+    ended = max(
+        before, sum(one.ended_at is not None and one.ended_at >= now for one in lease.machines)
+    )
+    kept = (
+        ""
+        if lease.fetched
+        else "; what they uploaded could not be fetched yet, and is asked for again"
+    )
     return f"{what}{ended} machines in {lease.region} were ended{kept}", True
 
 
@@ -140,7 +150,9 @@ def _set_aside(machines: Ec2Machines, lease_id: str) -> list[str]:
     return [f"lease {lease_id}: nothing tells who holds it{where}"]
 
 
-def _sweep(machines: Ec2Machines, region: str, deployments: Iterable[str], now: datetime) -> tuple[list[str], str]:
+def _sweep(
+    machines: Ec2Machines, region: str, deployments: Iterable[str], now: datetime
+) -> tuple[list[str], str]:
     """End machines past their deadline, and those of this home that no open lease tells of.
 
     Returns a sentence for each, and why there may be others; empty where all was looked at and nothing lives on.
@@ -152,7 +164,11 @@ def _sweep(machines: Ec2Machines, region: str, deployments: Iterable[str], now: 
             for deployment in sorted(deployments)
             for one in api.instances(region, tags={"srift:deployment": deployment}, states=ALIVE)
         ]
-        ends = {str(one["InstanceId"]): why for one in found if (why := _why_over(machines, tags_of(one), now))}
+        ends = {
+            str(one["InstanceId"]): why
+            for one in found
+            if (why := _why_over(machines, tags_of(one), now))
+        }
         stays = end_these(api, region, ends)
     except AwsRefused as error:
         return [], f"it could not be looked through for machines that should be dead: {error}"
@@ -160,7 +176,9 @@ def _sweep(machines: Ec2Machines, region: str, deployments: Iterable[str], now: 
         name = str(one["InstanceId"])
         if name in ends:
             done = "it does not end; `srift reap` tries again" if name in stays else "it was ended"
-            sentences.append(f"machine {name} ({one['InstanceType']}, {region}): {ends[name]}; {done}")
+            sentences.append(
+                f"machine {name} ({one['InstanceType']}, {region}): {ends[name]}; {done}"
+            )
         elif not _deadline(tags_of(one)):
             lease_id = tags_of(one).get("srift:lease", "no lease")
             sentences.append(

@@ -45,7 +45,9 @@ class LaunchSpec:
     @property
     def usd_per_hour_more(self) -> float:
         """What a machine costs beside its own price, as expected: volume, requests, and a public address if any."""
-        return storage_usd_per_hour(self.region, self.volume_gib) + other_usd_per_hour(public=self.public)
+        return storage_usd_per_hour(self.region, self.volume_gib) + other_usd_per_hour(
+            public=self.public
+        )
 
     def token(self, *parts: object) -> str:
         """The same for the same thing, for ever; different for everything else."""
@@ -89,7 +91,11 @@ def rules() -> dict[str, list[Request]]:
     anywhere = [{"CidrIp": "0.0.0.0/0"}]
     itself = {"IpProtocol": "-1"}
     https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": anywhere}
-    return {"ingress": [itself], "egress": [itself, https], "revoked": [{"IpProtocol": "-1", "IpRanges": anywhere}]}
+    return {
+        "ingress": [itself],
+        "egress": [itself, https],
+        "revoked": [{"IpProtocol": "-1", "IpRanges": anywhere}],
+    }
 
 
 def placement_group(spec: LaunchSpec, rung: Rung) -> Request | None:
@@ -104,7 +110,9 @@ def placement_group(spec: LaunchSpec, rung: Rung) -> Request | None:
     }
 
 
-def run_instances(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, security: str, user_data: str) -> Request:
+def run_instances(
+    spec: LaunchSpec, rung: Rung, group: Group, *, name: str, security: str, user_data: str
+) -> Request:
     """For RunInstances, on demand: all of the group or none. boto3 encodes the user-data of this call itself."""
     return _machine(spec, rung) | {
         "InstanceType": group.offer.instance_type.name,
@@ -117,7 +125,9 @@ def run_instances(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, secu
     }
 
 
-def launch_template(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, security: str, user_data: str) -> Request:
+def launch_template(
+    spec: LaunchSpec, rung: Rung, group: Group, *, name: str, security: str, user_data: str
+) -> Request:
     """For CreateLaunchTemplate, which a fleet needs; here the user-data has to be encoded."""
     network = _network(spec, rung, group, security)
     for interface in network["NetworkInterfaces"]:
@@ -140,7 +150,9 @@ def template_name(spec: LaunchSpec, name: str) -> str:
     return f"srift-{spec.token('template', name)[:16]}"
 
 
-def create_fleet(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, attempt: int = 0) -> Request:
+def create_fleet(
+    spec: LaunchSpec, rung: Rung, group: Group, *, name: str, attempt: int = 0
+) -> Request:
     """For CreateFleet, spot, at once: all of the group or none, in one of the rung's zones, up to each one's price.
 
     What a fleet refused is final for its token: another `attempt` has another.
@@ -157,7 +169,9 @@ def create_fleet(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, attem
     return {
         "Type": "instant",
         "ClientToken": spec.token("fleet", name, *([attempt] if attempt else [])),
-        "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": template, "Overrides": overrides}],
+        "LaunchTemplateConfigs": [
+            {"LaunchTemplateSpecification": template, "Overrides": overrides}
+        ],
         "TargetCapacitySpecification": {
             "TotalTargetCapacity": group.size,
             "OnDemandTargetCapacity": 0,
@@ -175,7 +189,9 @@ def create_fleet(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, attem
     }
 
 
-def requests_of(spec: LaunchSpec, rung: Rung, *, security: str, user_data: str) -> Iterator[tuple[str, Request]]:
+def requests_of(
+    spec: LaunchSpec, rung: Rung, *, security: str, user_data: str
+) -> Iterator[tuple[str, Request]]:
     """(action, request) of everything that one rung asks for, in order; what a dry run prints."""
     placement = placement_group(spec, rung)
     if placement is not None:
@@ -195,7 +211,9 @@ def shortened(value: Any) -> Any:
         return [shortened(one) for one in value]
     if not isinstance(value, dict):
         return value
-    return {key: _digest(one) if key == "UserData" else shortened(one) for key, one in value.items()}
+    return {
+        key: _digest(one) if key == "UserData" else shortened(one) for key, one in value.items()
+    }
 
 
 def _digest(text: str) -> str:
@@ -204,7 +222,12 @@ def _digest(text: str) -> str:
 
 def _machine(spec: LaunchSpec, rung: Rung) -> Request:
     """What is alike for both ways of launching. No key pair: nobody logs in."""
-    volume = {"VolumeSize": spec.volume_gib, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    volume = {
+        "VolumeSize": spec.volume_gib,
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+    }
     placement = placement_group(spec, rung)
     return {
         "ImageId": spec.image_id,
@@ -230,13 +253,26 @@ def _network(spec: LaunchSpec, rung: Rung, group: Group, security: str) -> Reque
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, read in November 2026).
     """
     facts = spec.types[group.offer.instance_type.name]
-    common = {"SubnetId": spec.subnets[rung.zone], "Groups": [security], "DeleteOnTermination": True}
+    common = {
+        "SubnetId": spec.subnets[rung.zone],
+        "Groups": [security],
+        "DeleteOnTermination": True,
+    }
     if spec.public or not facts.several_interfaces:
         kind = {"InterfaceType": "efa"} if facts.efa and 0 in facts.efa_cards else {}
-        return {"NetworkInterfaces": [{"DeviceIndex": 0, **kind, **common, "AssociatePublicIpAddress": spec.public}]}
+        return {
+            "NetworkInterfaces": [
+                {"DeviceIndex": 0, **kind, **common, "AssociatePublicIpAddress": spec.public}
+            ]
+        }
     first = {"NetworkCardIndex": 0, "DeviceIndex": 0, "InterfaceType": "interface", **common}
     others = [
-        {"NetworkCardIndex": card, "DeviceIndex": 0 if card else 1, "InterfaceType": "efa-only", **common}
+        {
+            "NetworkCardIndex": card,
+            "DeviceIndex": 0 if card else 1,
+            "InterfaceType": "efa-only",
+            **common,
+        }
         for card in facts.efa_cards
     ]
     return {"NetworkInterfaces": [first, *others]}

@@ -28,10 +28,13 @@ def _of_form(pattern: str, says: str) -> AfterValidator:
 # Of the image's lines the one with the torch that pyproject.toml pins: another version's step times are not pooled.
 AMI_PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04/latest/ami-id"
 _TORCH = re.compile(r"pytorch-(\d+\.\d+)")
-_REGION = _of_form(r"[a-z]{2}(-[a-z]+)+-\d", "is not of the form us-east-1 (a region, not one of its zones)")
+_REGION = _of_form(
+    r"[a-z]{2}(-[a-z]+)+-\d", "is not of the form us-east-1 (a region, not one of its zones)"
+)
 _PATTERN = r"[a-z0-9.*?\[\]-]+"
 _TYPE = _of_form(
-    r"[a-z0-9-]+\.[a-z0-9-]+", "is no name of an instance type like 'p5.48xlarge'; patterns take discounts"
+    r"[a-z0-9-]+\.[a-z0-9-]+",
+    "is no name of an instance type like 'p5.48xlarge'; patterns take discounts",
 )
 _BUCKET = _of_form(  # S3's own rule, without the dots that it allows: they break TLS where the host name has them
     r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]",
@@ -84,21 +87,29 @@ class Ec2(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     regions: Annotated[
-        tuple[str, ...], Field(min_length=1), _REGION, AfterValidator(lambda found: tuple(dict.fromkeys(found)))
+        tuple[str, ...],
+        Field(min_length=1),
+        _REGION,
+        AfterValidator(lambda found: tuple(dict.fromkeys(found))),
     ] = ("us-east-1",)
     instance_types: Annotated[
         tuple[str, ...],
         Field(min_length=1),
         _of_form(_PATTERN, "is no name of an instance type, no pattern like 'g5.*', and not 'gpu'"),
     ] = ("gpu",)
-    max_hosts: int = Field(default=64, ge=1, le=64)  # of a cluster that is planned; a campaign buys by its own limit
-    markets: tuple[Literal["on-demand", "spot"], ...] = Field(default=("on-demand", "spot"), min_length=1)
+    max_hosts: int = Field(
+        default=64, ge=1, le=64
+    )  # of a cluster that is planned; a campaign buys by its own limit
+    markets: tuple[Literal["on-demand", "spot"], ...] = Field(
+        default=("on-demand", "spot"), min_length=1
+    )
     bucket: Annotated[str | None, _BUCKET] = None
     prefix: Annotated[str, _PREFIX] = "srift"
     instance_profile: Annotated[
         str,
         _of_form(
-            r"[A-Za-z0-9+=,.@_-]{1,128}", "is not of the form srift-node (the instance profile's name, not its ARN)"
+            r"[A-Za-z0-9+=,.@_-]{1,128}",
+            "is not of the form srift-node (the instance profile's name, not its ARN)",
         ),
     ] = "srift-node"
     vpc: Annotated[
@@ -123,7 +134,8 @@ class Ec2(BaseModel):
     max_minutes: float = Field(default=120.0, gt=0, le=10080, allow_inf_nan=False)
     prices: Annotated[dict[str, OwnPrice], _TYPE] = {}
     discounts: Annotated[
-        dict[str, Discount], _of_form(_PATTERN, "is no name of an instance type and no pattern like 'g5.*'")
+        dict[str, Discount],
+        _of_form(_PATTERN, "is no name of an instance type and no pattern like 'g5.*'"),
     ] = {}
     emulated: bool = False
 
@@ -141,7 +153,9 @@ class Ec2(BaseModel):
             return discounts
         plain = (int, float)
         return {
-            name: {"on_demand": one} if isinstance(one, plain) and not isinstance(one, bool) else one
+            name: {"on_demand": one}
+            if isinstance(one, plain) and not isinstance(one, bool)
+            else one
             for name, one in discounts.items()
         }
 
@@ -150,12 +164,16 @@ class Ec2(BaseModel):
     def _priced(cls, prices: dict[str, OwnPrice]) -> dict[str, OwnPrice]:
         for name, one in prices.items():
             if one.on_demand_usd_per_hour is None and one.spot_usd_per_hour is None:
-                raise ValueError(f"{name!r} has no price: give it on_demand_usd_per_hour or spot_usd_per_hour")
+                raise ValueError(
+                    f"{name!r} has no price: give it on_demand_usd_per_hour or spot_usd_per_hour"
+                )
         return prices
 
     @field_validator("subnets", mode="before")
     @classmethod
     def _near(cls, subnets: object) -> object:
         if subnets not in _SUBNETS:
-            raise ValueError(f"{subnets!r} is neither 'public' nor 'private'; {nearest_names(str(subnets), _SUBNETS)}")
+            raise ValueError(
+                f"{subnets!r} is neither 'public' nor 'private'; {nearest_names(str(subnets), _SUBNETS)}"
+            )
         return subnets

@@ -30,8 +30,19 @@ from tasks.providers.ec2.prices import known_price, on_demand_offers
 
 FILE = Path(__file__).with_name("snapshot.json.gz")
 RENEW = "python -m tasks.providers.ec2.snapshot"
-COLUMNS = ("devices", "device", "cores", "memory_gib", "device_memory_gib", "bandwidth_gbps", "device_tflops", "usd")
-_REGION = re.compile(r"[a-z]{2}-[a-z]+-\d")  # neither local zones nor the partitions of governments and China
+COLUMNS = (
+    "devices",
+    "device",
+    "cores",
+    "memory_gib",
+    "device_memory_gib",
+    "bandwidth_gbps",
+    "device_tflops",
+    "usd",
+)
+_REGION = re.compile(
+    r"[a-z]{2}-[a-z]+-\d"
+)  # neither local zones nor the partitions of governments and China
 _LISTED = "on-demand prices of Linux, dollars an hour; 0.0 is unknown; some are of dedicated hardware, up to 10 % more"
 _OFFERINGS = "moto/ec2/resources/instance_type_offerings/region/"
 
@@ -77,13 +88,19 @@ def packaged() -> Snapshot:
 
 
 def combined(
-    answers: list[Mapping[str, Any]], offered: Mapping[str, set[str]], list_prices: Mapping[str, Mapping[str, Any]]
+    answers: list[Mapping[str, Any]],
+    offered: Mapping[str, set[str]],
+    list_prices: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, list[Any]]:
     """The object `instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region -> dollars."""
     rows: dict[str, list[Any]] = {}
     for one in described(answers):
         known = {region: known_price(usd) for region, usd in list_prices.get(one.name, {}).items()}
-        priced = {region: usd for region, usd in known.items() if usd is not None and _REGION.fullmatch(region)}
+        priced = {
+            region: usd
+            for region, usd in known.items()
+            if usd is not None and _REGION.fullmatch(region)
+        }
         unpriced = {region: None for region, names in offered.items() if one.name in names}
         usd = dict(sorted({**unpriced, **priced}.items()))
         rows[one.name] = [*(getattr(one, column) for column in COLUMNS[:-1]), usd]
@@ -104,7 +121,10 @@ def make(today: datetime) -> dict[str, Any]:
         "made_on": f"{today:%Y-%m-%d}",
         "prices_as_of": datetime.fromtimestamp(prices["updated"], UTC).isoformat(),
         "sources": [
-            _source("moto", "instance types as DescribeInstanceTypes gave them, and which regions offer them"),
+            _source(
+                "moto",
+                "instance types as DescribeInstanceTypes gave them, and which regions offer them",
+            ),
             _source("apache-libcloud", _LISTED),
         ],
         "columns": COLUMNS,
@@ -116,7 +136,12 @@ def make(today: datetime) -> dict[str, Any]:
 def _source(package: str, what: str) -> dict[str, str]:
     """Where a part of the file comes from; the licence asks that a package's NOTICE goes with what is made of it."""
     notices = [file.read_text() for file in metadata.files(package) or () if file.name == "NOTICE"]
-    found = {"package": package, "version": metadata.version(package), "licence": "Apache-2.0", "what": what}
+    found = {
+        "package": package,
+        "version": metadata.version(package),
+        "licence": "Apache-2.0",
+        "what": what,
+    }
     return found | ({"notice": notices[0].strip()} if notices else {})
 
 
@@ -140,7 +165,9 @@ def main() -> None:
     FILE.write_bytes(gzip.compress(text.encode(), mtime=0))
     rows = [usd for *_, prices in body["instance_types"].values() for usd in prices.values()]
     unpriced = sum(usd is None for usd in rows)
-    print(f"{FILE}: {len(body['instance_types'])} instance types, {len(rows)} offers, {unpriced} of them unpriced")
+    print(
+        f"{FILE}: {len(body['instance_types'])} instance types, {len(rows)} offers, {unpriced} of them unpriced"
+    )
     print(f"prices as of {body['prices_as_of']}; {FILE.stat().st_size / 1024:.0f} KiB")
 
 
@@ -148,4 +175,6 @@ if __name__ == "__main__":
     try:
         main()
     except metadata.PackageNotFoundError as error:
-        raise SystemExit(f"the package {error.name} is not installed: pip install -e '.[snapshot]'") from None
+        raise SystemExit(
+            f"the package {error.name} is not installed: pip install -e '.[snapshot]'"
+        ) from None

@@ -77,7 +77,9 @@ class Surveyor:
         for answer in self._api.instance_types(region, unknown) if unknown else ():
             facts = facts_of(answer)
             self._facts[facts.name] = facts
-        arm = [name for name in dict.fromkeys(names) if name in self._facts and self._facts[name].arm]
+        arm = [
+            name for name in dict.fromkeys(names) if name in self._facts and self._facts[name].arm
+        ]
         if arm:
             raise NotSupported(
                 f"{', '.join(arm)}: an ARM processor, for which there is no image here; take it out of [ec2] "
@@ -88,7 +90,9 @@ class Surveyor:
             raise NotSupported(f"EC2 does not describe {', '.join(lacking)} in {region}")
         return {name: self._facts[name] for name in names}
 
-    def launch_spec(self, cluster: Cluster, *, lease_id: str, controller: str, deadline_unix: int) -> LaunchSpec:
+    def launch_spec(
+        self, cluster: Cluster, *, lease_id: str, controller: str, deadline_unix: int
+    ) -> LaunchSpec:
         """For one lease. Raises NotSupported or AwsRefused with the fix."""
         region = cluster.members[0].region
         types = self.types(region, [one.instance_type.name for one in cluster.members])
@@ -114,7 +118,9 @@ class Surveyor:
             deadline_unix=deadline_unix,
         )
 
-    def rungs(self, spec: LaunchSpec, cluster: Cluster, offers: Sequence[Offer]) -> tuple[list[Rung], list[str]]:
+    def rungs(
+        self, spec: LaunchSpec, cluster: Cluster, offers: Sequence[Offer]
+    ) -> tuple[list[Rung], list[str]]:
         """The ladder as far as quotas and prices go, and why rungs are left out. Raises NoCapacity if none is left."""
         zones = set(spec.subnets)
         for name in spec.types:
@@ -123,10 +129,14 @@ class Surveyor:
         rungs, said = climb()
         if spot_ties(rungs) and not self._no_scores:
             try:
-                rungs, said = climb(self._api.placement_scores(spec.region, list(spec.types), len(cluster.members)))
+                rungs, said = climb(
+                    self._api.placement_scores(spec.region, list(spec.types), len(cluster.members))
+                )
             except ProviderError as error:
                 self._no_scores = True
-                said += [f"zones of equal price come by name, since spot placement scores were not given: {error}"]
+                said += [
+                    f"zones of equal price come by name, since spot placement scores were not given: {error}"
+                ]
         refused: dict[str, str] = {}
         for rung in rungs:
             if rung.markets not in refused:
@@ -134,7 +144,9 @@ class Surveyor:
         said += [sentence for sentence in refused.values() if sentence]
         left = [rung for rung in rungs if not refused[rung.markets]]
         if not left:
-            raise NoCapacity("; ".join(said) or f"no zone of {spec.region} offers all of {cluster.name}")
+            raise NoCapacity(
+                "; ".join(said) or f"no zone of {spec.region} offers all of {cluster.name}"
+            )
         return left, said
 
     def over_quota(self, cluster: Cluster) -> str:
@@ -167,7 +179,9 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
     """
     names = dict.fromkeys(one.instance_type.name for one in cluster.members)
     line = image_line(choices.ami_parameter)
-    if off := next(filter(None, (off_image(one.instance_type, line) for one in cluster.members)), ""):
+    if off := next(
+        filter(None, (off_image(one.instance_type, line) for one in cluster.members)), ""
+    ):
         return f"{off}; take it out of [ec2] instance_types, or name an image that does"
     wide = [name for name in names if name in several_interfaces]
     if choices.subnets == "public" and len(cluster.members) > 1 and wide:
@@ -249,19 +263,25 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> Network:
     subnets = [
         one
         for one in inside("Subnets", "ec2:DescribeSubnets")
-        if re.fullmatch(f"{region}[a-z]", str(one["AvailabilityZone"]))  # us-east-1-atl-1a is a Local Zone
+        if re.fullmatch(
+            f"{region}[a-z]", str(one["AvailabilityZone"])
+        )  # us-east-1-atl-1a is a Local Zone
     ]
     try:
         tables: list[Answer] | None = list(inside("RouteTables", "ec2:DescribeRouteTables"))
     except AwsRefused as error:
-        if error.code not in DENIED or not public:  # without it nobody knows which private subnets reach S3
+        if (
+            error.code not in DENIED or not public
+        ):  # without it nobody knows which private subnets reach S3
             raise
         tables = None
     if public:
         found = public_subnets(subnets, tables)
         if not found:
             raise NotSupported(_no_public(name, region))
-        return Network(vpc=name, subnets=found, public=True, note=_ON_TRUST if tables is None else "")
+        return Network(
+            vpc=name, subnets=found, public=True, note=_ON_TRUST if tables is None else ""
+        )
     endpoints = list(inside("VpcEndpoints", "ec2:DescribeVpcEndpoints"))
     if choices.bucket is not None and api.bucket_region(region, choices.bucket) != region:
         endpoints = []  # of an endpoint S3 is reached in its own region alone
@@ -285,7 +305,9 @@ def public_subnets(subnets: Iterable[Answer], tables: Sequence[Answer] | None) -
     return _one_a_zone(subnets, leads_out, lambda one: not one.get("MapPublicIpOnLaunch"))
 
 
-def private_subnets(subnets: Iterable[Answer], tables: Sequence[Answer], endpoints: Iterable[Answer]) -> dict[str, str]:
+def private_subnets(
+    subnets: Iterable[Answer], tables: Sequence[Answer], endpoints: Iterable[Answer]
+) -> dict[str, str]:
     """Zone -> subnet from which S3 is reached without a public address; `endpoints` are those of S3.
 
     Before others comes one without a way to an internet gateway, then the lowest id.
@@ -296,9 +318,15 @@ def private_subnets(subnets: Iterable[Answer], tables: Sequence[Answer], endpoin
     def reaches_s3(subnet: Answer) -> bool:
         table = _table(subnet, tables)
         out = _gateway(table)
-        return interfaces or str(table.get("RouteTableId")) in gateways or bool(out and not out.startswith("igw-"))
+        return (
+            interfaces
+            or str(table.get("RouteTableId")) in gateways
+            or bool(out and not out.startswith("igw-"))
+        )
 
-    return _one_a_zone(subnets, reaches_s3, lambda one: _gateway(_table(one, tables)).startswith("igw-"))
+    return _one_a_zone(
+        subnets, reaches_s3, lambda one: _gateway(_table(one, tables)).startswith("igw-")
+    )
 
 
 def _leads_to_interfaces(endpoint: Answer) -> bool:
@@ -308,7 +336,9 @@ def _leads_to_interfaces(endpoint: Answer) -> bool:
     """
     inbound_only = endpoint.get("DnsOptions", {}).get("PrivateDnsOnlyForInboundResolverEndpoint")
     return bool(
-        endpoint.get("VpcEndpointType") == "Interface" and endpoint.get("PrivateDnsEnabled") and not inbound_only
+        endpoint.get("VpcEndpointType") == "Interface"
+        and endpoint.get("PrivateDnsEnabled")
+        and not inbound_only
     )
 
 
@@ -317,7 +347,8 @@ def s3_endpoints(endpoints: Iterable[Answer], region: str) -> list[Answer]:
     return [
         one
         for one in endpoints
-        if one.get("ServiceName") == f"com.amazonaws.{region}.s3" and str(one.get("State", "")).lower() == "available"
+        if one.get("ServiceName") == f"com.amazonaws.{region}.s3"
+        and str(one.get("State", "")).lower() == "available"
     ]
 
 
@@ -347,7 +378,10 @@ def _table(subnet: Answer, tables: Sequence[Answer]) -> Answer:
 def _gateway(table: Answer) -> str:
     """Where the default route leads, by id; empty where there is none, or none that works."""
     for route in table.get("Routes", ()):
-        if route.get("DestinationCidrBlock") == ANYWHERE and route.get("State", "active") == "active":
+        if (
+            route.get("DestinationCidrBlock") == ANYWHERE
+            and route.get("State", "active") == "active"
+        ):
             ways = ("GatewayId", "NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId",
                     "CoreNetworkArn")  # fmt: skip
             return next((str(route[way]) for way in ways if route.get(way)), "")
@@ -355,11 +389,17 @@ def _gateway(table: Answer) -> str:
 
 
 def _vpc(api: Ec2Api, region: str, vpc: str | None) -> str:
-    words: dict[str, Any] = {"VpcIds": [vpc]} if vpc else {"Filters": [{"Name": "is-default", "Values": ["true"]}]}
-    found = api.ask_unless(("InvalidVpcID.NotFound",), "ec2:DescribeVpcs", region, **words).get("Vpcs")
+    words: dict[str, Any] = (
+        {"VpcIds": [vpc]} if vpc else {"Filters": [{"Name": "is-default", "Values": ["true"]}]}
+    )
+    found = api.ask_unless(("InvalidVpcID.NotFound",), "ec2:DescribeVpcs", region, **words).get(
+        "Vpcs"
+    )
     if not found:
         missing = f"{vpc} is not there" if vpc else f"there is no default VPC in {region}"
-        raise NotSupported(f"{missing}: name one in [ec2] vpc, or run `aws ec2 create-default-vpc --region {region}`")
+        raise NotSupported(
+            f"{missing}: name one in [ec2] vpc, or run `aws ec2 create-default-vpc --region {region}`"
+        )
     return str(found[0]["VpcId"])
 
 

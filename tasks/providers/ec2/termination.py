@@ -19,16 +19,25 @@ from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.leases import Ec2Lease, Machine, utc
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-SETTLED = timedelta(seconds=120)  # EC2 shows a machine by its tags some seconds after it was asked for
+SETTLED = timedelta(
+    seconds=120
+)  # EC2 shows a machine by its tags some seconds after it was asked for
 FORGETS = timedelta(minutes=45)  # EC2 goes on showing a terminated machine for about an hour
-LATEST = timedelta(seconds=300)  # that a machine's timer may fire late: a minute's rounding, and its boot
+LATEST = timedelta(
+    seconds=300
+)  # that a machine's timer may fire late: a minute's rounding, and its boot
 LAST_WORDS_S = 25.0  # a courier that is asked to go down carries for twenty seconds what it has
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED = "Client.UserInitiatedShutdown"
 _GMT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 _LEFTOVERS = (  # groups and templates cost nothing, and fill up quotas
-    ("LaunchTemplates", "ec2:DescribeLaunchTemplates", "ec2:DeleteLaunchTemplate", "LaunchTemplateName"),
+    (
+        "LaunchTemplates",
+        "ec2:DescribeLaunchTemplates",
+        "ec2:DeleteLaunchTemplate",
+        "LaunchTemplateName",
+    ),
     ("PlacementGroups", "ec2:DescribePlacementGroups", "ec2:DeletePlacementGroup", "GroupName"),
     ("SecurityGroups", "ec2:DescribeSecurityGroups", "ec2:DeleteSecurityGroup", "GroupId"),
 )
@@ -44,7 +53,9 @@ def with_retries(api: Ec2Api, ask: Callable[[], T], *, new: bool = False) -> T:
         try:
             return ask()
         except AwsRefused as error:
-            if error.kind not in (("throttled", "unsure", "gone") if new else ("throttled", "unsure")):
+            if error.kind not in (
+                ("throttled", "unsure", "gone") if new else ("throttled", "unsure")
+            ):
                 raise
         api.clock.sleep(pause_s)
     return ask()
@@ -67,14 +78,21 @@ def end_machines(api: Ec2Api, lease: Ec2Lease, tags: dict[str, str]) -> tuple[Ec
         ids = sorted(alive | {one.instance_id for one in lease.machines if not one.ended_at})
         known = with_retries(api, lambda: api.instances(region, ids=ids)) if ids else []
         gone = [one for one in known if one["State"]["Name"] not in ALIVE]
-        young = {one.instance_id for one in lease.machines if api.clock.now() < one.launched_at + SETTLED}
+        young = {
+            one.instance_id for one in lease.machines if api.clock.now() < one.launched_at + SETTLED
+        }
         stays = end_these(api, region, ids, young)
     except AwsRefused as error:
         return lease, f"machines of lease {lease.lease_id} in {region} could not be ended ({error})"
     if stays:
-        return lease, f"machines of lease {lease.lease_id} in {region} do not end: {', '.join(sorted(stays))}"
+        return (
+            lease,
+            f"machines of lease {lease.lease_id} in {region} do not end: {', '.join(sorted(stays))}",
+        )
     lease = _ended(lease, {str(one["InstanceId"]): one for one in gone}, alive, api.clock.now())
-    waiting = [one for one in lease.asked if not one.answered and api.clock.now() < one.newest_at + SETTLED]
+    waiting = [
+        one for one in lease.asked if not one.answered and api.clock.now() < one.newest_at + SETTLED
+    ]
     return lease, not_answered(lease) if waiting else ""
 
 
@@ -94,7 +112,9 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
         try:
             found = api.instances(lease.region, ids=ids, states=("shutting-down",))
         except AwsRefused:
-            found = [{"StateReason": {"Code": _ENDED}}]  # nobody knows: the time is what there is to go by
+            found = [
+                {"StateReason": {"Code": _ENDED}}
+            ]  # nobody knows: the time is what there is to go by
         if all(one.get("StateReason", {}).get("Code") != _ENDED for one in found):
             return
         api.clock.sleep(_LOOK_EVERY_S)
@@ -136,7 +156,9 @@ def tidy(api: Ec2Api, region: str, deployment: str, over: Callable[[dict[str, st
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
             for one in list(api.ask_all(key, describe, region, Filters=filters)):
-                if over(tags_of(one)):  # one that is gone is no error, nor is one that its machines still leave
+                if over(
+                    tags_of(one)
+                ):  # one that is gone is no error, nor is one that its machines still leave
                     api.ask_unless(("gone", "busy"), delete, region, **{name: one[name]})
 
 

@@ -26,10 +26,16 @@ _FORMS = {
     "bucket": (r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of an S3 bucket ([ec2] bucket)"),
     "prefix": (rf"{_WORD}(/{_WORD})*", "a prefix like srift or team/srift ([ec2] prefix)"),
     "region": (r"[a-z]{2}(-[a-z]+)+-\d", "a region like us-east-1"),
-    "endpoint": (r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?", "an address like http://127.0.0.1:5000"),
+    "endpoint": (
+        r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?",
+        "an address like http://127.0.0.1:5000",
+    ),
     "code_sha256": (r"[0-9a-f]{64}", "64 hexadecimal digits"),
     "lease_id": (_WORD, "a lease's id"),
-    "role_id": (r"[A-Z0-9]{8,128}", "the RoleId of the machines' role, like AROAEXAMPLE ([ec2] instance_profile)"),
+    "role_id": (
+        r"[A-Z0-9]{8,128}",
+        "the RoleId of the machines' role, like AROAEXAMPLE ([ec2] instance_profile)",
+    ),
     "python": (r"/[A-Za-z0-9._+/-]+", "an absolute path ([ec2] python)"),
 }
 
@@ -54,9 +60,13 @@ def user_data(boot: NodeBoot, deadline_s: float) -> str:
     for name, value in words.items():
         form, meaning = _FORMS[name]
         if re.fullmatch(form, value) is None:
-            raise NotSupported(f"{value!r} cannot be given to a machine as its {name}: it must be {meaning}")
+            raise NotSupported(
+                f"{value!r} cannot be given to a machine as its {name}: it must be {meaning}"
+            )
     if not 1.0 <= deadline_s <= _LONGEST_S:
-        raise NotSupported(f"a machine's deadline must be 1 s to {_LONGEST_S:.0f} s away, not {deadline_s} s")
+        raise NotSupported(
+            f"a machine's deadline must be 1 s to {_LONGEST_S:.0f} s away, not {deadline_s} s"
+        )
     values = {name: shlex.quote(value) for name, value in words.items()} | {
         "lease": shlex.quote(boot.lease_id),
         "endpoint_option": f"--endpoint {shlex.quote(boot.endpoint)}" if boot.endpoint else "",
@@ -74,7 +84,9 @@ def fitting(script: str) -> str:
     """`script`, if EC2 takes it. Raises NotSupported with its size."""
     size_bytes = len(script.encode())
     if size_bytes > MOST_BYTES:
-        raise NotSupported(f"the user-data has {size_bytes} bytes and EC2 takes {MOST_BYTES}: shorten {_TEMPLATE.name}")
+        raise NotSupported(
+            f"the user-data has {size_bytes} bytes and EC2 takes {MOST_BYTES}: shorten {_TEMPLATE.name}"
+        )
     return script
 
 
@@ -83,7 +95,10 @@ def _bare(file: Path) -> str:
     """The file's code without comments and docstrings: every byte counts, and the whole is in the archive."""
     tree = ast.parse(_read(file))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
     code = ast.unparse(tree)
     if _MARK in code:
@@ -95,4 +110,6 @@ def _read(file: Path) -> str:
     try:
         return file.read_text()
     except FileNotFoundError:
-        raise NotSupported(f"{file} is missing: for EC2, run Srift from its checkout (make setup)") from None
+        raise NotSupported(
+            f"{file} is missing: for EC2, run Srift from its checkout (make setup)"
+        ) from None

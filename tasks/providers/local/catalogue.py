@@ -52,7 +52,9 @@ class LocalCatalogue:
                 zone=_ZONE,
                 region=_REGION,
                 usd_per_hour=spec.usd_per_hour if market == "on-demand" else spec.spot_usd_per_hour,
-                interruptions_per_hour=0.0 if market == "on-demand" else spec.spot_interruptions_per_hour,
+                interruptions_per_hour=0.0
+                if market == "on-demand"
+                else spec.spot_interruptions_per_hour,
                 price_as_of=now,
                 interruption_source="as srift.toml states" if market == "spot" else "",
             )
@@ -74,7 +76,9 @@ class LocalCatalogue:
         for name in self._specs:
             if why := self._why_not(name):
                 absent.setdefault(why, []).append(name)
-        return sentences + [f"Not on offer: {', '.join(names)}. {why}" for why, names in absent.items()]
+        return sentences + [
+            f"Not on offer: {', '.join(names)}. {why}" for why, names in absent.items()
+        ]
 
     def fits(self, cluster: Cluster) -> str:
         """Empty if idle hosts of this machine could be `cluster`, else why they never can."""
@@ -92,9 +96,7 @@ class LocalCatalogue:
         if count > _MOST_HOSTS:
             return f"{count} hosts are more than the {_MOST_HOSTS} addresses of one link."
         if cores > most_cores() + 1e-9:
-            return (
-                f"{cluster.name} takes {cores:g} cores, and {most_cores():g} of {_usable_cores():g} may be shared out."
-            )
+            return f"{cluster.name} takes {cores:g} cores, and {most_cores():g} of {_usable_cores():g} may be shared out."
         return ""
 
     def refuse_if_taken(self, wanted: float) -> None:
@@ -109,7 +111,9 @@ class LocalCatalogue:
                 "What has no controller any more is ended by `srift reap`."
             )
         if wanted and alive and not self.isolation.namespaces:
-            raise NoCapacity("hosts without a network of their own run one at a time, and one is running")
+            raise NoCapacity(
+                "hosts without a network of their own run one at a time, and one is running"
+            )
 
     def _instance_type(self, name: str) -> InstanceType:
         spec = self._specs[name]

@@ -48,7 +48,9 @@ class LocalCluster:
     ready_within_s = 60.0
     image_id = ""
 
-    def __init__(self, around: Surroundings, cluster: Cluster, lease: LocalLease, seed: int) -> None:
+    def __init__(
+        self, around: Surroundings, cluster: Cluster, lease: LocalLease, seed: int
+    ) -> None:
         self._around = around
         self._lease = lease
         self._directory = around.store.directory(lease.lease_id)
@@ -57,14 +59,20 @@ class LocalCluster:
         self.mailbox = self._directory / "mailbox"
         self.checkpoints: Path | None = self._directory / "checkpoints"
         count = len(cluster.members)
-        self.addresses = [f"10.77.0.{i + 1}" for i in range(count)] if around.isolation.namespaces else ["127.0.0.1"]
+        self.addresses = (
+            [f"10.77.0.{i + 1}" for i in range(count)]
+            if around.isolation.namespaces
+            else ["127.0.0.1"]
+        )
         self._switch: Popen[bytes] | None = None
         self._hosts: list[Host] = []
         self._before: list[Host] = []  # in whose places others are
         self._seed, self._started = seed, count
         self._revoked: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._ending = threading.RLock()  # a host in the place of one that is being ended must not be ended with it
+        self._ending = (
+            threading.RLock()
+        )  # a host in the place of one that is being ended must not be ended with it
         self._over = threading.Event()
         self._began = time.monotonic()
 
@@ -78,17 +86,25 @@ class LocalCluster:
         shutil.copytree(around.node_package, directory / "code" / "node", ignore=ignored)
         environment = self._environment()
         if around.isolation.namespaces:
-            self._switch = local_hosts.start_switch(around.isolation, environment, scratch / "switch.log")
+            self._switch = local_hosts.start_switch(
+                around.isolation, environment, scratch / "switch.log"
+            )
         plans = [self._plan(index) for index in range(len(self.cluster.members))]
         for plan in plans:
-            self._hosts.append(local_hosts.start_host(around.isolation, self._switch, plan, environment))
+            self._hosts.append(
+                local_hosts.start_host(around.isolation, self._switch, plan, environment)
+            )
         for host in self._hosts:
             local_hosts.find_inner(host)
         self._record()
         for index, host in enumerate(self._hosts):
-            around.shares.add(self._name(index), host.pids, self.cluster.members[index].instance_type.cores)
+            around.shares.add(
+                self._name(index), host.pids, self.cluster.members[index].instance_type.cores
+            )
         if self._switch is not None:
-            local_hosts.join(around.isolation, self._switch, list(zip(self._hosts, plans, strict=True)))
+            local_hosts.join(
+                around.isolation, self._switch, list(zip(self._hosts, plans, strict=True))
+            )
 
     def go(self) -> None:
         """The capacity is ours: let the agents start. From here on money runs and spot hosts may be taken away."""
@@ -158,7 +174,11 @@ class LocalCluster:
     def _environment(self) -> dict[str, str]:
         """Of the agents; a share of the processor is what is sold here."""
         directory = self._directory
-        own = {"PYTHONPATH": str(directory / "code"), "TMPDIR": str(directory / "scratch"), "CUDA_VISIBLE_DEVICES": ""}
+        own = {
+            "PYTHONPATH": str(directory / "code"),
+            "TMPDIR": str(directory / "scratch"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         return {**self._around.environment, **own}
 
     def usd_so_far(self) -> float | None:
@@ -200,8 +220,18 @@ class LocalCluster:
 
     def _plan(self, index: int) -> HostPlan:
         instance, address = self.cluster.members[index].instance_type, self.addresses[index]
-        mark = HostMark(home=self._around.store.token, lease_id=self.lease_id, index=index, cores=instance.cores)
-        agent = (self._around.python, "-m", "node", "--mailbox", str(self.mailbox), "--node", str(index))
+        mark = HostMark(
+            home=self._around.store.token, lease_id=self.lease_id, index=index, cores=instance.cores
+        )
+        agent = (
+            self._around.python,
+            "-m",
+            "node",
+            "--mailbox",
+            str(self.mailbox),
+            "--node",
+            str(index),
+        )
         deadline = f"{self._lease.deadline_at.timestamp():.3f}"
         return HostPlan(
             mark=str(mark),
@@ -212,7 +242,9 @@ class LocalCluster:
         )
 
     def _record(self) -> None:
-        pids = [pid for host in self._hosts for pid in host.pids] + ([self._switch.pid] if self._switch else [])
+        pids = [pid for host in self._hosts for pid in host.pids] + (
+            [self._switch.pid] if self._switch else []
+        )
         processes = tuple(process for pid in pids if (process := identify(pid)) is not None)
         groups = [self._around.shares.group(self._name(index)) for index in range(len(self._hosts))]
         names = tuple(str(group) for group in groups if group is not None)
@@ -237,10 +269,14 @@ class LocalCluster:
         status = self._hosts[index].process.poll()
         if status is not None:
             return NodeState(
-                alive=False, reason=f"{what}: its agent ended with exit status {status}{self._tail(index)}"
+                alive=False,
+                reason=f"{what}: its agent ended with exit status {status}{self._tail(index)}",
             )
         if self._switch is not None and self._switch.poll() is not None:
-            return NodeState(alive=False, reason=f"{what}: the switch between the hosts ended, and their links with it")
+            return NodeState(
+                alive=False,
+                reason=f"{what}: the switch between the hosts ended, and their links with it",
+            )
         return NodeState(alive=True)
 
     def _tail(self, index: int) -> str:
@@ -255,7 +291,10 @@ class LocalCluster:
         host = self._hosts[index]
 
         def revoke() -> None:
-            if not self._over.wait(min(after_s, threading.TIMEOUT_MAX)) and self._hosts[index] is host:
+            if (
+                not self._over.wait(min(after_s, threading.TIMEOUT_MAX))
+                and self._hosts[index] is host
+            ):
                 self.revoke(index, f"revoked by the spot market after {after_s:.0f} s")
 
         threading.Thread(target=revoke, name=f"spot-{self.lease_id}-{index}", daemon=True).start()

@@ -134,7 +134,9 @@ class Affinity(CpuShares):
                 taken |= pinned if len(pinned) < len(mine) else set()
         free = sorted(mine - taken, reverse=True)[: int(cores)]
         if len(free) < int(cores):
-            raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} not given to another host")
+            raise NoCapacity(
+                f"{int(cores)} whole cores wanted, {len(free)} not given to another host"
+            )
         for pid in pids:
             os.sched_setaffinity(pid, free)
 
@@ -155,11 +157,15 @@ def detect(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgr
         finally:
             with suppress(OSError):
                 groups.group(name).rmdir()
-    return Affinity("; ".join(dict.fromkeys(reasons)) or "no cgroup hierarchy with a cpu controller is mounted")
+    return Affinity(
+        "; ".join(dict.fromkeys(reasons)) or "no cgroup hierarchy with a cpu controller is mounted"
+    )
 
 
 @cache
-def quota_cores(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")) -> float:
+def quota_cores(
+    mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")
+) -> float:
     """Cores that the quotas on our own group and those above it leave us (a container's, say); infinity without one."""
     least = math.inf
     for kind, top, home in _hierarchies(mounts.read_text(), own.read_text()):
@@ -187,11 +193,17 @@ def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
 
 def _hierarchies(mounts: str, own: str) -> Iterator[tuple[str, Path, Path]]:
     """Each mounted hierarchy that may hold the cpu controller: its kind, its top, and our own group in it."""
-    paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in own.splitlines())}
+    paths = {
+        controllers: path
+        for _, controllers, path in (line.split(":", 2) for line in own.splitlines())
+    }
     for fields in (line.split() for line in mounts.splitlines()):
         top, kind, options = Path(fields[1]), fields[2], fields[3].split(",")
         if kind == "cgroup" and "cpu" in options:
-            below = next((path for controllers, path in paths.items() if "cpu" in controllers.split(",")), "/")
+            below = next(
+                (path for controllers, path in paths.items() if "cpu" in controllers.split(",")),
+                "/",
+            )
             yield kind, top, top / below.lstrip("/")
         elif kind == "cgroup2":
             yield kind, top, top / paths.get("", "/").lstrip("/")
@@ -243,7 +255,9 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
             loads[core] += shares[index] / count
         placed[index] = set(cores)
     overfull = {core for core, load in loads.items() if load > 1 + 1e-9}
-    return [set(loads) if placed[index] & overfull else placed[index] for index in range(len(shares))]
+    return [
+        set(loads) if placed[index] & overfull else placed[index] for index in range(len(shares))
+    ]
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:

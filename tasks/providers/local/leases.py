@@ -48,7 +48,9 @@ class LeaseStore(LeaseFolder[LocalLease]):
         """
         try:
             lease = self.read(lease_id)
-        except LeaseUnreadable:  # whoever ends it knows that it is to be ended: it is found by its names and marks
+        except (
+            LeaseUnreadable
+        ):  # whoever ends it knows that it is to be ended: it is found by its names and marks
             lease = None
         recorded = lease.processes if lease is not None and lease.boot_id == boot_id() else ()
         groups = {Path(group) for group in (lease.groups if lease else ())}
@@ -63,7 +65,9 @@ class LeaseStore(LeaseFolder[LocalLease]):
         try:
             removed = sum(remove(group) for group in groups if group.name.startswith(self.prefix))
         except OSError as error:
-            raise ProviderError(f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again") from error
+            raise ProviderError(
+                f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again"
+            ) from error
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> LocalLease | None:
@@ -72,7 +76,12 @@ class LeaseStore(LeaseFolder[LocalLease]):
         if lease is None or lease.ended_at is not None:
             return lease
         lease = replace(
-            lease, ended_at=now, usd=lease.held("local").usd_until(now), outcome=outcome, processes=(), groups=()
+            lease,
+            ended_at=now,
+            usd=lease.held("local").usd_until(now),
+            outcome=outcome,
+            processes=(),
+            groups=(),
         )
         directory = self.directory(lease_id)
         shutil.rmtree(directory / "code", ignore_errors=True)
@@ -83,7 +92,10 @@ class LeaseStore(LeaseFolder[LocalLease]):
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Lease ids of this home's processes and CPU groups, whether or not a directory tells of them."""
-        names = {path.name.removeprefix(self.prefix).rpartition("-")[0] for path in shares.groups(self.prefix)}
+        names = {
+            path.name.removeprefix(self.prefix).rpartition("-")[0]
+            for path in shares.groups(self.prefix)
+        }
         for _, path in of_environment("PYTHONPATH", self.root):
             names.add(path.relative_to(self.root).parts[0])
         return {name for name in names if NAME.match(name)}

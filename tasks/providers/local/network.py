@@ -86,7 +86,10 @@ def missing_tools() -> list[str]:
     for tool, package in _PACKAGES.items():
         if shutil.which(tool, path=PATH) is None:
             absent.setdefault(package, []).append(tool)
-    return [f"{' and '.join(tools)} missing: apt-get install {package}" for package, tools in absent.items()]
+    return [
+        f"{' and '.join(tools)} missing: apt-get install {package}"
+        for package, tools in absent.items()
+    ]
 
 
 def detect() -> Isolation:
@@ -100,7 +103,9 @@ def detect() -> Isolation:
         tries = {"root": (*_HOST, script), **tries}
     reasons: list[str] = []
     for kind, command in tries.items():
-        done = subprocess.run(command, capture_output=True, text=True, env={"PATH": PATH, "LANG": "C"})
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={"PATH": PATH, "LANG": "C"}
+        )
         if done.returncode == 0:
             return Isolation(kind=kind)
         reasons.append((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
@@ -114,16 +119,29 @@ def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
     """
     if not isolation.namespaces:
         return list(command)
-    return [*(_USER if isolation.kind == "user" else ()), *_HOST, _LOOPBACK, "srift-check", *command]
+    return [
+        *(_USER if isolation.kind == "user" else ()),
+        *_HOST,
+        _LOOPBACK,
+        "srift-check",
+        *command,
+    ]
 
 
-def start_switch(isolation: Isolation, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start_switch(
+    isolation: Isolation, environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
     """A process that holds the namespace of the bridge. It needs no more than to be alive."""
-    return _start((*(_SWITCH if isolation.kind == "root" else _USER), "sleep", "infinity"), environment, log)
+    return _start(
+        (*(_SWITCH if isolation.kind == "root" else _USER), "sleep", "infinity"), environment, log
+    )
 
 
 def start_host(
-    isolation: Isolation, switch: subprocess.Popen[bytes] | None, plan: HostPlan, environment: Mapping[str, str]
+    isolation: Isolation,
+    switch: subprocess.Popen[bytes] | None,
+    plan: HostPlan,
+    environment: Mapping[str, str],
 ) -> Host:
     """A host that waits for `go`, then shapes its link and runs its agent. Raises ProviderError."""
     if switch is None:
@@ -151,13 +169,19 @@ def find_inner(host: Host) -> None:
         if found:
             host.inner_pid = found[0]
         elif host.process.poll() is not None or time.monotonic() > until:
-            raise ProviderError(f"a host's namespaces could not be made (exit status {host.process.poll()})")
+            raise ProviderError(
+                f"a host's namespaces could not be made (exit status {host.process.poll()})"
+            )
         else:
             time.sleep(0.002)
 
 
 def join(
-    isolation: Isolation, switch: subprocess.Popen[bytes], hosts: Sequence[tuple[Host, HostPlan]], *, first: int = 0
+    isolation: Isolation,
+    switch: subprocess.Popen[bytes],
+    hosts: Sequence[tuple[Host, HostPlan]],
+    *,
+    first: int = 0,
 ) -> None:
     """Make a shaped link to each host, and before the first one the bridge; `first` is how many were joined before.
 
@@ -180,14 +204,24 @@ def join(
         env={"PATH": PATH, "LANG": "C"},
     )
     if done.returncode != 0:
-        raise ProviderError(f"the hosts could not be joined: {done.stderr.strip() or done.returncode}")
+        raise ProviderError(
+            f"the hosts could not be joined: {done.stderr.strip() or done.returncode}"
+        )
 
 
 def _tbf(bandwidth_gbps: float) -> str:
     """Token bucket of one direction. The bucket must hold what one timer tick lets through, or the rate is missed."""
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return shlex.join(
-        ["tbf", "rate", f"{round(bandwidth_gbps * 1e6)}kbit", "burst", f"{burst_bytes}b", "latency", "50ms"]
+        [
+            "tbf",
+            "rate",
+            f"{round(bandwidth_gbps * 1e6)}kbit",
+            "burst",
+            f"{burst_bytes}b",
+            "latency",
+            "50ms",
+        ]
     )
 
 
@@ -203,7 +237,9 @@ def _wait_for_user_namespace(switch: subprocess.Popen[bytes]) -> None:
     raise ProviderError(f"the switch's namespaces could not be made (exit status {switch.poll()})")
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C in a terminal reaches the controller alone."""
     with log.open("ab") as output:
         return subprocess.Popen(

@@ -60,7 +60,11 @@ def boot_id() -> str:
 def identify(pid: int) -> Process | None:
     """The process that has this number now; None where there is none or only a zombie is left of it."""
     fields = _stat(pid)
-    return None if fields is None or fields[0] in "ZX" else Process(pid=pid, start_ticks=int(fields[19]))
+    return (
+        None
+        if fields is None or fields[0] in "ZX"
+        else Process(pid=pid, start_ticks=int(fields[19]))
+    )
 
 
 def myself() -> Process:
@@ -77,7 +81,9 @@ def is_running(process: Process) -> bool:
 
 def children(pid: int) -> list[int]:
     """Numbers of the direct children."""
-    return [other for other in _pids() if (fields := _stat(other)) is not None and int(fields[1]) == pid]
+    return [
+        other for other in _pids() if (fields := _stat(other)) is not None and int(fields[1]) == pid
+    ]
 
 
 def of_environment(name: str, under: Path) -> Iterator[tuple[Process, Path]]:

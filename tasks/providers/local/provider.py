@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import Capabilities, EndedLease, Lease, NoCapacity, NotSupported, NotSwept, ProviderError
+from tasks.providers.base import (
+    Capabilities,
+    EndedLease,
+    Lease,
+    NoCapacity,
+    NotSupported,
+    NotSwept,
+    ProviderError,
+)
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.catalogue import LocalCatalogue, cores_of
 from tasks.providers.local.cluster import LocalCluster, Surroundings
@@ -30,7 +38,11 @@ class LocalProvider(LocalCatalogue):
     name = "local"
 
     def __init__(
-        self, home: Path, instance_types: Mapping[str, LocalInstanceType], node_package: Path, python: str
+        self,
+        home: Path,
+        instance_types: Mapping[str, LocalInstanceType],
+        node_package: Path,
+        python: str,
     ) -> None:
         super().__init__(instance_types)
         self.store = LeaseStore(home)
@@ -38,15 +50,23 @@ class LocalProvider(LocalCatalogue):
         self._python = python
 
     @contextmanager
-    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[LocalCluster]:
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> Iterator[LocalCluster]:
         """Hosts with agents running; on exit nothing of them is left but the mailbox (see `forget`).
 
         Raises NotSupported for what can never be had here, NoCapacity while other hosts hold the cores, and
         ProviderError where hosts cannot be started.
         """
         if why := self.fits(cluster):
-            raise NoCapacity(why) if cores_of(cluster) > local_catalogue.most_cores() else NotSupported(why)
-        lease = LocalLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=datetime.now(UTC))
+            raise (
+                NoCapacity(why)
+                if cores_of(cluster) > local_catalogue.most_cores()
+                else NotSupported(why)
+            )
+        lease = LocalLease.new(
+            cluster, lease_id=lease_id, deadline_s=deadline_s, now=datetime.now(UTC)
+        )
         running = LocalCluster(self._around(), cluster, lease, seed)
         with self.store.locked():
             self.refuse_if_taken(cores_of(cluster))
@@ -75,12 +95,18 @@ class LocalProvider(LocalCatalogue):
         """What is held now, by any controller of this home."""
         found, unreadable = self.store.read_all()
         held = [lease.held("local") for lease in found if lease.ended_at is None]
-        return held + [self.store.unknown(lease_id, error, "local") for lease_id, error in unreadable.items()]
+        return held + [
+            self.store.unknown(lease_id, error, "local") for lease_id, error in unreadable.items()
+        ]
 
     def ended(self) -> list[EndedLease]:
         """Leases that are over and not forgotten, with their mailboxes: what a killed controller did not load too."""
         store = self.store
-        return [lease.over(store.mailbox(lease.lease_id)) for lease in store.all() if lease.ended_at is not None]
+        return [
+            lease.over(store.mailbox(lease.lease_id))
+            for lease in store.all()
+            if lease.ended_at is not None
+        ]
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
@@ -103,7 +129,11 @@ class LocalProvider(LocalCatalogue):
                 if lease is None:
                     why = "nothing tells who holds it"
                 else:
-                    why = "it was over" if lease.ended_at else lease.why_end(now, all_of_them=all_of_them)
+                    why = (
+                        "it was over"
+                        if lease.ended_at
+                        else lease.why_end(now, all_of_them=all_of_them)
+                    )
                 if not why:
                     continue
                 try:
@@ -121,7 +151,9 @@ class LocalProvider(LocalCatalogue):
                 cluster = f" ({lease.cluster})" if lease is not None else ""
                 sentences.append(f"lease {lease_id}{cluster}: {why}; {what}")
         if unreadable:
-            raise NotSwept("local", {f"lease {name}": str(why) for name, why in unreadable.items()}, sentences)
+            raise NotSwept(
+                "local", {f"lease {name}": str(why) for name, why in unreadable.items()}, sentences
+            )
         return sentences
 
     def _around(self) -> Surroundings:

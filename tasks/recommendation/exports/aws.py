@@ -28,7 +28,9 @@ def sagemaker(choice: Choice) -> tuple[Any, str]:
     ranks = [choice.first, *choice.below]
     why_not = {one.rank: _for_no_job(one, offered) for one in ranks}
     able = [one for one in ranks if not why_not[one.rank]]
-    left_out = [f"rank {one.rank}, {one.name}: {why_not[one.rank]}" for one in ranks if why_not[one.rank]]
+    left_out = [
+        f"rank {one.rank}, {one.name}: {why_not[one.rank]}" for one in ranks if why_not[one.rank]
+    ]
     if not able:
         raise ExportRefused(f"sagemaker: no rank can be trained there; {'; '.join(left_out)}")
     jobs: list[list[Ranked]] = []
@@ -43,7 +45,11 @@ def sagemaker(choice: Choice) -> tuple[Any, str]:
             "each request is part of a CreateTrainingJob: try them in order; add name, role, image, data, output, and"
             " VolumeSizeInGB to the ResourceConfig where a type has no disk of its own",
             "dollars and order are by EC2's prices; SageMaker's own for ml. types are not known here",
-            *(["a spot job needs a CheckpointConfig, or an interruption loses all of it"] if _any_spot(able) else []),
+            *(
+                ["a spot job needs a CheckpointConfig, or an interruption loses all of it"]
+                if _any_spot(able)
+                else []
+            ),
         ],
         "jobs": [_job(one) for one in jobs],
         "left_out": left_out,
@@ -78,7 +84,11 @@ def fleet(choice: Choice) -> tuple[Any, str]:
     options: dict[str, Any] = {}
     if counts["spot"]:
         strategy = "capacity-optimized-prioritized"
-        options["SpotOptions"] = {"AllocationStrategy": strategy, "MinTargetCapacity": counts["spot"], **together}
+        options["SpotOptions"] = {
+            "AllocationStrategy": strategy,
+            "MinTargetCapacity": counts["spot"],
+            **together,
+        }
     if counts["on-demand"]:
         least = {"MinTargetCapacity": counts["on-demand"]}
         options["OnDemandOptions"] = {"AllocationStrategy": "prioritized", **least, **together}
@@ -86,7 +96,10 @@ def fleet(choice: Choice) -> tuple[Any, str]:
         "Type": "instant",
         "LaunchTemplateConfigs": [
             {
-                "LaunchTemplateSpecification": {"LaunchTemplateName": LAUNCH_TEMPLATE, "Version": "$Default"},
+                "LaunchTemplateSpecification": {
+                    "LaunchTemplateName": LAUNCH_TEMPLATE,
+                    "Version": "$Default",
+                },
                 "Overrides": [_override(one, float(place)) for place, one in enumerate(taken)],
             }
         ],
@@ -98,12 +111,15 @@ def fleet(choice: Choice) -> tuple[Any, str]:
         },
         **options,
         "TagSpecifications": [
-            {"ResourceType": kind, "Tags": _tags(choice, left_out)} for kind in ("fleet", "instance")
+            {"ResourceType": kind, "Tags": _tags(choice, left_out)}
+            for kind in ("fleet", "instance")
         ],
     }
     problem = malformed("ec2", "CreateFleetRequest", request)
     if problem:
-        raise ExportRefused(f"fleet: AWS's own model of a request refuses this one, which is a mistake here: {problem}")
+        raise ExportRefused(
+            f"fleet: AWS's own model of a request refuses this one, which is a mistake here: {problem}"
+        )
     return request, json.dumps(request, indent=2)
 
 
@@ -127,7 +143,12 @@ def _any_spot(ranks: list[Ranked]) -> bool:
 def _as_preferred(one: Ranked, other: Ranked) -> bool:
     """Whether SageMaker itself may take `other` where `one` is not to be had, which it does on demand alone."""
     uniform = not (one.not_uniform or other.not_uniform or _any_spot([one, other]))
-    return uniform and one.command == other.command and one.region == other.region and one.types != other.types
+    return (
+        uniform
+        and one.command == other.command
+        and one.region == other.region
+        and one.types != other.types
+    )
 
 
 def _job(ranks: list[Ranked]) -> dict[str, Any]:
@@ -137,16 +158,24 @@ def _job(ranks: list[Ranked]) -> dict[str, Any]:
     machines: dict[str, Any] = {"InstanceType": groups[0][0], "InstanceCount": groups[0][1]}
     if len(ranks) > 1:
         kinds = dict.fromkeys(one.types[0] for one in ranks)
-        preferred = [{"InstanceType": f"ml.{kind}", "InstanceCount": first.machines} for kind in kinds]
+        preferred = [
+            {"InstanceType": f"ml.{kind}", "InstanceCount": first.machines} for kind in kinds
+        ]
         machines = {"InstancePreferences": preferred}
     elif len(groups) > 1:
         machines = {
             "InstanceGroups": [
-                {"InstanceGroupName": f"group-{number}", "InstanceType": kind, "InstanceCount": count}
+                {
+                    "InstanceGroupName": f"group-{number}",
+                    "InstanceType": kind,
+                    "InstanceCount": count,
+                }
                 for number, (kind, count) in enumerate(groups, 1)
             ]
         }
-    limit_s = min(_MOST_S, math.ceil(_LIMIT_OF_P90 * 3600 * max(one.row["hours_p90"] for one in ranks)))
+    limit_s = min(
+        _MOST_S, math.ceil(_LIMIT_OF_P90 * 3600 * max(one.row["hours_p90"] for one in ranks))
+    )
     spot = {"EnableManagedSpotTraining": True} if first.groups[0].spot else {}
     return {
         "ranks": [one.rank for one in ranks],
@@ -156,14 +185,19 @@ def _job(ranks: list[Ranked]) -> dict[str, Any]:
         "request": {
             "ResourceConfig": machines,
             **spot,
-            "StoppingCondition": {"MaxRuntimeInSeconds": limit_s} | ({"MaxWaitTimeInSeconds": limit_s} if spot else {}),
+            "StoppingCondition": {"MaxRuntimeInSeconds": limit_s}
+            | ({"MaxWaitTimeInSeconds": limit_s} if spot else {}),
             "Environment": first.environment,
         },
     }
 
 
 def _for_no_fleet(one: Ranked) -> str:
-    return f"cannot be one fleet, since it is of the types {' and '.join(one.types)}" if len(one.types) > 1 else ""
+    return (
+        f"cannot be one fleet, since it is of the types {' and '.join(one.types)}"
+        if len(one.types) > 1
+        else ""
+    )
 
 
 def _by_market(one: Ranked) -> Counter[str]:
@@ -182,7 +216,11 @@ def _override(one: Ranked, priority: float) -> dict[str, Any]:
 
 def _tags(choice: Choice, left_out: list[str]) -> list[dict[str, str]]:
     row = choice.first.row
-    dollars = "unknown" if row["usd"] is None else f"{row['usd']:.4g} (90th percentile {row['usd_p90']:.4g})"
+    dollars = (
+        "unknown"
+        if row["usd"] is None
+        else f"{row['usd']:.4g} (90th percentile {row['usd_p90']:.4g})"
+    )
     chance = row["p_meets_constraint"]
     tags = {
         "workload": row["workload"],

@@ -85,7 +85,9 @@ class Ranked:
     @property
     def name(self) -> str:
         """Cluster and market: `2xg5.xlarge (spot)`."""
-        return f"{self.row['cluster']} ({'+'.join(dict.fromkeys(one.market for one in self.groups))})"
+        return (
+            f"{self.row['cluster']} ({'+'.join(dict.fromkeys(one.market for one in self.groups))})"
+        )
 
     @property
     def machines(self) -> int:
@@ -154,7 +156,9 @@ class Choice:
         for one in self.below:
             why = able(one) or ("" if one.command == self.first.command else "is split otherwise")
             if why:
-                left_out.append(f"rank {one.rank}, {one.name}, is left out: it {why} (--rank {one.rank} exports it)")
+                left_out.append(
+                    f"rank {one.rank}, {one.name}, is left out: it {why} (--rank {one.rank} exports it)"
+                )
             else:
                 taken.append(one)
         return taken, left_out
@@ -164,7 +168,11 @@ class Choice:
         why = able(self.first)
         if not why:
             return
-        can = min((one for one in self.ranks if not able(one)), key=lambda one: (one.misses, one.rank), default=None)
+        can = min(
+            (one for one in self.ranks if not able(one)),
+            key=lambda one: (one.misses, one.rank),
+            default=None,
+        )
         instead = f"none of the {len(self.ranks)} published ranks can"
         if can is not None:
             but = ", though it misses its constraint" if can.misses else ""
@@ -196,12 +204,16 @@ class Choice:
         row, found = self.first.row, list[str]()
         again = refresh_command(str(row["provider"]), "0")
         if self._days(row["published_at"]) * 24 > STALE_AFTER_H:
-            found.append(f"the publication is {self._days(row['published_at']):.1f} days old: `{again}` renews it")
+            found.append(
+                f"the publication is {self._days(row['published_at']):.1f} days old: `{again}` renews it"
+            )
         if self._days(row["price_as_of"]) * 24 > STALE_AFTER_H:
             found.append(f"its prices are {self._days(row['price_as_of']):.1f} days old")
         if self.first.misses:
             chance = f"{row['p_meets_constraint']:.0%} probability only"
-            found.append(f"rank {self.first.rank} meets its constraint with {chance}: {row['reason']}")
+            found.append(
+                f"rank {self.first.rank} meets its constraint with {chance}: {row['reason']}"
+            )
         return found
 
     def _days(self, moment: datetime) -> float:
@@ -224,12 +236,18 @@ def choose(rows: Sequence[Row], wanted: Wanted, now: datetime) -> Choice:
     Raises SettingsError where the words name nothing or several things, ExportRefused where nothing meets the goal.
     """
     rows = _named(rows, "workload", wanted.workload)
-    rows = _named(rows, "provider", _one(rows, "provider", wanted.provider, f"{wanted.workload} is published by"))
+    rows = _named(
+        rows,
+        "provider",
+        _one(rows, "provider", wanted.provider, f"{wanted.workload} is published by"),
+    )
     rows = _of_goal(rows, wanted.goal)
     row = next((one for one in rows if one["rank"] == wanted.rank), None)
     first = rows[0]
     if first["status"] == _INFEASIBLE:
-        raise ExportRefused(f"nothing meets {wanted.workload}, {goal_text(first)}: {first['reason']}")
+        raise ExportRefused(
+            f"nothing meets {wanted.workload}, {goal_text(first)}: {first['reason']}"
+        )
     ranks = tuple(Ranked.of(one) for one in rows if one["cluster"] is not None)
     if row is None or row["cluster"] is None:
         raise SettingsError(
@@ -251,7 +269,9 @@ def refuse_local(choice: Choice, target: str) -> None:
 def _named(rows: Sequence[Row], column: str, wanted: str) -> list[Row]:
     known = sorted({str(row[column]) for row in rows})
     if wanted not in known:
-        raise SettingsError(f"no published row is of {column} {wanted!r}; {nearest_names(wanted, known)}")
+        raise SettingsError(
+            f"no published row is of {column} {wanted!r}; {nearest_names(wanted, known)}"
+        )
     return [row for row in rows if row[column] == wanted]
 
 
@@ -267,13 +287,19 @@ def _of_goal(rows: Sequence[Row], wanted: str | None) -> list[Row]:
     several: `cheapest_within_deadline 24 h`.
     """
     labels = list(dict.fromkeys(goal_text(row) for row in rows))
-    found = [one for one in labels if wanted in (None, one)] or [one for one in labels if one.split(" ")[0] == wanted]
+    found = [one for one in labels if wanted in (None, one)] or [
+        one for one in labels if one.split(" ")[0] == wanted
+    ]
     if not found:
-        raise SettingsError(f"no published goal of it is {wanted!r}; {nearest_names(str(wanted), labels)}")
+        raise SettingsError(
+            f"no published goal of it is {wanted!r}; {nearest_names(str(wanted), labels)}"
+        )
     if len(found) > 1:
         several = ", ".join(f"--goal {one!r}" if " " in one else f"--goal {one}" for one in found)
         raise SettingsError(f"{rows[0]['workload']} has several goals, say which: {several}")
-    return sorted((row for row in rows if goal_text(row) == found[0]), key=lambda row: int(row["rank"]))
+    return sorted(
+        (row for row in rows if goal_text(row) == found[0]), key=lambda row: int(row["rank"])
+    )
 
 
 def _moment(moment: datetime) -> str:
@@ -290,4 +316,8 @@ def _chances(row: Row) -> str:
     best = "" if row["p_best"] is None else f"the best with {row['p_best']:.0%} probability"
     if row["p_meets_constraint"] is None:
         return best or "how likely it is the best is not known"
-    return ", ".join(filter(None, [f"meets its constraint with {row['p_meets_constraint']:.0%} probability", best]))
+    return ", ".join(
+        filter(
+            None, [f"meets its constraint with {row['p_meets_constraint']:.0%} probability", best]
+        )
+    )

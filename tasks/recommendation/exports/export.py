@@ -30,4 +30,10 @@ def export(choice: Choice, to: str) -> tuple[dict[str, Any], str]:
     if to not in TARGETS:
         raise SettingsError(f"nothing is exported to {to!r}; {nearest_names(to, TARGETS)}")
     document, text = TARGETS[to](choice)
-    return {"to": to, "about": choice.about, "warnings": choice.warnings, "document": document, "text": text}, text
+    return {
+        "to": to,
+        "about": choice.about,
+        "warnings": choice.warnings,
+        "document": document,
+        "text": text,
+    }, text

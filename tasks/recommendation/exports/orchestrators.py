@@ -26,7 +26,11 @@ def skypilot(choice: Choice) -> tuple[Any, str]:
     Raises ExportRefused where its machines are not all alike: a task has one kind of machine for all its nodes.
     """
     refuse_local(choice, "skypilot")
-    choice.refuse("skypilot", _for_one_task, f"A SkyPilot task has the same machines on all its nodes; {_MIXED_GO}")
+    choice.refuse(
+        "skypilot",
+        _for_one_task,
+        f"A SkyPilot task has the same machines on all its nodes; {_MIXED_GO}",
+    )
     first = choice.first
     taken, left_out = choice.alternatives(_for_one_task)
     places = [
@@ -50,7 +54,11 @@ def skypilot(choice: Choice) -> tuple[Any, str]:
         *choice.about,
         *left_out,
         "set TRAINING_SCRIPT to your script in this folder; `srift export --to torchrun` has the split and its sampler",
-        *(["`sky jobs launch` starts a spot task anew after an interruption"] if first.groups[0].spot else []),
+        *(
+            ["`sky jobs launch` starts a spot task anew after an interruption"]
+            if first.groups[0].spot
+            else []
+        ),
     ]
     return task, as_comment(said) + _as_yaml(task)
 
@@ -74,7 +82,11 @@ def karpenter(choice: Choice) -> tuple[Any, str]:
     name = _label(f"srift-{first.row['workload']}")[:40].rstrip("-")
     markets = list(dict.fromkeys(one.groups[0].market for one in taken))
     pools = [
-        _pool(f"{name}-{market}", [one for one in taken if one.groups[0].market == market], len(markets) - at)
+        _pool(
+            f"{name}-{market}",
+            [one for one in taken if one.groups[0].market == market],
+            len(markets) - at,
+        )
         for at, market in enumerate(markets)
     ]
     overlays = _overlays(name, taken)
@@ -118,7 +130,11 @@ def _pool(name: str, ranks: list[Ranked], weight: int) -> dict[str, Any]:
         _among("node.kubernetes.io/instance-type", [one.types[0] for one in ranks]),
         _among("karpenter.sh/capacity-type", [ranks[0].groups[0].market]),
         _among("topology.kubernetes.io/region", [one.region for one in ranks]),
-        *([] if None in zones else [_among("topology.kubernetes.io/zone", [str(one) for one in zones])]),
+        *(
+            []
+            if None in zones
+            else [_among("topology.kubernetes.io/zone", [str(one) for one in zones])]
+        ),
     ]
     spec = {
         "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"},
@@ -184,7 +200,9 @@ def _label(text: str) -> str:
 
 
 def _as_yaml(value: Any) -> str:
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=1000))
+    return str(
+        yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=1000)
+    )
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -192,7 +210,9 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> Any:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
 
 
 _Dumper.add_representer(str, _text)

@@ -93,7 +93,10 @@ def torchrun(choice: Choice) -> tuple[Any, str]:
         *choice.about,
         *_how(first),
         f"save as {_FILE} on each machine; import SharesSampler and train_step from it, and start your own script so:",
-        *(f"node {node} ({kind}): {command}" for node, (kind, command) in enumerate(zip(kinds, commands, strict=True))),
+        *(
+            f"node {node} ({kind}): {command}"
+            for node, (kind, command) in enumerate(zip(kinds, commands, strict=True))
+        ),
     ]
     text = _BODY.format(devices=first.layout, batches=first.batches, steps=first.accumulation_steps)
     return body, as_comment(said) + text.rstrip("\n")
@@ -101,9 +104,7 @@ def torchrun(choice: Choice) -> tuple[Any, str]:
 
 def _command(one: Ranked, node: int) -> str:
     rendezvous = f"--master-addr ADDRESS-OF-NODE-0 --master-port {PORT}"
-    return (
-        f"torchrun --nnodes {one.machines} --node-rank {node} --nproc-per-node {one.layout[node]} {rendezvous} {_FILE}"
-    )
+    return f"torchrun --nnodes {one.machines} --node-rank {node} --nproc-per-node {one.layout[node]} {rendezvous} {_FILE}"
 
 
 def _how(one: Ranked) -> list[str]:
@@ -115,7 +116,9 @@ def _how(one: Ranked) -> list[str]:
         said.append('tf32: torch.set_float32_matmul_precision("high") before the first step')
     else:
         scaler = " and a GradScaler" if mode.precision == "fp16" else ""
-        said.append(f"{mode.precision}: compute loss_of(model(inputs), targets) under torch.autocast{scaler}")
+        said.append(
+            f"{mode.precision}: compute loss_of(model(inputs), targets) under torch.autocast{scaler}"
+        )
     if mode.of_several:
         said.append(f"strategy {mode.strategy}: wrap the model by it; train_step is of ddp")
     if mode.switches != "none":

@@ -34,7 +34,11 @@ given = parser.parse_args()
 own = given.mailbox / f"node-{given.node}"
 signal = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(signal))
-status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+status = dict(
+    line.split(":\t", 1)
+    for line in Path("/proc/self/status").read_text().splitlines()
+    if ":\t" in line
+)
 code = Path(__file__).parent
 seen = {
     "ids": [os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()],

@@ -46,7 +46,12 @@ tries = st.builds(
 )
 
 
-@given(st.lists(tries, max_size=30), st.floats(0.0, 200.0), st.floats(0.0, 200.0), st.floats(0.0, 150.0))
+@given(
+    st.lists(tries, max_size=30),
+    st.floats(0.0, 200.0),
+    st.floats(0.0, 200.0),
+    st.floats(0.0, 150.0),
+)
 @example([Try(usd_per_hour=60.0, est_s=60.0, ends="overran", used=1.0)] * 3, 25.0, 100.0, 80.0)
 def test_no_sequence_of_launches_refusals_and_overruns_costs_more_than_a_cap(
     wishes: list[Try], campaign_usd: float, month_usd: float, before_usd: float
@@ -57,14 +62,18 @@ def test_no_sequence_of_launches_refusals_and_overruns_costs_more_than_a_cap(
             Cap(name="campaign", usd=campaign_usd, spent_usd=spent, committed_usd=stuck),
             Cap(name="month", usd=month_usd, spent_usd=before_usd + spent, committed_usd=stuck),
         ]
-        allowed = allow(wish.usd_per_hour, wished_s=2 * wish.est_s + 720, least_s=wish.est_s + 300, caps=caps)
+        allowed = allow(
+            wish.usd_per_hour, wished_s=2 * wish.est_s + 720, least_s=wish.est_s + 300, caps=caps
+        )
         if allowed.refusal or wish.ends == "refused":
             continue
         assert wish.est_s + 300 <= allowed.deadline_s <= 2 * wish.est_s + 720
         # A machine counts whole minutes from when it booted: the controller is dead, and nobody else ends it.
         longest = wish.usd_per_hour * (60 * -(-allowed.deadline_s // 60) + LATE_S) / 3600
         spent += {"ran": wish.used * longest, "overran": longest}.get(wish.ends, 0.0)
-        stuck += longest if wish.ends == "stuck" else 0.0  # it will not be let go of: held to its end
+        stuck += (
+            longest if wish.ends == "stuck" else 0.0
+        )  # it will not be let go of: held to its end
     assert spent + stuck <= campaign_usd + 1e-9
     assert spent + stuck == 0 or before_usd + spent + stuck <= month_usd + 1e-9
 
@@ -75,8 +84,12 @@ def cap(usd: float, spent: float = 0.0, committed: float = 0.0) -> Cap:
 
 def test_the_worst_case_counts_in_whole_minutes_as_the_machines_own_clock_has_it() -> None:
     hour = 3600.0
-    assert allow(10.0, wished_s=hour, least_s=hour, caps=[cap(10.0)]).refusal, "an hour, and then the way out"
-    allowed = allow(10.0, wished_s=hour, least_s=hour, caps=[cap(10.0 * billed_s(hour) / hour + CENT)])
+    assert allow(10.0, wished_s=hour, least_s=hour, caps=[cap(10.0)]).refusal, (
+        "an hour, and then the way out"
+    )
+    allowed = allow(
+        10.0, wished_s=hour, least_s=hour, caps=[cap(10.0 * billed_s(hour) / hour + CENT)]
+    )
     assert (allowed.refusal, allowed.deadline_s) == ("", hour)
 
     assert billed_s(60.0) == 60.0 + LATE_S and billed_s(60.5) == 120.0 + LATE_S
@@ -87,7 +100,10 @@ def test_a_wish_is_shortened_to_what_can_be_paid_but_not_below_what_makes_sense(
     assert allowed.deadline_s == longest_s(60.0, 30.0) == 1560.0
     assert allowed.worst_usd <= 30.0
     refused = allow(60.0, wished_s=3600.0, least_s=1620.0, caps=[cap(100.0), cap(50.0, spent=20.0)])
-    assert "$31.00" in refused.refusal and "only $30.00 are left of the cap 50.00 (20.00 spent" in refused.refusal
+    assert (
+        "$31.00" in refused.refusal
+        and "only $30.00 are left of the cap 50.00 (20.00 spent" in refused.refusal
+    )
 
 
 @given(st.floats(0.001, 1000.0), st.floats(0.0, 1000.0))
@@ -114,7 +130,11 @@ def here(market: str, zone: str, usd: float | None, region: str = "east") -> Off
 
 def test_spot_may_come_to_the_price_on_demand_or_of_the_dearest_zone_of_its_region() -> None:
     spot = here("spot", "a", 1.0)
-    listed = [here("on-demand", "*", 3.0), here("spot", "b", 1.5), here("spot", "z", 9.0, region="west")]
+    listed = [
+        here("on-demand", "*", 3.0),
+        here("spot", "b", 1.5),
+        here("spot", "z", 9.0, region="west"),
+    ]
     assert dearest_usd_per_hour(Cluster.of((2, spot)), listed) == 6.0
     assert dearest_usd_per_hour(Cluster.of((1, spot)), [*listed, here("spot", "c", 4.0)]) == 4.0
     assert dearest_usd_per_hour(Cluster.of((1, listed[0])), listed) == 3.0
@@ -130,13 +150,20 @@ def test_where_nothing_is_bought_on_demand_spot_rises_as_far_as_is_bid() -> None
     spot = here("spot", "a", 1.0)
     zones = [here("spot", "b", 2.0), here("spot", "z", 9.0, region="west")]
     assert dearest_usd_per_hour(Cluster.of((2, spot)), zones, 1.25) == 5.0
-    assert dearest_usd_per_hour(Cluster.of((1, spot)), [*zones, here("on-demand", "*", 2.1)], 1.25) == 2.1
+    assert (
+        dearest_usd_per_hour(Cluster.of((1, spot)), [*zones, here("on-demand", "*", 2.1)], 1.25)
+        == 2.1
+    )
     assert dearest_usd_per_hour(Cluster.of((1, here("on-demand", "*", None))), zones, 1.25) is None
-    assert dearest_by_type([spot, zones[0]], 1.25) == {"small": 2.5} and dearest_by_type([spot]) == {"small": 1.0}
+    assert dearest_by_type([spot, zones[0]], 1.25) == {"small": 2.5} and dearest_by_type(
+        [spot]
+    ) == {"small": 1.0}
 
 
 def test_a_month_begins_with_its_first_moment() -> None:
-    assert month_start(datetime(2026, 11, 20, 12, 30, 1, 5, tzinfo=UTC)) == datetime(2026, 11, 1, tzinfo=UTC)
+    assert month_start(datetime(2026, 11, 20, 12, 30, 1, 5, tzinfo=UTC)) == datetime(
+        2026, 11, 1, tzinfo=UTC
+    )
 
 
 def test_an_own_price_counts_where_it_is_the_dearer_alone() -> None:
@@ -147,4 +174,6 @@ def test_an_own_price_counts_where_it_is_the_dearer_alone() -> None:
     assert dearest_usd_per_hour(Cluster.of((1, raised)), [raised]) == 4.0
     assert dearest_usd_per_hour(Cluster.of((1, spot)), [saved]) == 3.0
     assert dearest_usd_per_hour(Cluster.of((1, spot)), [], 1.25) == 1.25
-    assert dearest_by_type([saved]) == {"small": 3.0} and dearest_by_type([spot], 1.25) == {"small": 1.25}
+    assert dearest_by_type([saved]) == {"small": 3.0} and dearest_by_type([spot], 1.25) == {
+        "small": 1.25
+    }

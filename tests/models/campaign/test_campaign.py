@@ -15,7 +15,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.campaign.campaign import Campaign, Launch, after, elastic_launch, learning_launches, shopping_list
+from models.campaign.campaign import (
+    Campaign,
+    Launch,
+    after,
+    elastic_launch,
+    learning_launches,
+    shopping_list,
+)
 from models.campaign.candidates import Costs, Expected, Measurement, training_runs
 from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
@@ -55,10 +62,22 @@ def shop(
     **changes: Any,
 ) -> list[Launch]:
     """`changes` are of the campaign, or of what else is given of the past."""
-    history = {name: changes.pop(name) for name in ("failures", "drifting", "stale_before") if name in changes}
-    asked: dict[str, Any] = {"max_usd": 1.0, "max_seconds": 450.0, "max_hosts": 4, "fits": cores_fit, "seed": 7}
+    history = {
+        name: changes.pop(name)
+        for name in ("failures", "drifting", "stale_before")
+        if name in changes
+    }
+    asked: dict[str, Any] = {
+        "max_usd": 1.0,
+        "max_seconds": 450.0,
+        "max_hosts": 4,
+        "fits": cores_fit,
+        "seed": 7,
+    }
     past = Past(runs=runs, profiles=profiles, probes=probes, **history)
-    return shopping_list(Campaign(**(asked | changes)), jobs, offers() if sold is None else sold, past, model=model)
+    return shopping_list(
+        Campaign(**(asked | changes)), jobs, offers() if sold is None else sold, past, model=model
+    )
 
 
 @cache
@@ -72,7 +91,10 @@ def lines(launches: Sequence[Launch], kind: str) -> Iterator[tuple[Measurement, 
     for launch in launches:
         for item in launch.items:
             if item.kind == kind:
-                yield item, tuple(launch.cluster.members[node].instance_type.name for node in item.nodes)
+                yield (
+                    item,
+                    tuple(launch.cluster.members[node].instance_type.name for node in item.nodes),
+                )
 
 
 def train_row(item: Measurement, members: tuple[str, ...]) -> dict[str, Any]:
@@ -89,7 +111,9 @@ def train_row(item: Measurement, members: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def measured(launches: Sequence[Launch], *, spread: float = 0.02) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def measured(
+    launches: Sequence[Launch], *, spread: float = 0.02
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The frames after all of `launches` went well."""
     steps = {"step_s": 0.1, "step_spread": spread, "measured_at": AS_OF}
     runs = [train_row(item, members) | steps for item, members in lines(launches, "train")]
@@ -124,22 +148,32 @@ def keys(launches: Sequence[Launch]) -> list[object]:
     max_hosts=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-@example(max_usd=0.015625, max_seconds=30.0, max_hosts=2, seed=0)  # a launch takes all of the time, to the last digit
-def test_caps_are_kept_and_clusters_fit(max_usd: float, max_seconds: float, max_hosts: int, seed: int) -> None:
+@example(
+    max_usd=0.015625, max_seconds=30.0, max_hosts=2, seed=0
+)  # a launch takes all of the time, to the last digit
+def test_caps_are_kept_and_clusters_fit(
+    max_usd: float, max_seconds: float, max_hosts: int, seed: int
+) -> None:
     launches = shop(max_usd=max_usd, max_seconds=max_seconds, max_hosts=max_hosts, seed=seed)
     assert sum(launch.est_usd for launch in launches) <= max_usd * (1 + 1e-9)
     assert sum(launch.est_s for launch in launches) <= max_seconds * (1 + 1e-9)
     for launch in launches:
         assert not cores_fit(launch.cluster) and len(launch.cluster.members) <= max_hosts
         assert {one.market for one in launch.cluster.members} == {"spot"}
-        own = [0.0] * len(launch.cluster.members)  # runs of one machine go side by side, the others alone
+        own = [0.0] * len(
+            launch.cluster.members
+        )  # runs of one machine go side by side, the others alone
         for item in launch.items:
             if len(item.nodes) == 1:
                 own[item.nodes[0]] += item.est_s
         together = sum(item.est_s for item in launch.items if len(item.nodes) > 1)
         assert launch.est_s == pytest.approx(Costs().launch_s + max(own) + together)
-        assert [len(item.nodes) > 1 for item in launch.items] == sorted(len(item.nodes) > 1 for item in launch.items)
-        assert launch.est_usd == pytest.approx(launch.est_s / 3600 * (launch.cluster.usd_per_hour or 0))
+        assert [len(item.nodes) > 1 for item in launch.items] == sorted(
+            len(item.nodes) > 1 for item in launch.items
+        )
+        assert launch.est_usd == pytest.approx(
+            launch.est_s / 3600 * (launch.cluster.usd_per_hour or 0)
+        )
         assert launch.reason and all(item.reason for item in launch.items)
     assert len(keys(launches)) == len(set(keys(launches)))
     probed = [members for _, members in lines(launches, "probe")]
@@ -151,7 +185,9 @@ def test_the_first_campaign_covers_everything_and_does_so_early() -> None:
     trains = list(lines(launches, "train"))
     assert len(trains) >= 70
     everything = {(job.name, name) for job in WORKLOADS for name in CORES}
-    assert {(i.workload, m[0]) for i, m in lines(launches[:2], "profile")} == everything, "by the first two launches"
+    assert {(i.workload, m[0]) for i, m in lines(launches[:2], "profile")} == everything, (
+        "by the first two launches"
+    )
     assert len(list(lines(launches, "profile"))) == len(everything)
     early = list(lines(launches[:2], "train"))
     assert {item.workload for item, _ in early} == {job.name for job in WORKLOADS}
@@ -176,7 +212,9 @@ def profiles_bought(*modes: Mode, device: str = "cpu") -> tuple[set[tuple[str, s
     return set(bought), {item.workload for item, _ in lines(launches, "train")}
 
 
-def test_a_workload_of_sharded_modes_alone_is_profiled_unsharded_and_trained_only_as_it_tolerates() -> None:
+def test_a_workload_of_sharded_modes_alone_is_profiled_unsharded_and_trained_only_as_it_tolerates() -> (
+    None
+):
     ddp, fsdp, zero2 = (Mode(strategy=one) for one in ("ddp", "fsdp", "zero2"))
     on_both = {("mlp", "large"), ("mlp", "whole")}
     assert profiles_bought(ddp)[0] == profiles_bought(ddp, fsdp)[0] == on_both
@@ -193,8 +231,13 @@ def test_the_profile_of_one_device_serves_the_sharded_mode_and_is_not_bought_aga
     profiles = measured(shop(jobs=fsdp))[1]
     assert set(profiles["workload"]) == {"mlp"}
     frames = dict.fromkeys(("runs", "buckets", "probes", "workloads", "instance_types"), NOTHING)
-    known = by_variant(TrainingData(profiles=profiles, **frames), [one.name for one in fsdp]).profiles
-    own = {name: rows.drop(columns="workload").reset_index(drop=True) for name, rows in known.groupby("workload")}
+    known = by_variant(
+        TrainingData(profiles=profiles, **frames), [one.name for one in fsdp]
+    ).profiles
+    own = {
+        name: rows.drop(columns="workload").reset_index(drop=True)
+        for name, rows in known.groupby("workload")
+    }
     assert set(own) == {"mlp", fsdp[0].name}
     pd.testing.assert_frame_equal(own["mlp"], own[fsdp[0].name])
     assert not list(lines(shop(profiles=known, jobs=fsdp), "profile"))
@@ -217,12 +260,24 @@ def test_unequal_machines_share_by_cores_until_they_are_profiled() -> None:
     sold, jobs = [offer("large", "spot"), offer("small", "spot")], [workload("mlp", 100)]
 
     def shares(profiles: pd.DataFrame) -> set[tuple[int, ...]]:
-        launches = shop(profiles=profiles, jobs=jobs, sold=sold, max_seconds=300.0, max_hosts=2, seed=1)
-        return {i.batches for i, m in lines(launches, "train") if m == ("large", "small") and sum(i.batches) == 100}
+        launches = shop(
+            profiles=profiles, jobs=jobs, sold=sold, max_seconds=300.0, max_hosts=2, seed=1
+        )
+        return {
+            i.batches
+            for i, m in lines(launches, "train")
+            if m == ("large", "small") and sum(i.batches) == 100
+        }
 
     assert shares(NOTHING) == {(80, 20)}
     rows = [
-        {"workload": "mlp", "instance_type": name, "batch": b, "forward_s": 0.0, "backward_s": 0.01 * b * factor}
+        {
+            "workload": "mlp",
+            "instance_type": name,
+            "batch": b,
+            "forward_s": 0.0,
+            "backward_s": 0.01 * b * factor,
+        }
         for name, factor in (("large", 1), ("small", 3))
         for b in (10, 50, 100)
     ]
@@ -270,7 +325,12 @@ def test_widely_predicted_setups_come_first() -> None:
         return pd.DataFrame({"step_s": step, "step_low_s": step - half, "step_high_s": step + half})
 
     def bought(expected: Expected) -> list[Launch]:
-        known: dict[str, Any] = {"choice_set": {}, "workloads": frozenset(), "types": frozenset(), "fresh": NOTHING}
+        known: dict[str, Any] = {
+            "choice_set": {},
+            "workloads": frozenset(),
+            "types": frozenset(),
+            "fresh": NOTHING,
+        }
         model = Model(joint=MODEL.joint, expected_step=expected, **known)
         return shop(NOTHING, profiles, probes, model=model, max_seconds=120.0)
 
@@ -291,12 +351,16 @@ def test_no_money_no_time_or_no_price_buys_nothing() -> None:
     unpriced = [offer(name, "spot", usd_per_hour=None) for name in CORES] + offers("on-demand")
     assert shop(sold=unpriced) == []
     bought = shop(sold=unpriced, market="on-demand")
-    assert bought and all(one.market == "on-demand" for launch in bought for one in launch.cluster.members)
+    assert bought and all(
+        one.market == "on-demand" for launch in bought for one in launch.cluster.members
+    )
 
 
 def test_what_failed_twice_is_not_bought_a_third_time() -> None:
     kinds = ("profile", "train", "probe")
-    (profile, where), (train, members), (_, probed) = (next(lines(first_list(), kind)) for kind in kinds)
+    (profile, where), (train, members), (_, probed) = (
+        next(lines(first_list(), kind)) for kind in kinds
+    )
     failed = [
         {"kind": "profile", "workload": profile.workload, "cluster": cluster_name(where)},
         train_row(train, members),
@@ -313,23 +377,35 @@ def test_what_failed_twice_is_not_bought_a_third_time() -> None:
         ("probe", "", probed, (), 1),
     }
     assert gone <= named(first_list()) and not gone & named(shop(failures=pd.DataFrame(failed * 2)))
-    assert named(shop(failures=pd.DataFrame(failed))) == named(first_list()), "failed once: tried again"
+    assert named(shop(failures=pd.DataFrame(failed))) == named(first_list()), (
+        "failed once: tried again"
+    )
 
 
-GOALS = (Goal(goal="cheapest_within_deadline", hours=2.0), Goal(goal="fastest_within_budget", usd=0.1))
+GOALS = (
+    Goal(goal="cheapest_within_deadline", hours=2.0),
+    Goal(goal="fastest_within_budget", usd=0.1),
+)
 JOBS = [replace(one, goals=GOALS) for one in WORKLOADS]
 PROFILES = measured(first_list())[1]
 ALL = frozenset(CORES)
 
 
-def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str] = ALL, **changes: Any) -> Model:
+def model(
+    line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str] = ALL, **changes: Any
+) -> Model:
     """Who contends by a model of one line, all of whose setups err by `line.own` each."""
     sold = [one for one in offers() if one.instance_type.name in types]
     found = {}
     for job in jobs:
         setups = candidates(job, Supply(offers=sold, max_hosts=4, fits=cores_fit), line)
         found[job.name] = choice_set_of(job, setups, line.predict(frame(setups)))
-    values: dict[str, Any] = {"choice_set": found, "joint": line.joint, "types": types, "fresh": NOTHING}
+    values: dict[str, Any] = {
+        "choice_set": found,
+        "joint": line.joint,
+        "types": types,
+        "fresh": NOTHING,
+    }
     return Model(**(values | {"workloads": frozenset(variants(jobs))} | changes))
 
 
@@ -338,7 +414,9 @@ def variants(jobs: Sequence[Workload]) -> list[str]:
 
 
 def buy(known: Model | None, **changes: Any) -> list[Launch]:
-    return shop(*changes.pop("frames", (NOTHING, PROFILES, NOTHING)), jobs=JOBS, model=known, **changes)
+    return shop(
+        *changes.pop("frames", (NOTHING, PROFILES, NOTHING)), jobs=JOBS, model=known, **changes
+    )
 
 
 SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
@@ -355,9 +433,15 @@ def test_every_line_says_which_choice_it_may_change_and_the_caps_hold() -> None:
     known, launches = doubted()
     items = [item for launch in launches for item in launch.items]
     assert items and all("expected to change the choice of" in item.reason for item in items)
-    assert any("fastest_within_budget in " in item.reason or "cheapest in " in item.reason for item in items)
+    assert any(
+        "fastest_within_budget in " in item.reason or "cheapest in " in item.reason
+        for item in items
+    )
     assert {item.kind for item in items} == {"train"}
-    assert sum(launch.est_s for launch in launches) <= 450 and sum(launch.est_usd for launch in launches) <= 1.0
+    assert (
+        sum(launch.est_s for launch in launches) <= 450
+        and sum(launch.est_usd for launch in launches) <= 1.0
+    )
     assert buy(known) == launches
     dear = buy(known, max_usd=0.0005)
     assert sum(launch.est_usd for launch in dear) <= 0.0005
@@ -377,10 +461,14 @@ def test_what_was_measured_since_the_model_was_fitted_is_given_to_it() -> None:
 def test_a_workload_or_type_that_the_model_has_not_met_is_measured_for_variety_beside() -> None:
     met = [job for job in JOBS if job.name != "lm"]
     launches = buy(model(SURE, met))
-    assert {item.workload for launch in launches for item in launch.items if item.kind == "train"} == {"lm"}
+    assert {
+        item.workload for launch in launches for item in launch.items if item.kind == "train"
+    } == {"lm"}
     without = model(SURE, types=ALL - {"whole"})
     launches = buy(without)
-    trains = [(launch, item) for launch in launches for item in launch.items if item.kind == "train"]
+    trains = [
+        (launch, item) for launch in launches for item in launch.items if item.kind == "train"
+    ]
     assert trains
     for launch, item in trains:
         assert "whole" in {launch.cluster.members[node].instance_type.name for node in item.nodes}
@@ -392,18 +480,32 @@ def test_a_workload_or_type_that_the_model_has_not_met_is_measured_for_variety_b
 def test_a_minimum_bill_is_counted_and_makes_launches_fewer_and_larger() -> None:
     sold = offers("spot")
     by_second, by_minute = (
-        buy(doubted()[0], sold=sold, max_usd=0.004, max_seconds=3600.0, costs=Costs(minimum_s=minimum))
+        buy(
+            doubted()[0],
+            sold=sold,
+            max_usd=0.004,
+            max_seconds=3600.0,
+            costs=Costs(minimum_s=minimum),
+        )
         for minimum in (0.0, 120.0)
     )
     for launch in by_minute:
-        assert launch.est_usd == pytest.approx(max(launch.est_s, 120.0) / 3600 * (launch.cluster.usd_per_hour or 0))
+        assert launch.est_usd == pytest.approx(
+            max(launch.est_s, 120.0) / 3600 * (launch.cluster.usd_per_hour or 0)
+        )
     assert sum(launch.est_usd for launch in by_minute) <= 0.004
-    runs = [np.mean([len(launch.items) for launch in launches]) for launches in (by_second, by_minute)]
+    runs = [
+        np.mean([len(launch.items) for launch in launches]) for launches in (by_second, by_minute)
+    ]
     assert runs[1] > runs[0]
     assert buy(doubted()[0], sold=sold, max_usd=1e-4, costs=Costs(minimum_s=120.0)) == []
     large = buy(doubted()[0], costs=Costs(minimum_s=400.0))
-    assert large and all("expected to change" in item.reason for launch in large for item in launch.items)
-    assert max(launch.est_s for launch in large) < 400, "what has no value was bought since it cost nothing"
+    assert large and all(
+        "expected to change" in item.reason for launch in large for item in launch.items
+    )
+    assert max(launch.est_s for launch in large) < 400, (
+        "what has no value was bought since it cost nothing"
+    )
 
 
 def test_candidates_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_table() -> None:
@@ -419,30 +521,44 @@ def test_candidates_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_t
     draws = predicted["step_s"].to_numpy()[:, None] * np.exp(spread * random)
     table = recommend(job, job_costs(job, setups, predicted, draws))
     mean, _, _ = UNSURE.joint(frame(found.setups))
-    alone = Belief(mean=mean, covariance=spread**2 * np.eye(len(mean)), noise=np.full(len(mean), 1e-9))
+    alone = Belief(
+        mean=mean, covariance=spread**2 * np.eye(len(mean)), noise=np.full(len(mean), 1e-9)
+    )
     for asked in found.questions:
         assert 2 <= len(asked.places) <= 40
         first = next(row for row in table if row["goal"] == asked.name)
         mine = found.setups[asked.places[choice(asked, alone)]]
         assert mine.cluster.name == first["cluster"], asked.name
     hopeless = workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=1e-6))
-    assert [one.name for one in choice_set_of(hopeless, setups, predicted).questions] == ["cheapest", "fastest"]
+    assert [one.name for one in choice_set_of(hopeless, setups, predicted).questions] == [
+        "cheapest",
+        "fastest",
+    ]
     assert choice_set_of(job, [], predicted.iloc[:0]).questions == ()
 
 
-def test_a_launch_values_less_what_it_has_shown_already_and_the_next_one_starts_from_there() -> None:
+def test_a_launch_values_less_what_it_has_shown_already_and_the_next_one_starts_from_there() -> (
+    None
+):
     known = model(replace(UNSURE, own=0.1, shared=0.3))
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
-    candidates = training_runs(JOBS, clusters, PROFILES, expected_step=UNSURE.predict, costs=Costs())
+    candidates = training_runs(
+        JOBS, clusters, PROFILES, expected_step=UNSURE.predict, costs=Costs()
+    )
     layouts = {name: machine(name).devices for name in CORES}
     judge = DecisionValue.of(known, candidates.values(), layouts=layouts)
-    valued = sorted((one for one in candidates.values() if judge.value(one) > 0), key=judge.value, reverse=True)
+    valued = sorted(
+        (one for one in candidates.values() if judge.value(one) > 0), key=judge.value, reverse=True
+    )
     assert len(valued) >= 2
     first = valued[0]
     before = {one: judge.value(one) for one in valued}
     trial = judge.copy()
     trial.add(first)
-    assert all(trial.value(one) <= before[one] for one in valued) and trial.value(first) < 0.1 * before[first]
+    assert (
+        all(trial.value(one) <= before[one] for one in valued)
+        and trial.value(first) < 0.1 * before[first]
+    )
     assert judge.value(first) == before[first], "a trial left its mark"
     trial.revalue()
     assert trial.value(first) == 0.0
@@ -477,11 +593,17 @@ def test_setups_on_a_drifting_type_come_to_the_head_with_the_reason() -> None:
         assert ("medium drifted" in item.reason) == ("medium" in members)
     assert not [item for item, _ in lines(plain, "train") if "drifted" in item.reason]
     known, since = set(keys(first_list())), shop(*past(+1.0), drifting={"medium": AS_OF})
-    assert not known & set(keys(plain)) and not known & set(keys(since)), "measured since it was found to drift"
+    assert not known & set(keys(plain)) and not known & set(keys(since)), (
+        "measured since it was found to drift"
+    )
     assert known & set(keys(moved))
     _, profiles, probes = past(-1.0)
-    untried, small = (shop(NOTHING, profiles, probes, drifting=one) for one in ({}, {"small": AS_OF}))
-    assert touching(small, "small") > 1.2 * touching(untried, "small"), "more value than what was never tried elsewhere"
+    untried, small = (
+        shop(NOTHING, profiles, probes, drifting=one) for one in ({}, {"small": AS_OF})
+    )
+    assert touching(small, "small") > 1.2 * touching(untried, "small"), (
+        "more value than what was never tried elsewhere"
+    )
 
 
 def only_of(launches: list[Launch], name: str) -> bool:
@@ -496,7 +618,11 @@ def test_a_model_that_is_sure_buys_only_what_drifted_or_went_stale() -> None:
     assert buy(sure, frames=frames) == []
     assert only_of(buy(sure, frames=frames, drifting={"medium": AS_OF}), "medium")
     on_medium = runs["cluster"].str.contains("medium")
-    aged = runs.assign(measured_at=runs["measured_at"].where(~on_medium, AS_OF - 1000 * HOUR)), profiles, probes
+    aged = (
+        runs.assign(measured_at=runs["measured_at"].where(~on_medium, AS_OF - 1000 * HOUR)),
+        profiles,
+        probes,
+    )
     assert buy(sure, frames=aged) == []
     assert only_of(buy(sure, frames=aged, stale_before=AS_OF - 10 * HOUR), "medium")
 
@@ -511,17 +637,27 @@ def shop_devices(runs: pd.DataFrame = NOTHING) -> list[Launch]:
 
 
 def test_full_machines_and_single_devices_are_both_to_be_had() -> None:
-    clusters = [Cluster(members=(FOUR,)), Cluster(members=(FOUR, FOUR)), Cluster(members=(FOUR, ONE))]
+    clusters = [
+        Cluster(members=(FOUR,)),
+        Cluster(members=(FOUR, FOUR)),
+        Cluster(members=(FOUR, ONE)),
+    ]
     candidates = training_runs([JOB], clusters, NOTHING, expected_step=None, costs=Costs()).values()
     layouts = {(candidate.cluster, candidate.devices) for candidate in candidates}
     assert ("1xlarge", (4,)) in layouts and ("1xlarge", (1,)) in layouts
     assert ("2xlarge", (4, 4)) in layouts and ("1xlarge+1xsmall", (4, 1)) in layouts
     assert len(layouts) == 4
     whole = {candidate.batches for candidate in candidates if candidate.devices == (4,)}
-    assert {one.batches for one in candidates if one.devices == (1,)} <= whole, "at the same batch a device"
-    plain = training_runs([JOB], [Cluster(members=(ONE, ONE))], NOTHING, expected_step=None, costs=Costs()).values()
+    assert {one.batches for one in candidates if one.devices == (1,)} <= whole, (
+        "at the same batch a device"
+    )
+    plain = training_runs(
+        [JOB], [Cluster(members=(ONE, ONE))], NOTHING, expected_step=None, costs=Costs()
+    ).values()
     assert {candidate.devices for candidate in plain} == {()}
-    assert "devices" not in next(iter(plain)).tie_text, "it seeds the order of equals: it must stay as it was"
+    assert "devices" not in next(iter(plain)).tie_text, (
+        "it seeds the order of equals: it must stay as it was"
+    )
 
 
 def test_the_list_says_how_many_devices_and_what_was_measured_is_not_bought_again() -> None:
@@ -529,7 +665,9 @@ def test_the_list_says_how_many_devices_and_what_was_measured_is_not_bought_agai
     items = [(launch.cluster, item) for launch in launches for item in launch.items]
     trains = [(cluster, item) for cluster, item in items if item.kind == "train"]
     assert {item.devices for _, item in items if item.kind == "profile"} == {()}
-    assert any(item.devices == (1,) for _, item in trains) and any(4 in item.devices for _, item in trains)
+    assert any(item.devices == (1,) for _, item in trains) and any(
+        4 in item.devices for _, item in trains
+    )
     for cluster, item in trains:
         own = [cluster.members[node].instance_type.devices for node in item.nodes]
         assert len(item.layout) == len(item.nodes) and all(
@@ -538,30 +676,45 @@ def test_the_list_says_how_many_devices_and_what_was_measured_is_not_bought_agai
     devices = {"large": 4, "small": 1}
     rows = measured(launches, spread=0.01)[0]
     again = [train_row(*line) for line in lines(shop_devices(rows), "train")]
-    assert {row_key(row, devices) for row in rows_of(rows)}.isdisjoint(row_key(row, devices) for row in again)
+    assert {row_key(row, devices) for row in rows_of(rows)}.isdisjoint(
+        row_key(row, devices) for row in again
+    )
 
 
-def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_and_for_two_thirds_of_the_caps() -> None:
+def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_and_for_two_thirds_of_the_caps() -> (
+    None
+):
     modes = tuple(Mode(strategy=one) for one in ("ddp", "ddp-fp16", "ddp-mstopk"))
     job = replace(WORKLOADS[0], modes=modes)
     wanted = [(job, mode) for mode in modes[1:]]
     campaign = Campaign(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
     sold = sorted(
-        (one for one in offers() if one.market == campaign.market), key=lambda one: one.total_usd_per_hour or 0.0
+        (one for one in offers() if one.market == campaign.market),
+        key=lambda one: one.total_usd_per_hour or 0.0,
     )
     (launch,) = learning_launches(campaign, wanted, offers())
     cheapest = next(one for one in sold if not cores_fit(Cluster(members=(one, one))))
     assert launch.cluster.members == (cheapest, cheapest)
-    assert Counter(one.workload for one in launch.items) == {variant(job.name, one): 2 for one in modes}
+    assert Counter(one.workload for one in launch.items) == {
+        variant(job.name, one): 2 for one in modes
+    }
     left = after(campaign, [launch])
     assert left.max_seconds == 900.0 - launch.est_s and left.max_usd == 1.0 - launch.est_usd
     other = replace(campaign, fits=lambda one: "no" if cheapest in one.members else cores_fit(one))
     assert cheapest not in learning_launches(other, wanted, offers())[0].cluster.members
-    (fewer,) = learning_launches(replace(campaign, max_seconds=1.4 * launch.est_s), wanted, [cheapest])
+    (fewer,) = learning_launches(
+        replace(campaign, max_seconds=1.4 * launch.est_s), wanted, [cheapest]
+    )
     assert {one.workload for one in fewer.items} == {variant(job.name, one) for one in modes[:2]}
-    (dearer,) = learning_launches(replace(campaign, max_seconds=1.4 * launch.est_s), wanted, offers())
+    (dearer,) = learning_launches(
+        replace(campaign, max_seconds=1.4 * launch.est_s), wanted, offers()
+    )
     assert len(dearer.items) == len(launch.items) and cheapest not in dearer.cluster.members
-    for less in ({"max_hosts": 1}, {"max_seconds": 0.9 * launch.est_s}, {"max_usd": 0.9 * launch.est_usd}):
+    for less in (
+        {"max_hosts": 1},
+        {"max_seconds": 0.9 * launch.est_s},
+        {"max_usd": 0.9 * launch.est_usd},
+    ):
         assert learning_launches(replace(campaign, **less), wanted, [cheapest]) == []
     assert learning_launches(replace(campaign, max_seconds=1.6 * launch.est_s), wanted, offers())
 
@@ -569,15 +722,31 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
 def test_an_elastic_run_is_of_a_row_of_the_table_with_its_first_machine_on_demand() -> None:
     campaign = Campaign(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
     name = offers()[0].instance_type.name
-    row = {"workload": "job", "cluster": f"2x{name}", "layout": "1", "batch_per_device": "8", "accumulation_steps": 2}
+    row = {
+        "workload": "job",
+        "cluster": f"2x{name}",
+        "layout": "1",
+        "batch_per_device": "8",
+        "accumulation_steps": 2,
+    }
     row |= {"step_s": 0.5, "precision": "bf16", "strategy": "ddp", "switches": "none"}
     launch = elastic_launch(campaign, row, offers())
-    assert launch is not None and [one.market for one in launch.cluster.members] == ["on-demand", "spot"]
+    assert launch is not None and [one.market for one in launch.cluster.members] == [
+        "on-demand",
+        "spot",
+    ]
     (run,) = launch.items
-    assert (run.kind, run.trained[0], run.batches, run.accumulation_steps) == ("elastic", "job", (8, 8), 2)
+    assert (run.kind, run.trained[0], run.batches, run.accumulation_steps) == (
+        "elastic",
+        "job",
+        (8, 8),
+        2,
+    )
     assert run.steps == 10 * run.checkpoint_every == 60 and run.steps * 0.5 == 30
     assert run.lose_after_s is not None and run.checkpoint_every * 0.5 < run.lose_after_s < 30
-    assert run.est_s > 60 and launch.est_s == campaign.costs.billed_s(run.est_s) and launch.est_usd > 0
+    assert (
+        run.est_s > 60 and launch.est_s == campaign.costs.billed_s(run.est_s) and launch.est_usd > 0
+    )
     for other in (
         {"cluster": f"1x{name}"},
         {"cluster": float("nan"), "layout": float("nan")},

@@ -36,7 +36,9 @@ def pilots(line: LineModel, count: int = 3, goal: str = DEADLINE.goal, seed: int
 UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
 
 
-def test_each_pilot_is_expected_to_better_an_open_choice_and_a_settled_one_has_nothing_to_lose() -> None:
+def test_each_pilot_is_expected_to_better_an_open_choice_and_a_settled_one_has_nothing_to_lose() -> (
+    None
+):
     found = pilots(UNSURE)
     assert len(set(found.chosen)) == 3 and len(found.after) == 3
     assert found.regret > 0.01 and found.after[-1] < 0.9 * found.regret
@@ -63,10 +65,15 @@ def test_to_measure_every_candidate_without_noise_and_spread_leaves_no_regret() 
     mean, covariance, noise = UNSURE.joint(frame(list(choice_set.setups)))
     belief = Belief(mean=mean, covariance=covariance, noise=0 * noise)
     questions = [
-        replace(one, irreducible_sd=0 * one.irreducible_sd) for one in choice_set.questions if one.name == DEADLINE.goal
+        replace(one, irreducible_sd=0 * one.irreducible_sd)
+        for one in choice_set.questions
+        if one.name == DEADLINE.goal
     ]
     known = expected_regret(questions, belief, range(len(mean)), seed=3)
-    assert known == pytest.approx(0, abs=2e-3) and expected_regret(questions, belief, [], seed=3) > 0.01
+    assert (
+        known == pytest.approx(0, abs=2e-3)
+        and expected_regret(questions, belief, [], seed=3) > 0.01
+    )
 
 
 def test_the_second_pilot_is_not_the_first_again() -> None:
@@ -87,8 +94,12 @@ def two(noise: float, pilot: int = 0) -> float:
         irreducible_sd=np.zeros(2),
         aim="hours",
     )
-    belief = Belief(mean=np.array([0.0, -0.2]), covariance=0.3**2 * np.eye(2), noise=np.full(2, noise))
-    return float(np.mean([expected_regret([asked], belief, [pilot], seed=seed) for seed in range(40)]))
+    belief = Belief(
+        mean=np.array([0.0, -0.2]), covariance=0.3**2 * np.eye(2), noise=np.full(2, noise)
+    )
+    return float(
+        np.mean([expected_regret([asked], belief, [pilot], seed=seed) for seed in range(40)])
+    )
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.02, 0.09, 0.5, 1e4])
@@ -96,7 +107,9 @@ def test_what_is_left_after_a_noisy_run_is_what_a_noisy_run_leaves(noise: float)
     """E min(A, b) of a normal A in closed form: A is what the run may say, and then what the truth may be."""
 
     def least(spread: float) -> float:
-        return float(-0.2 - spread * (norm.pdf(0.2 / spread) - 0.2 / spread * norm.sf(0.2 / spread)))
+        return float(
+            -0.2 - spread * (norm.pdf(0.2 / spread) - 0.2 / spread * norm.sf(0.2 / spread))
+        )
 
     shift_sd = 0.3**2 / np.sqrt(0.3**2 + noise)
     assert two(noise) == pytest.approx(least(shift_sd) - least(0.3 * np.sqrt(2)), abs=0.008)
@@ -111,21 +124,37 @@ def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot(
         noise[-2] = 1.0
         return mean, covariance, noise
 
-    found = choose_pilots(choice_set, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1)
+    found = choose_pilots(
+        choice_set, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1
+    )
     assert found.chosen == (1,)
 
 
-def test_where_nobody_is_sure_to_meet_the_deadline_pilots_tell_of_the_likeliest_and_how_sure_one_then_is() -> None:
+def test_where_nobody_is_sure_to_meet_the_deadline_pilots_tell_of_the_likeliest_and_how_sure_one_then_is() -> (
+    None
+):
     choice_set, setups = open_choice(UNSURE)
     (asked,) = [one for one in choice_set.questions if one.name == DEADLINE.goal]
     mean = UNSURE.joint(frame(list(choice_set.setups)))[0]
     work = asked.fixed_hours + asked.hours_per_step_s * np.exp(mean[asked.places])
-    tight = replace(asked, p_required=0.9, limit=float(work.min()) * 1.01, irreducible_sd=0 * asked.irreducible_sd)
+    tight = replace(
+        asked,
+        p_required=0.9,
+        limit=float(work.min()) * 1.01,
+        irreducible_sd=0 * asked.irreducible_sd,
+    )
     doubted = replace(choice_set, questions=(tight,))
     found = choose_pilots(doubted, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1)
     likeliest = choice_set.setups[int(asked.places[np.argmin(work)])]
-    assert setup_key(setups[found.chosen[0]]) == setup_key(likeliest), "a run of itself tells most of it"
+    assert setup_key(setups[found.chosen[0]]) == setup_key(likeliest), (
+        "a run of itself tells most of it"
+    )
     assert len(found.assured) == 3 and 0.2 < found.assured[0] < 0.95
     assert found.assured[-1] >= found.assured[0] - 0.05
     easy = replace(choice_set, questions=(replace(asked, limit=np.inf),))
-    assert choose_pilots(easy, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1).assured == ()
+    assert (
+        choose_pilots(
+            easy, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1
+        ).assured
+        == ()
+    )

@@ -45,12 +45,16 @@ def question(count: int, **changes: object) -> Question:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def belief(step_s: list[float], sd: list[float], *, alike: float = 0.0, noise: float = NOBODY) -> Belief:
+def belief(
+    step_s: list[float], sd: list[float], *, alike: float = 0.0, noise: float = NOBODY
+) -> Belief:
     """All setups correlated by `alike`."""
     spread = np.array(sd)
     correlation = np.full((len(sd), len(sd)), alike) + (1 - alike) * np.eye(len(sd))
     return Belief(
-        mean=np.log(np.array(step_s)), covariance=correlation * np.outer(spread, spread), noise=np.full(len(sd), noise)
+        mean=np.log(np.array(step_s)),
+        covariance=correlation * np.outer(spread, spread),
+        noise=np.full(len(sd), noise),
     )
 
 
@@ -60,13 +64,19 @@ def beliefs(draw: st.DrawFn) -> tuple[Question, Belief]:
     random = np.random.default_rng(draw(st.integers(0, 10_000)))
     root = random.normal(size=(count, count)) * draw(st.floats(0.0, 0.5))
     believed = Belief(
-        mean=random.normal(size=count), covariance=root @ root.T, noise=random.uniform(1e-6, 0.1, size=count)
+        mean=random.normal(size=count),
+        covariance=root @ root.T,
+        noise=random.uniform(1e-6, 0.1, size=count),
     )
     asked = question(
-        count, usd_per_hour=random.uniform(0.1, 10.0, size=count), aim=draw(st.sampled_from(["hours", "usd"]))
+        count,
+        usd_per_hour=random.uniform(0.1, 10.0, size=count),
+        aim=draw(st.sampled_from(["hours", "usd"])),
     )
     limited = draw(st.sampled_from([None, "hours", "usd"]))
-    return replace(asked, limited=limited, limit=np.inf if limited is None else draw(st.floats(0.1, 5.0))), believed
+    return replace(
+        asked, limited=limited, limit=np.inf if limited is None else draw(st.floats(0.1, 5.0))
+    ), believed
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,12 +88,22 @@ def test_no_run_has_a_value_below_zero_and_equals_get_equal(asked: tuple[Questio
     assert np.array_equal(found.regret, again.regret) and np.array_equal(found.chance, again.chance)
 
 
-def test_a_run_has_a_value_where_it_tells_of_a_near_rival_and_little_where_it_is_all_noise() -> None:
+def test_a_run_has_a_value_where_it_tells_of_a_near_rival_and_little_where_it_is_all_noise() -> (
+    None
+):
     believed = belief([1.0, 1.01, 1.0], [0.1, 0.1, 0.1])
-    found = gain(question(2), believed, [0, 1, 2])  # the third contends for nothing and shares nothing
+    found = gain(
+        question(2), believed, [0, 1, 2]
+    )  # the third contends for nothing and shares nothing
     assert found.regret[2] == found.chance[2] == 0.0 and np.all(found.regret[:2] > 0.01)
-    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [0.0, 0.0], "all is known"
-    clear, noisy = (gain(question(2), belief([1.0, 1.01], [0.1, 0.1], noise=n), [1]).regret[0] for n in (NOBODY, 10.0))
+    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [
+        0.0,
+        0.0,
+    ], "all is known"
+    clear, noisy = (
+        gain(question(2), belief([1.0, 1.01], [0.1, 0.1], noise=n), [1]).regret[0]
+        for n in (NOBODY, 10.0)
+    )
     assert noisy < clear / 10
     near, loser = range(2)
     found = gain(question(3), belief([1.0, 1.05, 3.0], [0.1, 0.1, 0.1]), [1, 2])
@@ -97,7 +117,9 @@ def test_the_value_is_that_of_the_textbook() -> None:
     z = -gap / sd
     expected = sd * (z * 0.308538 + 0.352065)  # Phi(-0.5), phi(-0.5)
     found = gain(question(2), belief([1.0, float(np.exp(gap))], [1e-9, sd]), [1])
-    assert found.regret[0] == pytest.approx(expected, rel=0.02) and found.chance[0] == pytest.approx(0.3085, abs=0.06)
+    assert found.regret[0] == pytest.approx(expected, rel=0.02) and found.chance[
+        0
+    ] == pytest.approx(0.3085, abs=0.06)
 
 
 def test_what_all_share_changes_no_choice_among_them() -> None:
@@ -110,9 +132,13 @@ def test_what_all_share_changes_no_choice_among_them() -> None:
 def test_the_choice_keeps_to_the_constraint_with_the_chance_required() -> None:
     sold = question(2, limited="usd", usd_per_hour=np.array([2.0, 1.0]), limit=2.2, p_required=0.9)
     assert choice(sold, belief([1.0, 1.5], [0.01, 0.01])) == 0
-    assert choice(sold, belief([1.0, 1.5], [0.2, 0.01])) == 1  # the faster one would overspend too often
+    assert (
+        choice(sold, belief([1.0, 1.5], [0.2, 0.01])) == 1
+    )  # the faster one would overspend too often
     assert choice(replace(sold, p_required=0.5), belief([1.0, 1.5], [0.2, 0.01])) == 0
-    assert choice(replace(sold, limit=0.1), belief([1.0, 1.5], [0.2, 0.2])) == 1  # none meets it: the likeliest
+    assert (
+        choice(replace(sold, limit=0.1), belief([1.0, 1.5], [0.2, 0.2])) == 1
+    )  # none meets it: the likeliest
     with pytest.raises(ValueError, match="nobody"):
         choice(replace(sold, places=np.zeros(0, dtype=np.intp)), belief([1.0], [0.1]))
 
@@ -121,7 +147,9 @@ def test_a_measurement_narrows_what_errs_with_it_by_the_conditional_normal() -> 
     before = belief([1.0, 1.0, 1.0], [0.2, 0.1, 0.1], alike=0.5, noise=0.01)
     after = before.given(0, 0.1)
     assert after.mean == pytest.approx(np.array([0.04, 0.01, 0.01]) / 0.05 * 0.1)
-    assert after.variance == pytest.approx([0.04 - 0.04**2 / 0.05, 0.01 - 0.01**2 / 0.05, 0.01 - 0.01**2 / 0.05])
+    assert after.variance == pytest.approx(
+        [0.04 - 0.04**2 / 0.05, 0.01 - 0.01**2 / 0.05, 0.01 - 0.01**2 / 0.05]
+    )
     assert before.given(0).mean.tolist() == before.mean.tolist()
     assert before.given(0).variance == pytest.approx(after.variance)
 
@@ -134,7 +162,10 @@ def test_questions_add_up_and_what_saves_next_to_nothing_counts_nothing() -> Non
     assert both.regret[1] == pytest.approx(2 * alone.regret[1]) and both.question[1] == "fastest"
     assert both.regret[2] == 0.0 and both.question[2] == ""
     twins = belief([1.0, 1.0], [0.001, 0.001])
-    assert gain(question(2), twins, [0]).chance[0] > 0.3 and gain(question(2), twins, [0]).regret[0] < LEAST_REGRET
+    assert (
+        gain(question(2), twins, [0]).chance[0] > 0.3
+        and gain(question(2), twins, [0]).regret[0] < LEAST_REGRET
+    )
     assert run_values([question(2)], twins, [0, 1]).regret.tolist() == [0.0, 0.0]
 
 
@@ -184,7 +215,14 @@ def zones(count: int, first: int, usd_per_hour: float, market: str = "on-demand"
         Setup(
             workload="mlp",
             cluster=Cluster(
-                members=(offer("small", market, zone=f"z{at:03d}", usd_per_hour=usd_per_hour * (1 + at / 1e4)),)
+                members=(
+                    offer(
+                        "small",
+                        market,
+                        zone=f"z{at:03d}",
+                        usd_per_hour=usd_per_hour * (1 + at / 1e4),
+                    ),
+                )
             ),
             layout=(1,),
             batch_per_device=(64,),
@@ -221,7 +259,9 @@ def test_start_up_is_paid_once_and_does_not_grow_with_the_step(market: str) -> N
     assert slow.hours_per_step_s == pytest.approx(quick.hours_per_step_s)
     hazard = 0.3 if market == "spot" else 0.0
     for one, startup_s in ((slow, 7200.0), (quick, 0.0)):
-        conditions = Stated(startup_s=startup_s).gangs([Pool("a", market, "z", hazard)], np.ones((1, 1), int), 0.0)
+        conditions = Stated(startup_s=startup_s).gangs(
+            [Pool("a", market, "z", hazard)], np.ones((1, 1), int), 0.0
+        )
         hours = float(spot.expected_hours([HOURS], conditions)[0])
         assert one.fixed_hours + one.hours_per_step_s == pytest.approx(np.full(2, hours))
     if market == "spot":

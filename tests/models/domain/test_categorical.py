@@ -25,14 +25,18 @@ def test_keys_are_the_names_that_they_were_made_of(left: list[str], right: list[
 
 
 @given(NAMES, NAMES)
-def test_keys_of_two_tables_are_equal_where_their_names_are(left: list[str], right: list[str]) -> None:
+def test_keys_of_two_tables_are_equal_where_their_names_are(
+    left: list[str], right: list[str]
+) -> None:
     ours, theirs = Keys.of(left), Keys.of(right)
     equal = ours.within(theirs)[:, None] == theirs.codes[None, :]
     assert equal.tolist() == [[one == other for other in right] for one in left]
     assert ours.within(ours) is ours.codes
 
 
-PARTS = st.tuples(st.sampled_from(["a", "a|b"]), st.sampled_from(["c", "b|c"]), st.sampled_from("12"))
+PARTS = st.tuples(
+    st.sampled_from(["a", "a|b"]), st.sampled_from(["c", "b|c"]), st.sampled_from("12")
+)
 
 
 @given(st.lists(PARTS, max_size=12))
@@ -68,7 +72,9 @@ def test_groups_and_values_are_of_the_names_that_some_row_has(names: list[str], 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12))
-def test_numbered_rows_come_in_the_order_in_which_they_first_appear(rows: list[tuple[int, int]]) -> None:
+def test_numbered_rows_come_in_the_order_in_which_they_first_appear(
+    rows: list[tuple[int, int]],
+) -> None:
     distinct, which = numbered(rows)
     assert distinct == tuple(dict.fromkeys(rows))
     assert [distinct[at] for at in which.tolist()] == rows

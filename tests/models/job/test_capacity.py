@@ -16,7 +16,9 @@ NONE = pd.DataFrame({"instance_type": [], "market": [], "machines": [], "seconds
 
 def launches(kind: str, market: str, median_s: float, many: int, machines: int = 1) -> pd.DataFrame:
     seconds = median_s * np.exp(np.random.default_rng(5).normal(0, 0.1, many))
-    return pd.DataFrame({"instance_type": kind, "market": market, "machines": machines, "seconds": seconds})
+    return pd.DataFrame(
+        {"instance_type": kind, "market": market, "machines": machines, "seconds": seconds}
+    )
 
 
 def gang(model: StartupModel, *machines: TypeInMarket) -> tuple[float, float]:
@@ -45,7 +47,9 @@ def test_own_launches_outweigh_the_prior_and_tell_of_other_types() -> None:
     assert quantile(known, 0.5) == pytest.approx(200.0, rel=0.1)
     assert 150 < quantile(new, 0.5) < 210
     assert new[1] > known[1]
-    assert quantile(gang(model, ("a", "on-demand")), 0.5) == pytest.approx(PRIOR_S["on-demand"], rel=0.01)
+    assert quantile(gang(model, ("a", "on-demand")), 0.5) == pytest.approx(
+        PRIOR_S["on-demand"], rel=0.01
+    )
 
 
 @given(many=st.integers(1, 30), few=st.integers(1, 30))
@@ -56,8 +60,13 @@ def test_a_larger_gang_is_never_ready_sooner(many: int, few: int) -> None:
 
 
 def test_a_mixed_gang_waits_for_its_slowest_kind() -> None:
-    model = fit_startup(pd.concat([launches("a", "spot", 300.0, 20), launches("a", "on-demand", 60.0, 20)]))
-    mixed, alike = gang(model, ("a", "on-demand"), ("a", "spot")), gang(model, ("a", "spot"), ("a", "spot"))
+    model = fit_startup(
+        pd.concat([launches("a", "spot", 300.0, 20), launches("a", "on-demand", 60.0, 20)])
+    )
+    mixed, alike = (
+        gang(model, ("a", "on-demand"), ("a", "spot")),
+        gang(model, ("a", "spot"), ("a", "spot")),
+    )
     assert mixed[0] == pytest.approx(alike[0], rel=0.01)
 
 
@@ -73,8 +82,12 @@ def test_what_more_machines_take_is_learned_and_told_of_types_that_were_never_la
     model = fit_startup(pd.concat([*seen, launches("b", "spot", 10.0, 8, 2)]), slope=(0.5, 0.5))
     for kind in "ab":
         assert quantile(gang(model, *[(kind, "spot")] * 4), 0.5) == pytest.approx(20.0, rel=0.08)
-    independent = fit_startup(pd.concat([launches("a", "spot", 90.0, 20, many) for many in (1, 16)]))
-    assert gang(independent, *[("a", "spot")] * 16)[0] == pytest.approx(gang(independent, ("a", "spot"))[0], rel=0.1)
+    independent = fit_startup(
+        pd.concat([launches("a", "spot", 90.0, 20, many) for many in (1, 16)])
+    )
+    assert gang(independent, *[("a", "spot")] * 16)[0] == pytest.approx(
+        gang(independent, ("a", "spot"))[0], rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +115,9 @@ def test_a_larger_gang_is_never_easier_to_get(few: int, more: int) -> None:
 
 
 def test_refusals_lower_the_chance_and_grants_raise_it() -> None:
-    model = fit_availability(requests(*[("a", "spot", "x", True)] * 30, *[("a", "spot", "y", False)] * 30))
+    model = fit_availability(
+        requests(*[("a", "spot", "x", True)] * 30, *[("a", "spot", "y", False)] * 30)
+    )
     assert model.one(("a", "spot", "y")) < 0.2 < 0.85 < model.one(("a", "spot", "x"))
     with pytest.raises(ValueError, match="market"):
         model.one(("a", "reserved", "x"))

@@ -15,9 +15,16 @@ from tests.benchmarks.spot_replay import checkpoint_scores, read_checkpoints
 FILE = Path("../shared/data/checkpoint_times.csv")
 
 
-def written(rng: np.random.Generator, a: float, k: float, types: dict[str, float], repeats: int = 3) -> pd.DataFrame:
+def written(
+    rng: np.random.Generator, a: float, k: float, types: dict[str, float], repeats: int = 3
+) -> pd.DataFrame:
     rows = [
-        (f"net{size}", name, size * 1e6, factor * (a + k * size) * float(np.exp(rng.normal(0, 0.05))))
+        (
+            f"net{size}",
+            name,
+            size * 1e6,
+            factor * (a + k * size) * float(np.exp(rng.normal(0, 0.05))),
+        )
         for size in (20, 100, 400, 900)
         for name, factor in types.items()
         for _ in range(repeats)
@@ -33,7 +40,9 @@ def test_before_any_is_written_a_checkpoint_is_linear_in_its_bytes_with_a_wide_i
 
 
 def test_what_was_written_is_believed_and_a_type_that_wrote_nothing_is_in_more_doubt() -> None:
-    model = fit_checkpoints(written(np.random.default_rng(1), 2.0, 0.015, {"quick": 1.0, "slow": 2.0}))
+    model = fit_checkpoints(
+        written(np.random.default_rng(1), 2.0, 0.015, {"quick": 1.0, "slow": 2.0})
+    )
     seconds, log_sd = model.seconds(200e6, ["quick", "slow", "other"])
     assert seconds[:2] == pytest.approx([5.0, 10.0], rel=0.15)
     assert seconds[0] < seconds[2] < seconds[1]
@@ -42,7 +51,9 @@ def test_what_was_written_is_believed_and_a_type_that_wrote_nothing_is_in_more_d
 
 def test_repeats_that_differ_are_in_the_interval_of_one_more() -> None:
     calm = written(np.random.default_rng(2), 1.0, 0.01, {"a": 1.0}, repeats=20)
-    rough = calm.assign(seconds=calm["seconds"] * np.exp(np.random.default_rng(3).normal(0, 0.5, len(calm))))
+    rough = calm.assign(
+        seconds=calm["seconds"] * np.exp(np.random.default_rng(3).normal(0, 0.5, len(calm)))
+    )
     assert fit_checkpoints(calm).spread == pytest.approx(0.05, rel=0.3)
     assert fit_checkpoints(rough).spread == pytest.approx(0.5, rel=0.3)
 
@@ -54,7 +65,12 @@ def test_checkpoints_that_took_no_time_are_refused(seconds: float) -> None:
 
 
 def test_measured_bytes_come_before_three_times_those_of_the_gradient() -> None:
-    assert [checkpoint_bytes(10.0, 7.0), checkpoint_bytes(10.0), checkpoint_bytes(None), checkpoint_bytes(np.nan)] == [
+    assert [
+        checkpoint_bytes(10.0, 7.0),
+        checkpoint_bytes(10.0),
+        checkpoint_bytes(None),
+        checkpoint_bytes(np.nan),
+    ] == [
         7.0,
         30.0,
         0.0,
@@ -64,7 +80,9 @@ def test_measured_bytes_come_before_three_times_those_of_the_gradient() -> None:
 
 
 @pytest.mark.skipif(not FILE.exists(), reason="no shared data")
-def test_networks_that_wrote_none_are_predicted_from_others_with_narrower_intervals_that_still_cover() -> None:
+def test_networks_that_wrote_none_are_predicted_from_others_with_narrower_intervals_that_still_cover() -> (
+    None
+):
     scored = checkpoint_scores(read_checkpoints(FILE))
     prior, learned = (scored[scored["learned"] == one] for one in (False, True))
     assert len(prior) == len(learned) >= 100

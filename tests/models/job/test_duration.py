@@ -36,18 +36,27 @@ def conditions(
 ) -> Conditions:
     """Of one cluster; `bunching` is such that lasts."""
     known = Conditions.certain(
-        np.array([hazard]), startup_s=startup_s, checkpoint_s=checkpoint_s, replacement_s=replacement_s
+        np.array([hazard]),
+        startup_s=startup_s,
+        checkpoint_s=checkpoint_s,
+        replacement_s=replacement_s,
     )
-    return replace(known, **{name: np.array([one]) for name, one in (changes | {"lasting": bunching}).items()})
+    return replace(
+        known, **{name: np.array([one]) for name, one in (changes | {"lasting": bunching}).items()}
+    )
 
 
 def expected(work: float, hazard: float, **changes: float) -> float:
     return float(expected_hours([work], conditions(hazard, **changes))[0])
 
 
-def drawn(work: float, hazard: float, *, draws: int = 200, seed: int = 0, **changes: float) -> np.ndarray:
+def drawn(
+    work: float, hazard: float, *, draws: int = 200, seed: int = 0, **changes: float
+) -> np.ndarray:
     """(draws,) hours of a job of certain work."""
-    return drawn_hours(np.full((1, draws), work), [work], conditions(hazard, **changes), seed=seed)[0]
+    return drawn_hours(np.full((1, draws), work), [work], conditions(hazard, **changes), seed=seed)[
+        0
+    ]
 
 
 def p90(work: float, hazard: float, **options: Any) -> float:
@@ -55,7 +64,9 @@ def p90(work: float, hazard: float, **options: Any) -> float:
 
 
 @given(work=HOURS, hazard=HAZARD, more=st.floats(1.01, 10.0))
-def test_expected_hours_grow_with_work_and_with_hazard(work: float, hazard: float, more: float) -> None:
+def test_expected_hours_grow_with_work_and_with_hazard(
+    work: float, hazard: float, more: float
+) -> None:
     base = expected(work, hazard)
     assert base >= work
     assert expected(work * more, hazard) > base
@@ -63,14 +74,18 @@ def test_expected_hours_grow_with_work_and_with_hazard(work: float, hazard: floa
 
 
 @given(work=HOURS, hazard=st.floats(0.01, 2.0), seed=st.integers(0, 5))
-def test_the_90th_percentile_grows_with_work_and_with_hazard(work: float, hazard: float, seed: int) -> None:
+def test_the_90th_percentile_grows_with_work_and_with_hazard(
+    work: float, hazard: float, seed: int
+) -> None:
     one = p90(work, hazard, seed=seed)
     assert p90(work, 2 * hazard, seed=seed) >= one * 0.99  # one draw's quantile, not its limit
     assert p90(1.2 * work, hazard, seed=seed) > one
 
 
 def test_on_demand_work_takes_its_time_and_the_start() -> None:
-    assert expected(2.0, 0.0, startup_s=36.0) == p90(2.0, 0.0, startup_s=36.0) == pytest.approx(2.01)
+    assert (
+        expected(2.0, 0.0, startup_s=36.0) == p90(2.0, 0.0, startup_s=36.0) == pytest.approx(2.01)
+    )
 
 
 def test_the_interval_is_dalys_and_the_mean_exact() -> None:
@@ -85,7 +100,9 @@ def test_the_interval_is_dalys_and_the_mean_exact() -> None:
 @pytest.mark.parametrize("hazard", [0.05, 0.5, 2.0, 20.0])
 def test_drawn_hours_have_the_expected_mean(hazard: float) -> None:
     hours = drawn(3.0, hazard, draws=20_000, seed=3, replacement_s=300.0)
-    assert float(hours.mean()) == pytest.approx(expected(3.0, hazard, replacement_s=300.0), rel=0.01)
+    assert float(hours.mean()) == pytest.approx(
+        expected(3.0, hazard, replacement_s=300.0), rel=0.01
+    )
     assert float(hours.min()) >= 3.0
     assert np.array_equal(hours, drawn(3.0, hazard, draws=20_000, seed=3, replacement_s=300.0))
 
@@ -98,7 +115,10 @@ def test_rare_interruptions_leave_most_jobs_alone() -> None:
 @pytest.mark.parametrize(("doubt", "bunching"), [(2.0, 0.0), (0.0, 2.0), (2.0, 2.0)])
 def test_doubt_and_bunching_move_the_tail_and_not_the_mean(doubt: float, bunching: float) -> None:
     asked: dict[str, Any] = {"draws": 40_000, "seed": 1, "replacement_s": 900.0}
-    even, wide = drawn(20.0, 0.05, **asked), drawn(20.0, 0.05, doubt=doubt, bunching=bunching, **asked)
+    even, wide = (
+        drawn(20.0, 0.05, **asked),
+        drawn(20.0, 0.05, doubt=doubt, bunching=bunching, **asked),
+    )
     assert float(wide.mean()) == pytest.approx(float(even.mean()), rel=0.01)
     assert float(wide.std()) > 1.3 * float(even.std())
 
@@ -106,12 +126,16 @@ def test_doubt_and_bunching_move_the_tail_and_not_the_mean(doubt: float, bunchin
 def test_start_up_and_checkpoints_are_drawn_where_they_are_uncertain() -> None:
     quantile = 1 + 100 * np.exp(0.3 * 1.2816 - 0.045) / 3600
     assert p90(1.0, 0.0, startup_s=100.0, startup_log_sd=0.3) == pytest.approx(quantile, rel=1e-3)
-    certain, uncertain = (drawn(50.0, 0.2, checkpoint_s=60.0, checkpoint_log_sd=sd) for sd in (0.0, 0.5))
+    certain, uncertain = (
+        drawn(50.0, 0.2, checkpoint_s=60.0, checkpoint_log_sd=sd) for sd in (0.0, 0.5)
+    )
     assert uncertain.std() > certain.std()
 
 
 def risk(work: float, hazard: float, seed: int = 1, **changes: float) -> float:
-    return float(interruption_risk([work], conditions(hazard, checkpoint_s=0.001, **changes), seed=seed)[0])
+    return float(
+        interruption_risk([work], conditions(hazard, checkpoint_s=0.001, **changes), seed=seed)[0]
+    )
 
 
 @pytest.mark.parametrize("work", [0.1, 1.0, 10.0])
@@ -140,7 +164,9 @@ def test_a_job_expects_more_interruptions_than_it_risks_one(work: float, hazard:
 
 
 @given(cost=st.floats(1e-4, 0.5), hazard=st.floats(1e-4, 5.0), more=st.floats(1.01, 5.0))
-def test_the_interval_is_near_the_one_of_least_hours(cost: float, hazard: float, more: float) -> None:
+def test_the_interval_is_near_the_one_of_least_hours(
+    cost: float, hazard: float, more: float
+) -> None:
     """Hours for one of work: (e^(h (I + c)) - 1) / (h I), exact for memoryless interruptions; Daly's is within 3 %."""
 
     def hours(interval: np.ndarray) -> np.ndarray:

@@ -13,13 +13,30 @@ NO_REFUSALS = pd.DataFrame({"cluster": [], "market": [], "zone": []})
 
 
 def machine(lease: str = "l", **changes: Any) -> dict[str, Any]:
-    row = {"lease_id": lease, "node": 0, "number": 0, "instance_type": "a", "market": "spot", "zone": "z1"}
-    return row | {"asked_at": NIGHT, "startup_s": 100.0, "hours": 2.0, "interrupted": False} | changes
+    row = {
+        "lease_id": lease,
+        "node": 0,
+        "number": 0,
+        "instance_type": "a",
+        "market": "spot",
+        "zone": "z1",
+    }
+    return (
+        row | {"asked_at": NIGHT, "startup_s": 100.0, "hours": 2.0, "interrupted": False} | changes
+    )
 
 
 def test_a_launch_takes_as_long_as_its_last_machine_whatever_replaced_one_later() -> None:
-    rows = [machine(), machine(node=1, startup_s=130.0), machine(node=2, market="on-demand", startup_s=60.0)]
-    rows += [machine(node=3, startup_s=None), machine(number=1, startup_s=500.0), machine("m", startup_s=90.0)]
+    rows = [
+        machine(),
+        machine(node=1, startup_s=130.0),
+        machine(node=2, market="on-demand", startup_s=60.0),
+    ]
+    rows += [
+        machine(node=3, startup_s=None),
+        machine(number=1, startup_s=500.0),
+        machine("m", startup_s=90.0),
+    ]
     assert exposure.launches(pd.DataFrame(rows)).to_dict("records") == [
         {"instance_type": "a", "market": "spot", "machines": 3, "seconds": 130.0},
         {"instance_type": "a", "market": "on-demand", "machines": 3, "seconds": 60.0},
@@ -29,7 +46,12 @@ def test_a_launch_takes_as_long_as_its_last_machine_whatever_replaced_one_later(
 
 def test_exposure_is_that_of_spot_machines_by_zone_and_day() -> None:
     later = NIGHT + pd.Timedelta(days=1)
-    rows = [machine(), machine(interrupted=True, hours=0.5), machine(asked_at=later), machine(market="on-demand")]
+    rows = [
+        machine(),
+        machine(interrupted=True, hours=0.5),
+        machine(asked_at=later),
+        machine(market="on-demand"),
+    ]
     found = exposure.windows(pd.DataFrame([*rows, machine(zone="z2"), machine(hours=0.0)]))
     assert found.to_dict("records") == [
         {"instance_type": "a", "zone": "z1", "hours": 2.5, "interruptions": 1},

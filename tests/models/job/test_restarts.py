@@ -36,8 +36,12 @@ def test_the_prior_is_wide_and_gives_way_to_a_few_restarts() -> None:
     known = fit_restarts(restarts(*[("fewer", "a", 30.0)] * 4))
     assert known.seen == {"fewer"}
     assert known.seconds("fewer", ["a"])[0] == pytest.approx(30, rel=0.04)
-    assert PRIOR_S["fewer"] < known.seconds("fewer", ["other"])[0], "other types are thought of with it"
-    assert known.seconds("replaced", ["a"]) == pytest.approx(prior.seconds("replaced", ["a"]), rel=0.01)
+    assert PRIOR_S["fewer"] < known.seconds("fewer", ["other"])[0], (
+        "other types are thought of with it"
+    )
+    assert known.seconds("replaced", ["a"]) == pytest.approx(
+        prior.seconds("replaced", ["a"]), rel=0.01
+    )
 
 
 def test_one_restart_counts_once() -> None:
@@ -69,7 +73,9 @@ def test_without_losses_a_job_takes_its_steps_and_checkpoints() -> None:
 def test_a_loss_takes_the_steps_since_the_last_checkpoint_and_the_rest_is_made_by_fewer() -> None:
     # whole checkpoints after 10.5 and 21 seconds: of 25 seconds 4 are lost
     assert JOB.seconds([25.0]) == pytest.approx(20 + 25 + 12.25 + 80 * 1.4 + 8 * 0.5)
-    assert replace(JOB, replaced=True).seconds([25.0]) == pytest.approx(20 + 25 + 12.25 + 80 + 8 * 0.5)
+    assert replace(JOB, replaced=True).seconds([25.0]) == pytest.approx(
+        20 + 25 + 12.25 + 80 + 8 * 0.5
+    )
 
 
 def test_before_the_first_checkpoint_there_is_none_to_read_and_all_is_lost() -> None:
@@ -78,7 +84,9 @@ def test_before_the_first_checkpoint_there_is_none_to_read_and_all_is_lost() -> 
 
 def test_a_loss_while_others_meet_is_waited_out_and_has_them_begin_anew() -> None:
     assert JOB.seconds([25.0, 31.0]) == pytest.approx(20 + 31 + 24.25 + 80 * 2.5 + 8 * 0.5)
-    assert JOB.seconds([25.0, 29.0]) == pytest.approx(20 + 29 + 12.25 + 80 * 2.5 + 8 * 0.5), "both are missed at once"
+    assert JOB.seconds([25.0, 29.0]) == pytest.approx(20 + 29 + 12.25 + 80 * 2.5 + 8 * 0.5), (
+        "both are missed at once"
+    )
     assert NOTICED_S == agent._ALIVE_EVERY_S * agent._ALIVE_MISSED
     with_others = replace(JOB, replaced=True)
     assert with_others.seconds([25.0, 30.0]) == pytest.approx(20 + 30 + 12.25 + 80 + 8 * 0.5)
@@ -97,7 +105,9 @@ def test_losses_only_cost(moments: list[float]) -> None:
 
 
 @given(MOMENTS)
-def test_the_first_machine_stays_and_what_comes_after_the_end_is_no_loss(moments: list[float]) -> None:
+def test_the_first_machine_stays_and_what_comes_after_the_end_is_no_loss(
+    moments: list[float],
+) -> None:
     assert JOB.seconds([*moments, 10_000.0]) == JOB.seconds(moments)
     assert JOB.seconds([1.0, 2.0, *[3.0 + one for one in moments]]) == JOB.seconds([1.0, 2.0])
 

@@ -34,7 +34,9 @@ def runs(*clusters: str, workload: str = "tiny", layout: str | None = None) -> p
         for at, batch in enumerate((4, 8, 16, 32)):
             waited = 0.004 * (machines - 1)
             step = (0.01 + 0.002 * batch + waited) * (1 + 0.01 * (-1) ** (at + machines))
-            rows.append((workload, cluster, layout, str(batch), 1, "ddp", "fp32", step, waited, "ec2", 4e6))
+            rows.append(
+                (workload, cluster, layout, str(batch), 1, "ddp", "fp32", step, waited, "ec2", 4e6)
+            )
     names = "workload cluster layout batch_per_device accumulation_steps strategy precision step_s sync_s provider"
     return pd.DataFrame(rows, columns=[*names.split(), "gradient_bytes"])
 
@@ -59,11 +61,15 @@ def test_a_cluster_never_measured_is_predicted_about_right_with_an_interval_arou
     test = runs("3xb.big", layout="1")
     found = backtest(known(), test, seed=0)
     assert (found["unpredicted"] == "").all()
-    assert (found["low_s"] < found["predicted_step_s"]).all() and (found["predicted_step_s"] < found["high_s"]).all()
+    assert (found["low_s"] < found["predicted_step_s"]).all() and (
+        found["predicted_step_s"] < found["high_s"]
+    ).all()
     assert np.allclose(found["predicted_step_s"], test["step_s"], rtol=0.1)
 
 
-def test_what_was_measured_in_the_test_frame_never_enters_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_in_the_test_frame_never_enters_a_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     test = pd.concat([runs("3xb.big", layout="1"), runs("1xc.new+1xb.big")], ignore_index=True)
     shown: list[str] = []
     predict = StepTimeModel.predict
@@ -76,16 +82,21 @@ def test_what_was_measured_in_the_test_frame_never_enters_a_prediction(monkeypat
     honest = seconds(test)
     assert shown and not {"step_s", "sync_s", "gradient_bytes"} & set(shown)
     for column in ("step_s", "sync_s"):
-        assert np.array_equal(honest, seconds(test.assign(**{column: test[column].to_numpy()[::-1]})))
+        assert np.array_equal(
+            honest, seconds(test.assign(**{column: test[column].to_numpy()[::-1]}))
+        )
         assert np.array_equal(honest, seconds(test.assign(**{column: np.nan})))
     assert np.array_equal(honest, seconds(test.drop(columns=["step_s", "sync_s"])))
 
 
 def test_a_prediction_hangs_neither_on_the_other_rows_nor_on_their_order() -> None:
     several = pd.concat(
-        [runs("2xc.new"), runs("2xb.big", layout="4"), runs("1xb.huge"), runs("2xc.new")], ignore_index=True
+        [runs("2xc.new"), runs("2xb.big", layout="4"), runs("1xb.huge"), runs("2xc.new")],
+        ignore_index=True,
     )
-    huge = pd.DataFrame([{"name": "b.huge", "devices": 8, "device": "t9", "cores": 256.0, "bandwidth_gbps": 400.0}])
+    huge = pd.DataFrame(
+        [{"name": "b.huge", "devices": 8, "device": "t9", "cores": 256.0, "bandwidth_gbps": 400.0}]
+    )
     training = data(known().runs, pd.concat([TYPES, huge], ignore_index=True))
     whole = seconds(several, training)
     assert whole[:4].tolist() == whole[-4:].tolist()
@@ -104,14 +115,21 @@ def test_a_type_that_nobody_describes_is_learned_from_its_own_rows() -> None:
 
 def test_a_type_only_asked_for_is_a_typical_machine() -> None:
     """Of those measured, not of the whole catalogue."""
-    many = pd.DataFrame([{"name": f"z{at}", "cores": 2.0, "bandwidth_gbps": 0.5} for at in range(9)])
+    many = pd.DataFrame(
+        [{"name": f"z{at}", "cores": 2.0, "bandwidth_gbps": 0.5} for at in range(9)]
+    )
     types = pd.concat([TYPES, many], ignore_index=True)
     measured = seconds(runs("3xb.big", layout="1"), data(known().runs, types))
     for name in ("c.new", "b.blank"):
-        asked, without = (seconds(runs(f"3x{name}", layout="1"), data(known().runs, one)) for one in (types, TYPES))
+        asked, without = (
+            seconds(runs(f"3x{name}", layout="1"), data(known().runs, one))
+            for one in (types, TYPES)
+        )
         assert np.allclose(asked, without)
         assert (np.abs(np.log(asked[:, 0] / measured[:, 0])) < np.log(2)).all()
-        assert (asked[:, 2] / asked[:, 1] > measured[:, 2] / measured[:, 1]).all(), "no more doubt than of a known type"
+        assert (asked[:, 2] / asked[:, 1] > measured[:, 2] / measured[:, 1]).all(), (
+            "no more doubt than of a known type"
+        )
 
 
 KINDS = pd.DataFrame(
@@ -131,20 +149,31 @@ def ratio(learned: str, asked: str) -> tuple[float, float]:
     training = data(runs(f"1x{learned}", layout="1"), KINDS)
     found = seconds(runs(f"1x{asked}", layout="1"), training)
     measured = runs(f"1x{learned}")["step_s"].to_numpy(float)
-    return float(np.median(found[:, 0] / measured)), float(np.median(np.log(found[:, 2] / found[:, 1])))
+    return float(np.median(found[:, 0] / measured)), float(
+        np.median(np.log(found[:, 2] / found[:, 1]))
+    )
 
 
-def test_another_kind_of_device_is_guessed_by_its_figures_and_doubted_by_how_little_they_tell() -> None:
+def test_another_kind_of_device_is_guessed_by_its_figures_and_doubted_by_how_little_they_tell() -> (
+    None
+):
     (same, sure), (cores, fair), (peak, wide) = (
         ratio(*pair) for pair in (("old.four", "old.one"), ("cpu", "wide"), ("old.one", "new"))
     )
     assert same == pytest.approx(1, rel=0.1) and cores == pytest.approx(1 / 4, rel=0.15)
     assert peak == pytest.approx(1 / 2.5, rel=0.15)
     assert sure < fair < wide and wide > np.log(3)
-    for pair in (("old.one", "unknown"), ("cpu", "undescribed"), ("unknown", "new"), ("cpu", "old.one")):
+    for pair in (
+        ("old.one", "unknown"),
+        ("cpu", "undescribed"),
+        ("unknown", "new"),
+        ("cpu", "old.one"),
+    ):
         away, width = ratio(*pair)
         assert width > np.log(100), "anything within a factor of ten"
-        assert width > 1.5 * wide or pair == ("cpu", "old.one"), "less is known than of two accelerators"
+        assert width > 1.5 * wide or pair == ("cpu", "old.one"), (
+            "less is known than of two accelerators"
+        )
         assert 1 / 12 < away < 12
 
 
@@ -161,7 +190,9 @@ def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> Non
         ignore_index=True,
     )
     mixed = runs("1xb.big+1xc.mine", workload="odd", layout="1").assign(sync_s=np.nan)
-    training = data(pd.concat([known().runs, mixed, good.assign(precision="fp8")], ignore_index=True))
+    training = data(
+        pd.concat([known().runs, mixed, good.assign(precision="fp8")], ignore_index=True)
+    )
     found = backtest(training, test, seed=0)
     empty = found[list(PREDICTED)].isna()
     assert (empty.any(axis=1) == empty.all(axis=1)).all()
@@ -197,7 +228,9 @@ def test_a_prediction_that_is_no_time_is_left_empty(monkeypatch: pytest.MonkeyPa
 
 def test_assumed_devices_and_typical_machines_are_named() -> None:
     training = data(pd.concat([known().runs, runs("1xb.blank").iloc[:1]], ignore_index=True))
-    test = pd.concat([runs("1xc.new"), runs("1xc.other", layout="2"), runs("2xb.big")], ignore_index=True)
+    test = pd.concat(
+        [runs("1xc.new"), runs("1xc.other", layout="2"), runs("2xb.big")], ignore_index=True
+    )
     typical, assumed = notes(training, test, backtest(training, test, seed=0))
     assert typical == "taken for a typical machine, since nobody knows them: c.new, c.other"
     assert assumed.endswith("nobody says how many: b.blank, c.new")
@@ -222,10 +255,14 @@ def test_nothing_to_learn_from_and_several_providers_are_refused() -> None:
 def test_errors_coverage_and_width_are_what_they_say() -> None:
     """Spread 0.1: measured lies 0, 0.6, 1.2, 1.6 and 2 spreads off, on both sides."""
     off = np.array([0.0, 0.06, -0.12, 0.16, -0.2])
-    test = pd.DataFrame({"workload": list("aaabb"), "cluster": ["1xt", "1xt", "2xt", "1xs+9xt", "2xt"]})
+    test = pd.DataFrame(
+        {"workload": list("aaabb"), "cluster": ["1xt", "1xt", "2xt", "1xs+9xt", "2xt"]}
+    )
     test["step_s"] = 2.0 * np.exp(off)
     half = math.exp(0.1 * 1.6448536269514722)
-    predicted = pd.DataFrame({"predicted_step_s": 2.0, "low_s": 2 / half, "high_s": 2 * half}, index=test.index)
+    predicted = pd.DataFrame(
+        {"predicted_step_s": 2.0, "low_s": 2 / half, "high_s": 2 * half}, index=test.index
+    )
     board = summary(test, predicted.assign(unpredicted=""))
     assert tuple(board.columns) == COLUMNS
     assert list(zip(board["by"], board["group"], board["rows"], strict=True)) == [
@@ -233,7 +270,11 @@ def test_errors_coverage_and_width_are_what_they_say() -> None:
         ("instances", "10", 1), ("all", "all", 5),
     ]  # fmt: skip
     whole, error = board.iloc[-1], np.abs(np.exp(-off) - 1)
-    assert [whole[name] for name in ("coverage_50", "coverage_80", "coverage_90")] == [0.4, 0.6, 0.8]
+    assert [whole[name] for name in ("coverage_50", "coverage_80", "coverage_90")] == [
+        0.4,
+        0.6,
+        0.8,
+    ]
     assert whole["mean_error"] == pytest.approx(error.mean())
     assert whole["median_error"] == pytest.approx(np.median(error))
     assert whole["p90_error"] == pytest.approx(np.quantile(error, 0.9))
@@ -249,14 +290,18 @@ ONE, OTHER = (one.name for one in GPU_TYPES[:2])
 def with_facts() -> TrainingData:
     """The facts also tell of a workload that no row is of."""
     facts = pd.DataFrame([{"workload": "new", "flops_per_sample": 1.5e10, "gradient_bytes": 2e8}])
-    return replace(guess_data(), workloads=pd.concat([guess_data().workloads, facts], ignore_index=True))
+    return replace(
+        guess_data(), workloads=pd.concat([guess_data().workloads, facts], ignore_index=True)
+    )
 
 
 def rows(*setups: tuple[str, str, int]) -> pd.DataFrame:
     """With what the world would have measured on one device: only errors are made of it."""
     flops = float(NEW.flops_per_sample or 0)
     parts = [
-        asked(*one).assign(step_s=guess_seconds(flops, one[2], float(GPU_TYPES[0].device_tflops or 0)))
+        asked(*one).assign(
+            step_s=guess_seconds(flops, one[2], float(GPU_TYPES[0].device_tflops or 0))
+        )
         for one in setups
     ]
     return pd.concat(parts, ignore_index=True)
@@ -265,28 +310,43 @@ def rows(*setups: tuple[str, str, int]) -> pd.DataFrame:
 TEST = rows(("new", f"1x{ONE}", 32), ("a", f"1x{ONE}", 32), ("new", f"2x{OTHER}", 64))
 
 
-def test_a_workload_known_by_its_facts_alone_is_predicted_as_its_first_guess_and_named_as_one() -> None:
+def test_a_workload_known_by_its_facts_alone_is_predicted_as_its_first_guess_and_named_as_one() -> (
+    None
+):
     found = backtest(with_facts(), TEST, seed=1)
-    assert found["unpredicted"].tolist() == [""] * 3 and found["guessed"].tolist() == [True, False, True]
+    assert found["unpredicted"].tolist() == [""] * 3 and found["guessed"].tolist() == [
+        True,
+        False,
+        True,
+    ]
     guess = introduced(model(), NEW)
     assert guess is not None
     expected = guess.predict(TEST)[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
     assert np.allclose(found[list(PREDICTED)].to_numpy(float), expected)
     (said,) = notes(with_facts(), TEST, found)
-    assert said.startswith("2 of 3 rows are first guesses from flops_per_sample alone") and said.endswith("- new: 2")
+    assert said.startswith(
+        "2 of 3 rows are first guesses from flops_per_sample alone"
+    ) and said.endswith("- new: 2")
     assert summary(TEST, found).set_index("group").loc["new", "rows"] == 2
 
 
 def test_what_is_missing_for_a_guess_is_named_and_rows_without_its_compute_change_nothing() -> None:
-    test = pd.concat([TEST, rows(("new", f"1x{ONE}+1xc.dark", 8), ("dark", f"1x{ONE}", 8))], ignore_index=True)
+    test = pd.concat(
+        [TEST, rows(("new", f"1x{ONE}+1xc.dark", 8), ("dark", f"1x{ONE}", 8))], ignore_index=True
+    )
     found = backtest(with_facts(), test, seed=1)
     assert found["unpredicted"].tolist()[3:] == [
         "workload new (TRAIN has no row of it, and nobody knows the peak rate of the devices of c.dark)",
         "workload dark (TRAIN has no row of it, and nobody knows its flops_per_sample)",
     ]
-    assert not found["guessed"].iloc[3:].any() and found[list(PREDICTED)].iloc[3:].isna().all(axis=None)
+    assert not found["guessed"].iloc[3:].any() and found[list(PREDICTED)].iloc[3:].isna().all(
+        axis=None
+    )
     without_rates = guess_data().instance_types.assign(device_tflops=None)
-    unpredicted = backtest(replace(with_facts(), instance_types=without_rates), TEST, seed=1)["unpredicted"] != ""
+    unpredicted = (
+        backtest(replace(with_facts(), instance_types=without_rates), TEST, seed=1)["unpredicted"]
+        != ""
+    )
     assert unpredicted.tolist() == [True, False, True]
     mixed = asked("new", f"1x{ONE}+1x{OTHER}", 8).assign(step_s=1.0)
     more = replace(with_facts(), runs=pd.concat([guess_data().runs, mixed], ignore_index=True))
@@ -297,7 +357,13 @@ def test_facts_in_the_rows_asked_for_are_facts_too_and_those_of_the_facts_come_f
     by_rows = TEST.assign(flops_per_sample=1.5e10, gradient_bytes=2e8)
     own = backtest(guess_data(), by_rows, seed=1)
     assert own["guessed"].tolist() == [True, False, True]
-    assert np.array_equal(own[list(PREDICTED)], backtest(with_facts(), TEST, seed=1)[list(PREDICTED)])
-    assert own.equals(backtest(guess_data(), by_rows.assign(step_s=TEST["step_s"][::-1].to_numpy()), seed=1))
-    lying = backtest(with_facts(), by_rows.assign(flops_per_sample=9e12, gradient_bytes=9e9), seed=1)
+    assert np.array_equal(
+        own[list(PREDICTED)], backtest(with_facts(), TEST, seed=1)[list(PREDICTED)]
+    )
+    assert own.equals(
+        backtest(guess_data(), by_rows.assign(step_s=TEST["step_s"][::-1].to_numpy()), seed=1)
+    )
+    lying = backtest(
+        with_facts(), by_rows.assign(flops_per_sample=9e12, gradient_bytes=9e9), seed=1
+    )
     assert np.array_equal(lying[list(PREDICTED)], own[list(PREDICTED)])

@@ -12,7 +12,14 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from models.monitoring.cross_validation import COLUMNS, SPLITS, calibration, fitted, held_out, summarise
+from models.monitoring.cross_validation import (
+    COLUMNS,
+    SPLITS,
+    calibration,
+    fitted,
+    held_out,
+    summarise,
+)
 from models.step_time import serialization
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
@@ -39,7 +46,13 @@ def test_every_split_is_scored_by_group_and_pooled() -> None:
     pooled = board[board["group"] == "all"].set_index("split")
     assert pooled.loc["setup", "rows"] == pooled.loc["cluster_size", "rows"] == 60
     assert (pooled["mean_error"] < 0.1).all() and (pooled["coverage_90"] > 0.75).all()
-    assert set(board[board["split"] == "workload"]["group"]) == {"conv", "embed", "lm", "mlp", "all"}
+    assert set(board[board["split"] == "workload"]["group"]) == {
+        "conv",
+        "embed",
+        "lm",
+        "mlp",
+        "all",
+    }
 
 
 def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
@@ -47,14 +60,21 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
         assert not set(training.runs["run_id"]) & set(rows["run_id"])
         if split == "workload":
             left = training.runs[training.runs["workload"] == group]
-            assert (left["cluster"].str.startswith("1x") & ~left["cluster"].str.contains(r"\+")).all()
+            assert (
+                left["cluster"].str.startswith("1x") & ~left["cluster"].str.contains(r"\+")
+            ).all()
         if split == "setup":
-            pairs = [set(zip(part["workload"], part["cluster"], strict=True)) for part in (training.runs, rows)]
+            pairs = [
+                set(zip(part["workload"], part["cluster"], strict=True))
+                for part in (training.runs, rows)
+            ]
             assert not pairs[0] & pairs[1]
     _, _, training, rows = next(held_out(data(), seed=0))
     model = fit(training, seed=0)
     for column in ("step_s", "sync_s"):
-        pd.testing.assert_frame_equal(model.predict(rows.assign(**{column: 123.0})), model.predict(rows))
+        pd.testing.assert_frame_equal(
+            model.predict(rows.assign(**{column: 123.0})), model.predict(rows)
+        )
 
 
 def test_a_group_without_which_nothing_is_left_to_learn_from_is_skipped() -> None:
@@ -78,7 +98,9 @@ def test_groups_may_be_fitted_without_in_any_order_elsewhere() -> None:
 
 def test_no_rows_give_an_empty_scoreboard_and_nothing_to_learn_from_no_model() -> None:
     with pytest.raises(ValueError, match="nothing to learn from"):
-        fitted(replace(data(), runs=data().runs.iloc[:0], profiles=data().profiles.iloc[:0]), seed=0)
+        fitted(
+            replace(data(), runs=data().runs.iloc[:0], profiles=data().profiles.iloc[:0]), seed=0
+        )
     _, empty = fitted(replace(data(), runs=data().runs.iloc[:0]), seed=0)
     assert len(summarise(empty)) == 0 and tuple(summarise(empty).columns) == COLUMNS
 
@@ -89,6 +111,8 @@ def test_calibration_states_how_many_lie_inside_narrower_intervals() -> None:
     rows = pd.DataFrame({"split": "setup", "measured_s": np.exp(spread * quantiles), "step_s": 1.0})
     honest = rows.assign(step_low_s=np.exp(-1.6449 * spread), step_high_s=np.exp(1.6449 * spread))
     assert calibration(honest)["observed"].tolist() == pytest.approx([0.5, 0.8, 0.9], abs=0.002)
-    wide = calibration(honest.assign(step_low_s=np.exp(-3.3 * spread), step_high_s=np.exp(3.3 * spread)))
+    wide = calibration(
+        honest.assign(step_low_s=np.exp(-3.3 * spread), step_high_s=np.exp(3.3 * spread))
+    )
     assert (wide["observed"] > wide["stated"] + 0.05).all() and set(wide["rows"]) == {1000}
     assert len(calibration(rows.iloc[:0])) == 0

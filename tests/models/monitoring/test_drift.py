@@ -16,7 +16,9 @@ NOON = pd.Timestamp("2026-11-20 12:00")
 MINUTE = pd.Timedelta(minutes=1)
 
 
-def runs(clusters: dict[str, int], factor: dict[str, float], *, seed: int = 0, start: int = 0) -> pd.DataFrame:
+def runs(
+    clusters: dict[str, int], factor: dict[str, float], *, seed: int = 0, start: int = 0
+) -> pd.DataFrame:
     """So many runs of each cluster, each as slow as its slowest type's `factor`; intervals are right for factor 1."""
     random, rows = np.random.default_rng(seed), []
     spread = 0.04
@@ -53,7 +55,9 @@ def test_a_type_that_became_slower_is_named_with_how_much_and_since_when() -> No
 
 def test_zones_are_distinguished_and_an_unknown_one_is_its_own() -> None:
     scored = runs({"1xa": 12}, {"a": 1.2})
-    here = pd.concat([scored, runs({"1xa": 12}, {}).assign(zone="z2"), runs({"1xa": 12}, {}).assign(zone="")])
+    here = pd.concat(
+        [scored, runs({"1xa": 12}, {}).assign(zone="z2"), runs({"1xa": 12}, {}).assign(zone="")]
+    )
     found = {one.zone: one.drifting for one in judge(here, {}) if one.scope == "type"}
     assert found == {"z1": True, "z2": False, "": False}
     assert named(judge(runs({"1xa": 4}, {"a": 2.0}), {})) == [], "few runs name nothing"
@@ -66,7 +70,10 @@ def test_what_is_slow_only_in_bad_company_is_not_blamed() -> None:
 
 
 def test_right_intervals_are_seldom_called_a_drift() -> None:
-    false = sum(bool(named(judge(runs({"1xa": 15, "1xb": 15, "1xc": 15}, {}, seed=seed), {}))) for seed in range(300))
+    false = sum(
+        bool(named(judge(runs({"1xa": 15, "1xb": 15, "1xc": 15}, {}, seed=seed), {})))
+        for seed in range(300)
+    )
     assert false <= 0.08 * 300
 
 
@@ -74,7 +81,9 @@ def test_a_shift_of_everything_is_distinguished_from_intervals_that_are_too_narr
     factor = dict.fromkeys("abcdef", 1.06)
     found = judge(runs({f"1x{name}": 4 for name in "abcdef"}, factor), {})
     assert named(found) == ["provider"], "too few of each type to name one, enough of all"
-    assert found[-1].direction == "slower" and found[-1].median_ratio == pytest.approx(1.06, abs=0.02)
+    assert found[-1].direction == "slower" and found[-1].median_ratio == pytest.approx(
+        1.06, abs=0.02
+    )
     wide = runs({f"1x{name}": 4 for name in "abcdef"}, {})
     narrow = wide.assign(step_low_s=0.99, step_high_s=1.01)
     assert named(judge(narrow, {})) == []
@@ -83,12 +92,16 @@ def test_a_shift_of_everything_is_distinguished_from_intervals_that_are_too_narr
 def test_it_goes_on_while_half_of_the_runs_lie_outside_and_ends_when_fewer_do() -> None:
     first = drifting(judge(runs({"1xa": 12}, {"a": 1.2}), {}))
     still = judge(runs({"1xa": 3}, {"a": 1.3}, start=100), first)
-    assert [one.drifting for one in still] == [True, False], "three runs name nothing, but do not end it either"
+    assert [one.drifting for one in still] == [True, False], (
+        "three runs name nothing, but do not end it either"
+    )
     assert still[0].since == first["type", "a", "z1"], "it began when it was first seen"
     assert [one.drifting for one in judge(runs({"1xa": 3}, {"a": 1.3}), {})] == [False, False]
     over = judge(runs({"1xa": 3}, {}, start=200), drifting(still))
     assert [one.drifting for one in over] == [False, False] and over[0].since is None
-    assert judge(runs({"1xb": 3}, {}), first)[0].instance_type == "b", "a type without a run is not judged"
+    assert judge(runs({"1xb": 3}, {}), first)[0].instance_type == "b", (
+        "a type without a run is not judged"
+    )
 
 
 def test_what_passed_does_not_stay_for_ever_although_the_model_never_learned_it() -> None:
@@ -101,7 +114,10 @@ def test_what_passed_does_not_stay_for_ever_although_the_model_never_learned_it(
 def test_recent_is_what_was_measured_after_all_that_the_model_learned_from() -> None:
     data = World(5).data(70)
     data = replace(
-        data, runs=data.runs.assign(measured_at=[NOON + MINUTE * n for n in range(len(data.runs))], zone="z")
+        data,
+        runs=data.runs.assign(
+            measured_at=[NOON + MINUTE * n for n in range(len(data.runs))], zone="z"
+        ),
     )
     later = data.runs.index >= 50
     model = fit(replace(data, runs=data.runs[~later]), seed=0)
@@ -109,8 +125,12 @@ def test_recent_is_what_was_measured_after_all_that_the_model_learned_from() -> 
     assert len(found) == 20 and found["measured_at"].min() == NOON + 50 * MINUTE
     assert found["measured_s"].tolist() == data.runs.loc[later, "step_s"].tolist()
     assert found["cluster"].tolist() == data.runs.loc[later, "cluster"].tolist()
-    assert len(recent(fit(data, seed=0), data)) == 0, "the new champion has learned them: the drift is over"
-    late_import = replace(data, runs=data.runs.assign(measured_at=data.runs["measured_at"].mask(later, NOON - MINUTE)))
+    assert len(recent(fit(data, seed=0), data)) == 0, (
+        "the new champion has learned them: the drift is over"
+    )
+    late_import = replace(
+        data, runs=data.runs.assign(measured_at=data.runs["measured_at"].mask(later, NOON - MINUTE))
+    )
     assert len(recent(model, late_import)) == 0, "old measurements that came late are not recent"
     unknown: TrainingData = replace(data, runs=data.runs.assign(measured_at=pd.NaT))
     assert len(recent(model, unknown)) == 0
@@ -131,8 +151,12 @@ def test_among_many_quiet_groups_one_unlucky_one_is_not_named() -> None:
     own = scored["cluster"] == "1xt07"
     outside = scored["step_high_s"] * 1.02
     unlucky = scored.assign(
-        measured_s=np.where(own & (own.cumsum() <= 4), outside, np.where(own, 1.0, scored["measured_s"]))
+        measured_s=np.where(
+            own & (own.cumsum() <= 4), outside, np.where(own, 1.0, scored["measured_s"])
+        )
     )
-    assert named(judge(unlucky, {})) == []  # 4 of 10 outside: 1 in 80 by itself, nothing among twenty
+    assert (
+        named(judge(unlucky, {})) == []
+    )  # 4 of 10 outside: 1 in 80 by itself, nothing among twenty
     alone = unlucky[own]
     assert named(judge(alone, {}))  # and enough where it is the only one

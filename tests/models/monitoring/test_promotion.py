@@ -59,7 +59,9 @@ def test_a_clearly_better_challenger_is_promoted_and_a_slightly_better_one_is_no
     assert not refused.promote and "not better" in refused.reason
     one_setup_only = off(1.05)
     lucky = one_setup_only["setup"] == one_setup_only["setup"].iloc[0]
-    refused = decide(off(1.05), one_setup_only.assign(step_s=one_setup_only["step_s"].where(~lucky, 9.0)))
+    refused = decide(
+        off(1.05), one_setup_only.assign(step_s=one_setup_only["step_s"].where(~lucky, 9.0))
+    )
     assert not refused.promote and "less than noise" in refused.reason
 
 
@@ -71,7 +73,9 @@ def test_a_run_counts_once_however_many_splits_hold_it_out() -> None:
 
 
 def test_intervals_that_do_not_cover_are_refused_where_a_champion_is_in_force() -> None:
-    narrow = held().assign(step_low_s=held()["step_s"] * 1.0001, step_high_s=held()["step_s"] * 1.0002)
+    narrow = held().assign(
+        step_low_s=held()["step_s"] * 1.0001, step_high_s=held()["step_s"] * 1.0002
+    )
     refused = decide(narrow, off(1.5))
     assert not refused.promote and "cover only" in refused.reason and "80%" in refused.reason
     first = decide(narrow, None)
@@ -80,7 +84,9 @@ def test_intervals_that_do_not_cover_are_refused_where_a_champion_is_in_force() 
 
 def test_a_champion_of_little_data_loses_to_a_challenger_of_much() -> None:
     much = World(8).data(90)
-    little = replace(much, runs=much.runs.iloc[:12], profiles=much.profiles[much.profiles["workload"] == "lm"])
+    little = replace(
+        much, runs=much.runs.iloc[:12], profiles=much.profiles[much.profiles["workload"] == "lm"]
+    )
     champion = fit(replace(little, probes=pd.DataFrame()), seed=0)
     challenger, scored = fitted(much, seed=0)
     decision = verdict(much, scored, challenger, champion)
@@ -90,7 +96,12 @@ def test_a_champion_of_little_data_loses_to_a_challenger_of_much() -> None:
 
 def test_a_held_out_group_without_a_new_run_does_not_stop_the_contest() -> None:
     size_one = [text.startswith("1x") and "+" not in text for text in data().runs["cluster"]]
-    old = replace(data(), runs=pd.concat([data().runs[size_one], data().runs[[not one for one in size_one]].iloc[:20]]))
+    old = replace(
+        data(),
+        runs=pd.concat(
+            [data().runs[size_one], data().runs[[not one for one in size_one]].iloc[:20]]
+        ),
+    )
     decision = verdict(data(), held(), whole(), fit(old, seed=0))
     assert f"{len(data().runs) - len(old.runs)} runs" in decision.reason
 
@@ -113,10 +124,22 @@ def test_a_much_worse_challenger_is_refused_although_it_has_met_more() -> None:
 def test_a_workload_that_was_defined_anew_is_no_longer_one_the_champion_knows() -> None:
     then = replace(data(), workloads=data().workloads.assign(digest="then"))
     changed = data().workloads["workload"] == "lm"
-    now = replace(data(), workloads=then.workloads.assign(digest=then.workloads["digest"].mask(changed, "now")))
+    now = replace(
+        data(),
+        workloads=then.workloads.assign(digest=then.workloads["digest"].mask(changed, "now")),
+    )
     champion = fit(then, seed=0)
-    assert set(predictions_of(champion, then)["setup"].str.split(" ").str[0]) == {"conv", "embed", "lm", "mlp"}
-    assert set(predictions_of(champion, now)["setup"].str.split(" ").str[0]) == {"conv", "embed", "mlp"}
+    assert set(predictions_of(champion, then)["setup"].str.split(" ").str[0]) == {
+        "conv",
+        "embed",
+        "lm",
+        "mlp",
+    }
+    assert set(predictions_of(champion, now)["setup"].str.split(" ").str[0]) == {
+        "conv",
+        "embed",
+        "mlp",
+    }
     challenger = fit(now, seed=0)
     decision = verdict(now, held(), challenger, champion)
     assert decision.promote and "workload lm" in decision.reason
@@ -135,7 +158,9 @@ def test_a_workload_that_was_defined_anew_is_no_longer_one_the_champion_knows() 
 def test_a_large_error_and_intervals_that_do_not_cover_are_reported_to_whoever_reads_the_answers(
     factor: float, high: float, says: str
 ) -> None:
-    board = summarise(held().assign(step_s=held()["measured_s"] * factor, step_low_s=0.0, step_high_s=high))
+    board = summarise(
+        held().assign(step_s=held()["measured_s"] * factor, step_low_s=0.0, step_high_s=high)
+    )
     assert caution(board).startswith(says) and bool(caution(board)) == bool(says)
     assert ";" not in caution(board)
     assert "nothing could be held out" in caution(board.iloc[:0]) == caution(pd.DataFrame())

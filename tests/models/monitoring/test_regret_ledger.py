@@ -34,7 +34,9 @@ def promise(rank: int, step_s: float = 0.1, night: int = 0, **changes: Any) -> d
         "samples": STEPS * 48,
         "global_batch": 48,
         "goal": "cheapest",
-        **dict.fromkeys(("constraint_hours", "constraint_usd", "p_required", "p_meets_constraint"), float("nan")),
+        **dict.fromkeys(
+            ("constraint_hours", "constraint_usd", "p_required", "p_meets_constraint"), float("nan")
+        ),
         "rank": rank,
         "cluster": cluster,
         "market": "on-demand",
@@ -63,7 +65,9 @@ def hours(step_s: float) -> float:
     return spot.STARTUP_S / 3600 + STEPS * step_s / 3600
 
 
-def run(run_id: str, rank: int, step_s: float, night: float = 0.5, **changes: Any) -> dict[str, Any]:
+def run(
+    run_id: str, rank: int, step_s: float, night: float = 0.5, **changes: Any
+) -> dict[str, Any]:
     like = promise(rank, **changes)
     names = (
         "workload",
@@ -81,7 +85,9 @@ def run(run_id: str, rank: int, step_s: float, night: float = 0.5, **changes: An
 
 def judged(promises: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     columns = list(run("", 1, 1.0))
-    return judge(pd.DataFrame(promises), pd.DataFrame(runs, columns=columns), WORKLOADS, {"a": 1, "b": 1})
+    return judge(
+        pd.DataFrame(promises), pd.DataFrame(runs, columns=columns), WORKLOADS, {"a": 1, "b": 1}
+    )
 
 
 def test_a_choice_and_its_rivals_that_were_measured_give_promise_outcome_and_regret() -> None:
@@ -92,7 +98,11 @@ def test_a_choice_and_its_rivals_that_were_measured_give_promise_outcome_and_reg
     assert row["measured_step_s"] == pytest.approx(0.12) and row["within_interval"] is False
     assert row["measured_hours"] == row["measured_usd"] == pytest.approx(hours(0.12))
     assert (row["rivals_named"], row["rivals_measured"]) == (2, 2)
-    assert (row["best_rival_rank"], row["best_rival_cluster"], row["best_rival_step_s"]) == (2, "1xb", 0.1)
+    assert (row["best_rival_rank"], row["best_rival_cluster"], row["best_rival_step_s"]) == (
+        2,
+        "1xb",
+        0.1,
+    )
     assert row["verdict"] == "compared"
     assert row["regret"] == pytest.approx(hours(0.12) / hours(0.10) - 1)
     assert row["met_constraint"] is None and row["measured_p_meets"] is None
@@ -104,11 +114,17 @@ def test_what_was_measured_before_the_promise_or_at_an_unknown_time_judges_nothi
     assert judged([promise(1), promise(2)], [run("a", 1, 0.1, night=-1), run("b", 2, 0.1)]) == []
     assert judged([promise(1)], [run("a", 1, 0.1) | {"measured_at": pd.NaT}]) == []
     (row,) = judged([promise(1), promise(2)], [run("a", 1, 0.1), run("b", 2, 0.05, night=-1)])
-    assert row["verdict"] == "no_rival_measured" and row["regret"] is None and row["rivals_measured"] == 0
+    assert (
+        row["verdict"] == "no_rival_measured"
+        and row["regret"] is None
+        and row["rivals_measured"] == 0
+    )
     assert row["measured_step_s"] == 0.1
     twin = promise(2, cluster="2xa", market="spot", usd_per_hour=0.4)
     (row,) = judged([promise(1), twin], [run("a", 1, 0.1)])
-    assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0, "the same machines in another market"
+    assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0, (
+        "the same machines in another market"
+    )
 
 
 def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> None:
@@ -122,30 +138,52 @@ def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> No
     assert met["verdict"] == "compared" and met["met_constraint"] is True and met["regret"] == 0.0
 
 
-def test_where_no_probability_was_required_overshooting_is_weighed_and_missed_below_even_odds() -> None:
+def test_where_no_probability_was_required_overshooting_is_weighed_and_missed_below_even_odds() -> (
+    None
+):
     goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105)}
     late = promise(2, usd_per_hour=0.5, **goal)
     (row,) = judged([promise(1, **goal), late], [run("a", 1, 0.1), run("b", 2, 0.107)])
     over = np.log(hours(0.107) / hours(0.105))
-    weighed = np.log(0.5 * hours(0.107)) + 10 * over  # half the price, two per cent late: it was the better choice
+    weighed = (
+        np.log(0.5 * hours(0.107)) + 10 * over
+    )  # half the price, two per cent late: it was the better choice
     assert row["verdict"] == "compared" and row["best_rival_cluster"] == "1xb"
-    assert row["regret"] == pytest.approx(hours(0.1) / np.exp(weighed) - 1, rel=1e-2) and row["regret"] > 0.3
+    assert (
+        row["regret"] == pytest.approx(hours(0.1) / np.exp(weighed) - 1, rel=1e-2)
+        and row["regret"] > 0.3
+    )
     (missed,) = judged([promise(1, **goal), late], [run("a", 1, 0.11), run("b", 2, 0.1)])
-    assert missed["verdict"] == "missed_constraint" and missed["met_constraint"] is False and missed["regret"] is None
+    assert (
+        missed["verdict"] == "missed_constraint"
+        and missed["met_constraint"] is False
+        and missed["regret"] is None
+    )
 
 
-def test_what_misses_the_constraint_is_no_comparison_and_on_the_spot_market_it_is_met_with_a_probability() -> None:
+def test_what_misses_the_constraint_is_no_comparison_and_on_the_spot_market_it_is_met_with_a_probability() -> (
+    None
+):
     goal = {"goal": "fastest_within_budget", "constraint_usd": 1.01 * hours(0.1), "p_required": 0.9}
     dear = promise(2, usd_per_hour=3.0, **goal)
     (row,) = judged([promise(1, **goal), dear], [run("a", 1, 0.1), run("b", 2, 0.05)])
     assert row["verdict"] == "compared" and row["regret"] == 0.0 and row["rivals_measured"] == 1
-    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9, "market": "spot"}
+    goal = {
+        "goal": "cheapest_within_deadline",
+        "constraint_hours": hours(0.105),
+        "p_required": 0.9,
+        "market": "spot",
+    }
     (row,) = judged([promise(1, interruptions_per_hour=1.0, **goal)], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
 
 
 def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
-    nights = [promise(rank, night=n, promised_again_at=NIGHT + (n + 1) * DAY) for n in range(9) for rank in (1, 2)]
+    nights = [
+        promise(rank, night=n, promised_again_at=NIGHT + (n + 1) * DAY)
+        for n in range(9)
+        for rank in (1, 2)
+    ]
     runs = [run("a", 1, 0.1, night=2.5), run("b", 2, 0.1, night=4.5), run("c", 1, 0.2, night=6.5)]
     rows = judged(nights, runs)
     assert [row["publication_id"] for row in rows] == ["night-2", "night-6"]
@@ -153,7 +191,9 @@ def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
     assert [row["verdict"] for row in rows] == ["compared", "no_rival_measured"]
     later = [promise(1, night=1, cluster="1xb"), promise(2, night=1, cluster="2xa")]
     rows = judged([promise(1), promise(2), *later], [run("a", 1, 0.1, night=1.5)])
-    assert [(row["publication_id"], row["cluster"]) for row in rows] == [("night-0", "2xa")], "replaced before it was"
+    assert [(row["publication_id"], row["cluster"]) for row in rows] == [("night-0", "2xa")], (
+        "replaced before it was"
+    )
 
 
 def test_the_order_of_promises_and_runs_is_no_matter() -> None:
@@ -164,7 +204,13 @@ def test_the_order_of_promises_and_runs_is_no_matter() -> None:
         for goal in goals[: 2 if n == 4 else 1]
         for rank in (1, 2)
     ]
-    measured = [("a", 1, 0.1, 1.4), ("b", 2, 0.1, 1.2), ("c", 1, 0.2, 4.8), ("d", 1, 0.3, 4.2), ("e", 2, 0.4, 4.5)]
+    measured = [
+        ("a", 1, 0.1, 1.4),
+        ("b", 2, 0.1, 1.2),
+        ("c", 1, 0.2, 4.8),
+        ("d", 1, 0.3, 4.2),
+        ("e", 2, 0.4, 4.5),
+    ]
     runs = [run(name, rank, step_s, night=night) for name, rank, step_s, night in measured]
     rows = judged(nights, runs)
     assert rows == judged(nights[::-1], runs[::-1])
@@ -174,13 +220,19 @@ def test_the_order_of_promises_and_runs_is_no_matter() -> None:
         *[(NIGHT + 4.2 * DAY, NIGHT + 4.8 * DAY)] * 2,
     ]
     late = judged([promise(rank, night=4, goal="cheapest") for rank in (1, 2)] + nights[:2], runs)
-    assert [row["publication_id"] for row in late] == ["night-1", "night-4"], "the earliest promise first"
+    assert [row["publication_id"] for row in late] == ["night-1", "night-4"], (
+        "the earliest promise first"
+    )
 
 
 def test_more_runs_are_other_evidence_for_the_same_promise() -> None:
     runs = [run("a", 1, 0.1), run("b", 2, 0.1), run("c", 3, 0.1)]
     asked = [promise(1), promise(2), promise(3)]
-    (few,), (again,), (more,) = judged(asked, runs[:2]), judged(asked, runs[1::-1]), judged(asked, runs)
+    (few,), (again,), (more,) = (
+        judged(asked, runs[:2]),
+        judged(asked, runs[1::-1]),
+        judged(asked, runs),
+    )
     assert few == again
     assert few["promise_id"] == more["promise_id"] and few["evidence"] != more["evidence"]
     assert (few["evidence_runs"], more["evidence_runs"]) == (2, 3)
@@ -188,9 +240,13 @@ def test_more_runs_are_other_evidence_for_the_same_promise() -> None:
 
 @given(steps=st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3), limit=st.floats(0.01, 1.0))
 @settings(max_examples=60, deadline=None)
-def test_regret_is_never_negative_and_zero_only_for_the_best(steps: list[float], limit: float) -> None:
+def test_regret_is_never_negative_and_zero_only_for_the_best(
+    steps: list[float], limit: float
+) -> None:
     goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(limit), "p_required": 0.9}
-    (row,) = judged([promise(r, **goal) for r in (1, 2, 3)], [run(str(r), r, steps[r - 1]) for r in (1, 2, 3)])
+    (row,) = judged(
+        [promise(r, **goal) for r in (1, 2, 3)], [run(str(r), r, steps[r - 1]) for r in (1, 2, 3)]
+    )
     if row["verdict"] == "missed_constraint":
         assert hours(steps[0]) > hours(limit)
     else:
@@ -204,7 +260,12 @@ def test_the_summary_counts_failures_apart() -> None:
     assert (summary["measured"], summary["compared"], summary["failures"]) == (3, 2, 1)
     assert summary["mean_regret"] == pytest.approx(0.2) and summary["worst_regret"] == 0.3
     assert summary["within_interval"] == pytest.approx(1 / 3)
-    assert ledger_summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))["mean_regret"] is None
+    assert (
+        ledger_summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))[
+            "mean_regret"
+        ]
+        is None
+    )
 
 
 def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
@@ -212,14 +273,24 @@ def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> No
     launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"]).assign(machines=1)
     conditions = Learned(startup=fit_startup(launches))
     runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
-    (row,) = judge(pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, conditions)
-    assert row["measured_hours"] == pytest.approx(1.0 + 2.0, rel=0.05), "an hour of work after two of start-up"
+    (row,) = judge(
+        pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, conditions
+    )
+    assert row["measured_hours"] == pytest.approx(1.0 + 2.0, rel=0.05), (
+        "an hour of work after two of start-up"
+    )
     assert row["best_rival_hours"] == pytest.approx(1.0 + 1.0, rel=0.05) and row["regret"] > 0.4
 
 
 def test_of_a_mixed_cluster_only_the_spot_machines_are_lost() -> None:
     goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
-    hunted = {"instance_type": "a", "market": "spot", "zone": "z", "count": 1, "interruptions_per_hour": 0.5}
+    hunted = {
+        "instance_type": "a",
+        "market": "spot",
+        "zone": "z",
+        "count": 1,
+        "interruptions_per_hour": 0.5,
+    }
     safe = hunted | {"market": "on-demand", "interruptions_per_hour": 0.0}
     often = [
         judged([promise(1, **goal) | {"pools": pools}], [run("a", 1, 0.1)])[0]["measured_p_meets"]

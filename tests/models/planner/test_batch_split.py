@@ -46,16 +46,22 @@ def test_shares_sum_exactly_and_no_single_sample_is_better_elsewhere(
 
 
 @given(lines=st.lists(LINE, min_size=2, max_size=3), total=st.integers(2, 14))
-def test_no_whole_split_at_all_finishes_earlier(lines: list[tuple[float, float]], total: int) -> None:
+def test_no_whole_split_at_all_finishes_earlier(
+    lines: list[tuple[float, float]], total: int
+) -> None:
     shares = finish_together(lines, total)
     if shares is None:
         return
     all_splits = (s for s in product(range(1, total + 1), repeat=len(lines)) if sum(s) == total)
-    assert finish_s(lines, shares) <= min(finish_s(lines, split) for split in all_splits) * (1 + 1e-6)
+    assert finish_s(lines, shares) <= min(finish_s(lines, split) for split in all_splits) * (
+        1 + 1e-6
+    )
 
 
 @given(lines=LINES, total=st.integers(1, 500))
-def test_a_cluster_is_dropped_only_if_it_is_dominated(lines: list[tuple[float, float]], total: int) -> None:
+def test_a_cluster_is_dropped_only_if_it_is_dominated(
+    lines: list[tuple[float, float]], total: int
+) -> None:
     """Where a machine idles, the others alone finish no later than they would with it at one sample."""
     if finish_together(lines, total) is not None or total < len(lines):
         return
@@ -80,7 +86,10 @@ def test_a_cluster_is_dropped_only_if_it_is_dominated(lines: list[tuple[float, f
     ],
 )
 def test_shares_by_hand(
-    lines: list[tuple[float, float]], total: int, devices: tuple[int, ...] | None, shares: tuple[int, ...] | None
+    lines: list[tuple[float, float]],
+    total: int,
+    devices: tuple[int, ...] | None,
+    shares: tuple[int, ...] | None,
 ) -> None:
     assert finish_together(lines, total, devices) == shares
 
@@ -89,7 +98,9 @@ def test_shares_by_hand(
 def test_shares_of_several_devices_sum_exactly(
     lines: list[tuple[float, float]], total: int, data: st.DataObject
 ) -> None:
-    devices = data.draw(st.lists(st.sampled_from([1, 2, 4]), min_size=len(lines), max_size=len(lines)))
+    devices = data.draw(
+        st.lists(st.sampled_from([1, 2, 4]), min_size=len(lines), max_size=len(lines))
+    )
     shares = finish_together(lines, total, devices)
     assert shares is None or sum(d * b for d, b in zip(devices, shares, strict=True)) == total
 
@@ -123,7 +134,13 @@ class Lines:
         return self.lines[instance_type]
 
     def peak_bytes(
-        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+        self,
+        workload: str,
+        instance_type: str,
+        batch: int,
+        ranks: int = 1,
+        *,
+        accumulates: bool = False,
     ) -> float:
         return self.peak(instance_type, batch)
 
@@ -150,29 +167,44 @@ def sold(name: str, count: int) -> list[Offer]:
     total=st.integers(1, 600),
     paces=st.lists(st.floats(1e-4, 0.05), min_size=3, max_size=3),
 )
-def test_machines_taken_together_share_as_they_do_one_by_one(count: list[int], total: int, paces: list[float]) -> None:
+def test_machines_taken_together_share_as_they_do_one_by_one(
+    count: list[int], total: int, paces: list[float]
+) -> None:
     lines = {one.name: (0.01, pace) for one, pace in zip(TYPES, paces, strict=True)}
     found = splits([count], total, lines=lines)
     members = [one for one, many in zip(TYPES, count, strict=True) for _ in range(many)]
-    alone = finish_together([lines[one.name] for one in members], total, [one.devices for one in members])
+    alone = finish_together(
+        [lines[one.name] for one in members], total, [one.devices for one in members]
+    )
     if not len(found) or found.steps[0] > 1:
         return
     setup = found.setup(0, sold)
     assert setup.global_batch == total and min(setup.batch_per_device) >= 1
-    assert [one.instance_type.name for one in setup.cluster.members] == [one.name for one in members]
-    if alone is not None and len({one.devices for one in members}) == 1:  # else a local optimum, in either way
+    assert [one.instance_type.name for one in setup.cluster.members] == [
+        one.name for one in members
+    ]
+    if (
+        alone is not None and len({one.devices for one in members}) == 1
+    ):  # else a local optimum, in either way
         own = [lines[one.name] for one in members]
-        assert finish_s(own, setup.batch_per_device) == pytest.approx(finish_s(own, alone), rel=1e-9)
+        assert finish_s(own, setup.batch_per_device) == pytest.approx(
+            finish_s(own, alone), rel=1e-9
+        )
 
 
 def test_the_arrays_are_those_of_the_setup_machine_by_machine() -> None:
     found = splits([[2, 0, 3], [0, 1, 0], [1, 1, 1]], 96)
-    read, planned = read_setups(frame([found.setup(at, sold) for at in range(len(found))]), {}), found.arrays()
+    read, planned = (
+        read_setups(frame([found.setup(at, sold) for at in range(len(found))]), {}),
+        found.arrays(),
+    )
     for name in ("ranks", "instances", "samples", "accumulation"):
         assert getattr(read, name).tolist() == getattr(planned, name).tolist()
     for at in range(len(found)):
         width = len(read.types[at])
-        one_by_one = sorted(zip(read.types[at], read.layout[at, :width], read.batch[at, :width], strict=True))
+        one_by_one = sorted(
+            zip(read.types[at], read.layout[at, :width], read.batch[at, :width], strict=True)
+        )
         columns = (planned.kind[at], planned.count[at], planned.layout[at], planned.batch[at])
         together = sorted(
             (planned.names[kind], devices, batch)
@@ -183,14 +215,25 @@ def test_the_arrays_are_those_of_the_setup_machine_by_machine() -> None:
 
 
 def test_a_batch_that_memory_lacks_for_is_accumulated_in_the_least_steps_that_fit() -> None:
-    found = splits([[1, 0, 0], [4, 0, 0]], 96, lambda name, batch: batch * 2**31 / 5)  # five samples a device
+    found = splits(
+        [[1, 0, 0], [4, 0, 0]], 96, lambda name, batch: batch * 2**31 / 5
+    )  # five samples a device
     steps = {(int(found.cluster[at]), int(found.steps[at])) for at in range(len(found))}
-    assert steps == {(0, 24), (1, 6)}  # 96 / 24 = 4 and 96 / (6 x 4) = 4; 16 steps of one machine would need 6
+    assert steps == {
+        (0, 24),
+        (1, 6),
+    }  # 96 / 24 = 4 and 96 / (6 x 4) = 4; 16 steps of one machine would need 6
     assert all(found.setup(at, sold).global_batch == 96 for at in range(len(found)))
 
 
-def test_where_some_of_the_usual_steps_fit_no_more_are_tried_and_unknown_memory_is_allowed() -> None:
-    found = splits([[1, 0, 0], [0, 0, 1]], 96, lambda name, batch: math.nan if name == "whole" else batch * 2**31 / 24)
+def test_where_some_of_the_usual_steps_fit_no_more_are_tried_and_unknown_memory_is_allowed() -> (
+    None
+):
+    found = splits(
+        [[1, 0, 0], [0, 0, 1]],
+        96,
+        lambda name, batch: math.nan if name == "whole" else batch * 2**31 / 24,
+    )
     steps = zip(found.cluster.tolist(), found.steps.tolist(), strict=True)
     assert list(steps) == [(0, 4), (1, 1), (1, 2), (1, 4)]
 
@@ -201,13 +244,18 @@ def test_devices_whose_own_steps_are_combined_have_equal_batches_in_splits() -> 
         assert set(splits(counts, total, strategy="adasum").cluster.tolist()) == {0, 1} | equal
         found = splits(counts, total, strategy="adasum-delta")
         assert set(found.cluster.tolist()) == equal
-        assert all(len(set(found.setup(at, sold).batch_per_device)) == 1 for at in range(len(found)))
+        assert all(
+            len(set(found.setup(at, sold).batch_per_device)) == 1 for at in range(len(found))
+        )
 
 
 def test_what_fits_the_host_and_not_the_device_makes_no_split() -> None:
     one = TYPES[0]
     assert one.memory_gib > 2 * one.device_memory_gib, "else this test says nothing"
     gib = one.device_memory_gib * 2**30
-    just, over = (splits([[1, 0, 0]], 96, lambda name, batch, most=most: gib * batch / most) for most in (96, 95))
+    just, over = (
+        splits([[1, 0, 0]], 96, lambda name, batch, most=most: gib * batch / most)
+        for most in (96, 95)
+    )
     assert just.samples.tolist()[0] == [96] and max(over.samples.tolist()) <= [95]
     assert len(splits([[1, 0, 0]], 96, lambda name, batch: 2.0**40)) == 0

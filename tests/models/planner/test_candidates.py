@@ -24,15 +24,24 @@ from tests.models.planning import CORES, LineModel, cores_fit, machine, offer, o
 MODEL = LineModel()
 
 
-def setups(sold: list[Offer], max_hosts: int = 3, least: int = 64, most: int | None = None) -> list[Setup]:
-    return candidates(workload("mlp", least, most), Supply(offers=sold, max_hosts=max_hosts, fits=cores_fit), MODEL)
+def setups(
+    sold: list[Offer], max_hosts: int = 3, least: int = 64, most: int | None = None
+) -> list[Setup]:
+    return candidates(
+        workload("mlp", least, most),
+        Supply(offers=sold, max_hosts=max_hosts, fits=cores_fit),
+        MODEL,
+    )
 
 
 @settings(max_examples=25, deadline=None)
 @given(least=st.integers(1, 300), times=st.sampled_from([1, 2, 4]), max_hosts=st.integers(1, 4))
 def test_the_global_batch_is_divided_exactly(least: int, times: int, max_hosts: int) -> None:
     for setup in setups(offers("spot"), max_hosts, least, least * times):
-        assert setup.global_batch in {least, 2 * least, 4 * least} and setup.global_batch <= least * times
+        assert (
+            setup.global_batch in {least, 2 * least, 4 * least}
+            and setup.global_batch <= least * times
+        )
         assert len(setup.batch_per_device) == len(setup.cluster.members) <= max_hosts
         assert not cores_fit(setup.cluster)
 
@@ -40,7 +49,8 @@ def test_the_global_batch_is_divided_exactly(least: int, times: int, max_hosts: 
 def test_every_multiset_appears_once_per_market_and_mixtures_are_of_one_type_in_one_zone() -> None:
     found = [one.cluster for one in setups(offers()) if one.accumulation_steps == 1]
     seen = [
-        (one.market, tuple(offer.market for offer in one.members), sorted(parse_cluster(one.name))) for one in found
+        (one.market, tuple(offer.market for offer in one.members), sorted(parse_cluster(one.name)))
+        for one in found
     ]
     assert len({str(one) for one in seen}) == len(seen)
     mixed = [(names, markets) for market, markets, names in seen if market == "mixed"]
@@ -57,11 +67,16 @@ def test_the_order_of_offers_changes_nothing_and_the_cheapest_of_a_type_stands_f
     first, second = (setups(order) for order in (offers(), offers()[::-1]))
     assert [one.row() for one in first] == [one.row() for one in second]
     sold = [offer("small", usd_per_hour=usd) for usd in (0.5, 0.1, None)]
-    assert {one.cluster.usd_per_hour for one in setups(sold)} == {count * 0.1 for count in (1, 2, 3)}
+    assert {one.cluster.usd_per_hour for one in setups(sold)} == {
+        count * 0.1 for count in (1, 2, 3)
+    }
 
 
 def test_equal_hosts_share_equally_and_a_faster_host_gets_more() -> None:
-    shares = {(one.cluster.name, one.accumulation_steps): one.batch_per_device for one in setups(offers("spot"), 3, 96)}
+    shares = {
+        (one.cluster.name, one.accumulation_steps): one.batch_per_device
+        for one in setups(offers("spot"), 3, 96)
+    }
     assert shares["3xsmall", 1] == (32, 32, 32) and shares["2xmedium", 4] == (12, 12)
     fast, slow = shares["1xlarge+1xmedium", 1]
     assert fast > slow and fast + slow == 96
@@ -71,9 +86,15 @@ def test_equal_hosts_share_equally_and_a_faster_host_gets_more() -> None:
 def test_what_does_not_fit_memory_is_left_out_and_what_nobody_knows_stays(
     bytes_a_sample: float, steps: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LineModel, "peak_bytes", lambda self, _, name, batch, *ranks, **steps: batch * bytes_a_sample)
+    monkeypatch.setattr(
+        LineModel,
+        "peak_bytes",
+        lambda self, _, name, batch, *ranks, **steps: batch * bytes_a_sample,
+    )
     found = {(one.cluster.name, one.accumulation_steps) for one in setups(offers("spot"), 1)}
-    assert found == {(f"1x{name}", each) for name in CORES for each in steps}, "2 GiB hold 32 samples of 64"
+    assert found == {(f"1x{name}", each) for name in CORES for each in steps}, (
+        "2 GiB hold 32 samples of 64"
+    )
 
 
 def test_many_types_stay_countable() -> None:
@@ -88,7 +109,10 @@ def test_many_types_stay_countable() -> None:
         def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
             return 0.0, 1.0
 
-    many = [offer("small", instance_type=replace(machine("small"), name=f"t{at:02}")) for at in range(50)]
+    many = [
+        offer("small", instance_type=replace(machine("small"), name=f"t{at:02}"))
+        for at in range(50)
+    ]
     assert candidates(workload(), Supply(offers=many, max_hosts=8, fits=fits), Same()) == []
     assert len(asked) < 80_000
     assert max(len({one.instance_type.name for one in cluster.members}) for cluster in asked) == 2
@@ -99,7 +123,11 @@ def test_setups_come_by_price_those_asked_for_first_and_none_that_cannot_be_had(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_CLUSTERS", most)
-    supply = Supply(offers=[*offers(), offer("small", usd_per_hour=None, zone="other")], max_hosts=3, fits=cores_fit)
+    supply = Supply(
+        offers=[*offers(), offer("small", usd_per_hour=None, zone="other")],
+        max_hosts=3,
+        fits=cores_fit,
+    )
     found = allowed(workload("mlp", 64, 128), supply, MODEL)
     assert found is not None and found.all_fit == (most > 0)
     every = candidates(workload("mlp", 64, 128), supply, MODEL)
@@ -116,7 +144,9 @@ def test_setups_come_by_price_those_asked_for_first_and_none_that_cannot_be_had(
 
 
 @pytest.mark.parametrize("most", [20_000, 0], ids=["asked before", "asked when it comes to one"])
-def test_the_cheapest_of_each_kind_of_device_can_be_had(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cheapest_of_each_kind_of_device_can_be_had(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOST_CLUSTERS", most)
     kinds = {"small": "a", "medium": "b", "large": "b", "net": "c", "whole": "d"}
     sold = [
@@ -143,7 +173,9 @@ def test_the_cheapest_of_each_kind_of_device_can_be_had(most: int, monkeypatch: 
 
 def test_few_clusters_are_all_enumerated_and_many_by_ladders() -> None:
     every = compositions(3, max_hosts=4, most=20_000)
-    assert len(every) == 3 + 6 + 10 + 15 and len({tuple(row) for row in every.tolist()}) == len(every)
+    assert len(every) == 3 + 6 + 10 + 15 and len({tuple(row) for row in every.tolist()}) == len(
+        every
+    )
     mixed = compositions(10, max_hosts=64, most=20_000)
     assert len({tuple(row) for row in mixed.tolist()}) == len(mixed)
     assert (mixed > 0).sum(axis=1).max() == 3 and mixed.sum(axis=1).max() == 64
@@ -156,7 +188,10 @@ def test_few_clusters_are_all_enumerated_and_many_by_ladders() -> None:
 
 
 def test_a_campaigns_clusters_are_of_two_types_where_there_are_too_many() -> None:
-    few, many = (list(clusters_of(offers("spot"), max_hosts=3, fits=cores_fit, most=most)) for most in (600, 10))
+    few, many = (
+        list(clusters_of(offers("spot"), max_hosts=3, fits=cores_fit, most=most))
+        for most in (600, 10)
+    )
     kinds = [{one.instance_type.name for one in cluster.members} for cluster in many]
     assert max(map(len, kinds)) == 2 and {one.name for one in many} < {one.name for one in few}
     assert {one.name for one in few} - {one.name for one in many} == {
@@ -191,7 +226,9 @@ def test_members_of_a_mixture_are_those_that_are_bought(count: int, half: bool) 
         "spot": count - safe,
     }
     assert float(bought[0] @ usd) == pytest.approx(sum(one.usd_per_hour or 0.0 for one in members))
-    assert Stated().gangs(pools, bought, 0.0).hazard_per_hour[0] == pytest.approx(0.3 * (count - safe))
+    assert Stated().gangs(pools, bought, 0.0).hazard_per_hour[0] == pytest.approx(
+        0.3 * (count - safe)
+    )
 
 
 Terms = dict[str, tuple[float | None, float]]
@@ -223,15 +260,26 @@ def test_a_zone_that_another_beats_is_left_out_and_one_that_is_better_in_anythin
     assert kept(in_zones(zones)) == {"best", "safer", "cheaper", "wider"}
     same: dict[str, Terms] = {"z": {"small": (1.0, 0.1)}, "m": {"small": (1.0, 0.1)}}
     assert kept(in_zones(same)) == {"m"}, "of equal ones the first by name"
-    assert kept(in_zones(same) + in_zones({"k": {"small": (0.5, 0.0)}}, "on-demand")) == {"m", "k"}, "not of markets"
-    assert kept(in_zones({"x": {"small": (None, 0.1)}})) == {"x"}, "unpriced machines are still the fastest"
+    assert kept(in_zones(same) + in_zones({"k": {"small": (0.5, 0.0)}}, "on-demand")) == {
+        "m",
+        "k",
+    }, "not of markets"
+    assert kept(in_zones({"x": {"small": (None, 0.1)}})) == {"x"}, (
+        "unpriced machines are still the fastest"
+    )
 
 
 def test_of_too_many_zones_those_stay_that_are_the_cheapest_for_most_types() -> None:
-    zones: dict[str, Terms] = {f"z{n}": {"small": (1.0 + n, 0.9 - n / 10), "net": (2.0, 0.5)} for n in range(5)}
+    zones: dict[str, Terms] = {
+        f"z{n}": {"small": (1.0 + n, 0.9 - n / 10), "net": (2.0, 0.5)} for n in range(5)
+    }
     zones["z3"] |= {"large": (1.0, 0.0), "whole": (1.0, 0.0)}
-    found = [(one.zone, one.instance_type.name) for one in without_beaten_zones(in_zones(zones), most=1)]
-    assert found == [("z0", "small"), ("z0", "net"), ("z3", "large"), ("z3", "whole")], "each where it costs least"
+    found = [
+        (one.zone, one.instance_type.name) for one in without_beaten_zones(in_zones(zones), most=1)
+    ]
+    assert found == [("z0", "small"), ("z0", "net"), ("z3", "large"), ("z3", "whole")], (
+        "each where it costs least"
+    )
 
 
 TERMS = st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.sampled_from([0.1, 0.2]))

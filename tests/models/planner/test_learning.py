@@ -18,7 +18,13 @@ JOB = replace(workload("mlp", 64), digest="d", modes=(Mode(), SPARSE))
 
 def run(strategy: str, seed: int, losses: list[float], **changes: Any) -> dict[str, Any]:
     """A row of the mart `learning`."""
-    row = {"workload": "mlp", "workload_digest": "d", "cluster": "2xs", "layout": "1", "batch_per_device": "8"}
+    row = {
+        "workload": "mlp",
+        "workload_digest": "d",
+        "cluster": "2xs",
+        "layout": "1",
+        "batch_per_device": "8",
+    }
     row |= {
         "precision": "fp32",
         "switches": "none",
@@ -37,7 +43,9 @@ def falling(last: float) -> list[float]:
 def runs(last: float, *, dense: tuple[float, float] = (1.0, 1.0), **changes: Any) -> pd.DataFrame:
     """Dense falls from 3 to `dense` by seed, and the strategy to `last`, in 20 windows of 5 steps."""
     rows = [run("ddp", seed, falling(one)) for seed, one in zip((1, 2), dense, strict=True)]
-    return pd.DataFrame(rows + [run(SPARSE.strategy, seed, falling(last), **changes) for seed in (1, 2)])
+    return pd.DataFrame(
+        rows + [run(SPARSE.strategy, seed, falling(last), **changes) for seed in (1, 2)]
+    )
 
 
 @pytest.mark.parametrize(("last", "dense", "passes"), [
@@ -58,10 +66,17 @@ def test_only_windows_that_all_have_are_compared_and_few_of_them_tell_nothing() 
     short = runs(9.0)
     short["losses"] = [one[:16] for one in short["losses"]]
     found = verdict(short, JOB, SPARSE)
-    assert found is not None and (found.passes, found.loss, found.dense, found.steps) == (True, 1.5, 1.5, 80)
+    assert found is not None and (found.passes, found.loss, found.dense, found.steps) == (
+        True,
+        1.5,
+        1.5,
+        80,
+    )
     short["losses"] = [one[:7] for one in short["losses"]]
     assert verdict(short, JOB, SPARSE) is None
-    assert vetoes(short, JOB) == {SPARSE: "ddp-mstopk: its runs could not show that it learns as ddp does"}
+    assert vetoes(short, JOB) == {
+        SPARSE: "ddp-mstopk: its runs could not show that it learns as ddp does"
+    }
 
 
 def test_training_that_ends_on_no_number_fails() -> None:
@@ -72,7 +87,8 @@ def test_training_that_ends_on_no_number_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"workload_digest": "e"}, {"precision": "bf16"}, {"workload": "cnn"}, {"switches": "compile"}]
+    "changes",
+    [{"workload_digest": "e"}, {"precision": "bf16"}, {"workload": "cnn"}, {"switches": "compile"}],
 )
 def test_runs_of_something_else_say_nothing_and_it_is_to_be_shown(changes: dict[str, str]) -> None:
     for known in (pd.DataFrame(), runs(1.0, **changes)):
@@ -82,14 +98,22 @@ def test_runs_of_something_else_say_nothing_and_it_is_to_be_shown(changes: dict[
 
 def test_what_was_shown_or_tried_is_not_run_again_and_what_a_controller_lost_is() -> None:
     assert unknown_learning(runs(1.0), [JOB]) == unknown_learning(runs(9.0), [JOB]) == []
-    assert unknown_learning(runs(1.0, status="interrupted", told_by="controller"), [JOB]) == [(JOB, SPARSE)]
+    assert unknown_learning(runs(1.0, status="interrupted", told_by="controller"), [JOB]) == [
+        (JOB, SPARSE)
+    ]
     often = pd.concat([runs(1.0, status="failed")] * 3)
-    assert unknown_learning(often, [JOB]) == [] and unknown_learning(often.iloc[:-1], [JOB]) == [(JOB, SPARSE)]
+    assert unknown_learning(often, [JOB]) == [] and unknown_learning(often.iloc[:-1], [JOB]) == [
+        (JOB, SPARSE)
+    ]
     assert unknown_learning(often.assign(cause="data"), [JOB]) == [(JOB, SPARSE)]
-    assert unknown_learning(pd.concat([runs(1.0, status="interrupted")] * 9), [JOB]) == [(JOB, SPARSE)]
+    assert unknown_learning(pd.concat([runs(1.0, status="interrupted")] * 9), [JOB]) == [
+        (JOB, SPARSE)
+    ]
 
 
-@pytest.mark.parametrize(("first", "dense"), [(1.0, (1.0, 1.0)), (0.5, (1.0, 1.0)), (3.0, (0.5, 3.5))])
+@pytest.mark.parametrize(
+    ("first", "dense"), [(1.0, (1.0, 1.0)), (0.5, (1.0, 1.0)), (3.0, (0.5, 3.5))]
+)
 def test_where_dense_learned_no_more_than_its_seeds_differ_by_nothing_is_shown(
     first: float, dense: tuple[float, float]
 ) -> None:

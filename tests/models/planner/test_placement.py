@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from models.planner import placement
-from models.planner.placement import Links, Round, breadth_first, choose, fastest, halvings, ring, searched, seconds_of
+from models.planner.placement import (
+    Links,
+    Round,
+    breadth_first,
+    choose,
+    fastest,
+    halvings,
+    ring,
+    searched,
+    seconds_of,
+)
 
 SIZE = 1e6
 NOISE = 0.03
@@ -46,15 +56,23 @@ def plain_seconds(of: Links, rounds: Sequence[Round], order: Sequence[int]) -> f
     """By the definition, one number at a time."""
     total = 0.0
     for one in rounds:
-        each = [of.latency_s[order[a]][order[b]] + one.bytes * of.byte_s[order[a]][order[b]] for a, b in one.places]
+        each = [
+            of.latency_s[order[a]][order[b]] + one.bytes * of.byte_s[order[a]][order[b]]
+            for a, b in one.places
+        ]
         total += one.times * (max(each) + of.sharing * (sum(each) - max(each)))
     return total
 
 
 @pytest.mark.parametrize("traffic", [ring, halvings])
-@pytest.mark.parametrize(("machines", "sharing", "seed"), [(4, 0.0, 1), (4, 0.6, 2), (8, 0.0, 3), (8, 1.0, 4)])
+@pytest.mark.parametrize(
+    ("machines", "sharing", "seed"), [(4, 0.0, 1), (4, 0.6, 2), (8, 0.0, 3), (8, 1.0, 4)]
+)
 def test_no_order_is_faster(traffic: object, machines: int, sharing: float, seed: int) -> None:
-    own, rounds = drawn(machines, seed, sharing), {ring: ring, halvings: halvings}[traffic](machines, SIZE)  # type: ignore[index]
+    own, rounds = (
+        drawn(machines, seed, sharing),
+        {ring: ring, halvings: halvings}[traffic](machines, SIZE),
+    )  # type: ignore[index]
     every = list(permutations(range(machines)))
     seconds = [plain_seconds(own, rounds, order) for order in every]
     assert seconds_of(own, rounds, np.array(every[:50])) == pytest.approx(seconds[:50])
@@ -85,8 +103,13 @@ def crossings(of: Sequence[int], order: Sequence[int]) -> int:
 
 def test_a_ring_crosses_between_racks_twice() -> None:
     of = [0, 1, 0, 1, 1, 0, 1, 0]
-    assert all(crossings(of, choose(sweeps(racks(of), seed), ring(8, SIZE)).order) == 2 for seed in range(5))
-    assert crossings(of, fastest(racks(of, sharing=0.0), ring(8, SIZE))) == 2, "also where the slowest alone counts"
+    assert all(
+        crossings(of, choose(sweeps(racks(of), seed), ring(8, SIZE)).order) == 2
+        for seed in range(5)
+    )
+    assert crossings(of, fastest(racks(of, sharing=0.0), ring(8, SIZE))) == 2, (
+        "also where the slowest alone counts"
+    )
 
 
 def test_halves_are_first_exchanged_inside_racks() -> None:
@@ -131,9 +154,12 @@ def test_a_gain_is_that_of_sweeps_that_did_not_choose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slower", "why"), [((1.03, 1.03, 1.03), "standard error 0.0%"), ((9.0, 9.0, 1.0), "59% fewer seconds")]
+    ("slower", "why"),
+    [((1.03, 1.03, 1.03), "standard error 0.0%"), ((9.0, 9.0, 1.0), "59% fewer seconds")],
 )
-def test_neither_a_small_gain_nor_one_that_a_sweep_denies_is_taken(slower: tuple[float, ...], why: str) -> None:
+def test_neither_a_small_gain_nor_one_that_a_sweep_denies_is_taken(
+    slower: tuple[float, ...], why: str
+) -> None:
     found = []
     for times in slower:
         alike = racks([0] * 4, sharing=0.0)
@@ -144,4 +170,9 @@ def test_neither_a_small_gain_nor_one_that_a_sweep_denies_is_taken(slower: tuple
 
 
 def test_breadth_first_takes_the_fastest_links_of_the_first_machine_first() -> None:
-    assert breadth_first(links([[0, 3, 1, 2], [3, 0, 9, 9], [1, 9, 0, 9], [2, 9, 9, 0]])) == (0, 2, 3, 1)
+    assert breadth_first(links([[0, 3, 1, 2], [3, 0, 9, 9], [1, 9, 0, 9], [2, 9, 9, 0]])) == (
+        0,
+        2,
+        3,
+        1,
+    )

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.planner.sizing import Rule, Scaling, Sizing, Work, efficiencies, series_of, size_workload
+from models.planner.sizing import (
+    Rule,
+    Scaling,
+    Sizing,
+    Work,
+    efficiencies,
+    series_of,
+    size_workload,
+)
 from models.step_time.dataset import TrainingData
 
 ANY = (0.0, math.inf)
@@ -20,13 +28,29 @@ NOTHING = pd.DataFrame()
 
 
 def row(cluster: str, batch: int | str, step_s: float, **changes: Any) -> dict[str, Any]:
-    plain = {"provider": "local", "workload": "net", "cluster": cluster, "layout": "", "batch_per_device": str(batch)}
+    plain = {
+        "provider": "local",
+        "workload": "net",
+        "cluster": cluster,
+        "layout": "",
+        "batch_per_device": str(batch),
+    }
     return plain | {"accumulation_steps": 1, "step_s": step_s, "gradient_bytes": BYTES} | changes
 
 
 def data(*rows: dict[str, Any], profiles: pd.DataFrame = NOTHING, **of_type: Any) -> TrainingData:
-    a = {"name": "a", "devices": 1, "device": "cpu", "cores": 1.0, "bandwidth_gbps": 1.0, "device_memory_gib": 4.0}
-    types = [a | of_type, {"name": "g", "devices": 4, "device": "t4", "cores": 8.0, "bandwidth_gbps": 10.0}]
+    a = {
+        "name": "a",
+        "devices": 1,
+        "device": "cpu",
+        "cores": 1.0,
+        "bandwidth_gbps": 1.0,
+        "device_memory_gib": 4.0,
+    }
+    types = [
+        a | of_type,
+        {"name": "g", "devices": 4, "device": "t4", "cores": 8.0, "bandwidth_gbps": 10.0},
+    ]
     facts = pd.DataFrame([{"workload": "net", "gradient_bytes": BYTES}])
     return TrainingData(
         runs=pd.DataFrame(rows),
@@ -38,9 +62,17 @@ def data(*rows: dict[str, Any], profiles: pd.DataFrame = NOTHING, **of_type: Any
     )
 
 
-def profile(batch: int, step_s: float, peak_bytes: float | None = None, **changes: Any) -> dict[str, Any]:
+def profile(
+    batch: int, step_s: float, peak_bytes: float | None = None, **changes: Any
+) -> dict[str, Any]:
     parts = {"forward_s": 0.3 * step_s, "backward_s": 0.6 * step_s, "optimizer_s": 0.1 * step_s}
-    return {"workload": "net", "instance_type": "a", "batch": batch, **parts, "peak_bytes": peak_bytes} | changes
+    return {
+        "workload": "net",
+        "instance_type": "a",
+        "batch": batch,
+        **parts,
+        "peak_bytes": peak_bytes,
+    } | changes
 
 
 def sized(measured: TrainingData, batches: tuple[float, float] = ANY) -> Sizing:
@@ -58,7 +90,12 @@ RUNS = [row("1xa", batch, step_s) for batch, step_s in ALONE.items()]
 RUNS += [row("2xa", 32, 0.62), row("4xa", 16, 0.38)]
 
 
-@given(overhead=st.floats(0.001, 10), parallel=st.floats(0.01, 100), size=st.integers(2, 64), asked=st.integers(1, 99))
+@given(
+    overhead=st.floats(0.001, 10),
+    parallel=st.floats(0.01, 100),
+    size=st.integers(2, 64),
+    asked=st.integers(1, 99),
+)
 def test_the_rule_recovers_overhead_and_parallel_time_and_says_what_they_make_of_any_size(
     overhead: float, parallel: float, size: int, asked: int
 ) -> None:
@@ -79,7 +116,9 @@ def test_the_largest_size_of_an_efficiency_has_it_and_the_next_has_not(
     assert rule.efficiency(largest + 1) < alpha + 1e-6
 
 
-def test_without_overhead_nothing_limits_and_where_several_are_no_faster_than_one_one_is_best() -> None:
+def test_without_overhead_nothing_limits_and_where_several_are_no_faster_than_one_one_is_best() -> (
+    None
+):
     free, stuck = Rule.through(1.0, 2, 0.45), Rule.through(1.0, 2, 1.5)
     assert (free.ratio, free.largest(0.9), free.efficiency(100)) == (0.0, None, 1.0)
     assert (stuck.ratio, stuck.largest(0.9), stuck.efficiency(4)) == (math.inf, 1, 0.25)
@@ -102,35 +141,50 @@ def test_a_size_is_predicted_from_the_sizes_below_it_alone() -> None:
     assert slower[8].efficiency == pytest.approx(checks[8].efficiency / 10)
 
 
-def test_what_one_ran_no_run_for_is_put_together_of_micro_steps_where_both_rules_are_the_same() -> None:
+def test_what_one_ran_no_run_for_is_put_together_of_micro_steps_where_both_rules_are_the_same() -> (
+    None
+):
     measured = data(row("1xa", 8, 0.16), row("2xa", 8, 0.2), row("4xa", 8, 0.24))
     found = only(measured)
     assert (found.global_batch, found.micro_batch) == (32, 8)
-    assert [(one.size, one.put_together) for one in found.checks] == [(1, True), (2, True), (4, False)]
+    assert [(one.size, one.put_together) for one in found.checks] == [
+        (1, True),
+        (2, True),
+        (4, False),
+    ]
     assert [one.step_s for one in found.checks] == pytest.approx([4 * 0.16, 0.16 + 0.2, 0.24])
     assert found.checks[2].by_rule == pytest.approx(found.checks[2].by_shares)
 
 
 def test_a_global_batch_that_ran_everywhere_comes_before_one_that_is_put_together() -> None:
-    quick = row("1xa", 16, 0.2)  # more samples a second than at once, so that only where it ran speaks for 64 at once
+    quick = row(
+        "1xa", 16, 0.2
+    )  # more samples a second than at once, so that only where it ran speaks for 64 at once
     measured = data(*(quick if one == RUNS[2] else one for one in RUNS), row("2xa", 16, 0.3))
     found = only(measured, (64, 64))
     assert (found.global_batch, found.micro_batch) == (64, None)
     assert not any(one.put_together for one in found.checks)
 
 
-def test_the_global_batch_lies_between_what_is_asked_for_and_none_that_was_not_measured_is_made_up() -> None:
+def test_the_global_batch_lies_between_what_is_asked_for_and_none_that_was_not_measured_is_made_up() -> (
+    None
+):
     measured = data(*RUNS, row("2xa", 16, 0.4))
     assert only(measured, (32, 32)).global_batch == 32
     found = sized(measured, (48, 48))
     assert not found.scalings and [one.batches for one in found.too_few] == [[8, 16, 32, 64]]
 
 
-def test_the_largest_cluster_counts_measured_sizes_as_measured_and_says_where_measurements_end() -> None:
+def test_the_largest_cluster_counts_measured_sizes_as_measured_and_says_where_measurements_end() -> (
+    None
+):
     found = only(data(*RUNS), (64, 64))
     half, most = found.largest
     assert (most.alpha, half.alpha) == (0.8, 0.9)
-    assert (half.by_shares, most.by_shares) == (1, 2) and not most.at_least  # 0.81 of two, 0.66 of four
+    assert (half.by_shares, most.by_shares) == (
+        1,
+        2,
+    ) and not most.at_least  # 0.81 of two, 0.66 of four
     assert most.by_rule == found.rule.largest(0.8) == 2
     checked = only(data(*RUNS[:4], row("2xa", 32, 0.63), RUNS[5]), (64, 64)).largest[1]
     assert checked.by_shares == 1, "0.79 of two as measured, though four would have them at 0.85"
@@ -142,13 +196,18 @@ def test_bandwidth_and_servers_that_hide_the_exchange_beside_what_was_measured()
     profiles = pd.DataFrame([profile(16, 0.28)])
     hiding = only(data(*RUNS, profiles=profiles), (64, 64)).hiding
     assert hiding is not None and (hiding.size, hiding.workers) == (4, 4)
-    hideable = 0.6 * 0.28  # of the measured step of 16 samples, the backward pass as it was profiled
+    hideable = (
+        0.6 * 0.28
+    )  # of the measured step of 16 samples, the backward pass as it was profiled
     assert hiding.hideable_s == pytest.approx(hideable)
     assert hiding.needed_gbps == pytest.approx(1.5 / hideable)  # 2 * 3/4 of a gigabit
     assert hiding.exposed_s_at_stated == pytest.approx(1.5 - hideable)  # at one Gbit/s
     assert hiding.measured_exposed_s == pytest.approx(0.1)
     # four workers each send and receive a gigabit through servers of one Gbit/s, in 0.28 s
-    assert (hiding.servers, hiding.servers_full_duplex) == (math.ceil(2 * 4 / 0.28), math.ceil(4 / 0.28))
+    assert (hiding.servers, hiding.servers_full_duplex) == (
+        math.ceil(2 * 4 / 0.28),
+        math.ceil(4 / 0.28),
+    )
     ready = pd.DataFrame([{"workload": "net", "bucket": 0, "bytes": BYTES, "ready_fraction": 0.5}])
     later = only(replace(data(*RUNS, profiles=profiles), buckets=ready), (64, 64)).hiding
     assert later is not None and later.needed_gbps == pytest.approx(2 * hiding.needed_gbps)
@@ -166,8 +225,12 @@ def test_the_best_batch_is_the_fastest_of_those_that_fit_with_the_largest_that_w
     (found,) = sized(data(*RUNS, profiles=profiles)).best_batches
     assert (found.batch, found.samples_per_s) == (64, pytest.approx(64.0))
     assert found.largest_that_fits is not None and found.largest_that_fits >= 64
-    (small,) = sized(data(row("1xa", 8, 0.16), profiles=profiles, device_memory_gib=2.0)).best_batches
-    assert small.batch == 16 and small.samples_per_s == pytest.approx(16 / 0.28), "32 samples take 2.5 GB and more"
+    (small,) = sized(
+        data(row("1xa", 8, 0.16), profiles=profiles, device_memory_gib=2.0)
+    ).best_batches
+    assert small.batch == 16 and small.samples_per_s == pytest.approx(16 / 0.28), (
+        "32 samples take 2.5 GB and more"
+    )
     assert small.largest_that_fits is not None and 16 <= small.largest_that_fits < 32
     assert small.measured_peak_bytes == 1.5e9 and small.predicted_peak_bytes is not None
     assert small.predicted_peak_bytes >= small.measured_peak_bytes
@@ -188,7 +251,9 @@ def test_runs_of_other_modes_and_of_unequal_shares_are_not_mixed_in() -> None:
     assert {one.workload for one in found.too_few} == {"net in bf16"}
 
 
-def test_devices_of_one_machine_and_machines_of_equally_many_devices_are_series_of_their_own() -> None:
+def test_devices_of_one_machine_and_machines_of_equally_many_devices_are_series_of_their_own() -> (
+    None
+):
     rows = [row("1xg", 8, 0.2 + 0.01 * each, layout=str(each)) for each in (1, 2, 4)]
     rows += [row("2xg", 8, 0.3, layout="4"), row("2xg", 8, 0.25, layout="1+1")]
     found = sized(data(*rows)).scalings
@@ -199,14 +264,20 @@ def test_devices_of_one_machine_and_machines_of_equally_many_devices_are_series_
     ]
     assert found[0].hiding is None and found[2].hiding is not None and found[2].hiding.workers == 8
     at_most = found[0].largest[1]
-    assert (at_most.by_rule, at_most.by_shares, at_most.at_least) == (4, 4, False), "a machine has no more"
+    assert (at_most.by_rule, at_most.by_shares, at_most.at_least) == (4, 4, False), (
+        "a machine has no more"
+    )
     full = next(one for one in series_of(data(*rows), "net", {"g": 4}) if one.devices_each == 4)
-    assert full.steps == {1: {(32.0, 1): pytest.approx(0.24)}, 2: {(32.0, 1): 0.3}}, "samples of a whole machine"
+    assert full.steps == {1: {(32.0, 1): pytest.approx(0.24)}, 2: {(32.0, 1): 0.3}}, (
+        "samples of a whole machine"
+    )
 
 
 def test_a_profile_stands_in_for_one_device_where_no_run_does() -> None:
     measured = data(
-        row("1xa", 64, 1.0), row("2xa", 32, 0.62), profiles=pd.DataFrame([profile(32, 0.5), profile(64, 9)])
+        row("1xa", 64, 1.0),
+        row("2xa", 32, 0.62),
+        profiles=pd.DataFrame([profile(32, 0.5), profile(64, 9)]),
     )
     (series,) = series_of(measured, "net", {"a": 1})
     assert series.steps[1] == {(64.0, 1): 1.0, (32.0, 1): pytest.approx(0.5)}

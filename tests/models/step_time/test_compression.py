@@ -11,7 +11,14 @@ import pytest
 
 from models.domain.setup_table import read_setups
 from models.domain.workload import ADASUM, COMBINED, COMPRESSED, SERVED, Mode, variant
-from models.step_time.compression import DENSITY, adasum_bytes, dense_bytes, sent_between, served_bytes, sparse_bytes
+from models.step_time.compression import (
+    DENSITY,
+    adasum_bytes,
+    dense_bytes,
+    sent_between,
+    served_bytes,
+    sparse_bytes,
+)
 from models.step_time.dataset import by_variant, sent_part, training_rows
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.rows import one_device_points
@@ -22,7 +29,10 @@ from tasks.node.strategies import compression as node
 from tests.models.planning import workload
 from tests.models.synthetic import WORKLOADS, World
 
-JOB = replace(workload("mlp", 96), modes=(Mode(), *(Mode(strategy=one) for one in (*COMPRESSED, *COMBINED, *SERVED))))
+JOB = replace(
+    workload("mlp", 96),
+    modes=(Mode(), *(Mode(strategy=one) for one in (*COMPRESSED, *COMBINED, *SERVED))),
+)
 
 
 @cache
@@ -39,7 +49,15 @@ def extended() -> StepTimeModel:
 
 def asked(strategy: str, cluster: str = "2xs.small", name: str = "mlp") -> pd.DataFrame:
     return pd.DataFrame(
-        [{"workload": name, "cluster": cluster, "batch_per_device": "48", "strategy": strategy, "precision": "fp32"}]
+        [
+            {
+                "workload": name,
+                "cluster": cluster,
+                "batch_per_device": "48",
+                "strategy": strategy,
+                "precision": "fp32",
+            }
+        ]
     )
 
 
@@ -79,18 +97,35 @@ def test_sparse_wins_below_a_density_of_one_by_the_machines_and_the_step_time_co
 
 
 @pytest.mark.parametrize(("machines", "devices"), [(2, 1), (4, 1), (4, 2)])
-def test_servers_on_all_machines_send_what_a_ring_of_them_does_for_each_device(machines: int, devices: int) -> None:
+def test_servers_on_all_machines_send_what_a_ring_of_them_does_for_each_device(
+    machines: int, devices: int
+) -> None:
     size, ranks = 1e8, machines * devices
     ring = 2 * (ranks - 1) / ranks * size
 
     def sent(servers: int) -> float:
-        return ring * sent_between(f"ps-{servers}", np.array([float(machines)]), np.array([float(ranks)]))[0]
+        return (
+            ring
+            * sent_between(f"ps-{servers}", np.array([float(machines)]), np.array([float(ranks)]))[
+                0
+            ]
+        )
 
     whole = devices * dense_bytes(size, machines, devices)
-    assert sent(machines) == pytest.approx(devices * whole), "nothing is summed inside a machine first"
-    assert sent(1) == pytest.approx(machines * sent(machines)) == pytest.approx(2 * (ranks - devices) * size)
-    assert served_bytes(size, machines, 1, machines) == pytest.approx(dense_bytes(size, machines, 1))
-    assert served_bytes(size, machines, 1, 1) == pytest.approx((machines - 1) * size), "it pushes nothing to others"
+    assert sent(machines) == pytest.approx(devices * whole), (
+        "nothing is summed inside a machine first"
+    )
+    assert (
+        sent(1)
+        == pytest.approx(machines * sent(machines))
+        == pytest.approx(2 * (ranks - devices) * size)
+    )
+    assert served_bytes(size, machines, 1, machines) == pytest.approx(
+        dense_bytes(size, machines, 1)
+    )
+    assert served_bytes(size, machines, 1, 1) == pytest.approx((machines - 1) * size), (
+        "it pushes nothing to others"
+    )
 
 
 @pytest.mark.parametrize(("strategy", "part"), [("fsdp", 2.0), ("zero2", 1.5)])
@@ -98,7 +133,9 @@ def test_gloo_sums_at_all_ranks_what_one_keeps(strategy: str, part: float) -> No
     """Bytes of gradients gathered once or twice, half an all-reduce each, and summed as by an all-reduce."""
     setups = read_setups(by_variant(replace(learned()[0], runs=asked(strategy))).runs, {})
     rows, _, _ = learned()[1].facts.lay_out(setups)
-    assert rows.line.sent_between[0] * sent_part(variant("mlp", Mode(strategy=strategy))) == pytest.approx(part)
+    assert rows.line.sent_between[0] * sent_part(
+        variant("mlp", Mode(strategy=strategy))
+    ) == pytest.approx(part)
 
 
 def test_one_device_runs_tell_of_every_mode_and_a_slow_link_is_not_taken_for_computing() -> None:
@@ -112,8 +149,13 @@ def test_one_device_runs_tell_of_every_mode_and_a_slow_link_is_not_taken_for_com
     ).assign(provider="local", precision="fp32")
     nothing = learned()[0].profiles.iloc[:0]
     data = by_variant(replace(learned()[0], runs=runs, profiles=nothing))
-    points, _, _ = one_device_points(training_rows(data, seed=0), data.profiles, learned()[1].machines)
-    seconds = {name: np.exp(own["log_s"].to_numpy()).tolist() for name, own in points.groupby("workload", sort=False)}
+    points, _, _ = one_device_points(
+        training_rows(data, seed=0), data.profiles, learned()[1].machines
+    )
+    seconds = {
+        name: np.exp(own["log_s"].to_numpy()).tolist()
+        for name, own in points.groupby("workload", sort=False)
+    }
     mode = Mode(strategy="fsdp")
     assert seconds["mlp"] == seconds[variant("mlp", mode)] == pytest.approx([0.2])
     assert seconds[variant("conv", mode)][0] > 1.0, "a guess"
@@ -122,21 +164,28 @@ def test_one_device_runs_tell_of_every_mode_and_a_slow_link_is_not_taken_for_com
 def test_before_any_run_physics_says_where_compression_pays_and_how_little_is_known_of_it() -> None:
     plain, model = learned()[1], extended()
     for cluster in ("1xs.large", "2xs.small", "4xs.small"):
-        pd.testing.assert_frame_equal(model.predict(asked("ddp", cluster)), plain.predict(asked("ddp", cluster)))
-    slow = {one: step(model, one) for one in ("ddp", *COMPRESSED)}  # 16 MB over 0.2 Gbit/s take more than half a second
+        pd.testing.assert_frame_equal(
+            model.predict(asked("ddp", cluster)), plain.predict(asked("ddp", cluster))
+        )
+    slow = {
+        one: step(model, one) for one in ("ddp", *COMPRESSED)
+    }  # 16 MB over 0.2 Gbit/s take more than half a second
     assert slow["ddp-mstopk"]["step_high_s"] < slow["ddp"]["step_s"]
     assert slow["ddp-mstopk"]["step_s"] < slow["ddp-fp16"]["step_s"] < slow["ddp"]["step_s"]
     slow |= {one: step(model, one) for one in COMBINED}
     assert slow["ddp"]["step_s"] < slow["adasum"]["step_s"] == slow["adasum-delta"]["step_s"]
     slow |= {one: step(model, one) for one in ("ps-2", "ps-1")}
-    assert slow["ps-2"]["step_s"] == pytest.approx(slow["ddp"]["step_s"], rel=0.02), "on two machines"
+    assert slow["ps-2"]["step_s"] == pytest.approx(slow["ddp"]["step_s"], rel=0.02), (
+        "on two machines"
+    )
     assert slow["ps-2"]["step_s"] < slow["ps-1"]["step_s"], "one sends twice what two do"
     for one in (*COMPRESSED, *COMBINED, "ps-1"):
         width = {name: np.log(row["step_high_s"] / row["step_low_s"]) for name, row in slow.items()}
         assert width[one] > width["ddp"], "nothing was measured of it"
         assert np.isnan(slow[one]["nearest_doublings"])
     gained = {
-        cluster: step(model, "ddp-mstopk", cluster)["step_s"] / step(model, "ddp", cluster)["step_s"]
+        cluster: step(model, "ddp-mstopk", cluster)["step_s"]
+        / step(model, "ddp", cluster)["step_s"]
         for cluster in ("2xs.small", "2xn.medium")
     }
     assert gained["2xs.small"] < gained["2xn.medium"], "of a faster link there is less to gain"
@@ -145,16 +194,25 @@ def test_before_any_run_physics_says_where_compression_pays_and_how_little_is_kn
 def test_without_the_mode_that_one_device_trains_in_nothing_is_said() -> None:
     model = learned()[1]
     other = replace(JOB, modes=(Mode("bf16", "ddp-mstopk"),))
-    assert with_compressed(model, other) is model and with_compressed(model, replace(JOB, modes=(Mode(),))) is model
+    assert (
+        with_compressed(model, other) is model
+        and with_compressed(model, replace(JOB, modes=(Mode(),))) is model
+    )
     assert with_compressed(extended(), JOB) is extended()
-    with pytest.raises(ValueError, match="workload 'mlp' was never measured in fp32 ddp-mstopk; known in: fp32"):
+    with pytest.raises(
+        ValueError, match="workload 'mlp' was never measured in fp32 ddp-mstopk; known in: fp32"
+    ):
         model.predict(asked("ddp-mstopk"))
 
 
 def test_least_seconds_hold_and_a_model_read_back_says_the_same() -> None:
     model = extended()
     rows = pd.concat(
-        [asked(one, cluster) for one in (*COMPRESSED, *COMBINED) for cluster in ("2xs.small", "4xn.medium")]
+        [
+            asked(one, cluster)
+            for one in (*COMPRESSED, *COMBINED)
+            for cluster in ("2xs.small", "4xn.medium")
+        ]
     )
     rows = rows.reset_index(drop=True)
     predicted = model.predict(rows)
@@ -170,11 +228,16 @@ def test_rows_of_its_own_replace_what_physics_says(name: str) -> None:
     clusters = ("2xs.small", "3xs.small", "4xs.small", "2xn.medium", "4xn.medium")
     own = pd.concat(
         [
-            asked(name, one).assign(step_s=factor * step(extended(), name, one)["step_s"], run_id=f"own-{one}")
+            asked(name, one).assign(
+                step_s=factor * step(extended(), name, one)["step_s"], run_id=f"own-{one}"
+            )
             for one in clusters
         ]
     )
-    model = fit(replace(data, runs=pd.concat([data.runs, own.assign(provider="local")], ignore_index=True)), seed=0)
+    model = fit(
+        replace(data, runs=pd.concat([data.runs, own.assign(provider="local")], ignore_index=True)),
+        seed=0,
+    )
     assert variant("mlp", Mode(strategy=name)) in model.workloads
     found, before = step(model, name), step(extended(), name)
     assert found["step_s"] == pytest.approx(factor * before["step_s"], rel=0.1)
@@ -185,7 +248,11 @@ def test_what_is_kept_takes_memory_on_every_device() -> None:
     model = extended()
     plain = model.peak_bytes("mlp", "s.small", 8, 2)
     kept = model.peak_bytes(variant("mlp", Mode(strategy="ddp-powersgd")), "s.small", 8, 2)
-    assert model.peak_bytes(variant("mlp", Mode(strategy="ddp-mstopk")), "s.small", 8, 2) > kept > plain
+    assert (
+        model.peak_bytes(variant("mlp", Mode(strategy="ddp-mstopk")), "s.small", 8, 2)
+        > kept
+        > plain
+    )
     for one in COMBINED:
         assert model.peak_bytes(variant("mlp", Mode(strategy=one)), "s.small", 8, 2) > plain
     assert model.peak_bytes(variant("mlp", Mode(strategy="ddp-fp16")), "s.small", 8, 2) == plain

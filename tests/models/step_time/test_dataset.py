@@ -41,7 +41,9 @@ def test_no_more_than_are_taken_are_all_taken() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_largest_workloads_give_way_and_small_ones_keep_all(seed: int) -> None:
-    frame = setups(("huge", "2xq", "1+1", 5000), ("large", "2xq", "1+1", 700), ("small", "2xq", "1+1", 5))
+    frame = setups(
+        ("huge", "2xq", "1+1", 5000), ("large", "2xq", "1+1", 700), ("small", "2xq", "1+1", 5)
+    )
     assert kept(frame, 205, "workload", seed) == {"huge": 100, "large": 100, "small": 5}
 
 
@@ -78,11 +80,15 @@ def test_a_rare_type_stays_among_more_arrangements_of_others_than_are_taken(seed
     assert found["1xrare"] == 2 and found["1xq+1xrare"] == 2 and found["1xq"] == 48
 
 
-def test_rows_of_every_workload_and_type_are_learned_from_whatever_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_every_workload_and_type_are_learned_from_whatever_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dataset, "_MOST_SETUPS", 40)
     data = World(3).data(60)
     busy = [data.runs.assign(workload="conv", accumulation_steps=steps) for steps in range(1, 10)]
-    pilot = data.runs.iloc[:1].assign(workload="pilot", cluster="1xs.rare", layout="1", batch_per_device="8")
+    pilot = data.runs.iloc[:1].assign(
+        workload="pilot", cluster="1xs.rare", layout="1", batch_per_device="8"
+    )
     runs = pd.concat([*busy, data.runs, pilot])
     whole = training_rows(replace(data, runs=runs), seed=1)
     assert 35 <= len(whole.step_s) <= 40 and "s.rare" in whole.types
@@ -96,7 +102,13 @@ def test_rows_of_every_workload_and_type_are_learned_from_whatever_their_order(m
 def test_machines_in_another_order_are_the_same_setup() -> None:
     world = World(5)
     ab = world.row(0, "lm", ["s.large", "s.small"], [8, 4])
-    ba = {**ab, "run_id": "run-1", "cluster": "1xs.small+1xs.large", "batch_per_device": "4+8", "layout": None}
+    ba = {
+        **ab,
+        "run_id": "run-1",
+        "cluster": "1xs.small+1xs.large",
+        "batch_per_device": "4+8",
+        "layout": None,
+    }
     rows = training_rows(replace(world.data(5), runs=pd.DataFrame([ab, ba])), seed=0)
     assert list(rows.repeats) == [2]
     assert rows.setups.types == (("s.large", "s.small"),) and rows.setups.batch.tolist() == [[8, 4]]
@@ -105,25 +117,40 @@ def test_machines_in_another_order_are_the_same_setup() -> None:
     assert row_key(ab, {}) != row_key(other, {})
 
 
-def drifting(count: int = 240, *, beta: float = 0.8, repeats: int = 1) -> tuple[TrainingData, np.ndarray]:
+def drifting(
+    count: int = 240, *, beta: float = 0.8, repeats: int = 1
+) -> tuple[TrainingData, np.ndarray]:
     """Runs and profiles at hours of which each is slower or faster, and what the runs take at nominal speed."""
     rng = np.random.default_rng(3)
     hours = np.exp(0.25 * np.sin(np.arange(count) / 9.0))
     nominal = 0.1 * np.repeat(1.0 + np.arange(count // repeats) % 40, repeats)
     reference = hours * np.exp(0.005 * rng.standard_normal(count))
     runs = pd.DataFrame({"step_s": nominal * hours**beta, "sync_s": 0.2 * nominal * hours**beta})
-    runs = runs.assign(workload="w", cluster="2xq", layout="1+1", accumulation_steps=1, provider="local")
+    runs = runs.assign(
+        workload="w", cluster="2xq", layout="1+1", accumulation_steps=1, provider="local"
+    )
     runs["batch_per_device"] = [str(1 + at // repeats) for at in range(count)]
     runs["run_id"] = [f"r{at}" for at in range(count)]
     runs["reference_s"] = [[one, one] for one in 0.02 * reference]
     runs["usual_reference_s"] = [[0.02, 0.02]] * count
     runs["reference_spread"], runs["reference_blocks"] = 0.02, 4
-    parts = {"forward_s": 0.3, "backward_s": 0.6, "optimizer_s": 0.03, "input_s": 0.003, "peak_bytes": 1.0}
+    parts = {
+        "forward_s": 0.3,
+        "backward_s": 0.6,
+        "optimizer_s": 0.03,
+        "input_s": 0.003,
+        "peak_bytes": 1.0,
+    }
     profile = parts | {"provider": "local", "workload": "w", "instance_type": "q", "batch": 8}
     profiles = pd.DataFrame([profile | {"reference_s": 0.03, "usual_reference_s": 0.02}])
     empty = pd.DataFrame()
     data = TrainingData(
-        runs=runs, profiles=profiles, buckets=empty, probes=empty, workloads=empty, instance_types=empty
+        runs=runs,
+        profiles=profiles,
+        buckets=empty,
+        probes=empty,
+        workloads=empty,
+        instance_types=empty,
     )
     return data, nominal
 
@@ -132,8 +159,14 @@ def drifting(count: int = 240, *, beta: float = 0.8, repeats: int = 1) -> tuple[
 def test_runs_of_slow_hours_are_learned_from_at_nominal_speed(beta: float) -> None:
     data, nominal = drifting(beta=beta, repeats=4 if beta != 1.0 else 1)
     corrected = at_nominal_speed(data)
-    assert np.abs(corrected.runs["step_s"] / nominal - 1).max() < 0.02 < np.abs(data.runs["step_s"] / nominal - 1).max()
-    assert corrected.runs["sync_s"].to_numpy() == pytest.approx(0.2 * corrected.runs["step_s"].to_numpy())
+    assert (
+        np.abs(corrected.runs["step_s"] / nominal - 1).max()
+        < 0.02
+        < np.abs(data.runs["step_s"] / nominal - 1).max()
+    )
+    assert corrected.runs["sync_s"].to_numpy() == pytest.approx(
+        0.2 * corrected.runs["step_s"].to_numpy()
+    )
     rows = training_rows(corrected, seed=0)
     truth = nominal[::4] if beta != 1.0 else nominal
     assert np.sort(rows.step_s) == pytest.approx(np.sort(truth), rel=0.02)
@@ -149,7 +182,9 @@ def test_where_half_of_the_runs_tell_of_no_fixed_work_nothing_changes() -> None:
     assert at_nominal_speed(half) is half and training_rows(half, seed=0).speed_sd == 0
     nothing = replace(data, runs=data.runs.drop(columns="reference_s"))
     assert at_nominal_speed(nothing) is nothing
-    assert training_rows(nothing, seed=0).step_s == pytest.approx(training_rows(half, seed=0).step_s)
+    assert training_rows(nothing, seed=0).step_s == pytest.approx(
+        training_rows(half, seed=0).step_s
+    )
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.6])
@@ -157,33 +192,56 @@ def test_what_speeds_differ_by_between_hours_is_given_in_seconds_of_a_step(beta:
     data, _ = drifting(beta=beta, repeats=4 if beta != 1.0 else 1)
     between = np.log(data.runs["reference_s"].str[0]).std()
     rows = training_rows(at_nominal_speed(data), seed=0)
-    assert rows.speed_sd == pytest.approx(beta * between, rel=0.08) == rows.take(np.array([1, 3])).speed_sd
+    assert (
+        rows.speed_sd
+        == pytest.approx(beta * between, rel=0.08)
+        == rows.take(np.array([1, 3])).speed_sd
+    )
 
 
 def test_how_far_training_follows_the_fixed_work_is_learned_from_repeats_alone() -> None:
     alone, _ = drifting(beta=0.4)
     assert speed_exponent(alone.runs, np.log(slowness(alone.runs)), 0.9) == 0.9
     often, _ = drifting(beta=0.4, repeats=4)
-    assert speed_exponent(often.runs, np.log(slowness(often.runs)), 0.9) == pytest.approx(0.4, abs=0.05)
+    assert speed_exponent(often.runs, np.log(slowness(often.runs)), 0.9) == pytest.approx(
+        0.4, abs=0.05
+    )
     away = often.runs.assign(step_s=1.0 / often.runs["step_s"])
-    assert speed_exponent(away, np.log(slowness(away)), 0.9) == 0.0, "nothing is slower on a faster machine"
+    assert speed_exponent(away, np.log(slowness(away)), 0.9) == 0.0, (
+        "nothing is slower on a faster machine"
+    )
 
 
 def test_hours_that_differ_less_than_the_reference_itself_correct_nothing() -> None:
     data, _ = drifting(beta=1.0)
     noisy = replace(data, runs=data.runs.assign(reference_spread=5.0))
     corrected = at_nominal_speed(noisy)
-    assert corrected.runs["step_s"].equals(data.runs["step_s"]) and not corrected.runs["speed_sd"].any()
+    assert (
+        corrected.runs["step_s"].equals(data.runs["step_s"])
+        and not corrected.runs["speed_sd"].any()
+    )
     same = replace(data, runs=data.runs.assign(reference_s=[[0.02, 0.02]] * len(data.runs)))
     assert at_nominal_speed(same).runs["step_s"].equals(data.runs["step_s"])
 
 
-def test_the_speed_of_a_run_is_the_mean_over_its_machines_and_unknown_where_one_tells_nothing() -> None:
+def test_the_speed_of_a_run_is_the_mean_over_its_machines_and_unknown_where_one_tells_nothing() -> (
+    None
+):
     rows = pd.DataFrame(
         {
             "reference_s": [[0.2, 0.1], [0.4, 0.1], None, [0.1], [0.0, 0.1], 0.3, pd.NA],
-            "usual_reference_s": [[0.1, 0.1], [0.1, 0.1], [0.1, 0.1], [0.1, 0.1], [0.1, 0.1], 0.1, 0.1],
+            "usual_reference_s": [
+                [0.1, 0.1],
+                [0.1, 0.1],
+                [0.1, 0.1],
+                [0.1, 0.1],
+                [0.1, 0.1],
+                0.1,
+                0.1,
+            ],
         }
     )
-    assert slowness(rows) == pytest.approx([2**0.5, 2.0, np.nan, np.nan, np.nan, 3.0, np.nan], nan_ok=True)
+    assert slowness(rows) == pytest.approx(
+        [2**0.5, 2.0, np.nan, np.nan, np.nan, 3.0, np.nan], nan_ok=True
+    )
     assert np.isnan(slowness(rows.drop(columns="reference_s"))).all()

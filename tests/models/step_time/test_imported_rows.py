@@ -18,10 +18,24 @@ TYPES = {"g.small": (1.0, 10.0), "g.large": (2.5, 25.0), "g.wide": (2.5, 100.0)}
 # seconds of a step without samples, of a sample, and gradient bytes
 WORKLOADS = {"conv": (0.05, 0.004, 1e8), "lm": (0.02, 0.012, 4.4e8), "mlp": (0.01, 0.0005, 2.4e8)}
 BATCHES = (8, 16, 32, 64)
-NUMBERS = ["step_s", "step_low_s", "step_high_s", "compute_s", "communication_s", "exposed_communication_s"]
+NUMBERS = [
+    "step_s",
+    "step_low_s",
+    "step_high_s",
+    "compute_s",
+    "communication_s",
+    "exposed_communication_s",
+]
 INSTANCE_TYPES = pd.DataFrame(
     [
-        {"provider": "ec2", "name": name, "devices": 4, "device": "cuda", "device_tflops": speed, "cores": 32}
+        {
+            "provider": "ec2",
+            "name": name,
+            "devices": 4,
+            "device": "cuda",
+            "device_tflops": speed,
+            "cores": 32,
+        }
         | {"bandwidth_gbps": gbps}
         for name, (speed, gbps) in TYPES.items()
     ]
@@ -33,7 +47,8 @@ def truth(workload: str, types: list[str], layout: list[int], batch: int) -> flo
     """Not the model's form: devices of a machine slow each other a little, half of compute hides communication."""
     base, sample, size = WORKLOADS[workload]
     alone = [
-        (base + sample * batch) / TYPES[name][0] * (1 + 0.02 * (n - 1)) for name, n in zip(types, layout, strict=True)
+        (base + sample * batch) / TYPES[name][0] * (1 + 0.02 * (n - 1))
+        for name, n in zip(types, layout, strict=True)
     ]
     ranks, machines = sum(layout), len(layout)
     rate = 0.6 * 1.25e8 * min(TYPES[name][1] for name in types) if machines > 1 else 6e9
@@ -51,7 +66,12 @@ def random_runs(count: int, seed: int, least: int = 1, most: int = 6) -> pd.Data
         kinds = [str(one) for one in random.choice(sorted(TYPES), 2)]
         types = sorted(kinds[int(random.random() < 0.1)] for _ in range(machines))
         even = random.random() < 0.5
-        layout = [int(one) for one in ([random.integers(1, 5)] * machines if even else random.integers(1, 5, machines))]
+        layout = [
+            int(one)
+            for one in (
+                [random.integers(1, 5)] * machines if even else random.integers(1, 5, machines)
+            )
+        ]
         batch = int(random.choice(BATCHES))
         rows.append(
             {
@@ -61,7 +81,8 @@ def random_runs(count: int, seed: int, least: int = 1, most: int = 6) -> pd.Data
                 "cluster": "+".join(f"1x{name}" for name in types),
                 "layout": "+".join(str(one) for one in layout),
                 "batch_per_device": str(batch),
-                "step_s": truth(workload, types, layout, batch) * float(np.exp(random.normal(0, 0.02))),
+                "step_s": truth(workload, types, layout, batch)
+                * float(np.exp(random.normal(0, 0.02))),
                 "gradient_bytes": WORKLOADS[workload][2],
             }
         )
@@ -70,7 +91,14 @@ def random_runs(count: int, seed: int, least: int = 1, most: int = 6) -> pd.Data
 
 def from_rows(runs: pd.DataFrame, profiles: pd.DataFrame = NONE, devices: int = 4) -> StepTimeModel:
     types = INSTANCE_TYPES.assign(devices=devices)
-    data = TrainingData(runs=runs, profiles=profiles, buckets=NONE, probes=NONE, workloads=NONE, instance_types=types)
+    data = TrainingData(
+        runs=runs,
+        profiles=profiles,
+        buckets=NONE,
+        probes=NONE,
+        workloads=NONE,
+        instance_types=types,
+    )
     return fit(data, seed=0)
 
 
@@ -94,11 +122,20 @@ def test_imported_runs_alone_predict_unequal_layouts_and_mixed_types() -> None:
     assert unequal.sum() > 20 and mixed.sum() > 5 and sound(predicted)
     assert np.median(off(predicted)) < 0.06 and np.median(off(predicted)[unequal]) < 0.06
     assert np.median(off(predicted)[mixed]) < 0.12
-    inside = (predicted["step_low_s"] <= FRESH["step_s"]) & (FRESH["step_s"] <= predicted["step_high_s"])
+    inside = (predicted["step_low_s"] <= FRESH["step_s"]) & (
+        FRESH["step_s"] <= predicted["step_high_s"]
+    )
     assert inside.mean() > 0.75
-    one = {"workload": "lm", "cluster": "2xg.large+1xg.small", "layout": "1+3+4", "batch_per_device": "16"}
+    one = {
+        "workload": "lm",
+        "cluster": "2xg.large+1xg.small",
+        "layout": "1+3+4",
+        "batch_per_device": "16",
+    }
     asked = clean()[1].predict(pd.DataFrame([one])).iloc[0]
-    assert asked["step_s"] == pytest.approx(truth("lm", ["g.large", "g.large", "g.small"], [1, 3, 4], 16), rel=0.2)
+    assert asked["step_s"] == pytest.approx(
+        truth("lm", ["g.large", "g.large", "g.small"], [1, 3, 4], 16), rel=0.2
+    )
 
 
 def test_a_workload_of_one_row_is_predicted_with_more_doubt() -> None:
@@ -115,7 +152,10 @@ def test_rows_of_a_single_batch_leave_the_others_in_doubt() -> None:
     runs = clean()[0]
     runs = runs[runs["batch_per_device"] == "32"]
     predicted = from_rows(runs).predict(FRESH)
-    width, at = np.log(predicted["step_high_s"] / predicted["step_low_s"]), FRESH["batch_per_device"]
+    width, at = (
+        np.log(predicted["step_high_s"] / predicted["step_low_s"]),
+        FRESH["batch_per_device"],
+    )
     assert sound(predicted) and np.median(width[at == "8"]) > np.median(width[at == "32"])
 
 
@@ -125,7 +165,9 @@ def test_rows_that_contradict_each_other_are_met_in_between() -> None:
     predicted = from_rows(pd.concat([runs, twice])).predict(FRESH)
     assert sound(predicted)
     assert 1.2 < np.median(predicted["step_s"] / FRESH["step_s"]) < 1.8
-    same = from_rows(pd.concat([runs, runs.assign(run_id=runs["run_id"] + "-again")])).predict(FRESH)
+    same = from_rows(pd.concat([runs, runs.assign(run_id=runs["run_id"] + "-again")])).predict(
+        FRESH
+    )
     widths = [np.log(one["step_high_s"] / one["step_low_s"]).median() for one in (predicted, same)]
     assert widths[0] > 2 * widths[1]
 
@@ -170,5 +212,7 @@ def test_a_profile_makes_clusters_of_several_devices_better_known() -> None:
 
 def test_a_curve_that_was_profiled_is_kept() -> None:
     found = from_rows(random_runs(60, seed=3), profiles())
-    one = pd.DataFrame([{"workload": "conv", "cluster": "1xg.small", "layout": "1", "batch_per_device": "32"}])
+    one = pd.DataFrame(
+        [{"workload": "conv", "cluster": "1xg.small", "layout": "1", "batch_per_device": "32"}]
+    )
     assert found.predict(one)["compute_s"].iloc[0] == pytest.approx(0.05 + 0.004 * 32, rel=0.02)

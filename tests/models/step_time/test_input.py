@@ -28,11 +28,20 @@ def machine(cores: float, devices: int = 0) -> Machine:
     return Machine(cores=cores, devices=devices or 1, **LINK, **device)
 
 
-def waiting(one: Machine, *, load_s: float, wait_s: float = 0.0, workers: int = 2, batch: int = 10) -> Wait:
+def waiting(
+    one: Machine, *, load_s: float, wait_s: float = 0.0, workers: int = 2, batch: int = 10
+) -> Wait:
     """Of a machine alone."""
-    row = {"workload": "net", "cluster": "1xm", "layout": str(one.devices), "batch_per_device": str(batch)}
+    row = {
+        "workload": "net",
+        "cluster": "1xm",
+        "layout": str(one.devices),
+        "batch_per_device": str(batch),
+    }
     setups = read_setups(pd.DataFrame([row]), {"m": one.devices})
-    found = Loaders(workers={"net": workers}, samples={("net", "m"): (load_s, wait_s)}).wait(setups, {"m": one})
+    found = Loaders(workers={"net": workers}, samples={("net", "m"): (load_s, wait_s)}).wait(
+        setups, {"m": one}
+    )
     assert found is not None
     return found
 
@@ -87,7 +96,9 @@ SECONDS = st.floats(1e-4, 10.0)
 COUNTS = st.integers(1, 8)
 
 
-@given(SECONDS, SECONDS, st.floats(0, 1), st.floats(0.1, 64), COUNTS, st.integers(0, 8), st.booleans())
+@given(
+    SECONDS, SECONDS, st.floats(0, 1), st.floats(0.1, 64), COUNTS, st.integers(0, 8), st.booleans()
+)
 def test_more_processors_or_devices_of_ones_own_never_make_it_slower_and_loading_never_makes_it_faster(
     rest_s: float, load_s: float, part: float, cores: float, devices: int, workers: int, gpu: bool
 ) -> None:
@@ -99,12 +110,28 @@ def test_more_processors_or_devices_of_ones_own_never_make_it_slower_and_loading
     assert took(2 * cores) <= took(cores) * slack
     assert rest_s <= took(cores) * slack and took(cores, load_s=0.0) == rest_s
     assert took(cores) <= took(cores, load_s=2 * load_s) * slack
-    assert took(cores) <= took(cores, rest_s=1.5 * rest_s) * slack, "else a bound of the rest were none of the step"
+    assert took(cores) <= took(cores, rest_s=1.5 * rest_s) * slack, (
+        "else a bound of the rest were none of the step"
+    )
 
 
-@given(SECONDS, SECONDS, st.floats(0, 1), st.floats(-2, 2), st.floats(-2, 2), st.integers(0, 4), st.booleans())
+@given(
+    SECONDS,
+    SECONDS,
+    st.floats(0, 1),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+    st.integers(0, 4),
+    st.booleans(),
+)
 def test_of_a_pair_of_draws_the_geometric_mean_is_no_less_than_what_is_predicted(
-    rest_s: float, load_s: float, part: float, rest_off: float, load_off: float, workers: int, gpu: bool
+    rest_s: float,
+    load_s: float,
+    part: float,
+    rest_off: float,
+    load_off: float,
+    workers: int,
+    gpu: bool,
 ) -> None:
     wait = waiting(machine(2.0, 2 if gpu else 0), load_s=load_s, wait_s=load_s, workers=workers)
     off = np.array([[rest_off, -rest_off]])
@@ -114,17 +141,27 @@ def test_of_a_pair_of_draws_the_geometric_mean_is_no_less_than_what_is_predicted
         factor=np.exp(np.array([[load_off, -load_off]])),
         about=np.array([rest_s]),
     )
-    assert np.log(drawn).mean() >= np.log(step(wait, rest_s, part)) - 1e-9, "the planner's bounds rely on it"
+    assert np.log(drawn).mean() >= np.log(step(wait, rest_s, part)) - 1e-9, (
+        "the planner's bounds rely on it"
+    )
 
 
 def test_by_hand() -> None:
     gpu = machine(8.0, 4)  # 4 devices of 10 samples
     assert step(waiting(gpu, load_s=0.1, workers=0), 3.0) == pytest.approx(3.0 + 10 * 0.1)
-    assert step(waiting(gpu, load_s=0.1, workers=0, wait_s=0.2), 3.0) == pytest.approx(3.0 + 10 * 0.3)
-    assert step(waiting(gpu, load_s=0.1, workers=1), 0.1) == pytest.approx(10 * 0.1), "by one worker each"
-    assert step(waiting(gpu, load_s=0.1, workers=9), 0.1) == pytest.approx(4 * 10 * 0.1 / 8), "by eight processors"
+    assert step(waiting(gpu, load_s=0.1, workers=0, wait_s=0.2), 3.0) == pytest.approx(
+        3.0 + 10 * 0.3
+    )
+    assert step(waiting(gpu, load_s=0.1, workers=1), 0.1) == pytest.approx(10 * 0.1), (
+        "by one worker each"
+    )
+    assert step(waiting(gpu, load_s=0.1, workers=9), 0.1) == pytest.approx(4 * 10 * 0.1 / 8), (
+        "by eight processors"
+    )
     assert step(waiting(gpu, load_s=0.1, workers=9), 0.6) == 0.6
-    assert step(waiting(machine(0.2), load_s=0.1, workers=0), 3.0) == pytest.approx(3.0 + 10 * 0.1 / 0.2)
+    assert step(waiting(machine(0.2), load_s=0.1, workers=0), 3.0) == pytest.approx(
+        3.0 + 10 * 0.1 / 0.2
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,17 +180,22 @@ def test_by_hand() -> None:
 def test_what_would_help_is_named(one: Machine, workers: int, more: str) -> None:
     wait = waiting(one, load_s=1.0, workers=workers)
     assert wait.helped_by(np.array([1.0]), np.array([1.0])) == [more]
-    assert waiting(one, load_s=0.0, workers=workers).helped_by(np.array([1.0]), np.array([1.0])) == [""]
+    assert waiting(one, load_s=0.0, workers=workers).helped_by(
+        np.array([1.0]), np.array([1.0])
+    ) == [""]
 
 
 LOAD_S, WORKERS, SHARE = 0.006, 1, {name: cores for name, (cores, _) in TYPES.items()}
 
 
-def truth(rest_s: float, sync_s: float, batches: list[int], types: list[str]) -> tuple[float, float]:
+def truth(
+    rest_s: float, sync_s: float, batches: list[int], types: list[str]
+) -> tuple[float, float]:
     """(step_s, input_s) with a worker on each machine, by slices."""
     part = 1 - sync_s / rest_s
     steps = [
-        sliced(rest_s, part, batch * LOAD_S / SHARE[name], WORKERS) for batch, name in zip(batches, types, strict=True)
+        sliced(rest_s, part, batch * LOAD_S / SHARE[name], WORKERS)
+        for batch, name in zip(batches, types, strict=True)
     ]
     slowest = int(np.argmax(steps))
     loading = batches[slowest] * LOAD_S / SHARE[types[slowest]]
@@ -169,14 +211,22 @@ def with_loader(data: TrainingData) -> TrainingData:
         types = [name for count, name in names for _ in range(int(count))]
         shares = str(row["batch_per_device"]).split("+")
         batches = [
-            int(one) * int(row["accumulation_steps"]) for one in (shares if len(shares) > 1 else shares * len(types))
+            int(one) * int(row["accumulation_steps"])
+            for one in (shares if len(shares) > 1 else shares * len(types))
         ]
         rest_s = float(row["step_s"])
         sync_s = 0.3 * rest_s * (len(types) > 1)
         step_s, input_s = truth(rest_s, sync_s, batches, types)
-        runs.loc[at, ["step_s", "sync_s", "input_s", "loader_workers"]] = step_s, sync_s, input_s, WORKERS
+        runs.loc[at, ["step_s", "sync_s", "input_s", "loader_workers"]] = (
+            step_s,
+            sync_s,
+            input_s,
+            WORKERS,
+        )
     own = data.profiles["workload"] == "conv"
-    made_s = np.where(own, LOAD_S * data.profiles["batch"] / data.profiles["instance_type"].map(SHARE), 0.0)
+    made_s = np.where(
+        own, LOAD_S * data.profiles["batch"] / data.profiles["instance_type"].map(SHARE), 0.0
+    )
     profiles = data.profiles.assign(
         forward_s=data.profiles["forward_s"] + made_s,
         input_s=made_s,
@@ -198,9 +248,16 @@ def model(plain: TrainingData) -> StepTimeModel:
 
 
 def asked(workload: str = "conv") -> pd.DataFrame:
-    rows = [(cluster, batch) for cluster in ("1xs.small", "1xs.whole", "2xs.medium", "4xn.medium") for batch in (8, 24)]
+    rows = [
+        (cluster, batch)
+        for cluster in ("1xs.small", "1xs.whole", "2xs.medium", "4xn.medium")
+        for batch in (8, 24)
+    ]
     return pd.DataFrame(
-        [{"workload": workload, "cluster": cluster, "batch_per_device": str(batch)} for cluster, batch in rows]
+        [
+            {"workload": workload, "cluster": cluster, "batch_per_device": str(batch)}
+            for cluster, batch in rows
+        ]
     )
 
 
@@ -211,16 +268,27 @@ def test_data_without_loaders_stay_the_very_same(plain: TrainingData) -> None:
         assert found is data and not loaders.workers
 
 
-def test_what_is_measured_with_a_loader_is_taken_apart_as_it_came_about(plain: TrainingData) -> None:
+def test_what_is_measured_with_a_loader_is_taken_apart_as_it_came_about(
+    plain: TrainingData,
+) -> None:
     data, loaders = separated(with_loader(plain))
-    assert loaders.workers == {"conv": WORKERS} and loaders.sample("conv", "s.small")[:2] == (LOAD_S, 0.0)
+    assert loaders.workers == {"conv": WORKERS} and loaders.sample("conv", "s.small")[:2] == (
+        LOAD_S,
+        0.0,
+    )
     own = plain.runs["workload"] == "conv"
-    assert (data.runs["step_s"][own] / plain.runs["step_s"][own]).median() == pytest.approx(1.0, abs=0.1)
+    assert (data.runs["step_s"][own] / plain.runs["step_s"][own]).median() == pytest.approx(
+        1.0, abs=0.1
+    )
     assert (data.runs["step_s"][~own] == plain.runs["step_s"][~own]).all()
-    assert data.profiles["forward_s"].to_numpy() == pytest.approx(plain.profiles["forward_s"].to_numpy())
+    assert data.profiles["forward_s"].to_numpy() == pytest.approx(
+        plain.profiles["forward_s"].to_numpy()
+    )
 
 
-def test_steps_are_predicted_with_their_wait_which_is_named_as_the_limit(model: StepTimeModel) -> None:
+def test_steps_are_predicted_with_their_wait_which_is_named_as_the_limit(
+    model: StepTimeModel,
+) -> None:
     world, setups = World(seed=5), asked()
     found = model.predict(setups)
     for row, predicted in zip(setups.itertuples(), found.itertuples(), strict=True):
@@ -232,10 +300,14 @@ def test_steps_are_predicted_with_their_wait_which_is_named_as_the_limit(model: 
     assert set(found["bottleneck"]) == {"input"} and set(found["input_by"]) == {"processors"}
     parts = found["compute_s"] + found["exposed_communication_s"] + found["input_s"]
     assert parts.to_numpy() == pytest.approx(found["step_s"].to_numpy())
-    assert (found["step_low_s"] < found["step_s"]).all() and (found["step_s"] < found["step_high_s"]).all()
+    assert (found["step_low_s"] < found["step_s"]).all() and (
+        found["step_s"] < found["step_high_s"]
+    ).all()
     others = model.predict(asked("lm"))
     assert (
-        (others["input_s"] == 0).all() and (others["input_by"] == "").all() and "input" not in set(others["bottleneck"])
+        (others["input_s"] == 0).all()
+        and (others["input_by"] == "").all()
+        and "input" not in set(others["bottleneck"])
     )
 
 
@@ -244,7 +316,9 @@ def test_bounds_draws_and_moments_are_of_the_step_with_its_wait(model: StepTimeM
     arrays = read_setups(setups, dict.fromkeys(TYPES, 1))
     predicted = model.predict(setups)
     assert (model.least_seconds(arrays) <= predicted["step_s"]).all()
-    assert (model.least_seconds(arrays) > predicted["step_s"] - 0.9 * predicted["input_s"]).any(), "it has the wait too"
+    assert (model.least_seconds(arrays) > predicted["step_s"] - 0.9 * predicted["input_s"]).any(), (
+        "it has the wait too"
+    )
     draws = np.log(model.draws(setups, count=2000, seed=1))
     mean, covariance, noise = model.joint(setups)
     assert mean == pytest.approx(np.log(predicted["step_s"].to_numpy()))
@@ -263,12 +337,16 @@ def test_a_type_on_which_nobody_profiled_the_loader_is_doubted_more() -> None:
     samples = {("net", "a"): (0.01, 0.0), ("net", "b"): (0.012, 0.0)}
     unknown = Loaders(workers={"net": 1}, samples=samples)
     scaled = replace(unknown, fixed_s={"a": 0.02, "b": 0.02, "c": 0.04})
-    (own, wider, known) = (one.sample("net", name) for one, name in ((unknown, "a"), (unknown, "c"), (scaled, "c")))
+    (own, wider, known) = (
+        one.sample("net", name) for one, name in ((unknown, "a"), (unknown, "c"), (scaled, "c"))
+    )
     assert own[0] == 0.01 and wider[0] == pytest.approx(0.011) and known[0] == pytest.approx(0.022)
     assert own[2] < known[2] < wider[2]
 
 
-def test_a_stored_model_knows_its_loaders_and_one_from_before_has_none(model: StepTimeModel) -> None:
+def test_a_stored_model_knows_its_loaders_and_one_from_before_has_none(
+    model: StepTimeModel,
+) -> None:
     text = dump(model)
     assert dump(load(text)) == text
     pd.testing.assert_frame_equal(load(text).predict(asked()), model.predict(asked()))

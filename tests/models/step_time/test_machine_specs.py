@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from models.step_time.machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
+from models.step_time.machine_specs import (
+    Machine,
+    data_sheets,
+    device_kind,
+    read_machines,
+    sheets_of,
+)
 
 UNKNOWN: dict[str, Any] = {"speed_known": False, "link_known": False, "device": ""}
 
@@ -26,14 +32,18 @@ def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
     assert read_machines(types, ["a", "b", "c", "d"]) == {
         "a": Machine(cores=2.0, bandwidth_gbps=4.0, devices=1, prior_speed=0.1),
         "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.4, link_known=False),
-        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=0.25, speed_known=False),
+        "c": Machine(
+            cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=0.25, speed_known=False
+        ),
         "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.25, **UNKNOWN),
     }
 
 
 def test_what_nobody_measured_on_fills_no_hole_of_another() -> None:
     names = {"a": 4.0, "b": None, "asked": 400.0}
-    types = pd.DataFrame([{"name": name, "cores": 2.0, "bandwidth_gbps": gbps} for name, gbps in names.items()])
+    types = pd.DataFrame(
+        [{"name": name, "cores": 2.0, "bandwidth_gbps": gbps} for name, gbps in names.items()]
+    )
     assert read_machines(types, ["a", "b"])["b"].bandwidth_gbps == 4.0
     assert read_machines(types, ["b"])["b"].bandwidth_gbps == 10.0
 
@@ -46,7 +56,11 @@ def test_of_a_machine_that_nobody_describes_not_even_the_kind_is_known() -> None
         ]
     )
     cpu, stranger = (read_machines(types, ["cpu", "x"])[name] for name in ("cpu", "x"))
-    assert stranger.prior_speed == cpu.prior_speed and not stranger.accelerated and not stranger.speed_known
+    assert (
+        stranger.prior_speed == cpu.prior_speed
+        and not stranger.accelerated
+        and not stranger.speed_known
+    )
     assert read_machines(types, ["gpu", "x"])["x"].prior_speed == 8.0
 
 
@@ -58,7 +72,9 @@ def test_where_nobody_knows_anything_types_are_equal_on_usual_ethernet() -> None
 
 
 def test_a_device_is_as_fast_as_its_tflops_where_somebody_knows_them() -> None:
-    types = pd.DataFrame([{"name": "a", "device": "t9", "device_tflops": 8.0, "cores": 4.0, "devices": 4.0}])
+    types = pd.DataFrame(
+        [{"name": "a", "device": "t9", "device_tflops": 8.0, "cores": 4.0, "devices": 4.0}]
+    )
     (found,) = read_machines(types, []).values()
     assert (found.prior_speed, found.devices) == (8.0, 4)
 
@@ -84,15 +100,21 @@ def test_every_data_sheet_is_dated_has_a_source_and_no_absurd_figure() -> None:
     figures = table[["memory_gb", "bandwidth_gbytes_s", "fp32_tflops"]]
     assert (figures > 0).all(axis=None) and np.isfinite(figures).all(axis=None)
     assert (table["tf32_tflops"].fillna(0) <= table["fp16_tflops"]).all()
-    assert (table["checked"].notna() | table["note"].fillna("").str.endswith("not checked")).all(), (
-        "said where it is not"
-    )
+    assert (
+        table["checked"].notna() | table["note"].fillna("").str.endswith("not checked")
+    ).all(), "said where it is not"
 
 
 def test_of_two_sheets_of_a_device_the_one_of_its_memory_is_taken() -> None:
     types = pd.DataFrame(
         [
-            {"name": name, "device": "A100", "devices": 8, "device_tflops": 19.5, "device_memory_gib": gib}
+            {
+                "name": name,
+                "device": "A100",
+                "devices": 8,
+                "device_tflops": 19.5,
+                "device_memory_gib": gib,
+            }
             for name, gib in (("small", 40.0), ("large", 80.0), ("unknown", None))
         ]
     )
@@ -106,8 +128,17 @@ def test_of_two_sheets_of_a_device_the_one_of_its_memory_is_taken() -> None:
 def test_every_gpu_that_ec2_offers_has_a_data_sheet() -> None:
     """In the package's own list; parts of a GPU go by their rate, and what is no GPU of CUDA's has none."""
     held = json.loads(gzip.decompress(Path("tasks/providers/ec2/snapshot.json.gz").read_bytes()))
-    rows = [dict(zip(held["columns"], one, strict=True), name=name) for name, one in held["instance_types"].items()]
+    rows = [
+        dict(zip(held["columns"], one, strict=True), name=name)
+        for name, one in held["instance_types"].items()
+    ]
     machines = read_machines(pd.DataFrame(rows), [])
-    kinds = {device_kind(name, one) for name, one in machines.items() if one.accelerated and "1/" not in one.device}
-    others = {one for one in kinds if one.startswith(("inferentia", "trainium", "qualcomm", "gaudi"))}
+    kinds = {
+        device_kind(name, one)
+        for name, one in machines.items()
+        if one.accelerated and "1/" not in one.device
+    }
+    others = {
+        one for one in kinds if one.startswith(("inferentia", "trainium", "qualcomm", "gaudi"))
+    }
     assert len(kinds - others) > 9 and set(data_sheets().index) >= kinds - others

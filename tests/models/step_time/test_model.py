@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.step_time import serialization
-from models.step_time.model import StepTimeModel, TrainingData, all_introduced, bottlenecks, fit, introduced
+from models.step_time.model import (
+    StepTimeModel,
+    TrainingData,
+    all_introduced,
+    bottlenecks,
+    fit,
+    introduced,
+)
 from tests.benchmarks.rivals import predict_compute_only
 from tests.models import guessing
 from tests.models.synthetic import TYPES, WORKLOADS, World
@@ -35,16 +42,28 @@ def known() -> tuple[TrainingData, pd.DataFrame, StepTimeModel]:
     return data, world.runs(150, first=1000), fit(data, seed=0)
 
 
-def setup(workload: str = "lm", cluster: str = "2xs.large", batch: str = "8", accumulation: int = 1) -> pd.DataFrame:
-    row = {"workload": workload, "cluster": cluster, "batch_per_device": batch, "accumulation_steps": accumulation}
+def setup(
+    workload: str = "lm", cluster: str = "2xs.large", batch: str = "8", accumulation: int = 1
+) -> pd.DataFrame:
+    row = {
+        "workload": workload,
+        "cluster": cluster,
+        "batch_per_device": batch,
+        "accumulation_steps": accumulation,
+    }
     return pd.DataFrame([row])
 
 
 def sound(predicted: pd.DataFrame) -> bool:
     values = predicted[NUMBERS].to_numpy(float)
-    ordered = (predicted["step_low_s"] < predicted["step_s"]) & (predicted["step_s"] < predicted["step_high_s"])
+    ordered = (predicted["step_low_s"] < predicted["step_s"]) & (
+        predicted["step_s"] < predicted["step_high_s"]
+    )
     return bool(
-        np.isfinite(values).all() and (values >= 0).all() and (predicted["step_low_s"] > 0).all() and ordered.all()
+        np.isfinite(values).all()
+        and (values >= 0).all()
+        and (predicted["step_low_s"] > 0).all()
+        and ordered.all()
     )
 
 
@@ -58,9 +77,13 @@ def test_setups_never_seen_are_predicted_far_better_than_by_compute_alone(seed: 
     baseline = np.abs(predict_compute_only(data, fresh) / fresh["step_s"] - 1)
     assert np.median(error) < 0.04 and np.mean(error) < 0.05
     assert np.median(error) < 0.3 * np.median(baseline)
-    inside = (predicted["step_low_s"] <= fresh["step_s"]) & (fresh["step_s"] <= predicted["step_high_s"])
+    inside = (predicted["step_low_s"] <= fresh["step_s"]) & (
+        fresh["step_s"] <= predicted["step_high_s"]
+    )
     assert 0.8 <= inside.mean() <= 1.0
-    assert np.median((predicted["step_high_s"] - predicted["step_low_s"]) / predicted["step_s"]) < 0.2
+    assert (
+        np.median((predicted["step_high_s"] - predicted["step_low_s"]) / predicted["step_s"]) < 0.2
+    )
 
 
 def test_mixed_clusters_are_no_worse_than_uniform_ones() -> None:
@@ -86,7 +109,10 @@ def test_intervals_are_wider_where_nothing_similar_was_measured() -> None:
     model = fit(replace(data, runs=runs), seed=0)
     measured, unseen = (model.predict(setup(one, "4xs.small", "24")) for one in ("embed", "mlp"))
     far = model.predict(setup("mlp", "4xs.small", "1536"))
-    widths = [float(np.log(one["step_high_s"] / one["step_low_s"]).iloc[0]) for one in (measured, unseen, far)]
+    widths = [
+        float(np.log(one["step_high_s"] / one["step_low_s"]).iloc[0])
+        for one in (measured, unseen, far)
+    ]
     assert widths[0] < widths[1] < widths[2]
 
 
@@ -94,7 +120,9 @@ def test_a_type_on_which_a_workload_was_never_profiled_is_predicted_with_more_do
     data, _, _ = known()
     world = World(1)
     profiles = world.profiles(leave_out=[("lm", "s.small")])
-    runs = data.runs[~((data.runs["workload"] == "lm") & data.runs["cluster"].str.contains("s.small"))]
+    runs = data.runs[
+        ~((data.runs["workload"] == "lm") & data.runs["cluster"].str.contains("s.small"))
+    ]
     asked = setup("lm", "1xs.small", "8")
     filled = fit(replace(data, runs=runs, profiles=profiles), seed=0).predict(asked).iloc[0]
     measured = fit(replace(data, runs=runs), seed=0).predict(asked).iloc[0]
@@ -112,11 +140,19 @@ def test_the_same_data_and_seed_give_the_same_model() -> None:
 
 def test_draws_agree_with_the_intervals_and_errors_of_alike_setups_move_together() -> None:
     _, _, model = known()
-    asked = pd.concat([setup("mlp", "3xs.medium", "96"), setup("mlp", "3xs.medium", "100"), setup("conv", "1xs.whole")])
+    asked = pd.concat(
+        [
+            setup("mlp", "3xs.medium", "96"),
+            setup("mlp", "3xs.medium", "100"),
+            setup("conv", "1xs.whole"),
+        ]
+    )
     drawn = model.draws(asked, count=4000, seed=0)
     predicted = model.predict(asked)
     assert np.median(drawn, axis=1) == pytest.approx(predicted["step_s"].to_numpy(), rel=0.01)
-    assert np.quantile(drawn, 0.95, axis=1) == pytest.approx(predicted["step_high_s"].to_numpy(), rel=0.02)
+    assert np.quantile(drawn, 0.95, axis=1) == pytest.approx(
+        predicted["step_high_s"].to_numpy(), rel=0.02
+    )
     together = np.corrcoef(np.log(drawn))
     assert together[0, 1] > 0.3 and together[0, 1] > together[0, 2] + 0.2
 
@@ -148,7 +184,9 @@ def test_never_nan_negative_or_crossing_zero_and_more_batch_never_quicker(
 ) -> None:
     _, _, model = known()
     cluster = "+".join(f"1x{name}" for name in types)
-    asked = pd.concat([setup(workload, cluster, str(one), accumulation) for one in (batch, 2 * batch)])
+    asked = pd.concat(
+        [setup(workload, cluster, str(one), accumulation) for one in (batch, 2 * batch)]
+    )
     predicted = model.predict(asked)
     assert sound(predicted)
     assert predicted["step_s"].iloc[1] >= predicted["step_s"].iloc[0] * 0.97
@@ -158,7 +196,9 @@ def by_formula(model: StepTimeModel, asked: pd.DataFrame) -> float:
     """Seconds of the one setup by the formula alone."""
     rows, _, _ = model.facts.lay_out(model._read(asked))
     return float(
-        model.regression.times(rows, rows.workload[0], rows.kind[0], np.zeros_like(rows.line.alone_s)).step_s[0]
+        model.regression.times(
+            rows, rows.workload[0], rows.kind[0], np.zeros_like(rows.line.alone_s)
+        ).step_s[0]
     )
 
 
@@ -168,19 +208,27 @@ def by_formula(model: StepTimeModel, asked: pd.DataFrame) -> float:
     st.lists(st.sampled_from(sorted(TYPES)), min_size=2, max_size=5),
     st.floats(1.0, 50.0),
 )
-def test_more_bandwidth_never_slows_the_physical_step(workload: str, types: list[str], more: float) -> None:
+def test_more_bandwidth_never_slows_the_physical_step(
+    workload: str, types: list[str], more: float
+) -> None:
     _, _, model = known()
-    wider = {name: replace(one, bandwidth_gbps=one.bandwidth_gbps * more) for name, one in model.machines.items()}
+    wider = {
+        name: replace(one, bandwidth_gbps=one.bandwidth_gbps * more)
+        for name, one in model.machines.items()
+    }
     asked = setup(workload, "+".join(f"1x{name}" for name in types), "24")
     before, after = (
-        by_formula(replace(model, facts=replace(model.facts, machines=one)), asked) for one in (model.machines, wider)
+        by_formula(replace(model, facts=replace(model.facts, machines=one)), asked)
+        for one in (model.machines, wider)
     )
     assert after <= before * (1 + 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(WORKLOADS)), st.sampled_from(sorted(TYPES)), st.integers(1, 15))
-def test_another_machine_of_the_kind_never_quickens_the_physical_step(workload: str, name: str, count: int) -> None:
+def test_another_machine_of_the_kind_never_quickens_the_physical_step(
+    workload: str, name: str, count: int
+) -> None:
     _, _, model = known()
     steps = [by_formula(model, setup(workload, f"{n}x{name}", "24")) for n in (count, count + 1)]
     assert steps[1] >= steps[0] * (1 - 1e-9)
@@ -189,10 +237,15 @@ def test_another_machine_of_the_kind_never_quickens_the_physical_step(workload: 
 def test_says_what_limits_a_step() -> None:
     data, _, model = known()
     assert model.predict(setup("lm", "1xs.small", "24"))["bottleneck"].iloc[0] == "compute"
-    assert model.predict(setup("mlp", "2xs.medium", "24"))["bottleneck"].iloc[0] == "communication between nodes"
+    assert (
+        model.predict(setup("mlp", "2xs.medium", "24"))["bottleneck"].iloc[0]
+        == "communication between nodes"
+    )
     uneven = model.predict(setup("lm", "1xs.whole+1xs.small", "24"))
     assert uneven["bottleneck"].iloc[0] == "stragglers"
-    slow = data.profiles.assign(input_s=0.9 * (data.profiles["forward_s"] + data.profiles["backward_s"]))
+    slow = data.profiles.assign(
+        input_s=0.9 * (data.profiles["forward_s"] + data.profiles["backward_s"])
+    )
     starved = serialization.load(serialization.dump(fit(replace(data, profiles=slow), seed=0)))
     assert starved.predict(setup("lm", "1xs.small", "24"))["bottleneck"].iloc[0] == "input"
 
@@ -209,9 +262,15 @@ def test_accumulating_twice_costs_nearly_two_steps_of_compute_but_one_of_communi
     [
         (setup("lmm"), "unknown workload 'lmm'.*lm"),
         (setup(cluster="2xs.larg"), "unknown instance type 's.larg'.*s.large"),
-        (setup().assign(strategy="fsdp"), "workload 'lm' was never measured in fp32 fsdp; known in: fp32"),
+        (
+            setup().assign(strategy="fsdp"),
+            "workload 'lm' was never measured in fp32 fsdp; known in: fp32",
+        ),
         (setup().assign(strategy="gossip"), "unknown strategy 'gossip'; known: ddp, fsdp, zero2"),
-        (setup().assign(precision="bf16"), "workload 'lm' was never measured in bf16; known in: fp32"),
+        (
+            setup().assign(precision="bf16"),
+            "workload 'lm' was never measured in bf16; known in: fp32",
+        ),
         (setup().assign(precision="fp8"), "unknown precision 'fp8'; known: fp32, tf32"),
         (setup().assign(provider="ec2"), "provider 'ec2'"),
         (setup(batch="8+x"), "batch_per_device"),
@@ -249,7 +308,12 @@ def test_rows_of_the_import_format_alone_are_enough() -> None:
     data, fresh, _ = known()
     none = pd.DataFrame()
     bare = TrainingData(
-        runs=data.runs, profiles=none, buckets=none, probes=none, workloads=none, instance_types=data.instance_types
+        runs=data.runs,
+        profiles=none,
+        buckets=none,
+        probes=none,
+        workloads=none,
+        instance_types=data.instance_types,
     )
     predicted = fit(bare, seed=0).predict(fresh)
     assert sound(predicted)
@@ -261,7 +325,14 @@ def test_nothing_at_all_is_refused_and_providers_are_not_pooled() -> None:
     none = pd.DataFrame()
     with pytest.raises(ValueError, match="nothing to learn from"):
         fit(
-            TrainingData(runs=none, profiles=none, buckets=none, probes=none, workloads=none, instance_types=none),
+            TrainingData(
+                runs=none,
+                profiles=none,
+                buckets=none,
+                probes=none,
+                workloads=none,
+                instance_types=none,
+            ),
             seed=0,
         )
     mixed = data.runs.assign(provider=["ec2", *["local"] * (len(data.runs) - 1)])
@@ -275,7 +346,9 @@ def test_compute_line_and_memory_serve_the_planner() -> None:
     world = World(1)
     forward, backward, _ = world.device("lm", "s.small", 12)
     assert intercept + 12 * slope == pytest.approx(forward + backward, rel=0.06)
-    assert model.peak_bytes("lm", "s.small", 24) == pytest.approx(1.075 * (2e8 + 1.5e7 + 2.4e7 + 5e6), rel=3e-3)
+    assert model.peak_bytes("lm", "s.small", 24) == pytest.approx(
+        1.075 * (2e8 + 1.5e7 + 2.4e7 + 5e6), rel=3e-3
+    )
 
 
 @dataclass
@@ -288,7 +361,8 @@ class Part:
 
 def limit(part: Part, machines: int = 2, input_part: float = 0.0) -> str:
     exposed, uneven, making, many = (
-        np.array([one]) for one in (1 - part.compute_s, part.compute_s - part.mean_compute_s, input_part, machines)
+        np.array([one])
+        for one in (1 - part.compute_s, part.compute_s - part.mean_compute_s, input_part, machines)
     )
     (found,) = bottlenecks(exposed, uneven, input_part=making, machines=many)
     return found
@@ -317,7 +391,9 @@ def test_inside_one_machine_and_making_batches_have_names_of_their_own() -> None
 
 
 @pytest.mark.parametrize("kind", [one.name for one in guessing.TYPES])
-def test_the_guess_is_near_where_networks_behave_and_its_interval_says_how_little_is_known(kind: str) -> None:
+def test_the_guess_is_near_where_networks_behave_and_its_interval_says_how_little_is_known(
+    kind: str,
+) -> None:
     guesses = introduced(guessing.model(), guessing.NEW)
     assert guesses is not None
     (found,) = guesses.predict(guessing.asked("new", f"1x{kind}", 32)).to_dict("records")
@@ -326,7 +402,11 @@ def test_the_guess_is_near_where_networks_behave_and_its_interval_says_how_littl
     assert found["step_s"] == pytest.approx(true_s, rel=0.35)
     assert found["step_low_s"] < true_s < found["step_high_s"]
     (known,) = guessing.model().predict(guessing.asked("c", f"1x{kind}", 32)).to_dict("records")
-    assert found["step_high_s"] / found["step_low_s"] > 1.5 > known["step_high_s"] / known["step_low_s"]
+    assert (
+        found["step_high_s"] / found["step_low_s"]
+        > 1.5
+        > known["step_high_s"] / known["step_low_s"]
+    )
     assert np.isnan(found["nearest_doublings"])
 
 
@@ -390,9 +470,13 @@ def test_several_are_introduced_at_once_each_as_if_alone_and_none_that_was_measu
     assert alone is not None
     rows = pd.concat([guessing.asked("new", f"2x{one.name}", 16) for one in guessing.TYPES])
     pd.testing.assert_frame_equal(both.predict(rows), alone.predict(rows))
-    assert both.peak_bytes("new", guessing.TYPES[0].name, 8) == alone.peak_bytes("new", guessing.TYPES[0].name, 8)
+    assert both.peak_bytes("new", guessing.TYPES[0].name, 8) == alone.peak_bytes(
+        "new", guessing.TYPES[0].name, 8
+    )
     heavier = [
-        float(both.predict(guessing.asked(name, f"1x{guessing.TYPES[0].name}", 32))["step_s"].iloc[0])
+        float(
+            both.predict(guessing.asked(name, f"1x{guessing.TYPES[0].name}", 32))["step_s"].iloc[0]
+        )
         for name in ("new", "other")
     ]
     assert heavier[1] > 1.5 * heavier[0]

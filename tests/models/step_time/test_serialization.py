@@ -32,11 +32,15 @@ def test_a_model_of_another_format_is_distinguished(written: str) -> None:
 
 @pytest.mark.parametrize("which", ["profiles and probes", "imported runs"])
 def test_reads_back_from_json_exactly(which: str) -> None:
-    model, fresh = (known()[2], known()[1]) if which == "profiles and probes" else (clean()[1], FRESH)
+    model, fresh = (
+        (known()[2], known()[1]) if which == "profiles and probes" else (clean()[1], FRESH)
+    )
     again = serialization.load(serialization.dump(model))
     pd.testing.assert_frame_equal(again.predict(fresh), model.predict(fresh), check_exact=True)
     assert serialization.dump(again) == serialization.dump(model)
-    assert (again.draws(fresh[:9], count=7, seed=3) == model.draws(fresh[:9], count=7, seed=3)).all()
+    assert (
+        again.draws(fresh[:9], count=7, seed=3) == model.draws(fresh[:9], count=7, seed=3)
+    ).all()
 
 
 def test_the_artifact_keeps_the_definitions_that_were_measured() -> None:

@@ -49,9 +49,17 @@ def machines(here: Workspace) -> DescribedMachines:
 
 
 def launch(here: Workspace, est_s: float = 600.0) -> Launch:
-    spot = next(o for o in here.provider.offers(NOON) if o.instance_type.name == "s.large" and o.market == "spot")
-    item = Measurement(kind="profile", workload="conv", nodes=(0,), batches=(8,), reason="unknown", est_s=est_s)
-    return Launch(cluster=Cluster.of((2, spot)), items=(item,), est_s=est_s, est_usd=0.001, reason="unknown")
+    spot = next(
+        o
+        for o in here.provider.offers(NOON)
+        if o.instance_type.name == "s.large" and o.market == "spot"
+    )
+    item = Measurement(
+        kind="profile", workload="conv", nodes=(0,), batches=(8,), reason="unknown", est_s=est_s
+    )
+    return Launch(
+        cluster=Cluster.of((2, spot)), items=(item,), est_s=est_s, est_usd=0.001, reason="unknown"
+    )
 
 
 def tally(cap_usd: float = 1.0, spent: float = 0.0) -> Tally:
@@ -63,7 +71,9 @@ def monthly(here: Workspace, usd: float) -> Workspace:
     return replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
 
 
-def spent(here: Workspace, usd: float | None, ended_at: datetime, lease_id: str = "old-00", **columns: Any) -> None:
+def spent(
+    here: Workspace, usd: float | None, ended_at: datetime, lease_id: str = "old-00", **columns: Any
+) -> None:
     row = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xs.large", "market": "spot",
            "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
            "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
@@ -71,7 +81,9 @@ def spent(here: Workspace, usd: float | None, ended_at: datetime, lease_id: str 
         append(connection, "raw_leases", [row | columns])
 
 
-def held(lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **changes: Any) -> Lease:
+def held(
+    lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **changes: Any
+) -> Lease:
     words: dict[str, Any] = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xstranger", "controller_pid": 1,
                              "usd_per_hour": usd_per_hour, "started_at": NOON, "controller_alive": True,
                              "deadline_at": NOON + timedelta(hours=hours)}  # fmt: skip
@@ -102,7 +114,9 @@ def with_requirements(here: Workspace) -> tuple[Workspace, set[str]]:
     return replace(here, settings=here.settings.model_copy(update={"workloads": able})), named
 
 
-def test_machines_that_install_requirements_are_paid_for_as_long_as_that_may_take(here: Workspace) -> None:
+def test_machines_that_install_requirements_are_paid_for_as_long_as_that_may_take(
+    here: Workspace,
+) -> None:
     plain = caps.allowance(here, launch(here), tally(1000.0), NOON)
     needing, named = with_requirements(here)
     allowed = caps.allowance(needing, launch(here), tally(1000.0), NOON)
@@ -116,8 +130,12 @@ def test_a_launch_whose_money_ends_while_it_installs_is_not_made_and_installing_
     needing, _ = with_requirements(here)
     least_s = 600.0 + caps.EC2_LEAST_START_UP_S
     within_least = tally(at_worst(PRICE, least_s, machines=2) + 1e-6)
-    assert not refusal(here, within_least) and "this campaign's cap" in refusal(needing, within_least)
-    assert not refusal(needing, tally(at_worst(PRICE, least_s + caps.LEAST_INSTALL_S, machines=2) + 1e-6))
+    assert not refusal(here, within_least) and "this campaign's cap" in refusal(
+        needing, within_least
+    )
+    assert not refusal(
+        needing, tally(at_worst(PRICE, least_s + caps.LEAST_INSTALL_S, machines=2) + 1e-6)
+    )
     whole_s = 2 * 600.0 + caps.EC2_START_UP_S
     assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0
     assert caps.patience_s(needing, launch(here), tally(), whole_s + 300.0) == 150.0
@@ -128,19 +146,29 @@ def test_patience_is_part_of_what_a_launch_takes_and_ends_in_time(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_s = 2 * 600.0 + caps.EC2_START_UP_S
-    assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0, "a quarter of what it takes"
-    assert caps.patience_s(here, launch(here), tally(), whole_s - 500.0) == 100.0, "what the caps left of its deadline"
+    assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0, (
+        "a quarter of what it takes"
+    )
+    assert caps.patience_s(here, launch(here), tally(), whole_s - 500.0) == 100.0, (
+        "what the caps left of its deadline"
+    )
     assert caps.patience_s(here, launch(here), tally(), 600.0 + caps.EC2_LEAST_START_UP_S) == 0.0
     short = launch(here, 60.0)
     for left_s, patient_s in ((1000.0, 15.0), (65.0, 5.0), (50.0, 0.0)):
         late = replace(tally(), stop_at=time.monotonic() + left_s)
-        assert caps.patience_s(here, short, late, whole_s) == pytest.approx(patient_s, abs=1.0), "the campaign's end"
+        assert caps.patience_s(here, short, late, whole_s) == pytest.approx(patient_s, abs=1.0), (
+            "the campaign's end"
+        )
     monkeypatch.setattr(here.provider, "name", "local")
     deadline_s = caps.allowance(here, launch(here), tally(), NOON).deadline_s
     assert caps.patience_s(here, launch(here), tally(), deadline_s) == 600.0
     late = replace(tally(), stop_at=time.monotonic() + 1300.0)
-    assert caps.patience_s(here, launch(here), late, deadline_s) == pytest.approx(1300.0 / 3, abs=1.0), "a third"
-    assert deadline_s == 3 * 600.0 + caps.START_UP_S, "with room for the patience beside the time that was there before"
+    assert caps.patience_s(here, launch(here), late, deadline_s) == pytest.approx(
+        1300.0 / 3, abs=1.0
+    ), "a third"
+    assert deadline_s == 3 * 600.0 + caps.START_UP_S, (
+        "with room for the patience beside the time that was there before"
+    )
 
 
 def test_the_campaigns_cap_counts_what_it_has_spent(here: Workspace) -> None:
@@ -153,14 +181,20 @@ def test_most_of_the_months_dollars_are_told_of(here: Workspace, tmp_path: Path)
     spent(here, 7.9, NOON, "c-00")
     assert caps.money_short(here, tally(), NOON) == ""
     spent(here, 0.2, NOON, "d-00")
-    assert caps.money_short(here, tally(), NOON).startswith("$8.10 of the $10.00 of [ec2] max_usd_per_month are spent")
+    assert caps.money_short(here, tally(), NOON).startswith(
+        "$8.10 of the $10.00 of [ec2] max_usd_per_month are spent"
+    )
     spent(here, None, NOON, "e-00")
     assert "refresh e spent this month is not known" in caps.money_short(here, tally(), NOON)
     (tmp_path / "local").mkdir()
-    assert caps.money_short(monthly(install(tmp_path / "local"), 0.0), tally(), NOON) == "", "costs nothing"
+    assert caps.money_short(monthly(install(tmp_path / "local"), 0.0), tally(), NOON) == "", (
+        "costs nothing"
+    )
 
 
-def test_the_months_cap_counts_the_ledger_of_this_month_and_no_other_provider(here: Workspace) -> None:
+def test_the_months_cap_counts_the_ledger_of_this_month_and_no_other_provider(
+    here: Workspace,
+) -> None:
     here = monthly(here, 10.0)
     spent(here, 9.95, datetime(2026, 10, 31, 23, 59, tzinfo=UTC), "a-00")
     spent(here, 9.95, NOON, "b-00", provider="local")
@@ -202,7 +236,9 @@ def test_what_ended_and_is_not_in_the_ledger_yet_counts(here: Workspace, tmp_pat
         def closed(self) -> list[EndedLease]:
             return [over]
 
-    assert "9.95 committed" in refusal(replace(here, provider=Slow(name="ec2"))), "before what it measured is here"
+    assert "9.95 committed" in refusal(replace(here, provider=Slow(name="ec2"))), (
+        "before what it measured is here"
+    )
 
 
 def test_where_spending_is_not_known_nothing_more_is_spent(here: Workspace) -> None:
@@ -218,14 +254,18 @@ def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
     assert "not known" in refusal(here)
 
 
-def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(here: Workspace) -> None:
+def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(
+    here: Workspace,
+) -> None:
     ec2 = here.settings.ec2.model_copy(update={"markets": ("spot",)})
     here = replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
     offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
     dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
     allowed = caps.allowance(here, launch(here), tally(), NOON, offers)
     assert allowed.refusal == ""
-    assert allowed.worst_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, allowed.deadline_s, machines=2))
+    assert allowed.worst_usd == pytest.approx(
+        at_worst(SPOT_MARGIN * dearest, allowed.deadline_s, machines=2)
+    )
     machines(here).held = [held(cluster="1xs.large", usd_per_hour=dearest)]
     (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
@@ -242,7 +282,9 @@ def test_nothing_was_spent_before_the_first_refresh_and_money_on_this_machine_is
 
 
 def test_a_launch_that_does_not_fit_asks_for_no_machine_and_leaves_a_row(here: Workspace) -> None:
-    served = campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.05))  # acquiring would raise AssertionError
+    served = campaign.serve_launch.fn(
+        here, launch(here), LAUNCHED, tally(0.05)
+    )  # acquiring would raise AssertionError
     assert served.outcome.startswith("refused: at worst it would cost") and served.over_cap
     (row,) = served.rows
     assert row["status"] == "refused" and "this campaign's cap" in row["reason"]
@@ -255,11 +297,16 @@ def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, float]] = []
-    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s)))
+    monkeypatch.setattr(
+        campaign, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s))
+    )
     campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(1.0))
     campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.21))
     (longest_s, patience_s), (deadline_s, less_s) = seen
-    assert patience_s == 150.0 and less_s == caps.patience_s(here, launch(here), tally(0.21), deadline_s) < 150.0
+    assert (
+        patience_s == 150.0
+        and less_s == caps.patience_s(here, launch(here), tally(0.21), deadline_s) < 150.0
+    )
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < 2 * 600.0 + caps.EC2_START_UP_S
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.21
@@ -278,7 +325,9 @@ def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is
     assert "not launched: at worst it would cost" in capsys.readouterr().err
 
 
-def test_dollars_of_a_lease_that_cannot_be_read_are_unknown_and_nothing_is_launched(here: Workspace) -> None:
+def test_dollars_of_a_lease_that_cannot_be_read_are_unknown_and_nothing_is_launched(
+    here: Workspace,
+) -> None:
     machines(here).held = [held(usd_per_hour=None, cluster="", problem="lease.json cannot be read")]
     assert refusal(here) == "lease.json cannot be read"
 
@@ -290,13 +339,16 @@ def test_dollars_of_a_lease_that_cannot_be_read_are_unknown_and_nothing_is_launc
 
 
 @pytest.mark.parametrize(
-    ("spent", "at_s", "affords"), [(0.5, 99.0, True), (0.51, 99.0, False), (0.0, 100.0, False), (0.0, 101.0, False)]
+    ("spent", "at_s", "affords"),
+    [(0.5, 99.0, True), (0.51, 99.0, False), (0.0, 100.0, False), (0.0, 101.0, False)],
 )
 def test_a_launch_starts_only_within_the_dollars_and_the_time_of_its_campaign(
     monkeypatch: pytest.MonkeyPatch, spent: float, at_s: float, affords: bool
 ) -> None:
     monkeypatch.setattr(caps.time, "monotonic", lambda: at_s)
-    launch = Launch(cluster=Cluster.of((2, offer(180.0))), items=(), est_s=5.0, est_usd=0.5, reason="")
+    launch = Launch(
+        cluster=Cluster.of((2, offer(180.0))), items=(), est_s=5.0, est_usd=0.5, reason=""
+    )
     assert Tally(cap_usd=1.0, stop_at=100.0, usd=spent).affords(launch) is affords
 
 

@@ -27,7 +27,12 @@ from tests.ec2_home import Prospect
 from tests.fakes import offer
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet", "ec2:RunInstances"}
+MAKES = {
+    "ec2:CreateSecurityGroup",
+    "ec2:CreateLaunchTemplate",
+    "ec2:CreateFleet",
+    "ec2:RunInstances",
+}
 
 
 @pytest.fixture
@@ -41,7 +46,9 @@ def here(no_credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def offers() -> list[Offer]:
     """On demand as packaged, and spot in two zones."""
-    listed = {one.instance_type.name: one for one in open_workspace("ec2").provider.packaged_offers()}  # type: ignore[attr-defined]
+    listed = {
+        one.instance_type.name: one for one in open_workspace("ec2").provider.packaged_offers()
+    }  # type: ignore[attr-defined]
     spot = [
         replace(one, market="spot", zone=f"{REGION}{zone}", usd_per_hour=one.usd_per_hour * part)
         for one in listed.values()
@@ -52,11 +59,17 @@ def offers() -> list[Offer]:
 
 def launch(name: str, machines: int, market: str = "spot") -> Launch:
     found = next(one for one in offers() if one.instance_type.name == name and one.market == market)
-    return Launch(cluster=Cluster.of((machines, found)), items=(), est_s=300.0, est_usd=0.05, reason="r")
+    return Launch(
+        cluster=Cluster.of((machines, found)), items=(), est_s=300.0, est_usd=0.05, reason="r"
+    )
 
 
-def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked(here: Workspace) -> None:
-    result = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"])
+def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked(
+    here: Workspace,
+) -> None:
+    result = CliRunner().invoke(
+        app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"]
+    )
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
     made = [row for row in rows if row["worst_usd"] is not None]
@@ -65,7 +78,9 @@ def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked
         assert {one["action"] for one in row["requests"]} >= MAKES
         assert 0 < row["worst_usd"] <= 2.0 and row["deadline_s"] >= row["est_s"]
         assert any("not checked: the image" in sentence for sentence in row["said"])
-        assert "sha256" in next(one["request"]["UserData"] for one in row["requests"] if "UserData" in one["request"])
+        assert "sha256" in next(
+            one["request"]["UserData"] for one in row["requests"] if "UserData" in one["request"]
+        )
     assert not (here.home / "leases-ec2").exists() and not (here.home / "warehouse.duckdb").exists()
     plain = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2"])
     assert "ec2:CreateFleet {" in plain.output and "nothing was asked for" in plain.output
@@ -77,7 +92,9 @@ def test_the_cap_that_nobody_named_is_said(here: Workspace) -> None:
     result = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--json"])
     assert result.exit_code == 0, result.output
     assert "no --max-usd: this dry run assumes the $1 of [campaign] max_usd" in result.stderr
-    assert all(row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(result.stdout))
+    assert all(
+        row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(result.stdout)
+    )
 
 
 def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Workspace) -> None:
@@ -86,11 +103,17 @@ def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Works
     ingress = by_action["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
     assert ingress == [{"IpProtocol": "-1"}], "a rule without ranges is about the group itself"
     assert "0.0.0.0/0" not in json.dumps(ingress)
-    (out,) = [one for one in by_action["ec2:AuthorizeSecurityGroupEgress"]["IpPermissions"] if "IpRanges" in one]
+    (out,) = [
+        one
+        for one in by_action["ec2:AuthorizeSecurityGroupEgress"]["IpPermissions"]
+        if "IpRanges" in one
+    ]
     assert (out["FromPort"], out["ToPort"]) == (443, 443)
     assert by_action["ec2:RevokeSecurityGroupEgress"]["IpPermissions"][0]["IpProtocol"] == "-1"
     text = json.dumps([request for _, request in plan.requests])
-    assert "KeyName" not in text and '"HttpTokens": "required"' in text and '"Encrypted": true' in text
+    assert (
+        "KeyName" not in text and '"HttpTokens": "required"' in text and '"Encrypted": true' in text
+    )
 
 
 def test_with_an_account_image_subnets_and_zones_are_the_real_ones(here: Workspace) -> None:
@@ -98,11 +121,18 @@ def test_with_an_account_image_subnets_and_zones_are_the_real_ones(here: Workspa
         launches = [launch("g4dn.xlarge", 2, "on-demand")]
         (plan,) = dry_run.planned(here, launches, offers(), 5.0, NOW, aws.clients)
         runs = [request for action, request in plan.requests if action == "ec2:RunInstances"]
-        images = {one["ImageId"] for one in aws.plain("ec2").describe_images(Owners=["self"])["Images"]}
+        images = {
+            one["ImageId"] for one in aws.plain("ec2").describe_images(Owners=["self"])["Images"]
+        }
         asked = {method for method, _ in aws.asked}
     assert runs and {one["ImageId"] for one in runs} == images
     assert all(one["NetworkInterfaces"][0]["SubnetId"].startswith("subnet-") for one in runs)
-    assert not asked & {"run_instances", "create_fleet", "create_launch_template", "create_security_group"}
+    assert not asked & {
+        "run_instances",
+        "create_fleet",
+        "create_launch_template",
+        "create_security_group",
+    }
     assert not any("not checked" in sentence for sentence in plan.said)
 
 
@@ -116,13 +146,19 @@ def test_an_account_that_refuses_leaves_the_plan_and_says_why(here: Workspace) -
 def test_what_the_cap_does_not_pay_for_is_named_and_has_no_requests(here: Workspace) -> None:
     cheap, dear = launch("g4dn.xlarge", 1), launch("p4d.24xlarge", 2)
     plan = dry_run.planned(here, [dear, cheap], offers(), 1.0, NOW)
-    assert plan[0].worst_usd is None and plan[0].requests == [] and "at worst it would cost" in plan[0].said[0]
+    assert (
+        plan[0].worst_usd is None
+        and plan[0].requests == []
+        and "at worst it would cost" in plan[0].said[0]
+    )
     assert plan[1].worst_usd is not None and plan[1].requests
     assert "1 launches, at worst $" in dry_run.as_text(plan, 1.0)
 
 
 def test_what_holds_for_every_launch_is_said_once_and_below_them(here: Workspace) -> None:
-    plan = dry_run.planned(here, [launch("g4dn.xlarge", 1), launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
+    plan = dry_run.planned(
+        here, [launch("g4dn.xlarge", 1), launch("g4dn.xlarge", 2)], offers(), 5.0, NOW
+    )
     lines = dry_run.as_text(plan, 5.0).splitlines()
     assert len([line for line in lines if "no AWS credentials; not checked" in line]) == 1
     assert lines[-2].startswith("no AWS credentials")
@@ -140,13 +176,19 @@ def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
     one = replace(one, cluster=Cluster(members=tuple(billed(one.cluster.members, own))))
     known = billed(offers(), own)
     (plan,) = dry_run.planned(here, [one], known, 100.0, NOW)
-    spec = dry_run._spec_without_asking(here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0)
-    rungs, _ = ladder(one.cluster, known, [f"{REGION}{zone}" for zone in "abcdef"], ("on-demand", "spot"))
+    spec = dry_run._spec_without_asking(
+        here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0
+    )
+    rungs, _ = ladder(
+        one.cluster, known, [f"{REGION}{zone}" for zone in "abcdef"], ("on-demand", "spot")
+    )
     spec = replace(spec, subnets={f"{REGION}{zone}": "s" for zone in "abcdef"})
     for deadline_s in (600.0, 1234.5, plan.deadline_s):
         price = dearest_usd_per_hour(one.cluster, known)
         assert price is not None
-        reckoned = (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
+        reckoned = (
+            (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
+        )
         assert Prospect(spec=spec, rungs=rungs, said=[]).worst_usd(deadline_s) <= reckoned
 
 
@@ -166,7 +208,9 @@ def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
     (root / "images").mkdir()
     (root / "images" / "1.jpg").write_bytes(b"x" * 2**20)
     plain = (root / "srift.toml").read_text()
-    item = Measurement(kind="train", workload="conv", nodes=(0,), batches=(8,), reason="r", est_s=1.0)
+    item = Measurement(
+        kind="train", workload="conv", nodes=(0,), batches=(8,), reason="r", est_s=1.0
+    )
     one = replace(launch("g4dn.xlarge", 1), items=(item,))
     before_s = dry_run.planned(here, [one], offers(), 5.0, NOW)[0].deadline_s
     monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
@@ -177,8 +221,12 @@ def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
         with account() as aws:
             aws.plain("s3").create_bucket(Bucket="photos")
             aws.plain("s3").put_object(Bucket="photos", Key="cats/1.jpg", Body=b"x" * 2**20)
-            (plan,) = dry_run.planned(open_workspace("ec2"), [one], offers(), 50.0, NOW, aws.clients)
+            (plan,) = dry_run.planned(
+                open_workspace("ec2"), [one], offers(), 50.0, NOW, aws.clients
+            )
             assert not {"put_object", "get_object"} & {method for method, _ in aws.asked}
         assert any(says in sentence for sentence in plan.said), plan.said
         assert says in dry_run.as_text([plan], 5.0)
-        assert plan.deadline_s - before_s == pytest.approx(1000.01 if "dogs" not in data else 0.0, abs=60.0)
+        assert plan.deadline_s - before_s == pytest.approx(
+            1000.01 if "dogs" not in data else 0.0, abs=60.0
+        )

@@ -53,7 +53,9 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(here: Path, *, train: str = "train.csv", test: str = "test.csv", out: str | None = "out.csv") -> Report:
+def ran(
+    here: Path, *, train: str = "train.csv", test: str = "test.csv", out: str | None = "out.csv"
+) -> Report:
     return backtest(
         here / train,
         here / test,
@@ -75,7 +77,9 @@ def refused_before_fitting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.pure, "backtest", fit)
 
 
-def test_the_test_rows_get_three_columns_more_and_the_report_says_what_was_left_out_and_assumed(here: Path) -> None:
+def test_the_test_rows_get_three_columns_more_and_the_report_says_what_was_left_out_and_assumed(
+    here: Path,
+) -> None:
     (here / "out.csv").write_text("older\n")
     report = ran(here)
     header, *rows = table(here / "out.csv")
@@ -87,13 +91,20 @@ def test_the_test_rows_get_three_columns_more_and_the_report_says_what_was_left_
         assert 0 < low < step < high
     assert [row[-3:] for row in rows[2:]] == [["", "", ""]] * 2
     assert (report.rows, report.predicted, report.provider) == (4, 2, "ec2")
-    assert {one.name for one in here.iterdir()} == {f"{one}.csv" for one in ("train", "test", "facts", "types", "out")}
+    assert {one.name for one in here.iterdir()} == {
+        f"{one}.csv" for one in ("train", "test", "facts", "types", "out")
+    }
     said = "\n".join(report.sentences)
     assert "test.csv: column colour is not one of the contract's" in said
     assert "2 of 4 rows are without prediction" in said
-    assert "workload tiny in bf16 (TRAIN has no row of it in that mode)" in said and "workload gpt" in said
+    assert (
+        "workload tiny in bf16 (TRAIN has no row of it in that mode)" in said
+        and "workload gpt" in said
+    )
     assert "typical machine, since nobody knows them: new" in said
-    assert "one device is assumed where layout is empty, since nobody says how many: mine, new" in said
+    assert (
+        "one device is assumed where layout is empty, since nobody says how many: mine, new" in said
+    )
     assert report.summary[["by", "group", "rows"]].values.tolist() == [
         ["workload", "tiny", 2], ["instances", "2", 1], ["instances", "3", 1], ["all", "all", 2],
     ]  # fmt: skip
@@ -101,14 +112,18 @@ def test_the_test_rows_get_three_columns_more_and_the_report_says_what_was_left_
 
 
 def test_a_row_that_ends_early_is_filled_up_and_a_byte_order_mark_stays_out(here: Path) -> None:
-    (here / "test.csv").write_text("\ufeffworkload,cluster,batch_per_device,step_s,layout,zone\ntiny,1xg9.big,8,0.02\n")
+    (here / "test.csv").write_text(
+        "\ufeffworkload,cluster,batch_per_device,step_s,layout,zone\ntiny,1xg9.big,8,0.02\n"
+    )
     ran(here)
     header, row = table(here / "out.csv")
     assert header[0] == "workload" and row[:6] == ["tiny", "1xg9.big", "8", "0.02", "", ""]
     assert len(row) == len(header) == 9 and all(row[6:])
 
 
-def test_neither_answers_nor_earlier_predictions_nor_the_kind_of_file_change_the_predictions(here: Path) -> None:
+def test_neither_answers_nor_earlier_predictions_nor_the_kind_of_file_change_the_predictions(
+    here: Path,
+) -> None:
     ran(here)
     first = table(here / "out.csv")
     header, *rows = [row for row in table(here / "test.csv") if row]
@@ -140,7 +155,9 @@ def test_the_catalogue_matters_and_its_holes_do_not(here: Path) -> None:
     whole = table(here / "out.csv")
     (here / "types.csv").write_text(TYPES.replace("t9,4.0,", "t9,,"))
     assert any("nobody says" in one and "g9.big" in one for one in ran(here).sentences)
-    assert table(here / "out.csv")[1] == whole[1], "a row that gives its layout hung on the number of devices"
+    assert table(here / "out.csv")[1] == whole[1], (
+        "a row that gives its layout hung on the number of devices"
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,8 +166,16 @@ def test_the_catalogue_matters_and_its_holes_do_not(here: Path) -> None:
         ("train", "", "train.csv was refused.*\n.*there is no column 'workload'"),
         ("test", TEST.splitlines()[0] + "\n", "test.csv was refused.*\n.*it has no row"),
         ("test", TEST, "test.csv was refused.*\n.*line 7, column cluster: is empty"),
-        ("test", "workload,cluster,batch_per_device,step_s\ntiny,1xa,8,-1\n", "line 2, column step_s"),
-        ("train", "workload,cluster,batch_per_device,step_s,precision\ntiny,1xa,8,1,fp8\n", "line 2, column precision"),
+        (
+            "test",
+            "workload,cluster,batch_per_device,step_s\ntiny,1xa,8,-1\n",
+            "line 2, column step_s",
+        ),
+        (
+            "train",
+            "workload,cluster,batch_per_device,step_s,precision\ntiny,1xa,8,1,fp8\n",
+            "line 2, column precision",
+        ),
         (
             "train",
             "workload,cluster,batch_per_device,step_s,provider\ntiny,1xa,8,1,ec2\ntiny,1xa,8,1,local\n",
@@ -162,9 +187,17 @@ def test_the_catalogue_matters_and_its_holes_do_not(here: Path) -> None:
             "test.csv was refused.*\n.*rows of several providers are never pooled: ec2, local",
         ),
         ("facts", "workload,parameters,gradient_bytes\ntiny,none,4\n", "line 2, column parameters"),
-        ("types", "instance_type,network_gbps\na,fast\n", "types.csv was refused.*\n.*line 2, column network_gbps"),
+        (
+            "types",
+            "instance_type,network_gbps\na,fast\n",
+            "types.csv was refused.*\n.*line 2, column network_gbps",
+        ),
         ("types", "instance_type,network_gbps\na,0\n", "line 2, column network_gbps"),
-        ("types", "instance_type,vcpu\na,4\na,8\n", "column instance_type: 'a' stands more than once"),
+        (
+            "types",
+            "instance_type,vcpu\na,4\na,8\n",
+            "column instance_type: 'a' stands more than once",
+        ),
         ("types", "vcpu\n4\n", "there is no column 'instance_type'"),
     ],
 )
@@ -222,4 +255,6 @@ def test_the_measured_data_are_predicted_from_a_part_of_them(tmp_path: Path) -> 
     assert whole["median_error"] < 0.1 and whole["coverage_90"] > 0.75
     assert whole["coverage_50"] < whole["coverage_80"] < whole["coverage_90"]
     found = pd.read_csv(tmp_path / "out.csv")
-    assert np.median(np.abs(found["predicted_step_s"] / found["step_s"] - 1)) == pytest.approx(whole["median_error"])
+    assert np.median(np.abs(found["predicted_step_s"] / found["step_s"] - 1)) == pytest.approx(
+        whole["median_error"]
+    )

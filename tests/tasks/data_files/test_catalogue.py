@@ -36,6 +36,13 @@ def test_every_figure_arrives_and_what_is_empty_is_unknown(tmp_path: Path) -> No
 def test_the_catalogue_of_ec2_is_read_whole() -> None:
     found = read_catalogue(SHARED / "ec2_catalogue.csv")
     assert len(found) == found["name"].nunique() == 1385
-    assert (found["devices"] >= 1).all() and not (found.drop(columns=["name", "device"]) == 0).any(axis=None)
+    assert (found["devices"] >= 1).all() and not (found.drop(columns=["name", "device"]) == 0).any(
+        axis=None
+    )
     own = found.set_index("name").loc["g4dn.12xlarge"]
-    assert (own["devices"], own["device"], own["cores"], own["bandwidth_gbps"]) == (4, "t4", 48.0, 50.0)
+    assert (own["devices"], own["device"], own["cores"], own["bandwidth_gbps"]) == (
+        4,
+        "t4",
+        48.0,
+        50.0,
+    )

@@ -10,8 +10,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.data_files.imports import ImportFiles, asked_of_public, forget_import, import_measurements, load_public
-from tasks.data_files.public import FACTS, FOLDER, MEASUREMENTS, ORIGIN, PUBLIC_IMPORT, public_workloads
+from tasks.data_files.imports import (
+    ImportFiles,
+    asked_of_public,
+    forget_import,
+    import_measurements,
+    load_public,
+)
+from tasks.data_files.public import (
+    FACTS,
+    FOLDER,
+    MEASUREMENTS,
+    ORIGIN,
+    PUBLIC_IMPORT,
+    public_workloads,
+)
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
 from tasks.workspace.settings import SettingsError, WorkloadSettings
@@ -52,14 +65,21 @@ def test_they_are_known_before_they_are_loaded_and_the_same_once_they_are(here: 
     after = {one.workload: one for one in known_workloads(here.warehouse, here.settings)}
     assert before.keys() == after.keys() >= public_workloads().keys()
     for name in public_workloads():
-        assert replace(before[name], newest_measured_at=None) == replace(after[name], newest_measured_at=None)
+        assert replace(before[name], newest_measured_at=None) == replace(
+            after[name], newest_measured_at=None
+        )
     assert counted(here) == (0, 0, 992)
 
 
 def test_a_fresh_home_answers_from_them_and_says_so(
-    tmp_path: Path, no_credentials: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    no_credentials: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    few = pd.read_parquet(MEASUREMENTS).query("workload == @NAME").iloc[::25]  # a fit takes as long as it has rows
+    few = (
+        pd.read_parquet(MEASUREMENTS).query("workload == @NAME").iloc[::25]
+    )  # a fit takes as long as it has rows
     few.to_parquet(tmp_path / "few.parquet")
     monkeypatch.setattr("tasks.data_files.imports.MEASUREMENTS", tmp_path / "few.parquet")
     (tmp_path / "srift.toml").touch()
@@ -80,13 +100,20 @@ def test_a_fresh_home_answers_from_them_and_says_so(
 def test_forgotten_they_stay_forgotten_until_they_are_imported(here: Workspace) -> None:
     load_public(here, NOON)
     said = forget_import(here.warehouse, PUBLIC_IMPORT, NOON).sentence
-    assert "4853 rows and facts of 4 workloads no longer count" in said and str(MEASUREMENTS) in said
+    assert (
+        "4853 rows and facts of 4 workloads no longer count" in said and str(MEASUREMENTS) in said
+    )
     assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
     assert NAME not in asked_of_public(here, NAME, NOON).settings.workloads
     with pytest.raises(SettingsError, match="unknown workload"):
         provider_that_knows(here.warehouse, here.settings, NAME)
-    import_measurements(here.warehouse, ImportFiles(measurements=MEASUREMENTS, workloads=FACTS), NOON)
-    assert counted(here) == (0, 0, 992) and NAME in asked_of_public(here, NAME, NOON).settings.workloads
+    import_measurements(
+        here.warehouse, ImportFiles(measurements=MEASUREMENTS, workloads=FACTS), NOON
+    )
+    assert (
+        counted(here) == (0, 0, 992)
+        and NAME in asked_of_public(here, NAME, NOON).settings.workloads
+    )
 
 
 def test_an_import_of_the_same_rows_counts_none_twice(here: Workspace, tmp_path: Path) -> None:
@@ -94,7 +121,9 @@ def test_an_import_of_the_same_rows_counts_none_twice(here: Workspace, tmp_path:
     before = training_frames(here.warehouse, "ec2")["runs"].drop(columns="source")
     file = tmp_path / "mine.csv"
     pd.read_parquet(MEASUREMENTS).to_csv(file, index=False)
-    mine = import_measurements(here.warehouse, ImportFiles(measurements=file, workloads=FACTS), NOON)
+    mine = import_measurements(
+        here.warehouse, ImportFiles(measurements=file, workloads=FACTS), NOON
+    )
     assert (mine.rows, mine.new, mine.import_id == PUBLIC_IMPORT) == (4853, 0, False)
     after = training_frames(here.warehouse, "ec2")["runs"].drop(columns="source")
     pd.testing.assert_frame_equal(after, before)
@@ -105,13 +134,19 @@ def test_an_import_of_the_same_rows_counts_none_twice(here: Workspace, tmp_path:
     assert counted(here) == (0, 993, 0)
 
 
-def test_rows_of_ones_own_take_the_place_of_a_workloads_public_ones(here: Workspace, tmp_path: Path) -> None:
+def test_rows_of_ones_own_take_the_place_of_a_workloads_public_ones(
+    here: Workspace, tmp_path: Path
+) -> None:
     load_public(here, NOON)
     own(here, tmp_path, f"{NAME},1xg4dn.xlarge,64,0.6\n")
     assert counted(here) == (0, 1, 0)
     assert measured_workloads(here.warehouse, "ec2")["bert-base-squad"] == 620
     assert NAME not in asked_of_public(here, NAME, NOON).settings.workloads
-    (mine,) = [row for row in mart(here.warehouse, "imports").to_dict("records") if row["import_id"] != PUBLIC_IMPORT]
+    (mine,) = [
+        row
+        for row in mart(here.warehouse, "imports").to_dict("records")
+        if row["import_id"] != PUBLIC_IMPORT
+    ]
     forget_import(here.warehouse, mine["import_id"], NOON)
     assert counted(here) == (0, 0, 992)
 
@@ -119,7 +154,9 @@ def test_rows_of_ones_own_take_the_place_of_a_workloads_public_ones(here: Worksp
 def test_a_workload_that_has_code_here_is_another_than_the_public_one(here: Workspace) -> None:
     load_public(here, NOON)
     with here.warehouse.transact() as connection:
-        note_workloads(connection, [{"workload": NAME, "digest": "abc"}], provider="ec2", noted_at=NOON)
+        note_workloads(
+            connection, [{"workload": NAME, "digest": "abc"}], provider="ec2", noted_at=NOON
+        )
     assert NAME not in measured_workloads(here.warehouse, "ec2")
     facts = mart(here.warehouse, "workloads", provider="ec2", workload=NAME)
     assert facts["digest"].tolist() == ["abc"] and facts["parameters"].isna().all()
@@ -141,13 +178,19 @@ def test_where_ones_own_rows_tell_nothing_is_loaded(
     asked_of_public(replace(here, settings=named), "bert-base-squad", NOON)
 
 
-def test_facts_of_ones_own_come_before_theirs_whichever_came_first(here: Workspace, tmp_path: Path) -> None:
+def test_facts_of_ones_own_come_before_theirs_whichever_came_first(
+    here: Workspace, tmp_path: Path
+) -> None:
     file = tmp_path / "facts.csv"
-    file.write_text(f"workload,parameters,gradient_bytes,flops_per_sample\n{NAME},25557032,102228128,24.5e9\n")
+    file.write_text(
+        f"workload,parameters,gradient_bytes,flops_per_sample\n{NAME},25557032,102228128,24.5e9\n"
+    )
     import_measurements(here.warehouse, ImportFiles(workloads=file), NOON)
     load_public(here, NOON)
     (facts,) = mart(here.warehouse, "workloads", provider="ec2", workload=NAME).to_dict("records")
-    assert (facts["parameters"], facts["flops_per_sample"]) == (25557032, 24.5e9) and counted(here) == (0, 0, 992)
+    assert (facts["parameters"], facts["flops_per_sample"]) == (25557032, 24.5e9) and counted(
+        here
+    ) == (0, 0, 992)
 
 
 def test_the_rows_are_the_published_ones() -> None:

@@ -56,25 +56,33 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
         ("images", "wrong", "no folder"),
     ],
 )
-def test_what_is_not_there_is_wrong(aws: Account, tmp_path: Path, data: str, status: str, says: str) -> None:
+def test_what_is_not_there_is_wrong(
+    aws: Account, tmp_path: Path, data: str, status: str, says: str
+) -> None:
     first = of_data(aws, having(tmp_path, data))[0]
     assert first[0] == status and says in first[1]
 
 
-def test_one_that_this_identity_may_not_list_is_noted_for_machines_may(aws: Account, tmp_path: Path) -> None:
+def test_one_that_this_identity_may_not_list_is_noted_for_machines_may(
+    aws: Account, tmp_path: Path
+) -> None:
     settings = having(tmp_path, "s3://photos/cats")
     aws.refuse["list_objects_v2"] = "AccessDenied"
     first = of_data(aws, settings)[0]
     assert first[0] == "note" and "may not be listed by this AWS identity" in first[1]
 
 
-def test_what_does_not_fit_on_a_volume_is_wrong(aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_on_a_volume_is_wrong(
+    aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tasks.doctor.data.KEPT_FREE_BYTES", 100 * 2**30)
     first = of_data(aws, having(tmp_path, "s3://photos/cats"))[0]
     assert first[0] == "wrong" and "[ec2] volume_gib is 100: set it to 101" in first[1]
 
 
-def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(tmp_path: Path) -> None:
+def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "1.jpg").write_bytes(b"x")
     says = f"1 files of 1 bytes in {tmp_path / 'images'}"

@@ -37,7 +37,11 @@ OUR_TAG = {"StringEquals": {"aws:ResourceTag/srift:deployment": "ours"}}
 def called(*files: Path) -> set[str]:
     """Actions whose names stand in the code as strings of their own (docstrings hold more than one word)."""
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
-    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    strings = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     return {text for text in strings if ACTION.fullmatch(text)}
 
 
@@ -70,7 +74,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Each call was held against botocore's model when it was made (tests/aws_model.py)."""
     home = Home(tmp_path_factory.mktemp("calls"), choices=PRIVATELY)
     home.world.account.pairs = home.world.account.nat = True
-    home.world.account.spot = dict.fromkeys(home.world.account.spot, 1.0)  # a tie, so that scores are asked for
+    home.world.account.spot = dict.fromkeys(
+        home.world.account.spot, 1.0
+    )  # a tie, so that scores are asked for
     with home.acquire(home.mixed()) as running:
         home.world.interrupt(home.world.alive()[0].instance_id)
         running.nodes()
@@ -78,7 +84,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     cluster = home.two("on-demand")
     home.world.faults = [Fault(action="ec2:DescribeInstances", code=KILLED)]
     home.killed_in(cluster, "r-2")
-    home.world.account.groups["us-east-1", "sg-old"] = {"GroupId": "sg-old", "GroupName": "old", "Tags": OLD}
+    home.world.account.groups["us-east-1", "sg-old"] = {
+        "GroupId": "sg-old",
+        "GroupName": "old",
+        "Tags": OLD,
+    }
     with home.acquire(cluster, "r-2"):
         assert len(home.world.alive()) == 2
     home.provider.reap(home.world.now)
@@ -88,17 +98,22 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             examine_ec2(load_settings(project(folder, *lines)), aws.clients)
     methods = home.world.methods | aws.methods
     return Recorded(
-        actions=frozenset(aws_model.iam_action(*one) for one in methods), tagging=frozenset(home.world.tagging)
+        actions=frozenset(aws_model.iam_action(*one) for one in methods),
+        tagging=frozenset(home.world.tagging),
     )
 
 
 OLD = [{"Key": "srift:deployment", "Value": "srift"}, {"Key": "srift:lease", "Value": "gone"}]
 
 
-def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(recorded: Recorded) -> None:
+def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(
+    recorded: Recorded,
+) -> None:
     """A call that is new must come to pass here, or this fails: no request goes out that no test has seen."""
     named = called(*(PROVIDERS / "ec2").glob("*.py"))
-    assert named - recorded.actions == set(), "no test makes these, so that nobody knows whether AWS would take them"
+    assert named - recorded.actions == set(), (
+        "no test makes these, so that nobody knows whether AWS would take them"
+    )
     assert recorded.actions - named == set(), "called under a name that the code does not have"
     may = allowed("controller-policy")
     assert named - EVERYBODY_MAY - may == set(), "the code calls what the policy does not allow"
@@ -133,7 +148,9 @@ def test_a_machine_may_do_in_s3_what_its_client_does_and_nothing_else() -> None:
         (None, False),
     ],
 )
-def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(prefix: str | None, may: bool) -> None:
+def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(
+    prefix: str | None, may: bool
+) -> None:
     node = statements("node-policy")
     assert allows(node, "s3:ListBucket", "arn:aws:s3:::mine-1", "AROA:i-1", prefix) is may
     for key, read in (("data/abcd/cats/1.jpg", True), ("database/x", False)):
@@ -154,9 +171,15 @@ def test_the_policies_of_an_installation_let_machines_read_what_its_workloads_na
     file.write_text(own + "".join(workload.format(*one) for one in named.items()))
     settings = load_settings(file)
     node = report.policies_of(settings)["node-policy"]["Statement"]
-    for bucket, prefix, may in (("photos", "cats/", True), ("photos", "dogs/", False), ("whole", "", True)):
+    for bucket, prefix, may in (
+        ("photos", "cats/", True),
+        ("photos", "dogs/", False),
+        ("whole", "", True),
+    ):
         assert allows(node, "s3:ListBucket", f"arn:aws:s3:::{bucket}", "AROA:i-1", prefix) is may
-        assert allows(node, "s3:GetObject", f"arn:aws:s3:::{bucket}/{prefix}1.jpg", "AROA:i-1") is may
+        assert (
+            allows(node, "s3:GetObject", f"arn:aws:s3:::{bucket}/{prefix}1.jpg", "AROA:i-1") is may
+        )
         assert not allows(node, "s3:PutObject", f"arn:aws:s3:::{bucket}/{prefix}1.jpg", "AROA:i-1")
     assert len({one["Sid"] for one in node}) == len(node)
     file.write_text(own)
@@ -167,14 +190,20 @@ def test_the_policies_of_an_installation_let_machines_read_what_its_workloads_na
 def test_every_call_of_aws_carries_the_name_of_its_action() -> None:
     """Clients are made in one file and called through one method there, which takes the action's name."""
     for file in (PROVIDERS / "ec2").glob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        calls = [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
+        ]
         methods = [(node.func.attr, node) for node in calls if isinstance(node.func, ast.Attribute)]
         made = [name for name, _ in methods if name in ("client", "_client", "_clients")]
         assert made == [] or file.name == "api.py"
         for first in (node.args[0] for name, node in methods if name in ("ask", "ask_pages")):
-            assert isinstance(first, ast.Name) or ACTION.fullmatch(ast.literal_eval(first)), ast.unparse(first)
+            assert isinstance(first, ast.Name) or ACTION.fullmatch(ast.literal_eval(first)), (
+                ast.unparse(first)
+            )
     importing = re.compile(r"import boto|from boto")
-    makers = [file.name for file in (ROOT / "tasks").rglob("*.py") if importing.search(file.read_text())]
+    makers = [
+        file.name for file in (ROOT / "tasks").rglob("*.py") if importing.search(file.read_text())
+    ]
     assert makers == ["api.py"]
 
 
@@ -205,13 +234,18 @@ def test_a_machine_may_write_what_it_tells_and_nowhere_else_though_a_star_of_iam
 
 def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it() -> None:
     (trust,) = statements("node-trust")
-    assert trust["Principal"] == {"Service": "ec2.amazonaws.com"} and trust["Action"] == "sts:AssumeRole"
+    assert (
+        trust["Principal"] == {"Service": "ec2.amazonaws.com"}
+        and trust["Action"] == "sts:AssumeRole"
+    )
     (passing,) = of_action("iam:PassRole")
     assert passing["Resource"] == "arn:aws:iam::999988887777:role/node-profile"
     assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
 
 
-@pytest.mark.parametrize("action", ["RunInstances", "CreateFleet", "CreateLaunchTemplate", "CreateSecurityGroup"])
+@pytest.mark.parametrize(
+    "action", ["RunInstances", "CreateFleet", "CreateLaunchTemplate", "CreateSecurityGroup"]
+)
 def test_what_is_made_carries_our_tag(action: str) -> None:
     made = {"RunInstances": "instance", "CreateFleet": "fleet", "CreateLaunchTemplate": "launch-template",
             "CreateSecurityGroup": "security-group"}[action]  # fmt: skip
@@ -221,7 +255,9 @@ def test_what_is_made_carries_our_tag(action: str) -> None:
     for one in found:
         tag = one["Condition"]["StringEquals"]
         assert tag in ({"aws:RequestTag/srift:deployment": "ours"}, OUR_TAG["StringEquals"])
-    assert any("aws:RequestTag/srift:deployment" in one["Condition"]["StringEquals"] for one in found)
+    assert any(
+        "aws:RequestTag/srift:deployment" in one["Condition"]["StringEquals"] for one in found
+    )
 
 
 @pytest.mark.parametrize("action", [
@@ -240,7 +276,8 @@ def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star() -> None:
         for action in listed(one["Action"]):
             assert "*" not in action
             looks = re.fullmatch(
-                r"ec2:(Describe|GetSpotPlacementScores)\w*|pricing:Get\w+|servicequotas:Get\w+", action
+                r"ec2:(Describe|GetSpotPlacementScores)\w*|pricing:Get\w+|servicequotas:Get\w+",
+                action,
             )
             assert one.get("Resource") != "*" or looks, f"{action} everywhere"
 
@@ -248,6 +285,8 @@ def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star() -> None:
 def test_every_name_is_filled_in_and_braces_left_are_awss() -> None:
     text = json.dumps(policies(EC2, account="999988887777"))
     assert set(re.findall(r"\{[a-z_:]+\}", text)) == {"{aws:userid}"}
-    assert ACCOUNT in json.dumps(policies(EC2)), "where nobody named the account, AWS's example stands"
+    assert ACCOUNT in json.dumps(policies(EC2)), (
+        "where nobody named the account, AWS's example stands"
+    )
     with pytest.raises(SettingsError, match="set bucket under"):
         policies(Ec2())

@@ -32,7 +32,9 @@ def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         monkeypatch.setattr(ec2_api, "boto_clients", lambda: made.clients)
         monkeypatch.setattr(ec2_api, "has_credentials", lambda: True)
         yield made
-        launched = [words for method, words in made.asked if method in LAUNCHES and not words.get("DryRun")]
+        launched = [
+            words for method, words in made.asked if method in LAUNCHES and not words.get("DryRun")
+        ]
         assert launched == [], "a machine was asked for"
         assert made.plain("ec2").describe_instances()["Reservations"] == []
         assert made.keys() == [], "something was left in the bucket"
@@ -55,13 +57,20 @@ def test_an_account_that_is_set_up_is_well(aws: Account, tmp_path: Path) -> None
                       f"quotas in {REGION}", "role AWSServiceRoleForEC2Spot"}  # fmt: skip
     [keys] = [one for one in found if one.check == "encryption keys"]
     assert keys.status == "note"
-    assert all(right in keys.says for right in ("kms:GenerateDataKey", "kms:Decrypt", "kms:CreateGrant"))
+    assert all(
+        right in keys.says for right in ("kms:GenerateDataKey", "kms:Decrypt", "kms:CreateGrant")
+    )
     refuse_unless_well(settings(tmp_path), "ec2", 5.0)
 
 
 REFUSALS = [  # method, AWS's code, the check, what is said
     ("get_caller_identity", "ExpiredToken", "identity", "sign in again"),
-    ("get_caller_identity", "InvalidClientTokenId", "identity", "does not accept these credentials"),
+    (
+        "get_caller_identity",
+        "InvalidClientTokenId",
+        "identity",
+        "does not accept these credentials",
+    ),
     ("describe_regions", "UnauthorizedOperation", "regions", "may not call ec2:DescribeRegions"),
     ("get_bucket_location", "NoSuchBucket", "bucket", "check [ec2] bucket"),
     ("get_bucket_location", "AccessDenied", "bucket", "may not call s3:GetBucketLocation"),
@@ -71,12 +80,22 @@ REFUSALS = [  # method, AWS's code, the check, what is said
     ("get_instance_profile", "NoSuchEntity", "instance profile", "check [ec2] instance_profile"),
     ("get_parameter", "ParameterNotFound", f"image in {REGION}", "check [ec2] ami_parameter"),
     ("describe_images", "InvalidAMIID.NotFound", f"image in {REGION}", "check [ec2] ami_parameter"),
-    ("describe_vpcs", "UnauthorizedOperation", f"network in {REGION}", "may not call ec2:DescribeVpcs"),
-    *((method, "UnauthorizedOperation", f"permissions in {REGION}", "may not call ec2:") for method in DRY),
+    (
+        "describe_vpcs",
+        "UnauthorizedOperation",
+        f"network in {REGION}",
+        "may not call ec2:DescribeVpcs",
+    ),
+    *(
+        (method, "UnauthorizedOperation", f"permissions in {REGION}", "may not call ec2:")
+        for method in DRY
+    ),
 ]
 
 
-@pytest.mark.parametrize(("method", "code", "check", "says"), REFUSALS, ids=[f"{one[0]} {one[1]}" for one in REFUSALS])
+@pytest.mark.parametrize(
+    ("method", "code", "check", "says"), REFUSALS, ids=[f"{one[0]} {one[1]}" for one in REFUSALS]
+)
 def test_a_refusal_is_one_line_with_its_fix_and_stops_a_refresh_before_any_machine(
     aws: Account, tmp_path: Path, method: str, code: str, check: str, says: str
 ) -> None:
@@ -97,7 +116,9 @@ def test_no_credentials_is_the_first_thing_to_put_right(
 
 
 def expiry(tmp_path: Path) -> Finding:
-    (found,) = [one for one in examine(settings(tmp_path), "ec2") if one.check == "bucket empties itself"]
+    (found,) = [
+        one for one in examine(settings(tmp_path), "ec2") if one.check == "bucket empties itself"
+    ]
     return found
 
 
@@ -105,7 +126,11 @@ def test_a_bucket_that_keeps_what_leases_leave_gets_a_rule_that_the_doctor_then_
     aws: Account, tmp_path: Path
 ) -> None:
     before = expiry(tmp_path)
-    assert before.status == "note" and f"--bucket {BUCKET}" in before.says and "replaces" in before.says
+    assert (
+        before.status == "note"
+        and f"--bucket {BUCKET}" in before.says
+        and "replaces" in before.says
+    )
     s3 = aws.plain("s3")
     rules = json.loads(before.says.partition("--lifecycle-configuration '")[2].rstrip("'"))
     of_some = {"Prefix": "srift/leases/", "Tags": [{"Key": "a", "Value": "b"}]}
@@ -121,14 +146,21 @@ def test_a_bucket_that_keeps_what_leases_leave_gets_a_rule_that_the_doctor_then_
     assert "after 30 days" in expiry(tmp_path).says
     aws.refuse["get_bucket_lifecycle_configuration"] = "AccessDenied"
     found = expiry(tmp_path)
-    assert found.status == "note" and "s3:GetLifecycleConfiguration" in found.says and "Expiration" in found.says
+    assert (
+        found.status == "note"
+        and "s3:GetLifecycleConfiguration" in found.says
+        and "Expiration" in found.says
+    )
     refuse_unless_well(settings(tmp_path), "ec2", 5.0)
 
 
 def test_types_that_nobody_knows_and_own_prices_of_them_are_noted_and_stop_nothing(
     aws: Account, tmp_path: Path
 ) -> None:
-    lines = ('discounts = { "g5.*" = 0.1, "g7x.*" = 0.2 }', 'prices = { "p5.48xlarg" = { spot_usd_per_hour = 9.0 } }')
+    lines = (
+        'discounts = { "g5.*" = 0.1, "g7x.*" = 0.2 }',
+        'prices = { "p5.48xlarg" = { spot_usd_per_hour = 9.0 } }',
+    )
     found = examine(settings(tmp_path, *lines), "ec2")
     says = [one.says for one in found if one.check == "instance types"]
     assert len(says) == 2 and wrong(found) == {}
@@ -136,18 +168,34 @@ def test_types_that_nobody_knows_and_own_prices_of_them_are_noted_and_stop_nothi
     assert "[ec2.discounts]: 'g7x.*'" in says[1]
     named = settings(tmp_path)
     assert [one.status for one in examine(named, "ec2") if one.check == "instance types"] == ["ok"]
-    for types, said in ((("p4d.24xlarg", "g4dn.*"), "did you mean 'p4d.24xlarge'"), (("gpu",), "/ours/ami")):
-        other = named.model_copy(update={"ec2": named.ec2.model_copy(update={"instance_types": types})})
+    for types, said in (
+        (("p4d.24xlarg", "g4dn.*"), "did you mean 'p4d.24xlarge'"),
+        (("gpu",), "/ours/ami"),
+    ):
+        other = named.model_copy(
+            update={"ec2": named.ec2.model_copy(update={"instance_types": types})}
+        )
         found = examine(other, "ec2")
-        (note,) = [one.says for one in found if one.check == "instance types" and one.status == "note"]
+        (note,) = [
+            one.says for one in found if one.check == "instance types" and one.status == "note"
+        ]
         assert said in note and wrong(found) == {}
 
 
-@pytest.mark.parametrize(("region", "says"), [("us-esat-1", "no region us-esat-1"), ("ap-east-1", "is not enabled")])
+@pytest.mark.parametrize(
+    ("region", "says"), [("us-esat-1", "no region us-esat-1"), ("ap-east-1", "is not enabled")]
+)
 def test_a_wrong_region_is_named(aws: Account, tmp_path: Path, region: str, says: str) -> None:
     off = {"RegionName": "ap-east-1", "OptInStatus": "not-opted-in"}
-    aws.answers["describe_regions"] = {"Regions": [{"RegionName": REGION, "OptInStatus": "opt-in-not-required"}, off]}
-    assert says in wrong(examine(settings(tmp_path, f'regions = ["{REGION}", "{region}"]'), "ec2"))["regions"]
+    aws.answers["describe_regions"] = {
+        "Regions": [{"RegionName": REGION, "OptInStatus": "opt-in-not-required"}, off]
+    }
+    assert (
+        says
+        in wrong(examine(settings(tmp_path, f'regions = ["{REGION}", "{region}"]'), "ec2"))[
+            "regions"
+        ]
+    )
 
 
 def image(**changes: Any) -> dict[str, Any]:
@@ -163,13 +211,33 @@ def volumes(*gib: int) -> list[dict[str, Any]]:
     ("method", "answer", "check", "says"),
     [
         ("get_bucket_location", {"LocationConstraint": "eu-west-1"}, "bucket", "lies in eu-west-1"),
-        ("get_bucket_policy_status", {"PolicyStatus": {"IsPublic": True}}, "bucket is private", "strangers"),
+        (
+            "get_bucket_policy_status",
+            {"PolicyStatus": {"IsPublic": True}},
+            "bucket is private",
+            "strangers",
+        ),
         ("list_objects_v2", {}, "bucket can be used", "not in the bucket's list"),
-        ("get_instance_profile", {"InstanceProfile": {"Roles": []}}, "instance profile", "holds no role"),
+        (
+            "get_instance_profile",
+            {"InstanceProfile": {"Roles": []}},
+            "instance profile",
+            "holds no role",
+        ),
         ("describe_images", image(Architecture="arm64"), f"image in {REGION}", "is for arm64"),
         ("describe_images", image(State="pending"), f"image in {REGION}", "is gone"),
-        ("describe_images", image(BlockDeviceMappings=volumes(200)), f"image in {REGION}", "volume_gib"),
-        ("describe_images", image(BlockDeviceMappings=volumes(8, 200)), f"image in {REGION}", "volume_gib"),
+        (
+            "describe_images",
+            image(BlockDeviceMappings=volumes(200)),
+            f"image in {REGION}",
+            "volume_gib",
+        ),
+        (
+            "describe_images",
+            image(BlockDeviceMappings=volumes(8, 200)),
+            f"image in {REGION}",
+            "volume_gib",
+        ),
     ],
 )
 def test_a_bucket_a_profile_or_an_image_that_will_not_do_is_wrong(
@@ -207,28 +275,41 @@ def test_a_service_role_that_is_missing_or_not_shown_is_made_by_the_command_that
     assert set(says) == {"role AWSServiceRoleForEC2Spot", "role AWSServiceRoleForEC2Fleet"}
     for check, service in (("Spot", "spot"), ("Fleet", "ec2fleet")):
         said = says[f"role AWSServiceRoleForEC2{check}"]
-        assert f"create-service-linked-role --aws-service-name {service}.amazonaws.com" in said and more in said
+        assert (
+            f"create-service-linked-role --aws-service-name {service}.amazonaws.com" in said
+            and more in said
+        )
     on_demand = settings(tmp_path, 'markets = ["on-demand"]', "[campaign]", 'market = "on-demand"')
     assert wrong(examine(on_demand, "ec2")) == {}
     aws.refuse["get_role"] = "ExpiredToken"
-    assert "sign in again" in wrong(examine(settings(tmp_path), "ec2"))["role AWSServiceRoleForEC2Spot"]
+    assert (
+        "sign in again"
+        in wrong(examine(settings(tmp_path), "ec2"))["role AWSServiceRoleForEC2Spot"]
+    )
 
 
 def test_a_network_without_a_way_to_the_bucket_is_wrong(aws: Account, tmp_path: Path) -> None:
     vpc = aws.plain("ec2").create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
     aws.plain("ec2").create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24")
-    assert "public address" in wrong(examine(settings(tmp_path, f'vpc = "{vpc}"'), "ec2"))[f"network in {REGION}"]
+    assert (
+        "public address"
+        in wrong(examine(settings(tmp_path, f'vpc = "{vpc}"'), "ec2"))[f"network in {REGION}"]
+    )
     gone = settings(tmp_path, 'vpc = "vpc-12345678"')
     assert "vpc-12345678 is not there" in wrong(examine(gone, "ec2"))[f"network in {REGION}"]
 
 
 def test_a_quota_that_no_type_fits_under_is_named(aws: Account, tmp_path: Path) -> None:
-    aws.answers["get_service_quota"] = {"Quota": {"QuotaName": "All G and VT Spot Instance Requests", "Value": 0.0}}
+    aws.answers["get_service_quota"] = {
+        "Quota": {"QuotaName": "All G and VT Spot Instance Requests", "Value": 0.0}
+    }
     says = wrong(examine(settings(tmp_path), "ec2"))[f"quotas in {REGION}"]
     assert "'All G and VT Spot Instance Requests'" in says and "Service Quotas" in says
     aws.refuse["get_service_quota"] = "AccessDeniedException"
     found = examine(settings(tmp_path), "ec2")
-    assert wrong(found) == {} and [one.status for one in found if one.check == f"quotas in {REGION}"] == ["note"]
+    assert wrong(found) == {} and [
+        one.status for one in found if one.check == f"quotas in {REGION}"
+    ] == ["note"]
 
 
 def test_a_clock_that_is_off_is_wrong_before_aws_refuses_it(aws: Account) -> None:
@@ -243,13 +324,17 @@ def test_a_clock_that_is_off_is_wrong_before_aws_refuses_it(aws: Account) -> Non
         assert clock.status == status, clock.says
 
 
-def test_without_a_bucket_that_is_said_and_the_rest_is_checked(aws: Account, tmp_path: Path) -> None:
+def test_without_a_bucket_that_is_said_and_the_rest_is_checked(
+    aws: Account, tmp_path: Path
+) -> None:
     made = settings(tmp_path)
     made = made.model_copy(update={"ec2": made.ec2.model_copy(update={"bucket": None})})
     assert list(wrong(examine(made, "ec2"))) == ["settings"]
 
 
-def test_a_refresh_that_buys_nothing_needs_no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_that_buys_nothing_needs_no_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "examine", lambda *_: pytest.fail("asked all the same"))
     refuse_unless_well(settings(tmp_path), "ec2", 0.0)
     refuse_unless_well(settings(tmp_path), "local", 1.0)
@@ -287,11 +372,16 @@ def test_private_subnets_are_looked_at_where_they_are_wanted(aws: Account, tmp_p
     [table] = aws.plain("ec2").describe_route_tables()["RouteTables"]
     service = f"com.amazonaws.{REGION}.s3"
     aws.plain("ec2").create_vpc_endpoint(
-        VpcId=table["VpcId"], ServiceName=service, VpcEndpointType="Gateway", RouteTableIds=[table["RouteTableId"]]
+        VpcId=table["VpcId"],
+        ServiceName=service,
+        VpcEndpointType="Gateway",
+        RouteTableIds=[table["RouteTableId"]],
     )
     found = examine(settings(tmp_path, 'subnets = "private"'), "ec2")
     assert wrong(found) == {}
     [network] = [one.says for one in found if one.check == f"network in {REGION}"]
     assert "private subnets" in network
-    interfaces = [words["NetworkInterfaces"][0] for method, words in aws.asked if method == "run_instances"]
+    interfaces = [
+        words["NetworkInterfaces"][0] for method, words in aws.asked if method == "run_instances"
+    ]
     assert interfaces and not interfaces[-1]["AssociatePublicIpAddress"]

@@ -30,7 +30,12 @@ def build():
 
 
 def said(
-    folder: Path, text: str, needs: str | None = None, *, environment: Path | None = None, **more: str
+    folder: Path,
+    text: str,
+    needs: str | None = None,
+    *,
+    environment: Path | None = None,
+    **more: str,
 ) -> list[str]:
     """Of a folder whose `net.py` is imported; `needs`: its requirements file. `more` files are in it."""
     names = {"net.py": text} | {f"{name}.py": content for name, content in more.items()}
@@ -38,7 +43,12 @@ def said(
     for name, content in names.items():
         (folder / name).write_text(content)
     needed = "" if needs is None else "needs.txt"
-    source = Source(files={name: folder / name for name in names}, entry="net.py", module="net", requirements=needed)
+    source = Source(
+        files={name: folder / name for name in names},
+        entry="net.py",
+        module="net",
+        requirements=needed,
+    )
     return unnamed_imports(source, ["net.py"], environment)
 
 
@@ -47,15 +57,24 @@ def said(
     [
         ("import duckdb, numpy as np\n", "net.py imports duckdb, numpy, which"),
         ("def build():\n    from numpy.linalg import norm\n", "imports numpy, which"),
-        ("try:\n    import yaml\nexcept ImportError:\n    yaml = None\n", "add PyYAML to a file, and state"),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    x = 1\nelse:\n    import numpy\n", "numpy"),
+        (
+            "try:\n    import yaml\nexcept ImportError:\n    yaml = None\n",
+            "add PyYAML to a file, and state",
+        ),
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    x = 1\nelse:\n    import numpy\n",
+            "numpy",
+        ),
     ],
 )
 def test_a_package_of_srifts_environment_that_no_requirements_name_is_said(
     tmp_path: Path, text: str, named: str
 ) -> None:
     (sentence,) = said(tmp_path, text)
-    assert named in sentence and "another machine is sure to have torch and what torch requires alone" in sentence
+    assert (
+        named in sentence
+        and "another machine is sure to have torch and what torch requires alone" in sentence
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +88,9 @@ def test_a_package_of_srifts_environment_that_no_requirements_name_is_said(
         "if __name__ == '__main__':\n    import numpy\n",
     ],
 )
-def test_what_a_machine_has_and_what_is_not_run_there_is_not_said(tmp_path: Path, text: str) -> None:
+def test_what_a_machine_has_and_what_is_not_run_there_is_not_said(
+    tmp_path: Path, text: str
+) -> None:
     assert said(tmp_path, text, numbers_of_mine="", other="import duckdb\n") == []
 
 
@@ -92,9 +113,9 @@ def test_what_requirements_lead_to_is_named_and_what_constraints_pin_is_not(
 ) -> None:
     (tmp_path / "more.txt").write_text("numpy==2.3.5\n")
     sentences = said(tmp_path, "import duckdb, numpy, yaml\n", needs)
-    assert [one.startswith(f"net.py imports {', '.join(missing)}, which") for one in sentences] == [True][
-        : len(missing)
-    ]
+    assert [one.startswith(f"net.py imports {', '.join(missing)}, which") for one in sentences] == [
+        True
+    ][: len(missing)]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +124,21 @@ def test_what_requirements_lead_to_is_named_and_what_constraints_pin_is_not(
 )
 def test_an_extra_leads_to_what_it_requires(tmp_path: Path, needs: str, missing: list[str]) -> None:
     packages = tmp_path / "environment/lib/python3.11/site-packages"
-    made = wheel(tmp_path, "greeting", "1.0", "", 'numpy; python_version > "3" and extra == "fast"', "PyYAML>=6")
+    made = wheel(
+        tmp_path,
+        "greeting",
+        "1.0",
+        "",
+        'numpy; python_version > "3" and extra == "fast"',
+        "PyYAML>=6",
+    )
     zipfile.ZipFile(made).extractall(packages)
-    sentences = said(tmp_path, "import greeting, numpy, yaml\n", needs, environment=packages.parents[2])
-    assert [one.partition(", which")[0] for one in sentences] == [f"net.py imports {one}" for one in missing]
+    sentences = said(
+        tmp_path, "import greeting, numpy, yaml\n", needs, environment=packages.parents[2]
+    )
+    assert [one.partition(", which")[0] for one in sentences] == [
+        f"net.py imports {one}" for one in missing
+    ]
 
 
 def test_a_check_says_it_of_the_files_that_were_imported(tmp_path: Path) -> None:
@@ -115,7 +147,9 @@ def test_a_check_says_it_of_the_files_that_were_imported(tmp_path: Path) -> None
     (tmp_path / "rows.py").write_text("import numpy, duckdb\n")
     (tmp_path / "plots.py").write_text("import matplotlib\n")
     notes = check_workload(load_settings(tmp_path / "srift.toml"), "net", timeout_s=120)["notes"]
-    assert [one.partition(", which")[0] for one in notes if "imports" in one] == ["rows.py imports duckdb, numpy"]
+    assert [one.partition(", which")[0] for one in notes if "imports" in one] == [
+        "rows.py imports duckdb, numpy"
+    ]
 
 
 def test_what_was_installed_for_its_requirements_leads_to_what_it_requires(tmp_path: Path) -> None:
@@ -125,4 +159,6 @@ def test_what_was_installed_for_its_requirements_leads_to_what_it_requires(tmp_p
     (tmp_path / "net.py").write_text(f"import greeting, numpy, yaml\n{BUILD}")
     notes = check_workload(load_settings(tmp_path / "srift.toml"), "net", timeout_s=120)["notes"]
     (note,) = [one for one in notes if "imports" in one]
-    assert note.startswith("net.py imports numpy, which") and note.endswith("; add numpy to needs.txt")
+    assert note.startswith("net.py imports numpy, which") and note.endswith(
+        "; add numpy to needs.txt"
+    )

@@ -50,8 +50,13 @@ def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_it
     # Python may keep what it compiled beside the file.
     first = "assert len(set(os.listdir()) - {'__pycache__'}) == 1 and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
     found = check_workload(project(tmp_path, first), "net", timeout_s=120)
-    assert [(one["precision"], one["problem"]) for one in found["precisions"]] == [("fp32", ""), ("bf16", "")]
-    assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16) and problems(found) is None
+    assert [(one["precision"], one["problem"]) for one in found["precisions"]] == [
+        ("fp32", ""),
+        ("bf16", ""),
+    ]
+    assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16) and problems(
+        found
+    ) is None
     out, err = capfd.readouterr()
     assert out == "" and "a word of the workload's own" in err
 
@@ -91,7 +96,9 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
     (repo / "tasks.py").write_text(SEES + BUILD.format(first="pass"))
     (repo / "data.txt").write_text("")
     (repo / "requirements.txt").write_text("--no-index\n--find-links wheels\ngreeting\n")
-    settings = load_settings(tmp_path / "srift.toml").model_copy(update={"home": tmp_path / "state"})
+    settings = load_settings(tmp_path / "srift.toml").model_copy(
+        update={"home": tmp_path / "state"}
+    )
     found = check_workload(settings, "net", timeout_s=120)
     assert [one["problem"] for one in found["precisions"]] == [""] and found["notes"] == []
     assert "installing the requirements of workload net" in capfd.readouterr().err
@@ -100,14 +107,22 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
         check_workload(settings, "net", timeout_s=120)
 
 
-def test_where_no_network_can_be_taken_away_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload_check, "detect", lambda: Isolation(kind="none", why_not="unshare is missing"))
+def test_where_no_network_can_be_taken_away_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        workload_check, "detect", lambda: Isolation(kind="none", why_not="unshare is missing")
+    )
     monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: {"precisions": [], "files": []})
     found = check_workload(project(tmp_path), "net", timeout_s=120)
-    assert found["notes"] == ["this machine's network was in reach, as it is on no local host: unshare is missing"]
+    assert found["notes"] == [
+        "this machine's network was in reach, as it is on no local host: unshare is missing"
+    ]
 
 
-def test_strategies_and_switches_that_were_not_tried_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_and_switches_that_were_not_tried_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workload_check, "detect", lambda: Isolation(kind="namespaces"))
     monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: {"precisions": [], "files": []})
     settings = project(tmp_path)
@@ -128,9 +143,12 @@ def test_one_that_waits_or_ends_the_process_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("nett", "unknown workload 'nett'; did you mean 'net'"), ("imported", "has no entrypoint")]
+    ("name", "said"),
+    [("nett", "unknown workload 'nett'; did you mean 'net'"), ("imported", "has no entrypoint")],
 )
-def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path: Path, name: str, said: str) -> None:
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    tmp_path: Path, name: str, said: str
+) -> None:
     with pytest.raises(SettingsError, match=said):
         check_workload(project(tmp_path), name, timeout_s=1)
 
@@ -138,14 +156,21 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path: Path, na
 def test_problems_are_said_once_where_all_precisions_have_the_same() -> None:
     def found(*said: str) -> dict[str, Any]:
         names = ("fp32", "bf16")
-        return {"workload": "net", "precisions": [{"precision": n, "problem": p} for n, p in zip(names, said)]}  # noqa: B905
+        return {
+            "workload": "net",
+            "precisions": [
+                {"precision": n, "problem": p} for n, p in zip(names, said, strict=False)
+            ],
+        }
 
     assert problems(found("", "")) is None
     assert str(problems(found("no", "no"))) == "net failed here: no"
     assert str(problems(found("", "no"))) == "net failed here: in bf16: no"
 
 
-READS = BUILD.replace("def build():", "def build(data):").format(first='assert open(data + "/x.txt").close() is None')
+READS = BUILD.replace("def build():", "def build(data):").format(
+    first='assert open(data + "/x.txt").close() is None'
+)
 
 
 @pytest.mark.parametrize("stated", ["images", "s3://mine-1/images"])
@@ -164,7 +189,10 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
     assert problems(found) is None
     if stated.startswith("s3"):
         assert [one["figures"] for one in found["precisions"]] == [None, None]
-        assert "no step was made: its data, s3://mine-1/images/, are not on" in found["precisions"][0]["notes"][0]
+        assert (
+            "no step was made: its data, s3://mine-1/images/, are not on"
+            in found["precisions"][0]["notes"][0]
+        )
         data = settings.data("net")
         assert data is not None
         data.fetched_below(settings.home).parent.mkdir(parents=True)
@@ -175,6 +203,8 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
 
 def test_an_entrypoint_that_does_not_take_its_data_would_fail(tmp_path: Path) -> None:
     project(tmp_path)
-    (tmp_path / "srift.toml").write_text(TOML.replace("samples", 'data = "s3://mine-1/images"\nsamples', 1))
+    (tmp_path / "srift.toml").write_text(
+        TOML.replace("samples", 'data = "s3://mine-1/images"\nsamples', 1)
+    )
     found = problems(check_workload(load_settings(tmp_path / "srift.toml"), "net", timeout_s=120))
     assert "WorkloadError: build takes no argument `data`" in str(found)

@@ -28,7 +28,9 @@ from warehouse.database import WarehouseBusy
 MONTH = NOON.replace(day=1, hour=0, minute=0)
 
 
-def team(folder: Path, provider: str = "ec2", host: str = "db.example.org", count: int = 2) -> list[Workspace]:
+def team(
+    folder: Path, provider: str = "ec2", host: str = "db.example.org", count: int = 2
+) -> list[Workspace]:
     """Homes of machines that share a warehouse (the first one's file stands for it) and 10 dollars a month."""
     homes: list[Workspace] = []
     for number in range(count):
@@ -37,13 +39,19 @@ def team(folder: Path, provider: str = "ec2", host: str = "db.example.org", coun
         shared = one.settings.shared.model_copy(update={"host": host, "data": str(folder)})
         ec2 = one.settings.ec2.model_copy(update={"max_usd_per_month": 10.0, "max_minutes": 5.0})
         settings = one.settings.model_copy(update={"shared": shared, "ec2": ec2})
-        homes.append(replace(one, settings=settings, warehouse=homes[0].warehouse if homes else one.warehouse))
+        homes.append(
+            replace(
+                one, settings=settings, warehouse=homes[0].warehouse if homes else one.warehouse
+            )
+        )
     return homes
 
 
 def month_of(here: Workspace, refresh_id: str = "new", now: datetime = NOON) -> Cap:
     """What a launch of campaign `refresh_id` of `here` may cost under the month's cap."""
-    (_, month), unknown = caps_of(here, Tally(cap_usd=99.0, stop_at=time.monotonic(), refresh_id=refresh_id), now, [])
+    (_, month), unknown = caps_of(
+        here, Tally(cap_usd=99.0, stop_at=time.monotonic(), refresh_id=refresh_id), now, []
+    )
     assert unknown == ""
     return month
 
@@ -55,15 +63,31 @@ def left(here: Workspace, now: datetime = NOON) -> float:
 
 def load(here: Workspace, refresh_id: str, usd: float) -> None:
     """A lease of the campaign is in the ledger."""
-    row = {"lease_id": f"{refresh_id}-00", "provider": "ec2", "cluster": "1xs.large", "market": "spot", "usd": usd}
+    row = {
+        "lease_id": f"{refresh_id}-00",
+        "provider": "ec2",
+        "cluster": "1xs.large",
+        "market": "spot",
+        "usd": usd,
+    }
     times = {"started_at": NOON, "ended_at": NOON, "refresh_id": refresh_id, "outcome": "released"}
     with here.warehouse.transact() as connection:
         append(connection, "raw_leases", [row | times])
 
 
 def lease(lease_id: str, **changes: Any) -> Lease:
-    words = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xs.large", "controller_pid": 1, "usd_per_hour": 0.1}
-    times = {"started_at": NOON, "deadline_at": NOON + timedelta(minutes=1), "controller_alive": False}
+    words = {
+        "lease_id": lease_id,
+        "provider": "ec2",
+        "cluster": "1xs.large",
+        "controller_pid": 1,
+        "usd_per_hour": 0.1,
+    }
+    times = {
+        "started_at": NOON,
+        "deadline_at": NOON + timedelta(minutes=1),
+        "controller_alive": False,
+    }
     return Lease(**words | times | changes)  # type: ignore[arg-type]
 
 
@@ -72,7 +96,9 @@ def over(lease_id: str, folder: Path) -> EndedLease:
                       outcome="released", mailbox=folder)  # fmt: skip
 
 
-def test_who_claims_later_leaves_to_who_claimed_before_and_not_the_other_way_round(tmp_path: Path) -> None:
+def test_who_claims_later_leaves_to_who_claimed_before_and_not_the_other_way_round(
+    tmp_path: Path,
+) -> None:
     one, other, third = team(tmp_path, count=3)
     claim(one, "r-1", 6.0, NOON)
     assert left(one) == 10.0, "its own is no other's"
@@ -80,11 +106,15 @@ def test_who_claims_later_leaves_to_who_claimed_before_and_not_the_other_way_rou
     assert month_of(one, "r-1").left_usd == 10.0 and month_of(other, "r-2").left_usd == 4.0
     assert left(third) == 1.0, "together 6 and 3 and 1 dollars"
     said = str(month_of(other, "r-2"))
-    assert said.endswith(f"(0.00 spent, 0.00 committed, 6.00 claimed by refresh r-1 of {gethostname()}:{one.home})")
+    assert said.endswith(
+        f"(0.00 spent, 0.00 committed, 6.00 claimed by refresh r-1 of {gethostname()}:{one.home})"
+    )
     assert "claimed" not in str(month_of(one, "r-1"))
 
 
-def test_two_machines_that_want_more_than_is_left_do_not_keep_each_other_from_it(tmp_path: Path) -> None:
+def test_two_machines_that_want_more_than_is_left_do_not_keep_each_other_from_it(
+    tmp_path: Path,
+) -> None:
     one, other = team(tmp_path)
     claim(one, "r-1", 25.0, NOON)
     claim(other, "r-2", 25.0, NOON)
@@ -114,7 +144,9 @@ def test_what_is_loaded_and_settled_while_it_is_read_counts(tmp_path: Path) -> N
     assert left(replace(other, provider=Meanwhile(name="ec2"))) == pytest.approx(7.5)
 
 
-def test_a_claim_is_settled_by_its_own_home_once_nothing_of_it_is_held_or_waits(tmp_path: Path) -> None:
+def test_a_claim_is_settled_by_its_own_home_once_nothing_of_it_is_held_or_waits(
+    tmp_path: Path,
+) -> None:
     one, other = team(tmp_path)
     machines = one.provider
     assert isinstance(machines, DescribedMachines)
@@ -191,7 +223,9 @@ def test_where_leases_cannot_be_read_a_claim_stays(tmp_path: Path) -> None:
     assert left(other) == 4.0
 
 
-def test_the_reaper_settles_what_a_killed_campaign_claimed_where_it_could_look_everywhere(tmp_path: Path) -> None:
+def test_the_reaper_settles_what_a_killed_campaign_claimed_where_it_could_look_everywhere(
+    tmp_path: Path,
+) -> None:
     one, other = team(tmp_path)
     machines = one.provider
     assert isinstance(machines, DescribedMachines)
@@ -207,8 +241,12 @@ def test_the_reaper_settles_what_a_killed_campaign_claimed_where_it_could_look_e
 
 def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(tmp_path: Path) -> None:
     one, other = team(tmp_path)
-    claim(one, "r-1", 6.0, datetime(2026, 10, 31, 20, 0, tzinfo=UTC))  # of 5 minutes, which end in October
-    claim(one, "r-2", 3.0, datetime(2026, 10, 31, 23, 0, tzinfo=UTC))  # and may cost something in November
+    claim(
+        one, "r-1", 6.0, datetime(2026, 10, 31, 20, 0, tzinfo=UTC)
+    )  # of 5 minutes, which end in October
+    claim(
+        one, "r-2", 3.0, datetime(2026, 10, 31, 23, 0, tzinfo=UTC)
+    )  # and may cost something in November
     assert left(other, datetime(2026, 10, 31, 23, 30, tzinfo=UTC)) == 1.0
     assert left(other, datetime(2026, 11, 1, 0, 30, tzinfo=UTC)) == 7.0
     assert left(other, datetime(2026, 12, 1, 0, 30, tzinfo=UTC)) == 10.0
@@ -239,7 +277,10 @@ def test_a_campaign_claims_before_it_asks_what_is_left_and_settles_once_it_is_ov
 
         return within()
 
-    for name, what in {"within": launches, "with_requirements_installed": lambda here: here}.items():
+    for name, what in {
+        "within": launches,
+        "with_requirements_installed": lambda here: here,
+    }.items():
         monkeypatch.setattr(flow, name, what)
     monkeypatch.setattr(flow, "open_workspace", lambda _: one)
     monkeypatch.setattr(flow, "load_champion", lambda *_: None)

@@ -21,7 +21,18 @@ from tasks.market.offers import note_definitions
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
-from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, offer, ready, reported
+from tests.fakes import (
+    FakeCluster,
+    FakeProvider,
+    Step,
+    armed,
+    fails,
+    fast,
+    finished,
+    offer,
+    ready,
+    reported,
+)
 from tests.tasks.execution.test_job import wanted
 from tests.tasks.execution.test_session import KILLED, job
 from tests.warehouse.builders import NOON, fresh, setup
@@ -29,7 +40,9 @@ from warehouse.database import WarehouseBusy
 from warehouse.reads import mart, training_frames
 
 TRAINS = (wanted("train", "tiny", (0, 1), (8, 8)),) * 3
-LAUNCH = Launch(cluster=Cluster.of((2, offer())), items=TRAINS, est_s=30.0, est_usd=0.1, reason="pilots")
+LAUNCH = Launch(
+    cluster=Cluster.of((2, offer())), items=TRAINS, est_s=30.0, est_usd=0.1, reason="pilots"
+)
 
 
 def installation(home: Path, *scripts: tuple[Step, ...], refusal: str = "") -> Workspace:
@@ -82,12 +95,16 @@ def test_a_controller_that_was_killed_loses_no_record_and_no_row(tmp_path: Path)
     assert fake(here).over == [] and brought(here).new == 0
 
 
-def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by_the_reaper(tmp_path: Path) -> None:
+def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by_the_reaper(
+    tmp_path: Path,
+) -> None:
     here = ran(tmp_path)
     [lease] = fake(here).over
     kept = tmp_path / "kept"
     shutil.copytree(lease.mailbox.parent, kept)
-    assert end_and_collect.fn(here, NOON) == ["3 rows that had not been loaded are in the warehouse now"]
+    assert end_and_collect.fn(here, NOON) == [
+        "3 rows that had not been loaded are in the warehouse now"
+    ]
     assert end_and_collect.fn(here, NOON) == []
     shutil.copytree(kept, lease.mailbox.parent)  # it died after loading, before forgetting
     fake(here).over.append(lease)
@@ -98,7 +115,9 @@ def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by
 
 
 def blind(now: datetime) -> list[str]:
-    raise NotSwept("ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1: it was ended"])
+    raise NotSwept(
+        "ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1: it was ended"]
+    )
 
 
 def test_what_was_measured_is_loaded_though_the_reaper_could_not_look_everywhere(
@@ -117,7 +136,10 @@ def test_what_was_measured_is_loaded_though_the_reaper_could_not_look_everywhere
 
 @pytest.mark.parametrize("error", [WarehouseBusy("it is held"), KeyboardInterrupt()])
 def test_what_was_ended_is_said_though_the_warehouse_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
 ) -> None:
     here = installation(tmp_path, ())
 
@@ -129,12 +151,17 @@ def test_what_was_ended_is_said_though_the_warehouse_fails(
     with pytest.raises(type(error)):
         end_and_collect.fn(here, NOON)
     said = capsys.readouterr().err
-    assert said.startswith("machine i-1: it was ended\n") and "us-east-1: the AWS session has expired" in said
+    assert (
+        said.startswith("machine i-1: it was ended\n")
+        and "us-east-1: the AWS session has expired" in said
+    )
     assert fake(here).over == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(tmp_path: Path, error: type[BaseException]) -> None:
+def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     def measured(cluster: FakeCluster) -> None:
         ready(cluster), armed(1)(cluster), reported("r-00-000")(cluster)
 
@@ -151,7 +178,9 @@ def test_every_rung_that_was_refused_before_machines_were_had_is_a_row(tmp_path:
     fake(here).over = [replace(fake(here).over[0], refusals=("no spot in a", "no spot in b"))]
     assert brought(here).new == 5
     rows = mart(here.warehouse, "failed_runs", status="refused")
-    assert sorted(rows["reason"]) == ["no spot in a", "no spot in b"] and set(rows["kind"]) == {"launch"}
+    assert sorted(rows["reason"]) == ["no spot in a", "no spot in b"] and set(rows["kind"]) == {
+        "launch"
+    }
 
 
 def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:
@@ -165,14 +194,19 @@ def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:
         json.dump({"refresh_id": "r", "pid": 1, "started_at": "then"}, file)
         file.flush()
         end_and_collect.fn(here, NOON)
-        assert [one.lease_id for one in fake(here).over] == ["r-00"] and set(known(here)) == {"a", "b"}
+        assert [one.lease_id for one in fake(here).over] == ["r-00"] and set(known(here)) == {
+            "a",
+            "b",
+        }
         file.seek(0), file.truncate()  # about to say who it is
         end_and_collect.fn(here, NOON)
         assert [one.lease_id for one in fake(here).over] == ["r-00"]
     assert brought(here).new == 1 and fake(here).over == []
 
 
-def test_a_torn_file_of_the_controllers_does_not_stand_in_the_way_of_the_records(tmp_path: Path) -> None:
+def test_a_torn_file_of_the_controllers_does_not_stand_in_the_way_of_the_records(
+    tmp_path: Path,
+) -> None:
     here = ran(tmp_path, ready, armed(1), reported("a"), finished(1, run_id="b", **KILLED))
     [lease] = fake(here).over
     (lease.mailbox / "controller" / "rows" / "b.json").write_text('{"run_id": "b", "sta')
@@ -204,7 +238,9 @@ def test_a_launch_that_got_no_machines_is_stored_once(tmp_path: Path) -> None:
     assert mart(here.warehouse, "failed_runs").reason.tolist() == ["others hold the cores"]
 
 
-def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_its_old_self(tmp_path: Path) -> None:
+def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_its_old_self(
+    tmp_path: Path,
+) -> None:
     def report(cluster: FakeCluster) -> None:
         cluster.report("a", workload_digest=here.settings.workload_digest("tiny"))
 
@@ -226,4 +262,6 @@ def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_it
     assert known(here) == {"a": "measured"}, "what was measured is history, not gone"
     (tmp_path / "tiny.py").write_text("def build(): ...\n")
     note_definitions.fn(here, NOON)
-    assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], "it is its old self again"
+    assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], (
+        "it is its old self again"
+    )

@@ -48,7 +48,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Works
         file.write_text(file.read_text().replace("entrypoint", f'data = "{data}"\nentrypoint', 1))
         settings = load_settings(file)
         chosen = Ec2(bucket="mailbox", regions=(REGION,), **ec2)
-        return replace(installed, settings=settings.model_copy(update={"home": installed.home, "ec2": chosen}))
+        return replace(
+            installed, settings=settings.model_copy(update={"home": installed.home, "ec2": chosen})
+        )
 
     return made
 
@@ -71,12 +73,18 @@ def test_local_hosts_read_a_folder_where_it_lies_and_nobody_is_asked(
     here: Callable[..., Workspace], aws: FakeAws, tmp_path: Path
 ) -> None:
     plan = brought(here("images"), aws)
-    assert (plan.place, plan.problem, plan.move) == (str(tmp_path / "images"), "", "") and plan.size == 30
+    assert (plan.place, plan.problem, plan.move) == (
+        str(tmp_path / "images"),
+        "",
+        "",
+    ) and plan.size == 30
     assert aws.calls == [] and fetch_s(plan) == 0.0
     assert str(plan) == f"data of conv: 30 bytes in 2 files are read in {tmp_path / 'images'}"
 
 
-def test_an_address_is_fetched_once_for_local_hosts(here: Callable[..., Workspace], aws: FakeAws, capsys: Any) -> None:
+def test_an_address_is_fetched_once_for_local_hosts(
+    here: Callable[..., Workspace], aws: FakeAws, capsys: Any
+) -> None:
     aws.s3.bucket, workspace = "mine-1", here("s3://mine-1/photos/cats")
     carrier = DataCarrier(workspace, aws.clients)
     (plan,) = carrier.plans(["conv"], REGION)
@@ -84,20 +92,27 @@ def test_an_address_is_fetched_once_for_local_hosts(here: Callable[..., Workspac
     plan = carrier.carry(plan)
     folder = Path(plan.place)
     assert plan.problem == "" and folder.is_relative_to(workspace.home / "data")
-    assert {str(one.relative_to(folder)) for one in folder.rglob("*.jpg")} == {"1.jpg", "deep/2.jpg"}
+    assert {str(one.relative_to(folder)) for one in folder.rglob("*.jpg")} == {
+        "1.jpg",
+        "deep/2.jpg",
+    }
     assert (folder / "deep" / "2.jpg").read_bytes() == b"y" * 20
     assert "from s3://mine-1/photos/cats/: 30 bytes of 30 bytes" in capsys.readouterr().err
     calls = len(aws.calls)
     assert brought(workspace, aws).place == str(folder) and len(aws.calls) == calls
 
 
-def test_a_fetch_that_was_cut_short_goes_on_where_it_was(here: Callable[..., Workspace], aws: FakeAws) -> None:
+def test_a_fetch_that_was_cut_short_goes_on_where_it_was(
+    here: Callable[..., Workspace], aws: FakeAws
+) -> None:
     aws.s3.bucket, aws.s3.cut = "mine-1", 3  # answers that come half
     workspace = here("s3://mine-1/photos/cats")
     plan = brought(workspace, aws)
     assert plan.problem == "" and (Path(plan.place) / "deep" / "2.jpg").read_bytes() == b"y" * 20
     assert gets(aws) == 2 + 3
-    Path(plan.place).rename(Path(plan.place).with_name(f"{Path(plan.place).name}.part"))  # killed before its end
+    Path(plan.place).rename(
+        Path(plan.place).with_name(f"{Path(plan.place).name}.part")
+    )  # killed before its end
     (Path(f"{plan.place}.part") / "1.jpg").unlink()
     asked = gets(aws)
     assert brought(workspace, aws).problem == "" and gets(aws) == asked + 1
@@ -125,7 +140,10 @@ class Swaps:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda objects: objects.pop("photos/cats/deep/2.jpg", None), "deep/2.jpg was deleted while it was fetched"),
+        (
+            lambda objects: objects.pop("photos/cats/deep/2.jpg", None),
+            "deep/2.jpg was deleted while it was fetched",
+        ),
         (
             lambda objects: objects.update({"photos/cats/deep/2.jpg": (b"w" * 20, CATS)}),
             "deep/2.jpg was written anew while it was fetched",
@@ -140,7 +158,11 @@ def test_an_object_that_changes_under_the_fetch_is_named(
     carrier = DataCarrier(workspace, Swaps(aws, lambda: change(aws.s3.objects)))
     (plan,) = carrier.plans(["conv"], REGION)
     failed = carrier.carry(plan)
-    assert said in failed.problem and "refresh again" in failed.problem and not Path(plan.place).exists()
+    assert (
+        said in failed.problem
+        and "refresh again" in failed.problem
+        and not Path(plan.place).exists()
+    )
 
 
 def test_without_room_or_credentials_or_rights_a_fetch_is_refused_with_what_to_type(
@@ -160,7 +182,10 @@ def test_without_room_or_credentials_or_rights_a_fetch_is_refused_with_what_to_t
     monkeypatch.setattr(execution_data, "_LEFT_FREE_BYTES", 2**60)
     assert "free: type `aws s3 sync" in problem()
     aws.faults = [Fault(action="s3:ListBucket", code="AccessDenied")]
-    assert "may not be read by this AWS identity: allow it s3:ListBucket and s3:GetObject there" in problem()
+    assert (
+        "may not be read by this AWS identity: allow it s3:ListBucket and s3:GetObject there"
+        in problem()
+    )
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
     assert "no AWS credentials were found: set AWS_PROFILE" in problem(None)
     aws.faults, aws.s3.bucket = [], "another"
@@ -171,14 +196,19 @@ def test_without_room_or_credentials_or_rights_a_fetch_is_refused_with_what_to_t
     assert "cannot be a file of a folder" in problem()
 
 
-def test_a_folder_that_changed_since_the_command_began_is_said(here: Callable[..., Workspace], aws: FakeAws) -> None:
+def test_a_folder_that_changed_since_the_command_began_is_said(
+    here: Callable[..., Workspace], aws: FakeAws
+) -> None:
     workspace = here("images")
     assert workspace.settings.workload("conv").digest
     images = workspace.settings.root / "images"
     (images / "3.jpg").touch()
     assert f"files were added to {images}" in brought(workspace, aws).problem
     images.rename(images.with_name("imagess"))
-    assert "no folder" in brought(workspace, aws).problem and "'imagess'" in brought(workspace, aws).problem
+    assert (
+        "no folder" in brought(workspace, aws).problem
+        and "'imagess'" in brought(workspace, aws).problem
+    )
 
 
 def test_a_folder_is_uploaded_once_for_machines_of_ec2(
@@ -188,7 +218,9 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(
     plan = brought(workspace, aws)
     prefix = plan.place.removeprefix("s3://mailbox/")
     assert prefix.startswith("srift/data/") and prefix.endswith("/") and plan.problem == ""
-    stored = {key: content for key, (content, _) in aws.s3.objects.items() if key.startswith(prefix)}
+    stored = {
+        key: content for key, (content, _) in aws.s3.objects.items() if key.startswith(prefix)
+    }
     assert stored == {f"{prefix}1.jpg": b"x" * 10, f"{prefix}deep/2.jpg": b"y" * 20}
     assert "30 bytes of 30 bytes" in capsys.readouterr().err and fetch_s(plan) > 0
     assert puts(aws) == 2 and brought(workspace, aws).place == plan.place and puts(aws) == 2
@@ -217,7 +249,10 @@ def test_an_upload_that_fails_is_said(
     assert "1.jpg went away while it was uploaded: put it back" in carrier.carry(plan).problem
     (workspace.settings.root / "images" / "1.jpg").write_bytes(b"x" * 10)
     aws.faults = [Fault(action="s3:PutObject", code="AccessDenied", times=9)]
-    assert "could not be uploaded: this AWS identity may not call s3:PutObject" in carrier.carry(plan).problem
+    assert (
+        "could not be uploaded: this AWS identity may not call s3:PutObject"
+        in carrier.carry(plan).problem
+    )
     monkeypatch.setattr(execution_data, "_LARGEST_PUT_BYTES", 15)
     (plan,) = DataCarrier(workspace, aws.clients).plans(["conv"], REGION)
     assert "2.jpg has more than 5 GiB" in plan.problem and "`aws s3 sync" in plan.problem
@@ -228,11 +263,19 @@ def test_machines_of_ec2_fetch_an_address_themselves_and_its_size_is_known_where
 ) -> None:
     aws.s3.bucket, workspace = "mine-1", here("s3://mine-1/photos/cats", "ec2")
     plan = brought(workspace, aws)
-    assert (plan.place, plan.size, plan.problem) == ("s3://mine-1/photos/cats/", 30, "") and gets(aws) == 0
-    assert "30 bytes in 2 files lie in s3://mine-1/photos/cats/, which each machine fetches" in str(plan)
+    assert (plan.place, plan.size, plan.problem) == ("s3://mine-1/photos/cats/", 30, "") and gets(
+        aws
+    ) == 0
+    assert "30 bytes in 2 files lie in s3://mine-1/photos/cats/, which each machine fetches" in str(
+        plan
+    )
     aws.faults = [Fault(action="s3:ListBucket", code="AccessDenied")]
     plan = brought(workspace, aws)
-    assert (plan.place, plan.size, plan.problem) == ("s3://mine-1/photos/cats/", None, "") and fetch_s(plan) == 0.0
+    assert (plan.place, plan.size, plan.problem) == (
+        "s3://mine-1/photos/cats/",
+        None,
+        "",
+    ) and fetch_s(plan) == 0.0
 
 
 @pytest.mark.parametrize(("volume_gib", "fits"), [(50, False), (51, True)])

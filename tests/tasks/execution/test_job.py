@@ -18,10 +18,21 @@ from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, install
 
 
-def wanted(kind: str, workload: str, nodes: tuple[int, ...], batches: tuple[int, ...]) -> Measurement:
-    of_kind = {"accumulation_steps": 2 if kind == "train" else 1, "message_bytes": (4096,) if kind == "probe" else ()}
+def wanted(
+    kind: str, workload: str, nodes: tuple[int, ...], batches: tuple[int, ...]
+) -> Measurement:
+    of_kind = {
+        "accumulation_steps": 2 if kind == "train" else 1,
+        "message_bytes": (4096,) if kind == "probe" else (),
+    }
     return Measurement(
-        kind=kind, workload=workload, nodes=nodes, batches=batches, reason=f"a {kind}", est_s=1.0, **of_kind
+        kind=kind,
+        workload=workload,
+        nodes=nodes,
+        batches=batches,
+        reason=f"a {kind}",
+        est_s=1.0,
+        **of_kind,
     )
 
 
@@ -56,18 +67,30 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(job: Job)
 
 
 def test_each_workload_travels_once_as_it_is_now(here: Workspace, job: Job) -> None:
-    assert {spec.name: source.entry for spec, source in job.files} == {"conv": "work.py", "lm": "work.py"}
+    assert {spec.name: source.entry for spec, source in job.files} == {
+        "conv": "work.py",
+        "lm": "work.py",
+    }
     assert {spec.function for spec, _ in job.files} == {"build"}
     (here.settings.root / "work.py").write_text("def build(): ...\n")
     after = job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
     assert {spec.digest for spec, _ in job.files}.isdisjoint(spec.digest for spec, _ in after.files)
-    assert after.run_setups["L-000"]["workload_digest"] == {s.name: s.digest for s, _ in after.files}["conv"]
+    assert (
+        after.run_setups["L-000"]["workload_digest"]
+        == {s.name: s.digest for s, _ in after.files}["conv"]
+    )
 
 
-def test_run_setups_describe_the_hosts_that_take_part_and_no_others(here: Workspace, job: Job) -> None:
+def test_run_setups_describe_the_hosts_that_take_part_and_no_others(
+    here: Workspace, job: Job
+) -> None:
     run_setups = job.run_setups
     train, profile, probe = (run_setups[f"L-00{n}"] for n in range(3))
-    assert (train["cluster"], train["batch_per_device"], train["layout"]) == ("1xs.large+2xs.small", "32+8+8", "1")
+    assert (train["cluster"], train["batch_per_device"], train["layout"]) == (
+        "1xs.large+2xs.small",
+        "32+8+8",
+        "1",
+    )
     assert train["instance_types"] == ["s.large", "s.small", "s.small"]
     digests = {one.name: one.digest for one in here.provider.instance_types()}
     assert train["instance_digests"] == [digests[name] for name in train["instance_types"]]
@@ -76,7 +99,11 @@ def test_run_setups_describe_the_hosts_that_take_part_and_no_others(here: Worksp
     assert (profile["cluster"], profile["batch_per_device"]) == ("1xs.small", None)
     assert probe["cluster"] == "1xs.large+1xn.medium" and probe["workload"] is None
     assert probe["usd_per_hour"] is None, "one unknown price makes the whole unknown"
-    assert {one["reason_wanted"] for one in run_setups.values()} == {"a train", "a profile", "a probe"}
+    assert {one["reason_wanted"] for one in run_setups.values()} == {
+        "a train",
+        "a profile",
+        "a probe",
+    }
 
 
 def test_a_file_that_is_gone_is_named_before_anything_starts(here: Workspace) -> None:
@@ -93,17 +120,35 @@ def test_devices_travel_to_the_nodes_and_stand_in_the_layout(here: Workspace) ->
     assert job.run_setups["L-000"]["layout"] == "4+1"
 
 
-def test_a_run_setup_is_rewritten_by_the_machines_that_were_really_got_and_tells_their_image(job: Job) -> None:
-    dearer = tuple(replace(one, market="on-demand", zone="b", usd_per_hour=1.0) for one in job.cluster.members)
-    got = with_acquired(job.run_setups, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:])))
-    assert (got["L-001"]["market"], got["L-001"]["zone"], got["L-001"]["usd_per_hour"]) == ("on-demand", "b", 1.0)
-    assert got["L-000"]["market"] == "on-demand+spot" and got["L-000"]["usd_per_hour"] == pytest.approx(2.05)
-    same = {name: value for name, value in got["L-001"].items() if name not in ("market", "zone", "usd_per_hour")}
+def test_a_run_setup_is_rewritten_by_the_machines_that_were_really_got_and_tells_their_image(
+    job: Job,
+) -> None:
+    dearer = tuple(
+        replace(one, market="on-demand", zone="b", usd_per_hour=1.0) for one in job.cluster.members
+    )
+    got = with_acquired(
+        job.run_setups, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:]))
+    )
+    assert (got["L-001"]["market"], got["L-001"]["zone"], got["L-001"]["usd_per_hour"]) == (
+        "on-demand",
+        "b",
+        1.0,
+    )
+    assert got["L-000"]["market"] == "on-demand+spot" and got["L-000"][
+        "usd_per_hour"
+    ] == pytest.approx(2.05)
+    same = {
+        name: value
+        for name, value in got["L-001"].items()
+        if name not in ("market", "zone", "usd_per_hour")
+    }
     assert same.items() <= job.run_setups["L-001"].items()
     assert with_acquired(job.run_setups, job.items, job.cluster) == job.run_setups
     imaged = with_acquired(job.run_setups, job.items, job.cluster, image_id="ami-1")
     moved = with_acquired(imaged, job.items, job.cluster)
-    assert {one["image_id"] for one in moved.values()} == {"ami-1"}, "a replacement does not make it unknown"
+    assert {one["image_id"] for one in moved.values()} == {"ami-1"}, (
+        "a replacement does not make it unknown"
+    )
 
 
 def machine(name: str, device: str, devices: int, provider: str = "ec2") -> Offer:
@@ -118,19 +163,27 @@ def machine(name: str, device: str, devices: int, provider: str = "ec2") -> Offe
 
 
 MIXED = Cluster.of(
-    (1, machine("g5.12xlarge", "A10G", 4)), (1, machine("c7i.24xlarge", CPU, 1)), (1, machine("s", CPU, 1, "local"))
+    (1, machine("g5.12xlarge", "A10G", 4)),
+    (1, machine("c7i.24xlarge", CPU, 1)),
+    (1, machine("s", CPU, 1, "local")),
 )
 
 
-def test_a_machine_is_to_measure_on_what_its_type_has_and_an_emulated_one_on_what_it_happens_to_have(job: Job) -> None:
+def test_a_machine_is_to_measure_on_what_its_type_has_and_an_emulated_one_on_what_it_happens_to_have(
+    job: Job,
+) -> None:
     gpu, processor, host = expected_devices(MIXED, emulated=False)
     assert gpu == Devices(name="A10G", count=4, threads=1)
-    assert processor == Devices(name=CPU, count=1, threads=0), "a rented processor computes with all its cores"
+    assert processor == Devices(name=CPU, count=1, threads=0), (
+        "a rented processor computes with all its cores"
+    )
     assert host == Devices(name=CPU, count=1, threads=1), "a local host is a share of one"
     emulated = (Devices(name=ANY, count=4), Devices(name=ANY, count=1), host)
     assert expected_devices(MIXED, emulated=True) == emulated
     assert job.expected == (host,) * 4
-    assert job.run_setups["L-000"]["expected_devices"] == [{"name": CPU, "count": 1, "threads": 1}] * 3
+    assert (
+        job.run_setups["L-000"]["expected_devices"] == [{"name": CPU, "count": 1, "threads": 1}] * 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,8 +191,14 @@ def test_a_machine_is_to_measure_on_what_its_type_has_and_an_emulated_one_on_wha
     [
         *("", "https://ec2.us-east-1.amazonaws.com", "https://EC2.us-east-1.AmazonAWS.com.:443/"),
         *("https://ec2.us-east-1.api.aws", "ec2.us-east-1.api.aws", "https://api.aws"),
-        *("https://ec2.cn-north-1.amazonaws.com.cn", "https://ec2.cn-north-1.api.amazonwebservices.com.cn"),
-        *("https://ec2.eusc-de-east-1.amazonaws.eu", "https://ec2.eusc-de-east-1.api.amazonwebservices.eu"),
+        *(
+            "https://ec2.cn-north-1.amazonaws.com.cn",
+            "https://ec2.cn-north-1.api.amazonwebservices.com.cn",
+        ),
+        *(
+            "https://ec2.eusc-de-east-1.amazonaws.eu",
+            "https://ec2.eusc-de-east-1.api.amazonwebservices.eu",
+        ),
     ],
 )
 def test_machines_of_aws_itself_are_never_taken_for_emulated(

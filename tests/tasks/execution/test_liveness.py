@@ -50,7 +50,9 @@ def test_a_run_that_ends_before_its_machine_goes_is_let_end() -> None:
 def test_a_run_that_does_not_need_the_leaving_machine_is_not_cut_short() -> None:
     assert how(going(2.0), items=[FIRST, BOTH]) == "go on"
     assert how(going(2.0), items=[SECOND, FIRST], no_replacement="no") == "fewer"
-    assert how(going(2.0), no_replacement="no") == "go on", "where nothing else can be done the time left is used"
+    assert how(going(2.0), no_replacement="no") == "go on", (
+        "where nothing else can be done the time left is used"
+    )
 
 
 @given(

@@ -21,7 +21,14 @@ RACKS = np.array([0, 1, 0, 1])
 
 
 def item(nodes: list[int] = NODES, strategy: str = "ddp") -> Item:
-    return Item(run_id="a", kind="train", nodes=nodes, workload="tiny", batches=[8] * len(nodes), strategy=strategy)
+    return Item(
+        run_id="a",
+        kind="train",
+        nodes=nodes,
+        workload="tiny",
+        batches=[8] * len(nodes),
+        strategy=strategy,
+    )
 
 
 def said(**changes: Any) -> dict[str, Any]:
@@ -41,9 +48,13 @@ def test_machines_of_a_rack_come_one_after_another() -> None:
     assert together(order) and "fewer seconds of communication" in why
 
 
-def test_a_ring_begins_at_the_first_machine_which_has_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_begins_at_the_first_machine_which_has_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
-        rank_order, "choose", lambda *_: Choice(order=(2, 0, 1, 3), gain=0.1, error=0.01, reason="chosen")
+        rank_order,
+        "choose",
+        lambda *_: Choice(order=(2, 0, 1, 3), gain=0.1, error=0.01, reason="chosen"),
     )
     assert sending_order(said(), NODES, [item()])[0] == (0, 1, 3, 2)
     assert sending_order(said(), NODES, [item(strategy="adasum")])[0] == (2, 0, 1, 3)
@@ -67,7 +78,9 @@ def test_of_an_attempt_without_some_machines_the_order_is_of_those_that_take_par
         ({"latency_s": "fast"}, "list"),
     ],
 )
-def test_what_is_not_sound_leaves_machines_as_they_come_and_says_so(changes: dict[str, Any], reason: str) -> None:
+def test_what_is_not_sound_leaves_machines_as_they_come_and_says_so(
+    changes: dict[str, Any], reason: str
+) -> None:
     order, why = sending_order(said(**changes), NODES, [item()])
     assert order == () and why.startswith("as they come: what node 0 said") and reason in why
 
@@ -82,8 +95,14 @@ def test_a_machine_that_measured_nothing_is_no_fault() -> None:
     ("nodes", "addresses", "matter"),
     [(4, 4, True), (3, 4, False), (3, 3, False), (16, 16, True), (17, 17, False), (4, 1, False)],
 )
-def test_links_are_measured_where_there_are_orders_to_choose_from(nodes: int, addresses: int, matter: bool) -> None:
-    named = [f"10.0.0.{place}" for place in range(addresses)] if addresses > 1 else ["127.0.0.1"] * nodes
+def test_links_are_measured_where_there_are_orders_to_choose_from(
+    nodes: int, addresses: int, matter: bool
+) -> None:
+    named = (
+        [f"10.0.0.{place}" for place in range(addresses)]
+        if addresses > 1
+        else ["127.0.0.1"] * nodes
+    )
     assert links_matter([item([0]), item(list(range(nodes)))], named) is matter
 
 

@@ -35,11 +35,15 @@ def mailbox(tmp_path: Path) -> Path:
 
 
 def load(warehouse: Warehouse, mailbox: Path, **changes: Any) -> Collected:
-    launch = EndedLaunch(**{"mailbox": mailbox, "run_setups": {run_id: setup() for run_id in "abcd"}} | changes)
+    launch = EndedLaunch(
+        **{"mailbox": mailbox, "run_setups": {run_id: setup() for run_id in "abcd"}} | changes
+    )
     return load_mailbox(warehouse, launch, refresh_id="r", now=NOON)
 
 
-def test_a_folder_in_the_place_of_a_record_is_set_aside(warehouse: Warehouse, mailbox: Path) -> None:
+def test_a_folder_in_the_place_of_a_record_is_set_aside(
+    warehouse: Warehouse, mailbox: Path
+) -> None:
     (mailbox / "node-0" / "records" / "c.json").mkdir()
     assert load(warehouse, mailbox).by_status == {"measured": 2, "failed": 1}
     assert (mailbox / "rejected" / "node-0-c.json").is_dir()
@@ -47,16 +51,32 @@ def test_a_folder_in_the_place_of_a_record_is_set_aside(warehouse: Warehouse, ma
 
 def revoked(run_id: str) -> dict[str, Any]:
     reason = "node 0: revoked"
-    row = {"run_id": run_id, "lease_id": "lease", "kind": "train", "status": "interrupted", "reason": reason}
+    row = {
+        "run_id": run_id,
+        "lease_id": "lease",
+        "kind": "train",
+        "status": "interrupted",
+        "reason": reason,
+    }
     return row | {"setup": setup()}
 
 
-def test_a_record_belongs_to_the_lease_of_its_machine_whatever_it_says(warehouse: Warehouse, mailbox: Path) -> None:
+def test_a_record_belongs_to_the_lease_of_its_machine_whatever_it_says(
+    warehouse: Warehouse, mailbox: Path
+) -> None:
     write_json(mailbox / "node-0" / "records" / "a.json", record("a") | {"lease_id": "another"})
-    row = {"lease_id": "lease", "provider": "local", "cluster": "2xsmall", "market": "on-demand", "started_at": NOON}
+    row = {
+        "lease_id": "lease",
+        "provider": "local",
+        "cluster": "2xsmall",
+        "market": "on-demand",
+        "started_at": NOON,
+    }
     load(warehouse, mailbox, lease=row | {"ended_at": NOON, "usd": 0.1, "outcome": "released"})
     with warehouse.read() as connection:
-        assert connection.execute("select distinct lease_id from raw_records").fetchall() == [("lease",)]
+        assert connection.execute("select distinct lease_id from raw_records").fetchall() == [
+            ("lease",)
+        ]
 
 
 def measured(warehouse: Warehouse) -> list[str]:
@@ -76,7 +96,9 @@ def test_records_and_the_controllers_rows_are_loaded_and_twice_changes_nothing(
     assert load(warehouse, mailbox, rows=[revoked("c")]).new == 0
 
 
-def test_a_run_that_was_recorded_before_its_node_went_is_a_measurement(warehouse: Warehouse, mailbox: Path) -> None:
+def test_a_run_that_was_recorded_before_its_node_went_is_a_measurement(
+    warehouse: Warehouse, mailbox: Path
+) -> None:
     assert load(warehouse, mailbox, rows=[revoked("a")]).by_status == {"measured": 2}
     assert measured(warehouse) == ["a", "b"]
 
@@ -93,7 +115,9 @@ def test_a_learning_run_is_kept_apart_from_what_times_steps_and_loaded_once(
     assert measured(warehouse) == ["a", "b"]
     rows = learning(warehouse, "local").set_index("run_id")
     assert rows["status"].to_dict() == {"c": "measured", "d": "failed"}
-    assert list(rows.loc["c", "losses"]) == [3.0, 2.0] and rows.loc["c", ["seed", "strategy"]].tolist() == [2, "ddp"]
+    assert list(rows.loc["c", "losses"]) == [3.0, 2.0] and rows.loc[
+        "c", ["seed", "strategy"]
+    ].tolist() == [2, "ddp"]
     assert learning(warehouse, "ec2").empty
 
 
@@ -109,26 +133,70 @@ def unsound(**changes: Any) -> str:
         (unsound(values={"step_s": -1.0}), "step_s: Input should be greater than 0"),
         (unsound(values={"step_s": float("nan")}), "step_s: Input should be a valid number"),
         (unsound(values={}), "step_s: Field required"),
-        (unsound(kind="profile", values={"parameters": 1, "gradient_bytes": 4, "rows": [], "buckets": []}), "rows: "),
+        (
+            unsound(
+                kind="profile",
+                values={"parameters": 1, "gradient_bytes": 4, "rows": [], "buckets": []},
+            ),
+            "rows: ",
+        ),
         (unsound(kind="probe", values={"rows": [{"bytes": 0, "seconds": 1.0}]}), "rows.0.bytes: "),
-        (unsound(kind="learn", values={"losses": [None], "steps_a_window": 1, "diverged": False}), "losses.0: "),
+        (
+            unsound(
+                kind="learn", values={"losses": [None], "steps_a_window": 1, "diverged": False}
+            ),
+            "losses.0: ",
+        ),
         (unsound(attempt="1"), "attempt: Input should be a valid integer"),
         (unsound(surprise=1), "surprise: Extra inputs are not permitted"),
         (unsound(wrong_device=""), "wrong_device: Extra inputs are not permitted"),
         (unsound(schema=2), "schema: "),
         (unsound(ended_unix=1e300), "ended_unix: Input should be less than 4000000000"),
-        (unsound(values={"step_s": 1.0, "parameters": 2**63}), "parameters: Input should be less than"),
-        (unsound(values={"step_s": 1.0, "taken_share": 1.1}), "taken_share: Input should be less than or equal to 1"),
-        (unsound(values={"step_s": 1.0, "taken_share": -0.1}), "taken_share: Input should be greater than or equal"),
-        (unsound(values={"step_s": 1.0, "reference_s": [0.0]}), "reference_s.0: Input should be greater than 0"),
-        (unsound(values={"step_s": 1.0, "reference_s": 0.1}), "reference_s: Input should be a valid list"),
-        (unsound(values={"step_s": 1.0, "reference_spread": -0.1}), "reference_spread: Input should be greater than"),
-        (unsound(values={"step_s": 1.0, "input_s": -0.1}), "input_s: Input should be greater than or equal"),
-        (unsound(values={"step_s": 1.0, "loader_workers": 1.5}), "loader_workers: Input should be a valid integer"),
-        (unsound(kind="profile", values=PROFILE | {"load_s": -1.0}), "load_s: Input should be greater than or equal"),
+        (
+            unsound(values={"step_s": 1.0, "parameters": 2**63}),
+            "parameters: Input should be less than",
+        ),
+        (
+            unsound(values={"step_s": 1.0, "taken_share": 1.1}),
+            "taken_share: Input should be less than or equal to 1",
+        ),
+        (
+            unsound(values={"step_s": 1.0, "taken_share": -0.1}),
+            "taken_share: Input should be greater than or equal",
+        ),
+        (
+            unsound(values={"step_s": 1.0, "reference_s": [0.0]}),
+            "reference_s.0: Input should be greater than 0",
+        ),
+        (
+            unsound(values={"step_s": 1.0, "reference_s": 0.1}),
+            "reference_s: Input should be a valid list",
+        ),
+        (
+            unsound(values={"step_s": 1.0, "reference_spread": -0.1}),
+            "reference_spread: Input should be greater than",
+        ),
+        (
+            unsound(values={"step_s": 1.0, "input_s": -0.1}),
+            "input_s: Input should be greater than or equal",
+        ),
+        (
+            unsound(values={"step_s": 1.0, "loader_workers": 1.5}),
+            "loader_workers: Input should be a valid integer",
+        ),
+        (
+            unsound(kind="profile", values=PROFILE | {"load_s": -1.0}),
+            "load_s: Input should be greater than or equal",
+        ),
         (unsound(values={"step_s": 1.0, "note": "\ud800"}), "it cannot be stored"),
-        (unsound(values={"step_s": 1.0, "last_loss": 7}).replace("7}", "1e999}"), "it cannot be stored"),
-        *((unsound(values={"x": 1}).replace("1}", "[" * n + "]" * n + "}"), "deep") for n in (40, 985, 988, 100_000)),
+        (
+            unsound(values={"step_s": 1.0, "last_loss": 7}).replace("7}", "1e999}"),
+            "it cannot be stored",
+        ),
+        *(
+            (unsound(values={"x": 1}).replace("1}", "[" * n + "]" * n + "}"), "deep")
+            for n in (40, 985, 988, 100_000)
+        ),
         (unsound(status="great"), "status: "),
         (unsound(run_id="d"), "it calls itself d"),
         ("[]", "the whole: "),
@@ -201,8 +269,12 @@ def test_what_ran_on_another_device_than_was_bought_is_kept_and_trains_nothing(
         body = record(run_id) | ({} if devices is None else {"devices": devices})
         write_json(mailbox / "node-0" / "records" / f"{run_id}.json", body)
     (mailbox / "node-1" / "records" / "b.json").unlink()
-    assert load(warehouse, mailbox, run_setups=dict.fromkeys("abc", bought)).by_status == {"measured": 3}
-    assert measured(warehouse) == ["a", "c"], "a record of old says nothing of its devices, and counts"
+    assert load(warehouse, mailbox, run_setups=dict.fromkeys("abc", bought)).by_status == {
+        "measured": 3
+    }
+    assert measured(warehouse) == ["a", "c"], (
+        "a record of old says nothing of its devices, and counts"
+    )
     outdated = mart(warehouse, "outdated_runs").iloc[0]
     assert (outdated.run_id, outdated.reason) == ("b", "it ran on cpu where A10G was expected")
     details = mart(warehouse, "run_details").set_index("run_id")
@@ -213,8 +285,12 @@ def test_what_ran_on_another_device_than_was_bought_is_kept_and_trains_nothing(
 def test_files_that_a_machine_left_behind_are_reported_and_its_word_is_not_trusted(
     warehouse: Warehouse, mailbox: Path
 ) -> None:
-    write_json(mailbox / "node-0" / "refused.json", {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000})
+    write_json(
+        mailbox / "node-0" / "refused.json", {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000}
+    )
     (mailbox / "node-1" / "refused.json").write_text("[")
     first, second = load(warehouse, mailbox).notes
-    assert first.startswith("node-0 left files behind: dump.bin [31m(9 bytes)x") and len(first) < 600
+    assert (
+        first.startswith("node-0 left files behind: dump.bin [31m(9 bytes)x") and len(first) < 600
+    )
     assert second == "node-1 left files behind: it does not say which"

@@ -23,13 +23,29 @@ from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Devices, Item, WorkloadFile, write_json
 from tasks.providers.base import NodeState
 from tasks.workspace.sources import Source, digest_of
-from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, job_of, offer, ready, reported
+from tests.fakes import (
+    FakeCluster,
+    FakeProvider,
+    Step,
+    armed,
+    fails,
+    fast,
+    finished,
+    job_of,
+    offer,
+    ready,
+    reported,
+)
 
 KILLED = {"exit_code": 1, "worker_exit_code": -9, "reason": "the worker ended with exit code -9"}
 LOST_PEER = {"exit_code": 1, "worker_exit_code": 4, "reason": "its peer is gone"}
 FAULT = {"exit_code": 1, "worker_exit_code": 3, "reason": "ValueError: row 17 is not a number"}
 NO_MODULE = {"exit_code": 1, "worker_exit_code": 1, "reason": "no module named torch"}
-REFUSED = {"exit_code": 1, "worker_exit_code": 5, "reason": "could not write b.json: No space left; free some space"}
+REFUSED = {
+    "exit_code": 1,
+    "worker_exit_code": 5,
+    "reason": "could not write b.json: No space left; free some space",
+}
 NO_DEVICE = {"exit_code": EXIT_NO_DEVICE, "worker_exit_code": EXIT_NO_DEVICE, "reason": "no GPU"}
 TAKEN = NodeState(alive=False, interrupted=True, reason="taken by the market")
 
@@ -39,7 +55,9 @@ def job(runs: str = "abc", **changes: Any) -> Job:
 
     def item(run_id: str) -> Item:
         nodes = [0] if run_id in "st" else [0, 1]
-        return Item(run_id=run_id, kind="train", nodes=nodes, workload="tiny", batches=[8] * len(nodes))
+        return Item(
+            run_id=run_id, kind="train", nodes=nodes, workload="tiny", batches=[8] * len(nodes)
+        )
 
     return job_of([item(one) for one in runs], **changes)
 
@@ -48,7 +66,9 @@ def serving(provider: FakeProvider, of: Job, stop_at: float = 1000.0) -> Served:
     return serve(provider, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
 
 
-def served(home: Path, of: Job, *script: Step, stop_at: float = 1000.0) -> tuple[Served, FakeCluster]:
+def served(
+    home: Path, of: Job, *script: Step, stop_at: float = 1000.0
+) -> tuple[Served, FakeCluster]:
     provider = FakeProvider(home, script)
     seen = serving(provider, of, stop_at)
     assert provider.held == [] and [lease.outcome for lease in provider.over] == ["released"]
@@ -58,7 +78,9 @@ def served(home: Path, of: Job, *script: Step, stop_at: float = 1000.0) -> tuple
 def rows(seen: Served) -> list[tuple[str, str, str]]:
     """The controller's rows as they lie on disk, which must be all that it knows."""
     assert seen.mailbox is not None
-    bodies = [json.loads(file.read_text()) for file in sorted(seen.mailbox.glob("controller/rows/*.json"))]
+    bodies = [
+        json.loads(file.read_text()) for file in sorted(seen.mailbox.glob("controller/rows/*.json"))
+    ]
     assert {row["run_id"] for row in bodies} == {row["run_id"] for row in seen.rows}
     return [(row["run_id"], row["status"], row["reason"]) for row in bodies]
 
@@ -88,7 +110,9 @@ def sells(count: int) -> Step:
 
 
 def at(run_id: str, attempt: int = 1) -> Step:
-    return lambda cluster: cluster.everyone("progress.json", attempt=attempt, run_id=run_id, index=1)
+    return lambda cluster: cluster.everyone(
+        "progress.json", attempt=attempt, run_id=run_id, index=1
+    )
 
 
 def only(node: int, name: str) -> Step:
@@ -104,7 +128,9 @@ def waits(polls: int) -> list[Step]:
     return [lambda _: None] * polls
 
 
-GIVEN_UP = f"node 1: {TAKEN.reason}; all runs that are left need it, and no other machine is to be had"
+GIVEN_UP = (
+    f"node 1: {TAKEN.reason}; all runs that are left need it, and no other machine is to be had"
+)
 TAKEN_ROW = ("interrupted", f"node 1: {TAKEN.reason}")
 LAST, GOES = (armed(2), reported("c"), finished(2)), (ready, armed(1))
 HIT = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
@@ -195,7 +221,12 @@ def own_account(cluster: FakeCluster) -> None:
     ],
 )  # fmt: skip
 def test_what_ends_an_attempt_costs_what_it_hit_and_no_more(
-    tmp_path: Path, runs: str, script: Sequence[Step], recorded: str, unrecorded: list[tuple[str, ...]], last: str
+    tmp_path: Path,
+    runs: str,
+    script: Sequence[Step],
+    recorded: str,
+    unrecorded: list[tuple[str, ...]],
+    last: str,
 ) -> None:
     seen, _ = served(tmp_path, job(runs), *script)
     assert (seen.recorded, rows(seen), planned(seen)) == (set(recorded), unrecorded, last)
@@ -203,7 +234,9 @@ def test_what_ends_an_attempt_costs_what_it_hit_and_no_more(
         assert seen.outcome == "finished"
 
 
-def test_shares_are_in_force_while_it_measures_and_every_run_tells_its_image(tmp_path: Path) -> None:
+def test_shares_are_in_force_while_it_measures_and_every_run_tells_its_image(
+    tmp_path: Path,
+) -> None:
     script = (*GOES, reported("a"), finished(1, run_id="b", **KILLED), *LAST)
     seen, cluster = served(tmp_path, job(), *script)
     assert cluster.settled == [True, False, True] and seen.mailbox is not None
@@ -220,7 +253,9 @@ def test_machines_that_look_for_their_devices_may_take_longer_to_start(
 
 
 @pytest.mark.parametrize("script", [(), (*GOES, reported("a"))])
-def test_when_the_time_is_up_what_is_left_is_simply_no_row(tmp_path: Path, script: tuple[Step, ...]) -> None:
+def test_when_the_time_is_up_what_is_left_is_simply_no_row(
+    tmp_path: Path, script: tuple[Step, ...]
+) -> None:
     seen, _ = served(tmp_path, job(), *script, stop_at=30.0)
     assert rows(seen) == [] and seen.outcome == "time: the campaign's time is up"
 
@@ -232,7 +267,10 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_lets_the_machines_go(tmp_p
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
     row = json.loads((lease.mailbox / "controller" / "rows" / "b.json").read_text())
-    assert (row["status"], row["reason"]) == ("interrupted", "the controller was stopped by hand (Ctrl-C)")
+    assert (row["status"], row["reason"]) == (
+        "interrupted",
+        "the controller was stopped by hand (Ctrl-C)",
+    )
 
 
 def full(_: Path, __: Any) -> None:
@@ -256,11 +294,15 @@ def test_a_full_mailbox_ends_the_launch_with_a_sentence_and_the_row_is_written_o
 
     monkeypatch.setattr(FakeProvider, "end", end)
     seen, _ = served(tmp_path, job(), *GOES, fills)
-    assert seen.outcome.startswith("lost: the mailbox is full (No space left on device): free some space at ")
+    assert seen.outcome.startswith(
+        "lost: the mailbox is full (No space left on device): free some space at "
+    )
     assert seen.recorded == {"a"} and ("b", "failed") in [row[:2] for row in rows(seen)]
 
 
-def test_a_silent_node_on_a_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_node_on_a_full_disk_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def falls_silent(cluster: FakeCluster) -> None:
         cluster.everyone("heartbeat.json")
         monkeypatch.setattr(FakeCluster, "now_unix", lambda _: 1e12)
@@ -268,31 +310,47 @@ def test_a_silent_node_on_a_full_disk_is_reported_as_such(tmp_path: Path, monkey
 
     seen, _ = served(tmp_path, job(), *GOES, falls_silent)
     [(run_id, status, reason)] = rows(seen)
-    assert (run_id, status) == ("a", "failed") and reason.startswith("node 0 fell silent: the mailbox is full")
+    assert (run_id, status) == ("a", "failed") and reason.startswith(
+        "node 0 fell silent: the mailbox is full"
+    )
 
 
-def test_a_workload_whose_file_changes_before_it_travels_is_not_measured_under_its_old_name(tmp_path: Path) -> None:
+def test_a_workload_whose_file_changes_before_it_travels_is_not_measured_under_its_old_name(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "tiny.py"
     file.write_text("def build(): ... # another\n")
     digest = digest_of(b"def build(): ...\n", "build", {})
     spec = WorkloadFile(name="tiny", digest=digest, file="workloads/tiny.py", function="build")
     seen, _ = served(tmp_path, job(files=((spec, Source.of_file(file)),)), *GOES)
     [(run_id, status, reason)] = rows(seen)
-    assert (run_id, status) == ("r-00-launch", "failed") and "was just changed: refresh again" in reason
+    assert (run_id, status) == (
+        "r-00-launch",
+        "failed",
+    ) and "was just changed: refresh again" in reason
 
 
 def in_processes(home: Path, runs: str, **changes: Any) -> Job:
     """As `job`, with x and y of a folder's workload, and z of one with a variable; the rest is of a plain one."""
     (home / "m.py").write_text("def build(): ...\n")
     plain = Source.of_file(home / "m.py")
-    sources = {"tiny": plain, "repo": Source(files=plain.files, entry="m.py", module="m"), "set": plain}
-    stated: dict[str, dict[str, Any]] = {"repo": {"module": "m"} | changes, "set": {"env": {"A": "1"}}}
+    sources = {
+        "tiny": plain,
+        "repo": Source(files=plain.files, entry="m.py", module="m"),
+        "set": plain,
+    }
+    stated: dict[str, dict[str, Any]] = {
+        "repo": {"module": "m"} | changes,
+        "set": {"env": {"A": "1"}},
+    }
     files = []
     for name, source in sources.items():
         digest = source.digest(source.read(), "build", {}, env=stated.get(name, {}).get("env", {}))
         file = f"workloads/{digest}" + (".tar.gz" if source.packed else ".py")
         more = stated.get(name, {})
-        files.append((WorkloadFile(name=name, digest=digest, file=file, function="build", **more), source))
+        files.append(
+            (WorkloadFile(name=name, digest=digest, file=file, function="build", **more), source)
+        )
     whole, of = job(runs), {"x": "repo", "y": "repo", "z": "set"}
     items = [replace(item, workload=of.get(item.run_id, "tiny")) for item in whole.items]
     return replace(whole, items=tuple(items), files=files)
@@ -313,7 +371,17 @@ def test_each_process_that_workloads_need_is_an_attempt_plain_ones_first(tmp_pat
     seen: list[tuple[str, list[str]]] = []
     note = planned_now(seen)
     script = (
-        *(ready, armed(1), note, reported(*"ab"), finished(1), armed(2), note, reported(*"xy"), finished(2)),
+        *(
+            ready,
+            armed(1),
+            note,
+            reported(*"ab"),
+            finished(1),
+            armed(2),
+            note,
+            reported(*"xy"),
+            finished(2),
+        ),
         *(armed(3), note, reported("z"), finished(3)),
     )
     after, _ = served(tmp_path, in_processes(tmp_path, "xazyb"), *script)
@@ -322,16 +390,41 @@ def test_each_process_that_workloads_need_is_an_attempt_plain_ones_first(tmp_pat
 
 
 def test_one_that_fails_again_and_again_costs_none_of_the_others(tmp_path: Path) -> None:
-    unprepared = {"exit_code": 3, "worker_exit_code": 3, "reason": "requirements of workload repo clash"}
+    unprepared = {
+        "exit_code": 3,
+        "worker_exit_code": 3,
+        "reason": "requirements of workload repo clash",
+    }
     broken = [finished(attempt, **NO_MODULE) for attempt in (2, 3, 4)]
-    script = (ready, armed(1), reported("a"), finished(1), *broken, armed(5), reported("z"), finished(5))
+    script = (
+        ready,
+        armed(1),
+        reported("a"),
+        finished(1),
+        *broken,
+        armed(5),
+        reported("z"),
+        finished(5),
+    )
     seen, _ = served(tmp_path, in_processes(tmp_path, "axyz"), *script)
     assert seen.recorded == {"a", "z"} and [row[1:] for row in rows(seen)] == [
         ("failed", "node 0: no module named torch")
     ]
-    failed = (reported("x", "y"), finished(2, **unprepared))  # with a record of each, nothing is tried again
+    failed = (
+        reported("x", "y"),
+        finished(2, **unprepared),
+    )  # with a record of each, nothing is tried again
     (tmp_path / "other").mkdir()
-    script = (ready, armed(1), reported("a"), finished(1), *failed, armed(3), reported("z"), finished(3))
+    script = (
+        ready,
+        armed(1),
+        reported("a"),
+        finished(1),
+        *failed,
+        armed(3),
+        reported("z"),
+        finished(3),
+    )
     seen, _ = served(tmp_path / "other", in_processes(tmp_path, "axyz"), *script)
     assert (seen.recorded, rows(seen), seen.outcome) == (set("axyz"), [], "finished")
 
@@ -340,12 +433,18 @@ def test_one_that_fails_again_and_again_costs_none_of_the_others(tmp_path: Path)
 def test_machines_that_install_requirements_may_take_longer_to_start(
     tmp_path: Path, environment: str, after_s: int
 ) -> None:
-    needs = {"requirements": "requirements.txt", "requirements_digest": "r", "environment": environment}
+    needs = {
+        "requirements": "requirements.txt",
+        "requirements_digest": "r",
+        "environment": environment,
+    }
     seen, _ = served(tmp_path, in_processes(tmp_path, "x", **needs), ready)
     assert f"did not start torchrun within {after_s} s" in seen.rows[0]["reason"]
 
 
-def test_a_folder_travels_as_one_archive_and_not_under_its_old_name_when_a_file_of_it_changed(tmp_path: Path) -> None:
+def test_a_folder_travels_as_one_archive_and_not_under_its_old_name_when_a_file_of_it_changed(
+    tmp_path: Path,
+) -> None:
     asked = in_processes(tmp_path, "xy")
     script = (ready, armed(1), reported(*"xy"), finished(1))
     seen, _ = served(tmp_path, asked, *script)
@@ -368,27 +467,50 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
 
 def test_the_rest_is_finished_with_fewer_machines(tmp_path: Path) -> None:
     again = (only(0, "armed-2.json"), reported("t"), finished(2, 0))
-    seen, _ = served(tmp_path, job("sbtd"), *GOES, reported("s"), at("b"), becomes(1, TAKEN), *again)
+    seen, _ = served(
+        tmp_path, job("sbtd"), *GOES, reported("s"), at("b"), becomes(1, TAKEN), *again
+    )
     assert (rows(seen), seen.recorded, planned(seen)) == ([("b", *TAKEN_ROW)], {"s", "t"}, "t")
     assert (plan(seen)["ranks"], plan(seen)["patience_s"]) == ([0], 0.0)
-    assert seen.outcome == "finished; node 1: taken by the market: 2 runs left out, the others go on"
+    assert (
+        seen.outcome == "finished; node 1: taken by the market: 2 runs left out, the others go on"
+    )
 
 
-def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_beside_its_row(tmp_path: Path) -> None:
-    script = (sells(1), *GOES, at("b"), becomes(1, TAKEN), new(1), armed(3), reported("b-again-2"), finished(3))
+def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_beside_its_row(
+    tmp_path: Path,
+) -> None:
+    script = (
+        sells(1),
+        *GOES,
+        at("b"),
+        becomes(1, TAKEN),
+        new(1),
+        armed(3),
+        reported("b-again-2"),
+        finished(3),
+    )
     seen, cluster = served(tmp_path, job("b"), *script)
-    assert (rows(seen), seen.recorded, cluster.replaced) == ([("b", *TAKEN_ROW)], {"b-again-2"}, [1])
+    assert (rows(seen), seen.recorded, cluster.replaced) == (
+        [("b", *TAKEN_ROW)],
+        {"b-again-2"},
+        [1],
+    )
     assert plan(seen)["addresses"][1] == "10.0.1.1" and plan(seen)["ranks"] == []
     assert seen.mailbox is not None
     run_setups = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
     assert set(run_setups) == {"b", "b-again-2"}
-    assert not (seen.mailbox / "node-1" / "progress.json").exists(), "what the machine before it said"
+    assert not (seen.mailbox / "node-1" / "progress.json").exists(), (
+        "what the machine before it said"
+    )
 
 
 def test_while_the_new_machine_starts_the_others_measure_what_they_can(tmp_path: Path) -> None:
     meanwhile = (only(0, "armed-2.json"), reported("t"), finished(2, 0), *waits(1))
     after = (new(1), armed(4), reported("b-again-2", "d"), finished(4))
-    seen, _ = served(tmp_path, job("btd"), sells(1), *GOES, at("b"), becomes(1, TAKEN), *meanwhile, *after)
+    seen, _ = served(
+        tmp_path, job("btd"), sells(1), *GOES, at("b"), becomes(1, TAKEN), *meanwhile, *after
+    )
     assert seen.recorded == {"t", "b-again-2", "d"} and len(rows(seen)) == 1
 
 
@@ -400,10 +522,14 @@ def test_a_place_is_filled_three_times_at_most_and_then_a_row_says_so(tmp_path: 
     seen, cluster = served(tmp_path, job("b"), *script)
     assert cluster.replaced == [1, 1, 1]
     assert {row[:2] for row in rows(seen)} == {(run_id, "interrupted") for run_id in ids}
-    assert seen.rows[-1]["reason"].endswith("all runs that are left need it, and 3 machines were replaced already")
+    assert seen.rows[-1]["reason"].endswith(
+        "all runs that are left need it, and 3 machines were replaced already"
+    )
 
 
-def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_theirs(tmp_path: Path) -> None:
+def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_theirs(
+    tmp_path: Path,
+) -> None:
     lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
 
     def failed(cluster: FakeCluster) -> None:
@@ -412,9 +538,15 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_the
     others = (only(0, "armed-2.json"), reported("s", "t"), finished(2, 0))
     seen, _ = served(tmp_path, job("bst"), ready, failed, *lacking, *others)
     assert (plan(seen)["attempt"], plan(seen)["ranks"], planned(seen)) == (2, [0], "st")
-    assert (seen.recorded, seen.outcome, rows(seen)) == ({"s", "b", "t"}, "finished", []) and seen.lacked_devices
+    assert (seen.recorded, seen.outcome, rows(seen)) == (
+        {"s", "b", "t"},
+        "finished",
+        [],
+    ) and seen.lacked_devices
     alone, _ = served(tmp_path / "alone", job("bd"), ready, *lacking)
-    assert alone.outcome == "failed: node 1: no GPU" and plan(alone)["attempt"] == 1, "nothing is left to try"
+    assert alone.outcome == "failed: node 1: no GPU" and plan(alone)["attempt"] == 1, (
+        "nothing is left to try"
+    )
 
 
 def test_the_loss_of_the_machine_where_all_meet_is_not_waited_out(tmp_path: Path) -> None:
@@ -429,7 +561,16 @@ def test_a_run_that_is_late_may_be_measured_again_and_does_not_end_before_the_ma
     tmp_path: Path, patience_s: float, lost: list[str]
 ) -> None:
     late = waits(400)  # more seconds than such a run takes
-    script = (*GOES, at("b"), noticed(100.0), *late, noticed(8.0), *waits(1), reported("b"), finished(1))
+    script = (
+        *GOES,
+        at("b"),
+        noticed(100.0),
+        *late,
+        noticed(8.0),
+        *waits(1),
+        reported("b"),
+        finished(1),
+    )
     seen, _ = served(tmp_path, replace(job("b"), patience_s=patience_s), *script)
     assert [row[0] for row in rows(seen) if "notice" in row[2]] == lost
     assert plan(seen)["patience_s"] == patience_s
@@ -445,11 +586,15 @@ def test_on_dearer_machines_than_asked_for_the_money_ends_sooner(
         made(self, lease_id, Cluster.of((2, offer(got_usd))), *rest)
 
     monkeypatch.setattr(FakeCluster, "__init__", dearer)
-    seen, _ = served(tmp_path, job("b"), *GOES, *waits(200), reported("b"), finished(1), stop_at=100.0)
+    seen, _ = served(
+        tmp_path, job("b"), *GOES, *waits(200), reported("b"), finished(1), stop_at=100.0
+    )
     assert len(seen.recorded) == measured
     assert seen.mailbox is not None
     run_setup = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]
-    assert run_setup["usd_per_hour"] == pytest.approx(2 * got_usd), "as it was got, not as it was asked for"
+    assert run_setup["usd_per_hour"] == pytest.approx(2 * got_usd), (
+        "as it was got, not as it was asked for"
+    )
 
 
 ADDRESS = "s3://mine-1/cats/"
@@ -461,14 +606,21 @@ def with_data(runs: str, source: Path) -> Job:
     source.write_text("def build(data): ...\n")
     digest = digest_of(source.read_bytes(), "build", {}, data="aabb")
     spec = WorkloadFile(
-        name="tiny", digest=digest, file="workloads/w.py", function="build", data=ADDRESS, data_digest="aabb"
+        name="tiny",
+        digest=digest,
+        file="workloads/w.py",
+        function="build",
+        data=ADDRESS,
+        data_digest="aabb",
     )
     return replace(job(runs), files=((spec, Source.of_file(source)),))
 
 
 def has(state: str, *nodes: int, **more: Any) -> Step:
     states = {"aabb": {"state": state} | more}
-    return lambda cluster: [cluster.say("data.json", node, **states) for node in nodes or range(len(cluster.states))]
+    return lambda cluster: [
+        cluster.say("data.json", node, **states) for node in nodes or range(len(cluster.states))
+    ]
 
 
 def asked_for(cluster: FakeCluster) -> None:
@@ -477,7 +629,15 @@ def asked_for(cluster: FakeCluster) -> None:
 
 
 def test_there_is_no_plan_before_all_have_their_data_however_long_it_takes(tmp_path: Path) -> None:
-    slow = [asked_for, ready, *waits(2000), has("ready", 0), has("fetching", 1, bytes=1), *waits(2000), asked_for]
+    slow = [
+        asked_for,
+        ready,
+        *waits(2000),
+        has("ready", 0),
+        has("fetching", 1, bytes=1),
+        *waits(2000),
+        asked_for,
+    ]
     script = (*slow, has("ready", 1), armed(1), reported("a"), finished(1))
     seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
     assert (seen.recorded, seen.rows, seen.lacked_data) == ({"a"}, [], {})
@@ -486,9 +646,18 @@ def test_there_is_no_plan_before_all_have_their_data_however_long_it_takes(tmp_p
 
 
 def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_named(tmp_path: Path) -> None:
-    script = (ready, has("ready", 0), has("failed", 1, reason=DENIED), armed(1), reported("a"), finished(1))
+    script = (
+        ready,
+        has("ready", 0),
+        has("failed", 1, reason=DENIED),
+        armed(1),
+        reported("a"),
+        finished(1),
+    )
     seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
-    assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, "the runs' own records say so too"
+    assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, (
+        "the runs' own records say so too"
+    )
 
 
 @pytest.mark.parametrize("cause", ["install", ""])
@@ -496,8 +665,19 @@ def test_a_workload_that_no_index_answered_is_returned_so_that_no_more_of_it_is_
     tmp_path: Path, cause: str
 ) -> None:
     asked = with_data("a", tmp_path / "w.py")
-    record = {"status": "failed", "reason": "no index", "cause": cause, "workload_digest": asked.files[0][0].digest}
-    script = (ready, has("ready"), armed(1), lambda cluster: cluster.report("a", **record), finished(1))
+    record = {
+        "status": "failed",
+        "reason": "no index",
+        "cause": cause,
+        "workload_digest": asked.files[0][0].digest,
+    }
+    script = (
+        ready,
+        has("ready"),
+        armed(1),
+        lambda cluster: cluster.report("a", **record),
+        finished(1),
+    )
     seen, _ = served(tmp_path, asked, *script)
     assert seen.lacked_data == ({"tiny": "no index"} if cause else {})
 
@@ -514,10 +694,20 @@ def test_a_machine_that_is_lost_while_it_fetches_is_not_waited_for(
     tmp_path: Path, state: NodeState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if state is None:  # it hangs: the others' heartbeats are heard
-        monkeypatch.setattr(liveness, "silent_nodes", lambda box, _: [1] if (box.path / "silent").exists() else [])
+        monkeypatch.setattr(
+            liveness, "silent_nodes", lambda box, _: [1] if (box.path / "silent").exists() else []
+        )
     lost = becomes(1, state) if state else lambda cluster: (cluster.mailbox / "silent").touch()
     of = with_data("sb", tmp_path / "w.py")
-    script = (ready, has("ready", 0), has("fetching", 1), *waits(100), lost, *waits(3), only(0, "armed-1.json"))
+    script = (
+        ready,
+        has("ready", 0),
+        has("fetching", 1),
+        *waits(100),
+        lost,
+        *waits(3),
+        only(0, "armed-1.json"),
+    )
     seen, _ = served(tmp_path, of, *script, reported("s"), finished(1, 0))
     assert seen.recorded == {"s"}
     why = "it is gone" if state else "fell silent"
@@ -532,11 +722,20 @@ def test_a_machine_in_anothers_place_gets_its_data_before_it_gets_work(tmp_path:
     )  # fmt: skip
     seen, cluster = served(tmp_path, with_data("ab", tmp_path / "w.py"), *script)
     assert seen.recorded == {"a", "b-again-2"} and cluster.replaced == [1], seen.outcome
-    assert not (cluster.mailbox / "node-0" / "wrong").exists(), "what the one before said of its data was believed"
+    assert not (cluster.mailbox / "node-0" / "wrong").exists(), (
+        "what the one before said of its data was believed"
+    )
 
 
 def elastic() -> Job:
-    item = Item(run_id="e", kind="elastic", nodes=[0, 1], workload="tiny", batches=[8, 8], checkpoint_every=2)
+    item = Item(
+        run_id="e",
+        kind="elastic",
+        nodes=[0, 1],
+        workload="tiny",
+        batches=[8, 8],
+        checkpoint_every=2,
+    )
     return job_of([item])
 
 
@@ -561,21 +760,42 @@ def test_an_elastic_run_goes_on_without_a_machine_that_is_lost(tmp_path: Path) -
 
 def test_a_machine_in_the_place_of_a_lost_one_gets_its_share_once_it_joined(tmp_path: Path) -> None:
     before: list[int] = []
-    lost = (becomes(1, TAKEN), *waits(20), new(1), *waits(5), lambda cluster: before.append(len(cluster.settled)))
-    script = (keeps, sells(1), armed(1), *waits(3), *lost, only(1, "armed-1.json"), *waits(5), reported("e"))
+    lost = (
+        becomes(1, TAKEN),
+        *waits(20),
+        new(1),
+        *waits(5),
+        lambda cluster: before.append(len(cluster.settled)),
+    )
+    script = (
+        keeps,
+        sells(1),
+        armed(1),
+        *waits(3),
+        *lost,
+        only(1, "armed-1.json"),
+        *waits(5),
+        reported("e"),
+    )
     seen, cluster = served(tmp_path, elastic(), *script)
     assert seen.outcome == "finished" and losses(seen) == [1] and cluster.replaced == [1]
-    assert (before, cluster.settled) == ([1], [True, True]), "when all were armed, and when the new one was"
+    assert (before, cluster.settled) == ([1], [True, True]), (
+        "when all were armed, and when the new one was"
+    )
 
 
-def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_or_is_given_up(tmp_path: Path) -> None:
+def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_or_is_given_up(
+    tmp_path: Path,
+) -> None:
     script = (keeps, armed(1), *waits(3), becomes(0, TAKEN))
     seen, _ = served(tmp_path / "none", elastic(), *script)
     assert [(run, status) for run, status, _ in rows(seen)] == [("e", "interrupted")]
     again = (keeps, sells(1), *script[1:], *waits(3), new(0), armed(2), reported("e-again-2"))
     seen, _ = served(tmp_path / "another", elastic(), *again)
     assert seen.outcome.startswith("finished") and "e-again-2" in seen.recorded
-    assert plan(seen)["checkpoints"].endswith("checkpoints/e"), "it goes on from the same checkpoints"
+    assert plan(seen)["checkpoints"].endswith("checkpoints/e"), (
+        "it goes on from the same checkpoints"
+    )
 
 
 def test_an_elastic_run_without_a_folder_that_all_see_is_refused(tmp_path: Path) -> None:
@@ -586,18 +806,36 @@ def test_an_elastic_run_without_a_folder_that_all_see_is_refused(tmp_path: Path)
 
 def test_a_torchrun_that_ends_where_all_meet_ends_an_elastic_run(tmp_path: Path) -> None:
     seen, _ = served(
-        tmp_path, elastic(), keeps, armed(1), finished(1, 1, **LOST_PEER), *waits(9), finished(1, 0, **FAULT)
+        tmp_path,
+        elastic(),
+        keeps,
+        armed(1),
+        finished(1, 1, **LOST_PEER),
+        *waits(9),
+        finished(1, 0, **FAULT),
     )
     assert rows(seen) == [("e", "failed", "node 0: ValueError: row 17 is not a number")]
 
 
-def test_a_torchrun_that_ended_as_it_lost_a_peer_is_begun_again_from_the_checkpoints(tmp_path: Path) -> None:
-    script = (keeps, armed(1), *waits(3), finished(1, 0, **LOST_PEER), *waits(3), armed(2), reported("e"))
+def test_a_torchrun_that_ended_as_it_lost_a_peer_is_begun_again_from_the_checkpoints(
+    tmp_path: Path,
+) -> None:
+    script = (
+        keeps,
+        armed(1),
+        *waits(3),
+        finished(1, 0, **LOST_PEER),
+        *waits(3),
+        armed(2),
+        reported("e"),
+    )
     seen, _ = served(tmp_path, elastic(), *script)
     assert seen.outcome == "finished" and rows(seen) == [] and plan(seen)["attempt"] == 2
 
 
-def test_a_run_that_is_to_lose_a_machine_loses_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_to_lose_a_machine_loses_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[int] = []
 
     def revoke(cluster: FakeCluster, index: int) -> None:

@@ -36,7 +36,13 @@ def ec2(folder: Path) -> Workspace:
 
 def held(here: Workspace, count: int, **changes: Any) -> None:
     """So many machines in the warehouse, of a launch each."""
-    row = {"node": 0, "number": 0, "provider": here.provider.name, "instance_type": "s.small", "market": "on-demand"}
+    row = {
+        "node": 0,
+        "number": 0,
+        "provider": here.provider.name,
+        "instance_type": "s.small",
+        "market": "on-demand",
+    }
     row |= {"zone": "a", "startup_s": 200.0, "hours": 1.0, "interrupted": False, "refresh_id": "r"}
     rows = [
         row | {"lease_id": f"{changes} {at}", "asked_at": NOON - timedelta(days=1 + at)} | changes
@@ -49,14 +55,24 @@ def held(here: Workspace, count: int, **changes: Any) -> None:
 def cheapest_hours(here: Workspace, market: str = "on-demand") -> dict[str, float]:
     """Hours of clusters of s.small for the goal cheapest."""
     (conv, _) = here.workloads
-    offers = [o for o in here.provider.offers(NOON) if o.market == market and o.instance_type.name == "s.small"]
+    offers = [
+        o
+        for o in here.provider.offers(NOON)
+        if o.market == market and o.instance_type.name == "s.small"
+    ]
     rows = recommend_one(here, champion(), conv, offers, measured().runs)
-    return {row["cluster"]: row["hours"] for row in rows if row["goal"] == "cheapest" and row["cluster"]}
+    return {
+        row["cluster"]: row["hours"] for row in rows if row["goal"] == "cheapest" and row["cluster"]
+    }
 
 
-def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_the_prior_stands(tmp_path: Path) -> None:
+def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_the_prior_stands(
+    tmp_path: Path,
+) -> None:
     here = install(tmp_path)
-    assert job_conditions(here) == Stated(startup_s=spot.STARTUP_S, replacement_s=spot.REPLACEMENT_S)
+    assert job_conditions(here) == Stated(
+        startup_s=spot.STARTUP_S, replacement_s=spot.REPLACEMENT_S
+    )
     before = cheapest_hours(here)
     held(here, 20)
     after = cheapest_hours(here)
@@ -69,11 +85,16 @@ def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_th
     assert job_conditions(here) == Stated()
 
 
-def test_launches_of_one_type_tell_of_the_others_and_little_of_another_market(tmp_path: Path) -> None:
+def test_launches_of_one_type_tell_of_the_others_and_little_of_another_market(
+    tmp_path: Path,
+) -> None:
     here = ec2(tmp_path)
     held(here, 20)
     conditions = job_conditions(here)
-    other, spots = (conditions.startup.log_median(*one)[0] for one in (("s.large", "on-demand"), ("s.small", "spot")))
+    other, spots = (
+        conditions.startup.log_median(*one)[0]
+        for one in (("s.large", "on-demand"), ("s.small", "spot"))
+    )
     assert 120 < np.exp(other) < 220 and np.exp(spots) == pytest.approx(EC2_STARTUP_S["spot"])
 
 
@@ -82,9 +103,12 @@ def test_local_hosts_start_alike_in_both_markets_whichever_was_launched(tmp_path
     here = install(tmp_path)
     held(here, 20)
     conditions = job_conditions(here)
-    assert isinstance(conditions, Learned) and conditions.hazard is None, "local hosts are revoked as srift.toml states"
+    assert isinstance(conditions, Learned) and conditions.hazard is None, (
+        "local hosts are revoked as srift.toml states"
+    )
     by_market = {
-        market: float(np.exp(conditions.startup.log_median("s.large", market)[0])) for market in LOCAL_STARTUP_S
+        market: float(np.exp(conditions.startup.log_median("s.large", market)[0]))
+        for market in LOCAL_STARTUP_S
     }
     assert 120 < by_market["on-demand"] < 220 and by_market["spot"] == by_market["on-demand"]
     assert seconds_to_work(here, "spot") == seconds_to_work(here, "on-demand") > 120
@@ -95,9 +119,14 @@ def test_a_launch_counts_once_though_it_tells_of_both_markets(tmp_path: Path) ->
     for number, seconds in enumerate((10.0, 20.0, 10.0, 20.0)):
         held(here, 1, zone=f"z{number}", startup_s=seconds)
     seconds = [10.0, 20.0, 10.0, 20.0]
-    launches = pd.DataFrame({"instance_type": "s.small", "market": "spot", "machines": 1, "seconds": seconds})
+    launches = pd.DataFrame(
+        {"instance_type": "s.small", "market": "spot", "machines": 1, "seconds": seconds}
+    )
     conditions = job_conditions(here)
-    assert isinstance(conditions, Learned) and conditions.startup.launch_sd == fit_startup(launches).launch_sd
+    assert (
+        isinstance(conditions, Learned)
+        and conditions.startup.launch_sd == fit_startup(launches).launch_sd
+    )
 
 
 def test_a_campaign_reckons_with_what_launches_took(tmp_path: Path) -> None:
@@ -109,16 +138,26 @@ def test_a_campaign_reckons_with_what_launches_took(tmp_path: Path) -> None:
     assert 120.0 < costs_of(here).launch_s < 220.0 and costs_of(here).build_s == stated.build_s
 
 
-def test_before_the_first_launch_ec2_goes_by_the_prior_and_the_advised_rates(tmp_path: Path) -> None:
+def test_before_the_first_launch_ec2_goes_by_the_prior_and_the_advised_rates(
+    tmp_path: Path,
+) -> None:
     here = ec2(tmp_path)
     conditions = job_conditions(here)
-    assert isinstance(conditions, Learned) and conditions.hazard is not None and conditions.availability is not None
+    assert (
+        isinstance(conditions, Learned)
+        and conditions.hazard is not None
+        and conditions.availability is not None
+    )
     log_median, doubt = conditions.startup.log_median("s.small", "spot")
     assert np.exp(log_median) == pytest.approx(EC2_STARTUP_S["spot"]) and doubt > 0.5
-    assert conditions.hazard.gangs([("s.small", "a", 0.2)], np.ones((1, 1))).per_hour == pytest.approx(0.2)
+    assert conditions.hazard.gangs(
+        [("s.small", "a", 0.2)], np.ones((1, 1))
+    ).per_hour == pytest.approx(0.2)
 
 
-def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(tmp_path: Path) -> None:
+def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(
+    tmp_path: Path,
+) -> None:
     here = ec2(tmp_path)
     snapshot_offers.fn(here, "refresh-1", NOON)
     offers = {(o.instance_type.name, o.market): o for o in here.provider.offers(NOON)}
@@ -127,7 +166,9 @@ def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(
     held(here, 60, market="spot", zone="calm", hours=24.0)
     conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.hazard is not None
-    bad, calm = conditions.hazard.gangs([("s.small", zone, advised) for zone in ("bad", "calm")], np.eye(2)).per_hour
+    bad, calm = conditions.hazard.gangs(
+        [("s.small", zone, advised) for zone in ("bad", "calm")], np.eye(2)
+    ).per_hour
     assert calm < advised / 4 and bad > 10 * calm
 
 
@@ -135,8 +176,17 @@ def test_refusals_and_grants_say_how_long_one_waits(tmp_path: Path) -> None:
     here = ec2(tmp_path)
     held(here, 20, market="spot", zone="open")
     refused = [
-        {"run_id": f"r{n}", "lease_id": f"r{n}", "kind": "launch", "status": "refused", "reason": "none left"}
-        | {"setup": setup(provider="ec2", cluster="2xs.small", market="spot", zone="full"), "ended_unix": 1e9}
+        {
+            "run_id": f"r{n}",
+            "lease_id": f"r{n}",
+            "kind": "launch",
+            "status": "refused",
+            "reason": "none left",
+        }
+        | {
+            "setup": setup(provider="ec2", cluster="2xs.small", market="spot", zone="full"),
+            "ended_unix": 1e9,
+        }
         for n in range(20)
     ]
     with here.warehouse.transact() as connection:
@@ -151,7 +201,9 @@ def test_refusals_and_grants_say_how_long_one_waits(tmp_path: Path) -> None:
     )
 
 
-def test_own_launches_on_spot_are_described_in_words_and_local_hosts_have_none(tmp_path: Path) -> None:
+def test_own_launches_on_spot_are_described_in_words_and_local_hosts_have_none(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "local").mkdir()
     here, local = ec2(tmp_path), install(tmp_path / "local")
     assert spot_experience(here) == {}

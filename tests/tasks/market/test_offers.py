@@ -43,14 +43,20 @@ def by_type(offer: Offer) -> tuple[str, str]:
 def test_offers_come_back_as_they_were(here: Workspace) -> None:
     said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
     assert said == "prices: 10 offers of 5 instance types, 2 unpriced"
-    assert sorted(prices.current_offers(here), key=by_type) == sorted(here.provider.offers(NOON), key=by_type)
-    assert [o.usd_per_hour for o in prices.current_offers(here) if o.instance_type.name == "s.whole"] == [None, None]
+    assert sorted(prices.current_offers(here), key=by_type) == sorted(
+        here.provider.offers(NOON), key=by_type
+    )
+    assert [
+        o.usd_per_hour for o in prices.current_offers(here) if o.instance_type.name == "s.whole"
+    ] == [None, None]
     offers = prices.current_offers(here)
     assert {offer.market for offer in offers_of_market(offers, "spot")} == {"spot"}
     assert offers_of_market(offers, "any") == offers
 
 
-def test_the_newest_snapshot_counts_and_silence_keeps_the_last(tmp_path: Path, here: Workspace) -> None:
+def test_the_newest_snapshot_counts_and_silence_keeps_the_last(
+    tmp_path: Path, here: Workspace
+) -> None:
     prices.snapshot_offers.fn(here, "refresh-1", NOON)
     later = NOON + timedelta(hours=1)
     machines = here.provider
@@ -73,7 +79,9 @@ def test_definitions_are_noted_once(here: Workspace) -> None:
     assert workloads.set_index("workload")["samples"].to_dict() == {"conv": 200_000, "lm": 100_000}
 
 
-def test_a_market_without_a_price_is_named_with_what_to_set(tmp_path: Path, here: Workspace) -> None:
+def test_a_market_without_a_price_is_named_with_what_to_set(
+    tmp_path: Path, here: Workspace
+) -> None:
     machines = here.provider
     assert isinstance(machines, DescribedMachines)
     machines.unpriced = frozenset(one.name for one in machines.instance_types())
@@ -81,7 +89,9 @@ def test_a_market_without_a_price_is_named_with_what_to_set(tmp_path: Path, here
     assert "no instance type has a price on the spot market" in said
     assert "spot_usd_per_hour" in said and 'market = "on-demand"' in said
     said = prices.snapshot_offers.fn(here, "refresh-2", NOON, buying=False)
-    assert said == "prices: 10 offers of 5 instance types, 10 unpriced", "nothing is to be bought, so nothing lacks"
+    assert said == "prices: 10 offers of 5 instance types, 10 unpriced", (
+        "nothing is to be bought, so nothing lacks"
+    )
     assert "give one a usd_per_hour" in prices.nothing_to_buy(machines.offers(NOON), "on-demand")
     said = prices.nothing_to_buy([], "spot")
     assert "[local.instance_types.NAME]" in said and "market" not in said
@@ -103,13 +113,25 @@ def test_who_cannot_be_asked_answers_from_the_package_at_first(tmp_path: Path) -
     assert len(prices.offers_now(here, NOON)) == 2, "a dry run has them too"
     prices.note_definitions.fn(here, NOON)
     said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
-    assert "2 offers" in said and "1 unpriced" in said and "no credentials" in said and "2026-11-19" in said
-    assert sorted((o.usd_per_hour or 0, o.zone) for o in prices.current_offers(here)) == [(0, "b"), (9.0, "a")]
+    assert (
+        "2 offers" in said
+        and "1 unpriced" in said
+        and "no credentials" in said
+        and "2026-11-19" in said
+    )
+    assert sorted((o.usd_per_hour or 0, o.zone) for o in prices.current_offers(here)) == [
+        (0, "b"),
+        (9.0, "a"),
+    ]
     again = prices.snapshot_offers.fn(here, "refresh-2", NOON)
-    assert "the last snapshot stays in use (prices of 2026-11-19)" in again, "the same is not stored twice"
+    assert "the last snapshot stays in use (prices of 2026-11-19)" in again, (
+        "the same is not stored twice"
+    )
 
 
-def test_prices_that_were_asked_for_are_never_replaced_by_older_ones_of_the_package(tmp_path: Path) -> None:
+def test_prices_that_were_asked_for_are_never_replaced_by_older_ones_of_the_package(
+    tmp_path: Path,
+) -> None:
     machines = WithPackage()
     here = noted(tmp_path, machines, snapshot=True)
     machines.down = "expired"
@@ -131,7 +153,11 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: 
 
     machines = Forgetful()
     here = noted(tmp_path, machines)
-    before = mart(here.warehouse, "instance_types", provider="local").set_index("name")["digest"].to_dict()
+    before = (
+        mart(here.warehouse, "instance_types", provider="local")
+        .set_index("name")["digest"]
+        .to_dict()
+    )
     machines.down = "expired"
     prices.note_definitions.fn(here, NOON + timedelta(hours=1))
     after = mart(here.warehouse, "instance_types", provider="local").set_index("name")
@@ -144,7 +170,10 @@ def test_where_no_price_was_ever_known_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match="expired"):
         prices.offers_now(here, NOON)
     prices.note_definitions.fn(here, NOON)
-    assert prices.snapshot_offers.fn(here, "refresh-1", NOON) == "prices: expired; and none were ever known"
+    assert (
+        prices.snapshot_offers.fn(here, "refresh-1", NOON)
+        == "prices: expired; and none were ever known"
+    )
 
 
 @dataclass
@@ -155,29 +184,44 @@ class OwnTerms(DescribedMachines):
 
     def offers(self, now: datetime) -> list[Offer]:
         return self.billed(
-            [replace(one, interruption_source="published") for one in DescribedMachines.offers(self, now)]
+            [
+                replace(one, interruption_source="published")
+                for one in DescribedMachines.offers(self, now)
+            ]
         )
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         return billed(offers, self.terms)
 
 
-def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_counts_at_once(tmp_path: Path) -> None:
-    machines = OwnTerms(terms=Ec2.model_validate({"discounts": {"s.*": {"on_demand": 0.5, "spot": 0.1}}}))
+def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_counts_at_once(
+    tmp_path: Path,
+) -> None:
+    machines = OwnTerms(
+        terms=Ec2.model_validate({"discounts": {"s.*": {"on_demand": 0.5, "spot": 0.1}}})
+    )
     here = noted(tmp_path, machines, snapshot=True)
 
     def paid() -> dict[str, float | None]:
         found = prices.current_offers(here)
-        return {one.market: one.usd_per_hour for one in found if one.instance_type.name == "s.large"}
+        return {
+            one.market: one.usd_per_hour for one in found if one.instance_type.name == "s.large"
+        }
 
-    assert sorted(prices.current_offers(here), key=by_type) == sorted(machines.offers(NOON), key=by_type)
+    assert sorted(prices.current_offers(here), key=by_type) == sorted(
+        machines.offers(NOON), key=by_type
+    )
     assert paid() == pytest.approx({"on-demand": 0.0625, "spot": 0.045})
-    stored = mart(here.warehouse, "offers", instance_type="s.large").set_index("market")["usd_per_hour"]
+    stored = mart(here.warehouse, "offers", instance_type="s.large").set_index("market")[
+        "usd_per_hour"
+    ]
     assert stored.to_dict() == {"on-demand": 0.125, "spot": 0.05}
     machines.terms = Ec2()
     assert paid() == {"on-demand": 0.125, "spot": 0.05}
     assert {one.interruption_source for one in prices.current_offers(here)} == {"published"}
-    assert all(one.storage_usd_per_hour > 0 for one in prices.current_offers(here)), "a volume has a price"
+    assert all(one.storage_usd_per_hour > 0 for one in prices.current_offers(here)), (
+        "a volume has a price"
+    )
 
 
 def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -> None:
@@ -189,8 +233,12 @@ def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -
         (tmp_path / name).mkdir()
         here = noted(tmp_path / name, OwnTerms(name="ec2", terms=terms), snapshot=True)
         found = prices.current_offers(here)
-        spot = next(one for one in found if (one.instance_type.name, one.market) == ("s.large", "spot"))
-        launch = Launch(cluster=Cluster.of((1, spot)), items=(), est_s=600.0, est_usd=0.01, reason="")
+        spot = next(
+            one for one in found if (one.instance_type.name, one.market) == ("s.large", "spot")
+        )
+        launch = Launch(
+            cluster=Cluster.of((1, spot)), items=(), est_s=600.0, est_usd=0.01, reason=""
+        )
         tally = Tally(cap_usd=9.0, stop_at=1e9, refresh_id="refresh-1")
         worst[name] = allowance(here, launch, tally, NOON)
     assert worst["less"].worst_usd == worst["none"].worst_usd
@@ -206,19 +254,29 @@ def test_a_market_without_prices_is_no_matter_where_nothing_can_be_launched(tmp_
     bucket = bare.settings.ec2.model_copy(update={"bucket": "mine-1"})
     able = replace(bare, settings=bare.settings.model_copy(update={"ec2": bucket}))
     for here, hint in ((bare, False), (able, True)):
-        assert ("nothing can be measured" in prices.snapshot_offers.fn(here, "refresh-1", NOON)) is hint
+        assert (
+            "nothing can be measured" in prices.snapshot_offers.fn(here, "refresh-1", NOON)
+        ) is hint
 
 
-def test_offers_are_listed_as_asked_in_order_and_what_is_unknown_comes_last(here: Workspace) -> None:
+def test_offers_are_listed_as_asked_in_order_and_what_is_unknown_comes_last(
+    here: Workspace,
+) -> None:
     prices.snapshot_offers.fn(here, "refresh-1", NOON)
     rows = prices.listed(here, prices.OffersWanted())
     assert len(rows) == 10 and set(rows[0]) == set(prices.COLUMNS)
     known = [row["usd_per_hour"] for row in rows if row["usd_per_hour"] is not None]
     assert known == sorted(known) and [row["usd_per_hour"] for row in rows[-2:]] == [None, None]
-    assert {row["interrupted_a_day"] is None for row in rows if row["market"] == "on-demand"} == {True}
-    dearest = prices.listed(here, prices.OffersWanted(filters=(("instance_type", "S.W"),), sort="-usd_per_hour"))
+    assert {row["interrupted_a_day"] is None for row in rows if row["market"] == "on-demand"} == {
+        True
+    }
+    dearest = prices.listed(
+        here, prices.OffersWanted(filters=(("instance_type", "S.W"),), sort="-usd_per_hour")
+    )
     assert {row["instance_type"] for row in dearest} == {"s.whole"}
-    spot = prices.listed(here, prices.OffersWanted(filters=(("market", "spot"),), sort="-usd_per_hour"))
+    spot = prices.listed(
+        here, prices.OffersWanted(filters=(("market", "spot"),), sort="-usd_per_hour")
+    )
     assert [row["usd_per_hour"] for row in spot[:-1]] == sorted(
         (row["usd_per_hour"] for row in spot[:-1]), reverse=True
     )
@@ -226,13 +284,23 @@ def test_offers_are_listed_as_asked_in_order_and_what_is_unknown_comes_last(here
 
 def test_what_no_offer_has_is_named_with_the_nearest(here: Workspace) -> None:
     with pytest.raises(
-        ProviderError, match=r"none of 10 offers .* has instance_type 's\.hole': did you mean 's\.whole'"
+        ProviderError,
+        match=r"none of 10 offers .* has instance_type 's\.hole': did you mean 's\.whole'",
     ):
-        prices.listed(here, prices.OffersWanted(filters=(("market", "spot"), ("instance_type", "s.hole"))))
-    twice = prices.OffersWanted(filters=(("instance_type", "s.whole"), ("instance_type", "s.small")))
-    with pytest.raises(ProviderError, match=r"has instance_type 's\.whole' and instance_type 's\.small' together"):
+        prices.listed(
+            here, prices.OffersWanted(filters=(("market", "spot"), ("instance_type", "s.hole")))
+        )
+    twice = prices.OffersWanted(
+        filters=(("instance_type", "s.whole"), ("instance_type", "s.small"))
+    )
+    with pytest.raises(
+        ProviderError, match=r"has instance_type 's\.whole' and instance_type 's\.small' together"
+    ):
         prices.listed(here, twice)
 
 
 def test_before_any_snapshot_the_provider_is_asked(tmp_path: Path) -> None:
-    assert len(prices.listed(install(tmp_path, provider=DescribedMachines()), prices.OffersWanted())) == 10
+    assert (
+        len(prices.listed(install(tmp_path, provider=DescribedMachines()), prices.OffersWanted()))
+        == 10
+    )

@@ -60,10 +60,16 @@ def found(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
     return current, capsys.readouterr().out
 
 
-def test_before_the_first_refresh_it_says_so(here: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_the_first_refresh_it_says_so(
+    here: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     current, shown = found(capsys)
     assert current["published"] is None and current["leases"] == [] and current["at_work"] is None
-    assert "no refresh is at work" in shown and "no machine is held" in shown and "run `srift refresh` first" in shown
+    assert (
+        "no refresh is at work" in shown
+        and "no machine is held" in shown
+        and "run `srift refresh` first" in shown
+    )
 
 
 def test_leases_say_what_they_cost_so_far_and_who_lost_their_controller(
@@ -73,12 +79,23 @@ def test_leases_say_what_they_cost_so_far_and_who_lost_their_controller(
     current, shown = found(capsys)
     assert current["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.01)
     assert current["leases"][1]["usd_so_far"] is None
-    assert "lease good: 2xs.small, $1.0" in shown and "lease lost: 2xs.small, at an unknown price" in shown
+    assert (
+        "lease good: 2xs.small, $1.0" in shown
+        and "lease lost: 2xs.small, at an unknown price" in shown
+    )
     assert "lease lost has lost its controller: run `srift reap`" in shown
     assert "lease good has lost" not in shown
-    machines.held = [replace(lease("r-1", alive=True, usd_per_hour=None), cluster="", problem="lease.json: unreadable")]
+    machines.held = [
+        replace(
+            lease("r-1", alive=True, usd_per_hour=None),
+            cluster="",
+            problem="lease.json: unreadable",
+        )
+    ]
     body, shown = found(capsys)
-    assert "lease r-1: lease.json: unreadable" in body["stale"] and not any("reap" in one for one in body["stale"])
+    assert "lease r-1: lease.json: unreadable" in body["stale"] and not any(
+        "reap" in one for one in body["stale"]
+    )
     assert shown.count("lease r-1: lease.json: unreadable") == shown.count("lease r-1:") == 1
     assert "unknown price" not in shown and "no machine is held" not in shown
 
@@ -97,7 +114,9 @@ def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
         mailbox=tmp_path,
     )
     machines.over = [over, over]
-    assert "2 ended leases wait to be loaded: run `srift reap`" in status.status_of("local")["stale"]
+    assert (
+        "2 ended leases wait to be loaded: run `srift reap`" in status.status_of("local")["stale"]
+    )
     with (here.home / "refresh.json").open("w") as file:
         json.dump({"refresh_id": "r-1", "pid": 77, "started_at": "noon"}, file)
         file.flush()
@@ -109,7 +128,10 @@ def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
 
 
 def test_an_old_table_and_a_missing_workload_are_stale(
-    tmp_path: Path, here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    here: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     publish(here, datetime.now(UTC) - 72 * HOUR)
     current, _ = found(capsys)
@@ -117,17 +139,26 @@ def test_an_old_table_and_a_missing_workload_are_stale(
     assert "the published table is 3.0 days old: run `srift refresh`" in current["stale"]
     publish(here, datetime.now(UTC) - HOUR)
     current, shown = found(capsys)
-    assert not [sentence for sentence in current["stale"] if sentence.startswith("the published table")]
+    assert not [
+        sentence for sentence in current["stale"] if sentence.startswith("the published table")
+    ]
     assert "published: 8 rows, 1.0 h ago" in shown
-    more = here.settings.model_copy(update={"workloads": {**here.settings.workloads, "added": None}})
+    more = here.settings.model_copy(
+        update={"workloads": {**here.settings.workloads, "added": None}}
+    )
     added = Workspace(settings=more, warehouse=here.warehouse, provider=here.provider)
     monkeypatch.setattr(status, "open_workspace", lambda provider: added)
-    assert "workload added is not in the published table: run `srift refresh`" in status.status_of("local")["stale"]
+    assert (
+        "workload added is not in the published table: run `srift refresh`"
+        in status.status_of("local")["stale"]
+    )
 
 
 def test_what_the_published_reasons_say_of_the_model_is_reported(here: Workspace) -> None:
     offers = here.provider.offers(NOON)
-    rows = recommend_all.fn(here, replace(champion(), scoreboard=scores(0.599)), offers, measured().runs)
+    rows = recommend_all.fn(
+        here, replace(champion(), scoreboard=scores(0.599)), offers, measured().runs
+    )
     store_publication.fn(here, rows, champion(), "refresh-1", datetime.now(UTC))
     export_copies.fn(here)
     (said,) = [one for one in status.status_of("local")["stale"] if "mean error" in one]

@@ -54,7 +54,10 @@ def test_a_plan_that_is_no_plan_is_said_and_does_not_end_the_agent(
     (tmp_path / "plan.json").write_text('{"attempt": 1')
     assert agent.new_plan() is None
     assert "plan.json" in capsys.readouterr().err
-    write_json(tmp_path / "plan.json", plan(1, Item(run_id="r", kind="train", nodes=[1], batches=[8]), ranks=(0,)))
+    write_json(
+        tmp_path / "plan.json",
+        plan(1, Item(run_id="r", kind="train", nodes=[1], batches=[8]), ranks=(0,)),
+    )
     assert agent.new_plan() is None
     assert "r needs node 1, which takes no part" in capsys.readouterr().err
 
@@ -84,22 +87,41 @@ WAITED_FOR = [Devices(name=CPU, count=1), *[Devices(name="A10G", count=1)] * 2]
 @pytest.mark.parametrize(
     ("whole", "node", "words"),
     [
-        (plan(3), 1, "--nnodes 3 --node-rank 1 --nproc-per-node 1 --master-addr 10.0.0.1 --master-port 29503"),
+        (
+            plan(3),
+            1,
+            "--nnodes 3 --node-rank 1 --nproc-per-node 1 --master-addr 10.0.0.1 --master-port 29503",
+        ),
         # without a lost node the others meet at the first that is left, each with its devices
-        (plan(2, ITEM, ranks=(1, 2)), 1, "--node-rank 0 --nproc-per-node 1 --master-addr 10.0.0.2 --max-restarts 0"),
+        (
+            plan(2, ITEM, ranks=(1, 2)),
+            1,
+            "--node-rank 0 --nproc-per-node 1 --master-addr 10.0.0.2 --max-restarts 0",
+        ),
         (plan(2, ITEM, ranks=(1, 2)), 2, "--node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.2"),
         # torchrun waits for those who look for their devices before it
         (replace(plan(1), expected=WAITED_FOR, join_s=300.0), 0, "--rdzv-conf timeout=600"),
-        (replace(plan(1), expected=[Devices(name=ANY, count=1)] * 3, join_s=300.0), 0, "--rdzv-conf timeout=300"),
+        (
+            replace(plan(1), expected=[Devices(name=ANY, count=1)] * 3, join_s=300.0),
+            0,
+            "--rdzv-conf timeout=300",
+        ),
     ],
 )
-def test_torchrun_is_given_its_place_and_how_long_to_wait(whole: Plan, node: int, words: str) -> None:
+def test_torchrun_is_given_its_place_and_how_long_to_wait(
+    whole: Plan, node: int, words: str
+) -> None:
     one = Agent(mailbox=Path("m"), node=node, address="", deadline_unix=0.0)
     options = dict(pairwise(one.command(whole)))
-    assert all(options[name] == value for name, value in zip(words.split()[::2], words.split()[1::2], strict=True))
+    assert all(
+        options[name] == value
+        for name, value in zip(words.split()[::2], words.split()[1::2], strict=True)
+    )
 
 
-def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items(agent: Agent) -> None:
+def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items(
+    agent: Agent,
+) -> None:
     item = Item(run_id="r", kind="train", nodes=[0], batches=[8])
     for attempt, one in ((1, plan(1, item, ranks=(0, 2))), (2, plan(2))):
         agent.start(one)
@@ -120,7 +142,9 @@ def started(
     monkeypatch.setattr("tasks.node.agent.interface_of", lambda address: "eth0")
     item = Item(run_id="r", kind="train", nodes=[1], batches=[8])
     with pytest.raises(Started) as found:
-        agent.start(replace(plan(attempt, item), expected=[Devices(name=CPU, count=1), expected, expected]))
+        agent.start(
+            replace(plan(attempt, item), expected=[Devices(name=CPU, count=1), expected, expected])
+        )
     words, environment = found.value.args
     return words, environment
 
@@ -144,8 +168,18 @@ def test_torchrun_starts_behind_a_check_where_a_gpu_was_bought_and_a_machine_wai
     ("workload", "needs"),
     [
         (WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build"), False),
-        (WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build", env={"A": "1"}), True),
-        (WorkloadFile(name="w", digest="d", file="workloads/c.tar.gz", function="build", module="m"), True),
+        (
+            WorkloadFile(
+                name="w", digest="d", file="workloads/d.py", function="build", env={"A": "1"}
+            ),
+            True,
+        ),
+        (
+            WorkloadFile(
+                name="w", digest="d", file="workloads/c.tar.gz", function="build", module="m"
+            ),
+            True,
+        ),
     ],
 )
 def test_what_needs_more_than_a_plain_file_is_prepared_before_torchrun_and_after_the_devices(
@@ -165,7 +199,10 @@ def test_a_launch_that_could_not_be_prepared_ends_by_fault_of_its_runs(agent: Ag
     agent.launch.wait()
     agent.end_launch()
     finished = json.loads((agent.own / "finished-1.json").read_text())
-    assert (finished["worker_exit_code"], finished["reason"]) == (EXIT_ITEM_FAILED, "requirements of workload w clash")
+    assert (finished["worker_exit_code"], finished["reason"]) == (
+        EXIT_ITEM_FAILED,
+        "requirements of workload w clash",
+    )
 
 
 @pytest.mark.parametrize(

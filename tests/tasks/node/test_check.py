@@ -50,26 +50,52 @@ def test_a_workload_that_trains_has_figures_and_no_problem(tmp_path: Path) -> No
         result = answer(tmp_path, precision=precision)
         assert (result["precision"], result["problem"]) == (precision, "")
         figures = result["figures"]
-        assert figures["parameters"] == 49 and figures["gradient_bytes"] == 196 and len(figures["losses"]) == 2
+        assert (
+            figures["parameters"] == 49
+            and figures["gradient_bytes"] == 196
+            and len(figures["losses"]) == 2
+        )
         assert figures["input_s"] > 0 and 0 < figures["step_s"] < 10 and figures["peak_bytes"] > 0
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("import torch\n", "import torch, nosuch\n", "No module named 'nosuch' (mine.py, line 2, in <module>)"),
+        (
+            "import torch\n",
+            "import torch, nosuch\n",
+            "No module named 'nosuch' (mine.py, line 2, in <module>)",
+        ),
         ("    model = Net()", "    model = Net(", "was never closed (mine.py, line 15"),
         ("def build", "def built", "no function 'build' in the file of workload 'net'"),
         ("torch.randn(batch, 4)", "torch.rand(batch, 'a')", "(mine.py, line 18, in make_batch)"),
-        ("self.last(self.first(x))", "self.last(x)", "multiplied (16x4 and 8x1) (mine.py, line 12, in forward)"),
-        ("self.last(self.first(x))", "self.first(x)[:, :1]", "last.weight, last.bias had no part in the loss"),
+        (
+            "self.last(self.first(x))",
+            "self.last(x)",
+            "multiplied (16x4 and 8x1) (mine.py, line 12, in forward)",
+        ),
+        (
+            "self.last(self.first(x))",
+            "self.first(x)[:, :1]",
+            "last.weight, last.bias had no part in the loss",
+        ),
         ("nn.MSELoss()", "(lambda a, b: (a - b).sum(1))", "the loss must be one number"),
         ("nn.MSELoss()", "(lambda a, b: (a / 0).mean())", "not a number to train with"),
-        ("    model = Net()", "    model = Net().requires_grad_(False)", "the model has no parameter to train"),
-        ("    model = Net()", "    raise SystemExit(3)", "SystemExit: 3 (mine.py, line 15, in build)"),
+        (
+            "    model = Net()",
+            "    model = Net().requires_grad_(False)",
+            "the model has no parameter to train",
+        ),
+        (
+            "    model = Net()",
+            "    raise SystemExit(3)",
+            "SystemExit: 3 (mine.py, line 15, in build)",
+        ),
     ],
 )
-def test_what_keeps_it_from_training_is_said_with_the_users_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_what_keeps_it_from_training_is_said_with_the_users_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
     result = answer(tmp_path, (old, new))
     assert said in result["problem"] and result["figures"] is None
 
@@ -92,8 +118,16 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset({rows}), ba
             'torch.randn(batch, 4, device="cuda")',
             f"line 18, in make_batch); nothing is wrong with this machine: {GPU_SAID}",
         ),
-        ("model = Net()", "model = Net(); raise RuntimeError('No CUDA GPUs are available')", GPU_SAID),
-        ("model = Net()", "model = open('rows.csv')", 'state `data = "FOLDER"` under [workloads.net]'),
+        (
+            "model = Net()",
+            "model = Net(); raise RuntimeError('No CUDA GPUs are available')",
+            GPU_SAID,
+        ),
+        (
+            "model = Net()",
+            "model = open('rows.csv')",
+            'state `data = "FOLDER"` under [workloads.net]',
+        ),
         (
             "    model = Net()",
             f"    {LOADER.format(rows='torch.zeros(0, 4)', more=', shuffle=True')}\n    model = Net()",
@@ -116,31 +150,55 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset({rows}), ba
         ),
     ],
 )
-def test_what_to_do_is_said_where_the_errors_own_words_do_not(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_what_to_do_is_said_where_the_errors_own_words_do_not(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
     assert said in answer(tmp_path, (old, new))["problem"]
 
 
 @pytest.mark.parametrize("wrong", ["{}['width']", "raise ValueError('no rows')"])
 def test_of_another_error_nothing_is_guessed(tmp_path: Path, wrong: str) -> None:
-    assert answer(tmp_path, ("model = Net()", f"model = Net(); {wrong}"))["problem"].endswith("in build)")
+    assert answer(tmp_path, ("model = Net()", f"model = Net(); {wrong}"))["problem"].endswith(
+        "in build)"
+    )
 
 
-def test_a_missing_file_of_a_workload_with_data_is_not_blamed_on_missing_data(tmp_path: Path) -> None:
+def test_a_missing_file_of_a_workload_with_data_is_not_blamed_on_missing_data(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "d1.py").write_text("def build(data): open(data + '/rows.csv')\n")
-    file = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", source="mine.py", data=str(tmp_path))
-    assert checked(tmp_path, file, "fp32", batch=16)["problem"].endswith("(mine.py, line 1, in build)")
+    file = WorkloadFile(
+        name="net",
+        digest="d1",
+        file="d1.py",
+        function="build",
+        source="mine.py",
+        data=str(tmp_path),
+    )
+    assert checked(tmp_path, file, "fp32", batch=16)["problem"].endswith(
+        "(mine.py, line 1, in build)"
+    )
 
 
 def of_folder(folder: Path, **files: str) -> dict[str, Any]:
     """The answer for a folder whose `train` takes Net from `net`, with `files` written over."""
     class_, build = GOOD.split("def build", 1)
-    code = {"train": f"from pkg.net import Net, torch, nn\n\ndef build{build}", "net": class_, "__init__": ""} | files
+    code = {
+        "train": f"from pkg.net import Net, torch, nn\n\ndef build{build}",
+        "net": class_,
+        "__init__": "",
+    } | files
     own = folder / "workloads" / "c1" / "pkg"
     own.mkdir(parents=True)
     for name, text in code.items():
         (own / f"{name}.py").write_text(text)
     file = WorkloadFile(
-        name="net", digest="d1", file="workloads/c1.tar.gz", function="build", module="pkg.train", source="pkg/train.py"
+        name="net",
+        digest="d1",
+        file="workloads/c1.tar.gz",
+        function="build",
+        module="pkg.train",
+        source="pkg/train.py",
     )
     return checked(folder, file, "fp32", batch=16)
 
@@ -159,19 +217,38 @@ def nothing_imported() -> Iterator[None]:
     ("files", "said"),
     [
         ({}, ""),
-        ({"net": "import torch\nfrom torch import nn\nNet = nosuch\n"}, "(pkg/net.py, line 3, in <module>)"),
+        (
+            {"net": "import torch\nfrom torch import nn\nNet = nosuch\n"},
+            "(pkg/net.py, line 3, in <module>)",
+        ),
         ({"net": "def broken(:\n"}, "SyntaxError: invalid syntax (pkg/net.py, line 1)"),
-        ({"net": "from pkg.train import build\n"}, "circular import) (pkg/train.py) (pkg/net.py, line 1, in <module>)"),
-        ({"train": "from pkg.nett import Net\n"}, "No module named 'pkg.nett' (pkg/train.py, line 1, in <module>)"),
-        ({"train": "import sys\nsys.exit(2)\n"}, "SystemExit: 2 (pkg/train.py, line 2, in <module>)"),
-        ({"train": "def buidl(): ...\n"}, "no function 'build' in the file of workload 'net'; did you mean 'buidl'?"),
+        (
+            {"net": "from pkg.train import build\n"},
+            "circular import) (pkg/train.py) (pkg/net.py, line 1, in <module>)",
+        ),
+        (
+            {"train": "from pkg.nett import Net\n"},
+            "No module named 'pkg.nett' (pkg/train.py, line 1, in <module>)",
+        ),
+        (
+            {"train": "import sys\nsys.exit(2)\n"},
+            "SystemExit: 2 (pkg/train.py, line 2, in <module>)",
+        ),
+        (
+            {"train": "def buidl(): ...\n"},
+            "no function 'build' in the file of workload 'net'; did you mean 'buidl'?",
+        ),
     ],
 )
 def test_a_folders_own_file_is_named_by_its_place_there(
     tmp_path: Path, nothing_imported: None, files: dict[str, str], said: str
 ) -> None:
     result = of_folder(tmp_path, **files)
-    assert (said in result["problem"] and str(tmp_path) not in result["problem"]) if said else result["problem"] == ""
+    assert (
+        (said in result["problem"] and str(tmp_path) not in result["problem"])
+        if said
+        else result["problem"] == ""
+    )
     assert ("requirements" in "".join(result["notes"])) is ("No module" in said)
 
 
@@ -180,7 +257,9 @@ def test_a_folders_module_is_imported_once_and_every_model_starts_from_the_same_
 ) -> None:
     class_, _ = GOOD.split("def build", 1)
     first = of_folder(tmp_path, net=f"{class_}\ntorch.rand(7)\n")["figures"]["losses"]
-    folder = WorkloadFile(name="n", digest="d1", file="workloads/c1.tar.gz", function="build", module="pkg.train")
+    folder = WorkloadFile(
+        name="n", digest="d1", file="workloads/c1.tar.gz", function="build", module="pkg.train"
+    )
     assert checked(tmp_path, folder, "fp32", batch=16)["figures"]["losses"] == first
 
 
@@ -207,22 +286,34 @@ def test_an_error_in_torchs_code_names_the_part_of_the_model(tmp_path: Path) -> 
             "        torch.zeros(3000, 3000).exp().sum()\n        return torch.randn(",
             "of a step",
         ),
-        ("self.last(self.first(x))", "self.last(nn.BatchNorm1d(8)(self.first(x)))", "a batch of 1 fails"),
+        (
+            "self.last(self.first(x))",
+            "self.last(nn.BatchNorm1d(8)(self.first(x)))",
+            "a batch of 1 fails",
+        ),
     ],
 )
 def test_what_may_not_be_meant_is_a_note(tmp_path: Path, old: str, new: str, said: str) -> None:
     result = answer(tmp_path, (old, new))
-    assert result["problem"] == "" and result["figures"] and any(said in note for note in result["notes"])
+    assert (
+        result["problem"] == ""
+        and result["figures"]
+        and any(said in note for note in result["notes"])
+    )
 
 
-def test_a_precision_that_this_machine_lacks_is_not_checked_and_no_other_is_instead(tmp_path: Path) -> None:
+def test_a_precision_that_this_machine_lacks_is_not_checked_and_no_other_is_instead(
+    tmp_path: Path,
+) -> None:
     result = answer(tmp_path, precision="tf32")
     assert result["problem"] == "" and result["figures"] is None
     assert result["notes"][0].startswith("not checked in tf32: tf32 needs an NVIDIA GPU")
 
 
 @pytest.mark.parametrize(("workers", "by"), [(0, "num_workers = 0"), (1, "its 1 workers")])
-def test_a_loader_that_keeps_steps_waiting_is_a_note_with_its_seconds(tmp_path: Path, workers: int, by: str) -> None:
+def test_a_loader_that_keeps_steps_waiting_is_a_note_with_its_seconds(
+    tmp_path: Path, workers: int, by: str
+) -> None:
     slow = (
         "    def make_batch(batch):\n        return torch.randn(batch, 4), torch.randn(batch, 1)\n",
         "    class Rows(torch.utils.data.Dataset):\n"

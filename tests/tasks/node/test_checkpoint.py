@@ -59,7 +59,9 @@ def test_one_without_a_manifest_is_none(written: Checkpoints) -> None:
     assert value_of(written.newest(CPU)) == 10
 
 
-def test_a_writer_that_ends_midway_leaves_the_one_before(written: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_ends_midway_leaves_the_one_before(
+    written: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ends(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -72,7 +74,10 @@ def test_a_writer_that_ends_midway_leaves_the_one_before(written: Checkpoints, m
 
 def test_states_of_old_checkpoints_go_and_their_manifests_stay(written: Checkpoints) -> None:
     written.write(30, state(30))
-    assert [path.name for path in sorted(written.folder.glob("*.pt"))] == ["step-000000020.pt", "step-000000030.pt"]
+    assert [path.name for path in sorted(written.folder.glob("*.pt"))] == [
+        "step-000000020.pt",
+        "step-000000030.pt",
+    ]
     assert [one["step"] for one in written.manifests()] == [10, 20, 30]
 
 

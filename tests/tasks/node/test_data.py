@@ -25,7 +25,12 @@ def build({parameters}):
     return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
 """
 FAR = WorkloadFile(
-    name="w", digest="d", file="w.py", function="build", data="s3://mine-1/cats/", data_digest="aabbccddeeff"
+    name="w",
+    digest="d",
+    file="w.py",
+    function="build",
+    data="s3://mine-1/cats/",
+    data_digest="aabbccddeeff",
 )
 
 
@@ -51,19 +56,25 @@ def test_the_entrypoint_gets_its_folder_by_the_name_data_or_is_asked_to_take_it(
     folder: Path, parameters: str, fits: bool | None
 ) -> None:
     text = READS.format(parameters=parameters)
-    (folder / "w.py").write_text(text if fits is not None else text.replace("Path(data", 'Path(more["data"]'))
+    (folder / "w.py").write_text(
+        text if fits is not None else text.replace("Path(data", 'Path(more["data"]')
+    )
     near = replace(FAR, data=str(folder / "images"))
     if fits is not False:
         built = build(folder, near, seed=0, rank=0, computing=Arithmetic())
         assert built.make_batch(2)[0].shape == (2, 3)
         return
-    with pytest.raises(WorkloadError, match=r"build takes no argument `data`, .*write `def build\(data, \.\.\.\)`"):
+    with pytest.raises(
+        WorkloadError, match=r"build takes no argument `data`, .*write `def build\(data, \.\.\.\)`"
+    ):
         build(folder, near, seed=0, rank=0, computing=Arithmetic())
 
 
 def test_one_without_data_is_called_as_ever(folder: Path) -> None:
     (folder / "w.py").write_text(READS.format(parameters=f"data='{folder}/images'"))
-    assert build(folder, replace(FAR, data=""), seed=0, rank=0, computing=Arithmetic()).parameters == 4
+    assert (
+        build(folder, replace(FAR, data=""), seed=0, rank=0, computing=Arithmetic()).parameters == 4
+    )
 
 
 def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(folder: Path) -> None:
@@ -71,11 +82,18 @@ def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(fold
     with pytest.raises(DataMissing, match="imagess is not there any more: put it back") as missing:
         data_path(folder, near)
     item = Item(run_id="r", kind="train", nodes=[0], workload="w", batches=[1])
-    plan = Plan(lease_id="l", attempt=1, addresses=["a"], expected=[], workloads=[near], items=[item])
+    plan = Plan(
+        lease_id="l", attempt=1, addresses=["a"], expected=[], workloads=[near], items=[item]
+    )
     problem = f"node 0: {explain(missing.value, near)}"
     used = [Devices(name=CPU, count=1)]
     assert record_of(plan, item, started_unix=0.0, problem=problem, devices=used).cause == DATA
-    assert record_of(plan, item, started_unix=0.0, problem="node 0: KeyError: 'data'", devices=used).cause == ""
+    assert (
+        record_of(
+            plan, item, started_unix=0.0, problem="node 0: KeyError: 'data'", devices=used
+        ).cause
+        == ""
+    )
 
 
 def test_what_a_courier_fetched_is_found_and_why_it_could_not_is_reported(folder: Path) -> None:
@@ -93,7 +111,11 @@ def test_what_a_courier_fetched_is_found_and_why_it_could_not_is_reported(folder
 
 def test_keys_become_files_below_the_folder() -> None:
     keys = ["cats/", "cats/1.jpg", "cats/deep/", "cats/deep/2 3.jpg", "cats/..rc"]
-    assert files_of(keys, "cats/") == {"1.jpg": "cats/1.jpg", "deep/2 3.jpg": "cats/deep/2 3.jpg", "..rc": "cats/..rc"}
+    assert files_of(keys, "cats/") == {
+        "1.jpg": "cats/1.jpg",
+        "deep/2 3.jpg": "cats/deep/2 3.jpg",
+        "..rc": "cats/..rc",
+    }
 
 
 @pytest.mark.parametrize(

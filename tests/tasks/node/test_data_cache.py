@@ -175,8 +175,12 @@ def test_workers_that_are_started_anew_share_the_memory_too(reads: Path) -> None
     assert again[0].sort().values.tolist() == list(range(SAMPLES)) and count(reads) == 0
 
 
-def test_samples_that_change_are_refused_and_so_are_datasets_without_numbered_ones(reads: Path) -> None:
-    with pytest.raises(ValueError, match=r"sample 5 of Moody is another one each time .* augment outside"):
+def test_samples_that_change_are_refused_and_so_are_datasets_without_numbered_ones(
+    reads: Path,
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"sample 5 of Moody is another one each time .* augment outside"
+    ):
         Cached(Moody(reads))[5]
     with pytest.raises(TypeError, match="Stream is an IterableDataset"):
         Cached(Stream())  # type: ignore[arg-type]
@@ -198,9 +202,9 @@ def test_what_exceeds_the_memory_is_read_again_and_said_once_or_lies_in_the_fold
     alone = Cached(Rows(reads), **room)
     epochs(alone, 3)
     assert count(reads) == SAMPLES + data_cache._READ_TWICE + 2 * (SAMPLES - 10)
-    assert [one.message for one in caplog.records if "no more samples are kept in" in one.message] == [
-        one.message for one in caplog.records
-    ] and len(caplog.records) == 1
+    assert [
+        one.message for one in caplog.records if "no more samples are kept in" in one.message
+    ] == [one.message for one in caplog.records] and len(caplog.records) == 1
     caplog.clear()
     epochs(Cached(Rows(reads), **room, folder=tmp_path), 3)
     assert count(reads) == SAMPLES + data_cache._READ_TWICE and not caplog.records
@@ -212,9 +216,13 @@ def test_a_file_serves_other_processes_and_runs_of_the_same_dataset_alone(
     first, second = (Cached(Rows(reads), folder=tmp_path) for _ in range(2))
     assert torch.equal(epochs(first, 1)[0], epochs(second, 1)[0])
     assert count(reads) == SAMPLES + data_cache._READ_TWICE
-    assert Cached(Rows(reads, 2.0), folder=tmp_path)[7][0][0] == 14.0, "another argument, another dataset"
+    assert Cached(Rows(reads, 2.0), folder=tmp_path)[7][0][0] == 14.0, (
+        "another argument, another dataset"
+    )
     assert Cached(Rows(reads), folder=tmp_path, key="one")[7][0][0] == 7.0
-    assert Cached(Negated(reads), folder=tmp_path, key="one")[7][0][0] == -7.0, "another type, the same key"
+    assert Cached(Negated(reads), folder=tmp_path, key="one")[7][0][0] == -7.0, (
+        "another type, the same key"
+    )
     source = tmp_path / "changed.py"
     source.write_text("# other code")
     monkeypatch.setattr(sys.modules[__name__], "__file__", str(source))
@@ -231,7 +239,9 @@ def test_a_file_serves_other_processes_and_runs_of_the_same_dataset_alone(
     assert all(one.stat().st_mode & 0o077 == 0 for one in tmp_path.glob("srift-*.cache"))
 
 
-def test_what_is_damaged_or_half_written_is_read_from_the_dataset(reads: Path, tmp_path: Path) -> None:
+def test_what_is_damaged_or_half_written_is_read_from_the_dataset(
+    reads: Path, tmp_path: Path
+) -> None:
     epochs(Cached(Rows(reads), memory_gib=0, folder=tmp_path), 1)
     whole = level_file(tmp_path).read_bytes()
     started = data_cache._INDEX + SAMPLES * data_cache._ENTRY.size
@@ -246,12 +256,18 @@ def test_what_is_damaged_or_half_written_is_read_from_the_dataset(reads: Path, t
         kept = Cached(Rows(reads), memory_gib=0, folder=tmp_path)
         assert [int(kept[at][0][0]) for at in range(SAMPLES)] == list(range(SAMPLES))
         assert count(reads) > 1
-        assert [kept[at][1] for at in range(SAMPLES)] == list(range(SAMPLES)) and count(reads) == 0, "kept anew"
+        assert [kept[at][1] for at in range(SAMPLES)] == list(range(SAMPLES)) and count(
+            reads
+        ) == 0, "kept anew"
 
 
 @pytest.mark.parametrize("refuses", ["disk", "reserve", "folder", "lock"])
 def test_a_disk_that_takes_no_more_is_said_once_and_done_without(
-    reads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuses: str
+    reads: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refuses: str,
 ) -> None:
     folder, write = tmp_path / "cache", os.pwrite
 
@@ -275,7 +291,9 @@ def test_a_disk_that_takes_no_more_is_said_once_and_done_without(
         monkeypatch.setattr("fcntl.lockf", locked)
     found = epochs(made, 3)
     assert all(one.sort().values.tolist() == list(range(SAMPLES)) for one in found)
-    assert count(reads) > 2 * SAMPLES and [one.levelno for one in caplog.records] == [logging.WARNING]
+    assert count(reads) > 2 * SAMPLES and [one.levelno for one in caplog.records] == [
+        logging.WARNING
+    ]
     assert str(folder) in caplog.text and "read and decoded in every epoch" in caplog.text
 
 
@@ -310,8 +328,12 @@ def test_a_stall_of_the_lock_costs_a_sample_and_three_in_a_row_end_the_cache_of_
     assert len(caplog.records) == 1 and "another process keeps it locked" in caplog.text
 
 
-def test_what_another_process_kept_in_the_meantime_is_not_kept_again(reads: Path, tmp_path: Path) -> None:
-    faster, slower = (Cached(Overtaken(reads), memory_gib=0, folder=tmp_path, key="v1") for _ in range(2))
+def test_what_another_process_kept_in_the_meantime_is_not_kept_again(
+    reads: Path, tmp_path: Path
+) -> None:
+    faster, slower = (
+        Cached(Overtaken(reads), memory_gib=0, folder=tmp_path, key="v1") for _ in range(2)
+    )
     slower.dataset.others = faster  # type: ignore[attr-defined]
     assert slower[5][1] == faster[5][1] == 5
     assert kept_bytes(tmp_path) == len(data_cache._pickled(5, Rows(reads)[5]))
@@ -329,12 +351,16 @@ def test_what_does_not_load_is_refused_or_takes_room_once(
     assert kept_bytes(tmp_path) == len(data_cache._pickled(4, Unloadable(reads)[4]))
 
 
-def test_a_dataset_whose_code_is_in_no_file_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_whose_code_is_in_no_file_needs_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notebook = types.ModuleType("notebook")
     source = "class Cells:\n def __len__(self): return 1\n def __getitem__(self, place): return 1"
     exec(source, notebook.__dict__)
     monkeypatch.setitem(sys.modules, "notebook", notebook)
-    with pytest.raises(ValueError, match=r"samples of Cells .*'notebook' is in no file.* state `key`"):
+    with pytest.raises(
+        ValueError, match=r"samples of Cells .*'notebook' is in no file.* state `key`"
+    ):
         Cached(notebook.Cells(), folder=tmp_path)
     monkeypatch.setattr(notebook, "__file__", "<stdin>", raising=False)
     with pytest.raises(ValueError, match="state `key`"):
@@ -384,7 +410,10 @@ def test_processes_that_fill_one_file_at_once_never_get_a_wrong_sample_though_so
 ) -> None:
     context = multiprocessing.get_context("fork")
     endless = 10**9  # rounds of the one that is killed, however late that is
-    made = [context.Process(target=hammer, args=(tmp_path, reads, n, 20 if n else endless)) for n in range(4)]
+    made = [
+        context.Process(target=hammer, args=(tmp_path, reads, n, 20 if n else endless))
+        for n in range(4)
+    ]
     for one in made:
         one.start()
     time.sleep(0.02)
@@ -393,7 +422,9 @@ def test_processes_that_fill_one_file_at_once_never_get_a_wrong_sample_though_so
         one.join(300)
     assert [one.exitcode for one in made] == [-signal.SIGKILL, 0, 0, 0]
     size = len(data_cache._pickled(0, Rows(reads)[0]))
-    assert SAMPLES * size <= kept_bytes(tmp_path) <= (SAMPLES + 1) * size, "one was perhaps half written"
+    assert SAMPLES * size <= kept_bytes(tmp_path) <= (SAMPLES + 1) * size, (
+        "one was perhaps half written"
+    )
 
 
 def test_samples_come_back_as_they_are_and_no_view_takes_what_it_is_a_view_of(reads: Path) -> None:
@@ -418,13 +449,19 @@ def test_samples_come_back_as_they_are_and_no_view_takes_what_it_is_a_view_of(re
     assert len(content) < 20_000
     for name, one in sample.items():
         if isinstance(one, Tensor):
-            assert torch.equal(back[name], one) and back[name].dtype == one.dtype and type(back[name]) is type(one)
+            assert (
+                torch.equal(back[name], one)
+                and back[name].dtype == one.dtype
+                and type(back[name]) is type(one)
+            )
             assert back[name].shape == one.shape and back[name].__dict__ == one.__dict__
     assert back["turned"].stride() == (1, 5), "columns first, as it was, without those between"
     assert np.array_equal(back["array"], sample["array"]) and back["words"] == sample["words"]  # type: ignore[arg-type]
     back["view"].zero_(), back["array"].fill(0)
     weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    assert data_cache._pickled(0, weights[0]) == data_cache._pickled(0, weights[1]), "no address is in it"
+    assert data_cache._pickled(0, weights[0]) == data_cache._pickled(0, weights[1]), (
+        "no address is in it"
+    )
     with pytest.raises(ValueError, match="sample 4 cannot be kept"):
         data_cache._pickled(4, lambda: None)
 
@@ -440,7 +477,15 @@ def measured(dataset: Dataset[Any], workers: int = 0) -> tuple[float, Loader]:
         optimizer=torch.optim.SGD(model.parameters(), lr=1e-12),
         loader=loader,
     )
-    item = Item(run_id="r", kind="train", nodes=[0], batches=[8], warmup_steps=1, least_steps=6, most_steps=6)
+    item = Item(
+        run_id="r",
+        kind="train",
+        nodes=[0],
+        batches=[8],
+        warmup_steps=1,
+        least_steps=6,
+        most_steps=6,
+    )
     try:
         values, problem = train(item, built, None, Patience(), place=0)
     finally:
@@ -462,10 +507,14 @@ def test_what_is_measured_of_a_cache_is_a_later_epoch_and_leaves_nothing_on_the_
         waited, loader = measured(kept, workers)
         assert waited < without / 4 and 2 <= len(loader._among) < 30
     head = data_cache._INDEX + SAMPLES * data_cache._ENTRY.size
-    assert [one.stat().st_size for one in tmp_path.glob("srift-*")] == [head], "of the user's own file the head alone"
+    assert [one.stat().st_size for one in tmp_path.glob("srift-*")] == [head], (
+        "of the user's own file the head alone"
+    )
 
 
-def test_caches_are_found_in_all_that_datasets_are_made_of(reads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_found_in_all_that_datasets_are_made_of(
+    reads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = Cached(Rows(reads))
     stacked: StackDataset[Any] = StackDataset(x=kept, y=Rows(reads))
     chained = Plain([[], {"held": (kept,)}])

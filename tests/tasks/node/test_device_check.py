@@ -14,7 +14,13 @@ import torch
 
 from tasks.node import device, device_check
 from tasks.node.device import NoSuchDevice, own_device
-from tasks.node.device_check import is_named, missing_devices, torch_sees, wait_for_devices, wrong_device
+from tasks.node.device_check import (
+    is_named,
+    missing_devices,
+    torch_sees,
+    wait_for_devices,
+    wrong_device,
+)
 from tasks.node.processes import EXIT_MAILBOX, EXIT_NO_DEVICE
 from tasks.node.record import ANY, CPU, Devices, Item, Plan, WorkloadFile, write_json
 
@@ -48,12 +54,16 @@ A100 = "NVIDIA A100-SXM4-40GB"
 def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_under_it(
     expected: str, names: list[str], others: list[str]
 ) -> None:
-    assert [is_named(expected, one) for one in names + others] == [True] * len(names) + [False] * len(others)
+    assert [is_named(expected, one) for one in names + others] == [True] * len(names) + [
+        False
+    ] * len(others)
 
 
 def test_fewer_than_were_bought_are_not_enough_and_the_sentence_counts_them() -> None:
     assert missing_devices(FOUR, ["NVIDIA A10G"] * 4) == ""
-    assert "4 x A10G, and torch can use 3 x NVIDIA A10G" in missing_devices(FOUR, ["NVIDIA A10G"] * 3)
+    assert "4 x A10G, and torch can use 3 x NVIDIA A10G" in missing_devices(
+        FOUR, ["NVIDIA A10G"] * 3
+    )
     assert "torch can use no GPU" in missing_devices(FOUR, [])
     assert missing_devices(FOUR, ["NVIDIA A10G"] * 3 + ["NVIDIA L4"])
 
@@ -74,12 +84,25 @@ def test_a_run_is_judged_machine_by_machine_and_what_is_unknown_is_no_fault() ->
         (30.0, 0.0, 60.0, "", 30.0, 32.0),  # a driver that comes up late is waited for
         (0.0, 290.0, 60.0, "", 290.0, 290.0),  # a slow disk is no fault of the devices:
         (170.0, 120.0, 60.0, "", 170.0, 172.0),  # the wait begins when the first look is over
-        (1e9, 1e9, 60.0, "torch did not answer within 300 s", 300.0, 300.0),  # which has its end too,
+        (
+            1e9,
+            1e9,
+            60.0,
+            "torch did not answer within 300 s",
+            300.0,
+            300.0,
+        ),  # which has its end too,
         (1e9, 265.0, 60.0, "Error 802", 265.0, 300.0),  # and so has all of it
     ],
 )
 def test_a_machine_is_waited_for_and_its_reason_is_what_torch_said(
-    clock: Any, works_at: float, cold_s: float, wait_s: float, said: str, least_s: float, most_s: float
+    clock: Any,
+    works_at: float,
+    cold_s: float,
+    wait_s: float,
+    said: str,
+    least_s: float,
+    most_s: float,
 ) -> None:
     """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
     colds = [cold_s]
@@ -90,7 +113,11 @@ def test_a_machine_is_waited_for_and_its_reason_is_what_torch_said(
         clock.now += min(needed_s, within_s)
         if needed_s > within_s:
             return [], f"torch did not answer within {within_s:.0f} s"
-        return (["NVIDIA A10G"] * 4, "") if clock.now >= works_at else ([], "Error 802: system not yet initialized")
+        return (
+            (["NVIDIA A10G"] * 4, "")
+            if clock.now >= works_at
+            else ([], "Error 802: system not yet initialized")
+        )
 
     reason = wait_for_devices(FOUR, look, wait_s=wait_s, most_s=300.0)
     assert bool(reason) is bool(said) and re.search(said, reason)
@@ -104,13 +131,24 @@ def python(folder: Path, script: str) -> str:
     return str(file)
 
 
-def test_every_look_is_a_process_of_its_own_and_whatever_it_says_is_an_answer(tmp_path: Path) -> None:
-    assert torch_sees(9.0, python(tmp_path, """echo noise; echo '["NVIDIA L4"]'""")) == (["NVIDIA L4"], "")
+def test_every_look_is_a_process_of_its_own_and_whatever_it_says_is_an_answer(
+    tmp_path: Path,
+) -> None:
+    assert torch_sees(9.0, python(tmp_path, """echo noise; echo '["NVIDIA L4"]'""")) == (
+        ["NVIDIA L4"],
+        "",
+    )
     assert torch_sees(9.0, python(tmp_path, "echo Error 802 >&2; echo '[]'")) == ([], "Error 802")
-    assert torch_sees(9.0, python(tmp_path, "echo no kernel image >&2; exit 1")) == ([], "no kernel image")
+    assert torch_sees(9.0, python(tmp_path, "echo no kernel image >&2; exit 1")) == (
+        [],
+        "no kernel image",
+    )
     assert torch_sees(9.0, python(tmp_path, "exit 1")) == ([], "exit status 1")
     assert torch_sees(9.0, str(tmp_path / "none"))[0] == []
-    assert torch_sees(1e-9, python(tmp_path, "exec sleep 9")) == ([], "torch did not answer within 0 s")
+    assert torch_sees(1e-9, python(tmp_path, "exec sleep 9")) == (
+        [],
+        "torch did not answer within 0 s",
+    )
 
 
 def plan(*nodes: list[int]) -> Plan:
@@ -120,15 +158,33 @@ def plan(*nodes: list[int]) -> Plan:
     ]
     workloads = [WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build")]
     addresses = ["10.0.0.1", "10.0.0.2"]
-    return Plan(lease_id="l", attempt=1, addresses=addresses, expected=[FOUR] * 2, workloads=workloads, items=items)
+    return Plan(
+        lease_id="l",
+        attempt=1,
+        addresses=addresses,
+        expected=[FOUR] * 2,
+        workloads=workloads,
+        items=items,
+    )
 
 
 def check(folder: Path, monkeypatch: pytest.MonkeyPatch, there: list[str]) -> list[str]:
     """What the check of node 1 becomes, or its exit status."""
     became: list[str] = []
     write_json(folder / "plan.json", plan([0], [0, 1], [1]))
-    words = ["--mailbox", str(folder), "--plan", str(folder / "plan.json"), "--node", "1", "--wait-s", "0"]
-    monkeypatch.setattr(sys, "argv", ["node.device_check", *words, "--", "/bin/torchrun", "--nnodes", "2"])
+    words = [
+        "--mailbox",
+        str(folder),
+        "--plan",
+        str(folder / "plan.json"),
+        "--node",
+        "1",
+        "--wait-s",
+        "0",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["node.device_check", *words, "--", "/bin/torchrun", "--nnodes", "2"]
+    )
     monkeypatch.setattr(device_check, "torch_sees", lambda within_s: (there, ""))
 
     def become(program: str, command: list[str]) -> None:
@@ -142,7 +198,9 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, there: list[str]) -> li
     return became or [str(ended.value.code)]
 
 
-def test_with_its_devices_the_machine_starts_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_its_devices_the_machine_starts_what_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert check(tmp_path, monkeypatch, ["NVIDIA A10G"] * 4) == ["/bin/torchrun", "--nnodes", "2"]
     assert not list(tmp_path.glob("node-*"))
 
@@ -151,13 +209,19 @@ def test_without_them_its_runs_and_no_others_are_failed_with_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(tmp_path, monkeypatch, []) == [str(EXIT_NO_DEVICE)]
-    records = [json.loads(file.read_text()) for file in sorted((tmp_path / "node-1" / "records").iterdir())]
+    records = [
+        json.loads(file.read_text()) for file in sorted((tmp_path / "node-1" / "records").iterdir())
+    ]
     assert [(one["run_id"], one["status"], one["workload_digest"]) for one in records] == [
         ("r1", "failed", "d"),
         ("r2", "failed", "d"),
     ]
-    assert all(one["reason"].startswith("node 1: this machine was bought for 4 x A10G") for one in records)
-    assert capsys.readouterr().err.startswith(f"srift[{EXIT_NO_DEVICE}]: this machine was bought for")
+    assert all(
+        one["reason"].startswith("node 1: this machine was bought for 4 x A10G") for one in records
+    )
+    assert capsys.readouterr().err.startswith(
+        f"srift[{EXIT_NO_DEVICE}]: this machine was bought for"
+    )
 
 
 def test_a_full_mailbox_is_reported_as_that(
@@ -176,7 +240,12 @@ def test_a_full_mailbox_is_reported_as_that(
     [
         (FOUR, ["NVIDIA A10G"] * 4, 3, "cuda:3"),
         (Devices(name=CPU, count=1), ["NVIDIA A10G"] * 4, 0, CPU),  # a processor was bought
-        (Devices(name=ANY, count=4), [], 0, CPU),  # only where anything will do is it taken for want of a GPU:
+        (
+            Devices(name=ANY, count=4),
+            [],
+            0,
+            CPU,
+        ),  # only where anything will do is it taken for want of a GPU:
         (FOUR, [], 0, "bought for 4 x A10G"),  # never for what a GPU was bought for
         (FOUR, ["NVIDIA A10G"] * 3, 0, "bought for 4 x A10G"),
         (FOUR, ["NVIDIA L4"] * 4, 0, "bought for 4 x A10G"),
@@ -189,7 +258,9 @@ def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: there[one if isinstance(one, int) else one.index])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda one: there[one if isinstance(one, int) else one.index]
+    )
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     if found in (CPU, "cuda:3"):

@@ -63,7 +63,9 @@ def test_micro_steps_add_up_to_the_step_of_the_whole_batch() -> None:
             return batch, batch.sum(dim=1, keepdim=True).expand(-1, 2)
 
         optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
-        built = LoadedWorkload(model=mine, loss=torch.nn.MSELoss(), make_batch=make_batch, optimizer=optimizer)
+        built = LoadedWorkload(
+            model=mine, loss=torch.nn.MSELoss(), make_batch=make_batch, optimizer=optimizer
+        )
         losses.append(one_step(built, mine, sizes, global_batch=12, ranks=1))
         seen.append(mine)
     assert losses == pytest.approx([losses[0]] * 3)
@@ -75,11 +77,19 @@ def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchrun has no word for it: with the time of a collective, all would stand still for a minute."""
-    item = Item(run_id="e", kind="elastic", nodes=[0, 1], workload="w", batches=[2, 2], most_steps=9)
+    item = Item(
+        run_id="e", kind="elastic", nodes=[0, 1], workload="w", batches=[2, 2], most_steps=9
+    )
     own = [Devices(name=CPU, count=1, threads=1)] * 2
     named = {"lease_id": "l", "addresses": ["a"] * 2, "checkpoints": str(tmp_path / "checkpoints")}
     plan = Plan(**named, attempt=1, expected=own, workloads=[], items=[item])
-    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    told = {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 0,
+    }
     for name, value in (told | {"TORCHELASTIC_RESTART_COUNT": 1}).items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("tasks.node.elastic.seconds_since_start", lambda: 0.5)

@@ -117,7 +117,12 @@ class Builder:
 
     def __call__(self, loader: str, *, seed: int = 0, rank: int = 0) -> LoadedWorkload:
         file = WorkloadFile(
-            name="net", digest="d1", file="d1.py", function="build", source="mine.py", arguments={"loader": loader}
+            name="net",
+            digest="d1",
+            file="d1.py",
+            function="build",
+            source="mine.py",
+            arguments={"loader": loader},
         )
         self.all.append(build(self.folder, file, seed=seed, rank=rank, computing=Arithmetic()))
         return self.all[-1]
@@ -133,7 +138,8 @@ def test_indices_are_drawn_by_the_seed_and_others_on_each_rank_whatever_order_th
 ) -> None:
     text = f"DataLoader(Rows(1000), batch_size=3, num_workers={workers})"
     first, again, other_rank, other_seed = (
-        places(built(text, seed=seed, rank=rank), 8) for seed, rank in ((0, 0), (0, 0), (0, 1), (1, 0))
+        places(built(text, seed=seed, rank=rank), 8)
+        for seed, rank in ((0, 0), (0, 0), (0, 1), (1, 0))
     )
     assert first == again and len(first) == 16
     assert first != other_rank and first != other_seed and first != sorted(first)
@@ -149,9 +155,18 @@ def test_what_the_user_set_stays_but_the_batch_and_the_order(built: Builder) -> 
     loader = made.loader
     assert loader is not None and loader._rebuilt is not None
     rebuilt, given = loader._rebuilt, loader.given
-    for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "collate_fn", "generator"):
+    for name in (
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "timeout",
+        "collate_fn",
+        "generator",
+    ):
         assert getattr(rebuilt, name) == getattr(given, name)
-    assert rebuilt.batch_size == 4 and made.make_batch(6)[0].shape == (6, 4), "another batch, another loader"
+    assert rebuilt.batch_size == 4 and made.make_batch(6)[0].shape == (6, 4), (
+        "another batch, another loader"
+    )
 
 
 @pytest.mark.parametrize("timeout", [0, 7, 600])
@@ -167,18 +182,40 @@ def test_a_loader_is_waited_for_shorter_than_a_collective_whose_peers_would_hide
 
 def test_a_stream_is_read_as_it_is_and_begins_again_when_it_ends(built: Builder) -> None:
     made = built("DataLoader(Stream(10), batch_size=3)")
-    assert places(made, 4, batches=3) == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3], "what fills no batch is left out"
+    assert places(made, 4, batches=3) == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3], (
+        "what fills no batch is left out"
+    )
 
 
 @pytest.mark.parametrize(
     ("loader", "said", "at"),
     [
-        ("DataLoader(Rows(0), batch_size=2)", "the dataset of its loader is empty", "def __getitem__"),
-        ("DataLoader(Rows(5), batch_size=2)", "has 5 samples, fewer than a batch of 8", "def __getitem__"),
+        (
+            "DataLoader(Rows(0), batch_size=2)",
+            "the dataset of its loader is empty",
+            "def __getitem__",
+        ),
+        (
+            "DataLoader(Rows(5), batch_size=2)",
+            "has 5 samples, fewer than a batch of 8",
+            "def __getitem__",
+        ),
         ("DataLoader(Stream(0), batch_size=2)", "ends before it gave 8 samples", "def __iter__"),
-        ("DataLoader(Stream(7), num_workers=2)", "gave 8 samples from any of its 2 workers", "def __iter__"),
-        ("DataLoader(Rows(50), collate_fn=five)", "inputs that its loader gave are not of 8 samples; they have 5", ""),
-        ("DataLoader(Three(50))", "gave 3 parts as a batch, where a pair (inputs, target) is due", ""),
+        (
+            "DataLoader(Stream(7), num_workers=2)",
+            "gave 8 samples from any of its 2 workers",
+            "def __iter__",
+        ),
+        (
+            "DataLoader(Rows(50), collate_fn=five)",
+            "inputs that its loader gave are not of 8 samples; they have 5",
+            "",
+        ),
+        (
+            "DataLoader(Three(50))",
+            "gave 3 parts as a batch, where a pair (inputs, target) is due",
+            "",
+        ),
         ("DataLoader(Rows(50), collate_fn=len)", "gave int as a batch", ""),
         ("DataLoader(NoLength(), sampler=[1, 2])", "has no __len__", ""),
         ("DataLoader(Rows(50), batch_size=None)", "has no batch_size", ""),
@@ -201,9 +238,16 @@ def test_what_is_wrong_with_a_loader_is_one_sentence_with_the_users_line_and_no_
     assert not lost_peer(raised.value), "else the launch would end without a record of it"
 
 
-def test_samples_of_torchs_own_datasets_are_blamed_on_the_function_that_made_the_loader(built: Builder) -> None:
+def test_samples_of_torchs_own_datasets_are_blamed_on_the_function_that_made_the_loader(
+    built: Builder,
+) -> None:
     with pytest.raises(LoaderError) as raised:
-        try_once(built("DataLoader(torch.utils.data.TensorDataset(torch.zeros(3, 4), torch.zeros(3, 1)))"), 8)
+        try_once(
+            built(
+                "DataLoader(torch.utils.data.TensorDataset(torch.zeros(3, 4), torch.zeros(3, 1)))"
+            ),
+            8,
+        )
     assert own_line(raised.value, FILE) == f"mine.py, line {line('def build')}, in build"
 
 
@@ -233,7 +277,9 @@ def stand_still(workers: list[int]) -> bool:
     return not {state(one) for one in workers} - {"T"}
 
 
-def test_workers_stand_still_outside_of_what_is_measured_and_are_gone_afterwards(built: Builder) -> None:
+def test_workers_stand_still_outside_of_what_is_measured_and_are_gone_afterwards(
+    built: Builder,
+) -> None:
     made = built("DataLoader(Rows(50), batch_size=2, num_workers=2)")
     made.make_batch(4)
     workers = workers_of(made)
@@ -320,10 +366,14 @@ def test_workers_end_with_their_rank_however_that_ends(built: Builder) -> None:
     here = {**os.environ, "PYTHONPATH": str(Path(processes.__file__).parents[2])}
     said = built.folder / "said"
     with said.open("w") as out:  # no pipe: workers that live on would hold it open
-        ended = subprocess.run([sys.executable, "-c", RANK, str(built.folder)], env=here, stdout=out, timeout=60)
+        ended = subprocess.run(
+            [sys.executable, "-c", RANK, str(built.folder)], env=here, stdout=out, timeout=60
+        )
     workers = [int(one) for one in said.read_text().split()]
     assert ended.returncode == -signal.SIGKILL and len(workers) == 2
-    until = time.monotonic() + 2  # torch looks whether the rank is there every five seconds, between two samples
+    until = (
+        time.monotonic() + 2
+    )  # torch looks whether the rank is there every five seconds, between two samples
     while any(state(one) not in ("", "Z") for one in workers) and time.monotonic() < until:
         time.sleep(0.05)
     left = [one for one in workers if state(one) not in ("", "Z")]
@@ -332,7 +382,9 @@ def test_workers_end_with_their_rank_however_that_ends(built: Builder) -> None:
     assert not left
 
 
-def test_a_profile_tells_what_a_sample_costs_its_processor_with_no_worker_at_all(built: Builder) -> None:
+def test_a_profile_tells_what_a_sample_costs_its_processor_with_no_worker_at_all(
+    built: Builder,
+) -> None:
     made = built("DataLoader(Slow(50), batch_size=2, num_workers=3)")
     item = Item(run_id="p", kind="profile", nodes=[0], batches=[2, 4])
     try_once(made, 2)
@@ -346,7 +398,9 @@ def test_a_profile_tells_what_a_sample_costs_its_processor_with_no_worker_at_all
         patch.undo()
     assert problem == "" and values["loader_workers"] == 3 and not workers_of(made)
     assert 0.01 <= values["load_s"] < 0.02 and values["load_wait_s"] >= 0
-    assert [row["batch"] for row in values["rows"]] == [2, 4] and all("costs" not in row for row in values["rows"])
+    assert [row["batch"] for row in values["rows"]] == [2, 4] and all(
+        "costs" not in row for row in values["rows"]
+    )
     assert all(row["input_s"] >= 0.01 * row["batch"] for row in values["rows"])
 
 
@@ -362,21 +416,44 @@ def test_waiting_is_distinguished_from_computing_and_files_from_memory(tmp_path:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_runs_wait_is_a_part_of_its_step_and_a_fast_loader_has_none(built: Builder, workers: int) -> None:
+def test_a_runs_wait_is_a_part_of_its_step_and_a_fast_loader_has_none(
+    built: Builder, workers: int
+) -> None:
     item = Item(
-        run_id="r", kind="train", nodes=[0], workload="net", batches=[8], warmup_steps=1, least_steps=4, most_steps=4
+        run_id="r",
+        kind="train",
+        nodes=[0],
+        workload="net",
+        batches=[8],
+        warmup_steps=1,
+        least_steps=4,
+        most_steps=4,
     )
     made = built(f"DataLoader(Slow(50), batch_size=2, num_workers={workers})")
     values, problem = train(item, made, None, Patience(), place=0)
     assert problem == "" and values["loader_workers"] == workers and values["sync_s"] == 0.0
-    ahead = 6 * workers  # samples that a worker may have made before the first of 32: two batches, and one under way
-    assert values["step_s"] > 0.08 * (1 - ahead / 32) and 0.7 < values["input_s"] / values["step_s"] < 1
-    assert len(workers_of(made)) == workers and stand_still(workers_of(made)), "until the item is over"
+    ahead = (
+        6 * workers
+    )  # samples that a worker may have made before the first of 32: two batches, and one under way
+    assert (
+        values["step_s"] > 0.08 * (1 - ahead / 32)
+        and 0.7 < values["input_s"] / values["step_s"] < 1
+    )
+    assert len(workers_of(made)) == workers and stand_still(workers_of(made)), (
+        "until the item is over"
+    )
 
 
 def test_steps_are_measured_over_whole_turns_of_the_workers(built: Builder) -> None:
     item = Item(
-        run_id="r", kind="train", nodes=[0], workload="net", batches=[4], warmup_steps=1, least_steps=4, most_steps=4
+        run_id="r",
+        kind="train",
+        nodes=[0],
+        workload="net",
+        batches=[4],
+        warmup_steps=1,
+        least_steps=4,
+        most_steps=4,
     )
     values, _ = train(item, built("DataLoader(Rows(50), num_workers=3)"), None, Patience(), place=0)
     assert values["steps"] % 3 == 0 and values["steps"] >= 4

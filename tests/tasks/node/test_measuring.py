@@ -33,7 +33,9 @@ def test_spread_and_error_do_not_depend_on_the_order_or_the_unit(seconds: list[f
 def test_a_run_has_its_least_steps_while_there_is_time_and_an_end_however_noisy(
     seconds: list[float], elapsed_s: float
 ) -> None:
-    assert len(seconds) >= BOUNDS["least"] or not measuring.enough(seconds, elapsed_s=elapsed_s, **BOUNDS)
+    assert len(seconds) >= BOUNDS["least"] or not measuring.enough(
+        seconds, elapsed_s=elapsed_s, **BOUNDS
+    )
     assert measuring.enough(seconds, elapsed_s=8.0, **BOUNDS)
     assert measuring.enough(seconds, least=1, most=len(seconds), elapsed_s=0.0, most_s=8.0)
     block = measuring.next_block(seconds, least=8, most=len(seconds) + 3)
@@ -47,7 +49,10 @@ def test_a_run_has_its_least_steps_while_there_is_time_and_an_end_however_noisy(
         ([0.200, 0.201, 0.199, 0.200, 0.202, 0.200, 0.198, 0.200], True),
         ([0.200, 0.260, 0.180, 0.240, 0.210, 0.300, 0.190, 0.250], False),
         ([0.2] * 7 + [3.0], True),  # one hiccup
-        ([0.212, 0.212, 0.212, 0.212, 0.211, 0.203, 0.202, 0.202, 0.202, 0.202], False),  # still warming up
+        (
+            [0.212, 0.212, 0.212, 0.212, 0.211, 0.203, 0.202, 0.202, 0.202, 0.202],
+            False,
+        ),  # still warming up
     ],
 )
 def test_a_quiet_run_ends_at_the_least_steps_and_one_that_is_noisy_or_warms_up_goes_on(
@@ -64,7 +69,10 @@ def test_the_middle_half_leaves_out_as_much_above_as_below(seconds: list[float])
 
 
 def test_spread_and_slowest_by_hand() -> None:
-    assert measuring.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == pytest.approx(2 / 3) and measuring.spread([7.0]) == 0.0
+    assert (
+        measuring.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == pytest.approx(2 / 3)
+        and measuring.spread([7.0]) == 0.0
+    )
     assert measuring.slowest([[1.0, 2.0, 3.0], [2.0, 1.0, 4.0]]) == [2.0, 2.0, 4.0]
 
 
@@ -77,7 +85,9 @@ class Host:
 
     def runs(self, ticks: int, taken: int = 0) -> None:
         self.ran, self.taken = self.ran + ticks, self.taken + taken
-        self.stat.write_text(f"cpu  {self.ran} 0 0 777 88 0 0 {self.taken} 5 5\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+        self.stat.write_text(
+            f"cpu  {self.ran} 0 0 777 88 0 0 {self.taken} 5 5\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
+        )
 
 
 @pytest.fixture
@@ -107,7 +117,9 @@ def test_what_was_disturbed_is_measured_again(host: Host, clock: Any) -> None:
     assert DISTURBED == TAKEN, "what is measured again here is what a slow run's cause is there"
 
 
-def test_what_is_not_disturbed_is_measured_once_without_patience_too(host: Host, clock: Any) -> None:
+def test_what_is_not_disturbed_is_measured_once_without_patience_too(
+    host: Host, clock: Any
+) -> None:
     assert Patience().undisturbed(measurement(host, clock, 0, 0), None) == 0
     assert Patience().undisturbed(measurement(host, clock, 90, 0), None) == 0
     patient = Patience(left_s=60.0)
@@ -120,7 +132,9 @@ def test_what_is_not_disturbed_is_measured_once_without_patience_too(host: Host,
     assert patient.left_s == 60.0
 
 
-def test_patience_ends_and_what_is_kept_then_says_how_much_was_taken(host: Host, clock: Any) -> None:
+def test_patience_ends_and_what_is_kept_then_says_how_much_was_taken(
+    host: Host, clock: Any
+) -> None:
     patient = Patience(left_s=15.0)
     assert patient.undisturbed(measurement(host, clock, 80, 80, 70, 60), None) == 2
     assert patient.taken_share == pytest.approx(0.7) and patient.left_s <= 0
@@ -138,7 +152,9 @@ def test_ranks_repeat_together_and_as_long_as_the_least_patient(
     others = iter([[50.0, 100.0, 30.0, others_s - 30.0 * turn, 0.02] for turn in range(9)])
     monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), next(others)])
     patient = Patience(left_s=own_s)
-    assert patient.undisturbed(measurement(host, clock, 0, 0, 0, 0, 0, 0), None) == 2, "disturbed on the other machine"
+    assert patient.undisturbed(measurement(host, clock, 0, 0, 0, 0, 0, 0), None) == 2, (
+        "disturbed on the other machine"
+    )
     assert patient.left_s == -15.0, "the time of the slowest of them, from the least patience"
     assert patient.taken_share == pytest.approx(0.5)
 
@@ -146,7 +162,9 @@ def test_ranks_repeat_together_and_as_long_as_the_least_patient(
 def test_short_measurements_are_judged_by_whoever_had_most_taken_away(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), [8.0, 12.0, 1.0, 60.0, 0.02]])
+    monkeypatch.setattr(
+        measuring, "gather", lambda mine, _group: [list(mine), [8.0, 12.0, 1.0, 60.0, 0.02]]
+    )
     patient = Patience(left_s=60.0)
     for _ in range(3):  # each alone of too few ticks to say anything
         patient.undisturbed(lambda: host.runs(12), None)
@@ -163,7 +181,9 @@ class Fixed:
         return self.left.pop(0)
 
 
-def test_fixed_work_is_done_before_and_after_each_block_and_reported_of_those_kept(host: Host, clock: Any) -> None:
+def test_fixed_work_is_done_before_and_after_each_block_and_reported_of_those_kept(
+    host: Host, clock: Any
+) -> None:
     work: Any = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)  # before and after each block
     patient = Patience(left_s=60.0, reference=work)
     assert patient.undisturbed(measurement(host, clock, 90, 0), None) == 1
@@ -171,7 +191,9 @@ def test_fixed_work_is_done_before_and_after_each_block_and_reported_of_those_ke
         patient.undisturbed(measurement(host, clock, 0), None)
     values = patient.reference_values([1])
     spread = pytest.approx(1 / 3)
-    assert values == {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}, "of the blocks kept"
+    assert values == {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}, (
+        "of the blocks kept"
+    )
     assert patient.left_s == 50.0, "fixed work costs no patience"
     patient.reset()
     assert patient.reference_values([1]) == {} and Patience().reference_values([1]) == {}
@@ -191,12 +213,16 @@ def test_fixed_work_is_reported_of_the_slowest_device_of_each_machine(
     assert patient.reference_values([2, 1]) == {}
 
 
-def test_fixed_work_is_the_same_whatever_a_workload_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_work_is_the_same_whatever_a_workload_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     work = reference.Reference.on(torch.device("cpu"))
     seen: list[tuple[int, str, bool]] = []
 
     def once(_self: object) -> None:
-        seen.append((torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.is_grad_enabled()))
+        seen.append(
+            (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.is_grad_enabled())
+        )
 
     monkeypatch.setattr(reference.Reference, "_once", once)
     monkeypatch.setattr(reference, "now", lambda _device: float(len(seen)))
@@ -204,14 +230,21 @@ def test_fixed_work_is_the_same_whatever_a_workload_has_set(monkeypatch: pytest.
     torch.set_num_threads(threads + 1)
     torch.set_float32_matmul_precision("medium")
     try:
-        assert work.seconds() == 1.0 and seen == [(threads, "highest", False)] * 2, "the first time does not count"
-        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (threads + 1, "medium")
+        assert work.seconds() == 1.0 and seen == [(threads, "highest", False)] * 2, (
+            "the first time does not count"
+        )
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (
+            threads + 1,
+            "medium",
+        )
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision("highest")
 
 
-def test_fixed_work_is_repeated_until_a_quota_does_not_show(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+def test_fixed_work_is_repeated_until_a_quota_does_not_show(
+    monkeypatch: pytest.MonkeyPatch, clock: Any
+) -> None:
     work = reference.Reference.on(torch.device("cpu"))
     monkeypatch.setattr(reference, "now", lambda _device: clock.time())
     for each_s, times in ((0.02, 3), (0.3, 1), (0.0, 100)):
@@ -245,9 +278,15 @@ def test_a_disturbed_block_trains_but_is_not_measured(host: Host, clock: Any) ->
         clock.now += 1.0 if away == 0 else 5.0
         return float(sync)
 
-    item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
-    timed = steps.TimedSteps(step=step, group=None, clock_s=clock.time, patience=Patience(left_s=60.0))
-    assert timed.until_steady(item) == [steps.Timed(8.0, [1.0] * 8, [0.0] * 8)], "a disturbed block is no time of it"
+    item = Item(
+        run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0
+    )
+    timed = steps.TimedSteps(
+        step=step, group=None, clock_s=clock.time, patience=Patience(left_s=60.0)
+    )
+    assert timed.until_steady(item) == [steps.Timed(8.0, [1.0] * 8, [0.0] * 8)], (
+        "a disturbed block is no time of it"
+    )
     assert len(timed.losses) == 12
 
 
@@ -266,11 +305,17 @@ def test_a_run_that_diverges_only_because_it_was_repeated_is_measured(
     monkeypatch.setattr(steps, "one_step", step)
     model = steps.torch.nn.Linear(1, 1)
     built = LoadedWorkload(
-        model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters()), arithmetic=Arithmetic()
+        model=model,
+        loss=len,
+        make_batch=len,
+        optimizer=torch.optim.SGD(model.parameters()),
+        arithmetic=Arithmetic(),
     )  # type: ignore[call-arg, arg-type]
     monkeypatch.setattr(steps, "now", lambda _device: float(steps_taken[0]))
     monkeypatch.setattr(steps, "peak_bytes", lambda _device: 1)
-    item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
+    item = Item(
+        run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0
+    )
     values, problem = steps.train(item, built, None, Patience(left_s=1000.0), place=0)
     assert problem == "" and values["last_loss"] == 1.0 and steps_taken[0] > 40
 
@@ -291,7 +336,10 @@ def test_whatever_is_measured_waits(what: str, host: Host, monkeypatch: pytest.M
         monkeypatch.setattr(steps, "gather", lambda mine, _group: [list(mine)])
         monkeypatch.setattr(steps, "meet", lambda _group: None)
         timed = steps.TimedSteps(
-            step=lambda sync: 0.0, group=group, clock_s=iter(range(100)).__next__, patience=Waiting()
+            step=lambda sync: 0.0,
+            group=group,
+            clock_s=iter(range(100)).__next__,
+            patience=Waiting(),
         )
         assert timed.block(2, sync=False) == [steps.Timed(5, [1, 1], [0, 0])] and timed.losses == []
         assert waited == [group]

@@ -32,24 +32,35 @@ def regression(how: str, *, seed: int = 0, factor: float = 1.0) -> LoadedWorkloa
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05 / factor)
     return LoadedWorkload(
-        model=model, loss=loss, make_batch=make_batch, optimizer=optimizer, arithmetic=arithmetic(how, CPU)
+        model=model,
+        loss=loss,
+        make_batch=make_batch,
+        optimizer=optimizer,
+        arithmetic=arithmetic(how, CPU),
     )
 
 
 def trained(built: LoadedWorkload, many: int) -> list[float]:
     return [
-        steps.one_step(built, built.model, batch=32, accumulation_steps=1, scale=1.0, sync=True) for _ in range(many)
+        steps.one_step(built, built.model, batch=32, accumulation_steps=1, scale=1.0, sync=True)
+        for _ in range(many)
     ]
 
 
-@pytest.mark.parametrize(("how", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_products_are_in_the_format_named_and_weights_and_gradients_in_32_bits(how: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("how", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_products_are_in_the_format_named_and_weights_and_gradients_in_32_bits(
+    how: str, dtype: torch.dtype
+) -> None:
     built, seen = regression(how), []
     built.model.register_forward_hook(lambda _module, _inputs, outputs: seen.append(outputs.dtype))
     trained(built, 3)
     assert set(seen) == {dtype}
     assert {one.dtype for one in built.model.parameters()} == {torch.float32}
-    assert {one.grad.dtype for one in built.model.parameters() if one.grad is not None} == {torch.float32}
+    assert {one.grad.dtype for one in built.model.parameters() if one.grad is not None} == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize("how", ["bf16", "fp16"])
@@ -69,7 +80,16 @@ def test_fp16_leaves_updates_out_while_its_gradients_overflow_and_then_makes_the
 
 def item(**changes: Any) -> Item:
     return replace(
-        Item(run_id="r", kind="train", nodes=[0], workload="w", batches=[16], warmup_steps=1, least_steps=2), **changes
+        Item(
+            run_id="r",
+            kind="train",
+            nodes=[0],
+            workload="w",
+            batches=[16],
+            warmup_steps=1,
+            least_steps=2,
+        ),
+        **changes,
     )
 
 
@@ -82,7 +102,10 @@ def test_a_run_is_measured_once_updates_are_made(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         steps.TimedSteps,
         "block",
-        lambda self, *one, **more: (measured.append(built.arithmetic.scale), block(self, *one, **more))[1],
+        lambda self, *one, **more: (
+            measured.append(built.arithmetic.scale),
+            block(self, *one, **more),
+        )[1],
     )
     values, problem = steps.train(item(precision="fp16"), built, None, Patience(), place=0)
     assert not problem and values["step_s"] > 0 and measured[0] < 65536
@@ -90,24 +113,34 @@ def test_a_run_is_measured_once_updates_are_made(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_whose_gradients_overflow_at_any_scale_is_reported_and_not_measured() -> None:
-    _, problem = steps.train(item(precision="fp16"), regression("fp16", factor=1e38), None, Patience(), place=0)
+    _, problem = steps.train(
+        item(precision="fp16"), regression("fp16", factor=1e38), None, Patience(), place=0
+    )
     assert "overflow at every scale" in problem and "bf16 or fp32" in problem
 
 
 def test_what_a_device_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoSuchPrecision, match="unknown precision 'fp8'; known: fp32, tf32, bf16, fp16"):
+    with pytest.raises(
+        NoSuchPrecision, match="unknown precision 'fp8'; known: fp32, tf32, bf16, fp16"
+    ):
         arithmetic("fp8", CPU)
-    with pytest.raises(NoSuchPrecision, match="tf32 needs an NVIDIA GPU of Ampere or later; this is a processor"):
+    with pytest.raises(
+        NoSuchPrecision, match="tf32 needs an NVIDIA GPU of Ampere or later; this is a processor"
+    ):
         arithmetic("tf32", CPU)
     old = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     for how in ("tf32", "bf16"):
-        with pytest.raises(NoSuchPrecision, match=f"{how} needs .* Ampere or later; this is Tesla T4"):
+        with pytest.raises(
+            NoSuchPrecision, match=f"{how} needs .* Ampere or later; this is Tesla T4"
+        ):
             arithmetic(how, old)
 
 
-def test_tf32_is_off_for_convolutions_and_products_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_off_for_convolutions_and_products_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     settings = []
     for how in ("tf32", "fp32", "tf32", "bf16"):

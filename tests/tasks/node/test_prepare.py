@@ -18,7 +18,12 @@ from tasks.node.requirements import NotInstalled
 from tasks.workspace.sources import archive
 
 FOLDER = WorkloadFile(
-    name="repo", digest="d", file="workloads/c.tar.gz", function="build", module="train", env={"WIDTH": "3"}
+    name="repo",
+    digest="d",
+    file="workloads/c.tar.gz",
+    function="build",
+    module="train",
+    env={"WIDTH": "3"},
 )
 NEEDS = replace(FOLDER, requirements="requirements.txt", requirements_digest="r")
 
@@ -28,7 +33,10 @@ class Became(Exception):
 
 
 def became(
-    mailbox: Path, monkeypatch: pytest.MonkeyPatch, workload: WorkloadFile, nodes: tuple[int, ...] = (0, 1)
+    mailbox: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workload: WorkloadFile,
+    nodes: tuple[int, ...] = (0, 1),
 ) -> Any:
     """What preparing node 1 of two came to, for a run on each of `nodes` alone."""
     plan = Plan(
@@ -37,7 +45,10 @@ def became(
         addresses=["a", "b"],
         expected=[Devices(name=CPU, count=1)] * 2,
         workloads=[workload],
-        items=[Item(run_id=f"r{n}", kind="train", nodes=[n], workload="repo", batches=[8]) for n in nodes],
+        items=[
+            Item(run_id=f"r{n}", kind="train", nodes=[n], workload="repo", batches=[8])
+            for n in nodes
+        ],
     )
     write_json(mailbox / "plan-1.json", plan)
     (mailbox / "workloads").mkdir()
@@ -50,14 +61,18 @@ def became(
     monkeypatch.chdir(mailbox)
     monkeypatch.setattr(prepare.os, "execve", execve)
     served = ("--mailbox", str(mailbox), "--plan", str(mailbox / "plan-1.json"), "--node", "1")
-    monkeypatch.setattr(sys, "argv", ["prepare", *served, "--", sys.executable, "-m", "torchrun", "--", "more"])
+    monkeypatch.setattr(
+        sys, "argv", ["prepare", *served, "--", sys.executable, "-m", "torchrun", "--", "more"]
+    )
     with pytest.raises((Became, SystemExit)) as ended:
         prepare.main()
     return ended.value
 
 
 def records(mailbox: Path) -> dict[str, dict[str, Any]]:
-    return {file.stem: json.loads(file.read_text()) for file in mailbox.glob("node-*/records/*.json")}
+    return {
+        file.stem: json.loads(file.read_text()) for file in mailbox.glob("node-*/records/*.json")
+    }
 
 
 def test_a_folder_is_unpacked_and_the_command_runs_in_it_with_the_workloads_variables(
@@ -84,7 +99,10 @@ def test_requirements_that_are_installed_already_give_the_python(
     ("workload", "said"),
     [
         (NEEDS, "requirements of workload repo could not be installed: "),
-        (replace(NEEDS, environment="/gone"), "requirements of workload repo are no longer at /gone: refresh again"),
+        (
+            replace(NEEDS, environment="/gone"),
+            "requirements of workload repo are no longer at /gone: refresh again",
+        ),
     ],
 )
 def test_where_that_cannot_be_every_run_of_the_machine_fails_by_fault_of_the_workload(
@@ -97,16 +115,25 @@ def test_where_that_cannot_be_every_run_of_the_machine_fails_by_fault_of_the_wor
     ended = became(tmp_path, monkeypatch, workload)
     assert ended.code == EXIT_ITEM_FAILED
     [(run_id, record)] = records(tmp_path).items()
-    assert (run_id, record["status"], record["cause"], record["workload_digest"]) == ("r1", "failed", "", "d")
+    assert (run_id, record["status"], record["cause"], record["workload_digest"]) == (
+        "r1",
+        "failed",
+        "",
+        "d",
+    )
     assert record["reason"].startswith(said)
-    assert capsys.readouterr().err.splitlines()[-1] == f"srift[{EXIT_ITEM_FAILED}]: {record['reason']}"
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == f"srift[{EXIT_ITEM_FAILED}]: {record['reason']}"
+    )
 
 
 def test_where_no_index_answered_or_the_time_was_up_the_fault_is_not_the_workloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_index(*_: object) -> str:
-        raise NotInstalled("requirements of workload repo could not be installed: no index", passing=True)
+        raise NotInstalled(
+            "requirements of workload repo could not be installed: no index", passing=True
+        )
 
     monkeypatch.setattr(prepare, "install", no_index)
     assert became(tmp_path, monkeypatch, NEEDS).code == EXIT_ITEM_FAILED
@@ -120,7 +147,12 @@ def test_a_machine_that_no_run_needs_installs_nothing_and_waits_with_the_others(
     assert ended.args[0] == sys.executable and records(tmp_path) == {}
 
 
-def test_an_archive_that_is_none_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_is_none_is_said_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.tasks.node.test_prepare.archive", lambda files: b"torn")
     assert became(tmp_path, monkeypatch, FOLDER).code == EXIT_ITEM_FAILED
-    assert "could not be made ready: an archive of code could not be unpacked" in records(tmp_path)["r1"]["reason"]
+    assert (
+        "could not be made ready: an archive of code could not be unpacked"
+        in records(tmp_path)["r1"]["reason"]
+    )

@@ -6,7 +6,9 @@ import pytest
 
 from tasks.node.processes import exit_line, exit_reason, worker_exit_code
 
-FIRST = "E1120 11:06 api.py:1002] failed (exitcode: {}) local_rank: 0 (pid: 7931) of binary: python\n"
+FIRST = (
+    "E1120 11:06 api.py:1002] failed (exitcode: {}) local_rank: 0 (pid: 7931) of binary: python\n"
+)
 ALSO = "  rank      : 1 (local_rank: 1)\n  exitcode  : {} (pid: 7932)\n"
 
 
@@ -26,12 +28,16 @@ def log(first: int, *others: int) -> str:
         ((1, 4), 1),
     ],
 )
-def test_the_rank_that_was_hit_is_distinguished_from_those_that_lost_it(codes: tuple[int, ...], hit: int) -> None:
+def test_the_rank_that_was_hit_is_distinguished_from_those_that_lost_it(
+    codes: tuple[int, ...], hit: int
+) -> None:
     assert worker_exit_code(log(*codes)) == hit
 
 
 def test_the_reason_is_that_ranks_last_word_else_its_exit_code() -> None:
-    said = f"noise\n{exit_line(3, 'out of memory')}\n{exit_line(4, 'its peer is gone')}\n" + log(4, 3)
+    said = f"noise\n{exit_line(3, 'out of memory')}\n{exit_line(4, 'its peer is gone')}\n" + log(
+        4, 3
+    )
     assert exit_reason(said, 3) == "out of memory"
     assert exit_reason(said, 4) == "its peer is gone"
     assert exit_reason("srift: node 1 could not write x\n", 5) == "node 1 could not write x"

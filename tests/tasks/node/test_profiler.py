@@ -35,7 +35,9 @@ class Optimizer(torch.optim.SGD):
         self.clock.now_s += 4.0
 
 
-def test_forward_counts_the_making_of_a_batch_as_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_counts_the_making_of_a_batch_as_a_step_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock()
     monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=clock.perf_counter))
     model = torch.nn.Linear(3, 1)
@@ -50,7 +52,9 @@ def test_forward_counts_the_making_of_a_batch_as_a_step_does(monkeypatch: pytest
         clock.now_s += 2.0
         return torch.nn.functional.mse_loss(output, target)
 
-    parts = profiler._parts(LoadedWorkload(model=model, loss=loss, make_batch=make_batch, optimizer=optimizer), 2)
+    parts = profiler._parts(
+        LoadedWorkload(model=model, loss=loss, make_batch=make_batch, optimizer=optimizer), 2
+    )
     assert (parts["forward_s"], parts["backward_s"], parts["optimizer_s"]) == (3.25, 0.0, 4.0)
 
 
@@ -65,11 +69,17 @@ def test_a_batch_that_does_not_fit_on_the_device_ends_the_profile_at_those_that_
     asked: list[int] = []
     monkeypatch.setattr(profiler, "_parts", parts)
     monkeypatch.setattr(profiler, "_flops", lambda *_: 1.0)
-    monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: asked.append(batch) or [])
+    monkeypatch.setattr(
+        profiler, "_buckets", lambda _built, batch, _group: asked.append(batch) or []
+    )
     model = torch.nn.Linear(1, 1)
-    built = LoadedWorkload(model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters()))  # type: ignore[arg-type]
+    built = LoadedWorkload(
+        model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters())
+    )  # type: ignore[arg-type]
     item = Item(run_id="p", kind="profile", nodes=[0], batches=[2, 8, 64])
     values, problem = profiler.profile(item, built, None, Patience())  # type: ignore[arg-type]
     assert ([row["batch"] for row in values["rows"]], problem, asked) == ([2, 8], "", [8])
     with pytest.raises(torch.OutOfMemoryError):
-        profiler.profile(Item(run_id="p", kind="profile", nodes=[0], batches=[64]), built, None, Patience())  # type: ignore[arg-type]
+        profiler.profile(
+            Item(run_id="p", kind="profile", nodes=[0], batches=[64]), built, None, Patience()
+        )  # type: ignore[arg-type]

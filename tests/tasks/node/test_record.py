@@ -9,14 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from tasks.node.record import CPU, Devices, Item, Plan, RankLayout, WorkloadFile, plan_from_json, write_file, write_json
+from tasks.node.record import (
+    CPU,
+    Devices,
+    Item,
+    Plan,
+    RankLayout,
+    WorkloadFile,
+    plan_from_json,
+    write_file,
+    write_json,
+)
 
 PLAN = Plan(
     lease_id="lease",
     attempt=2,
     addresses=["10.0.0.1", "10.0.0.2"],
     expected=[Devices(name="A10G", count=4), Devices(name=CPU, count=1, threads=0)],
-    workloads=[WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build", arguments={"width": 3})],
+    workloads=[
+        WorkloadFile(
+            name="w", digest="d", file="workloads/d.py", function="build", arguments={"width": 3}
+        )
+    ],
     items=[Item(run_id="r", kind="train", nodes=[0, 1], workload="w", batches=[3, 5])],
 )
 
@@ -31,7 +45,9 @@ def test_a_plan_of_another_version_is_refused() -> None:
         plan_from_json(json.dumps({**asdict(PLAN), "colour": "red"}))
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "records" / "r.json"
     write_json(path, {"say": "old"})
 
@@ -64,11 +80,15 @@ def test_no_link_that_lies_in_wait_is_written_through(
 
 
 def item(nodes: list[int], devices: list[int] | None = None) -> Item:
-    return Item(run_id="r", kind="train", nodes=nodes, batches=[1] * len(nodes), devices=devices or [])
+    return Item(
+        run_id="r", kind="train", nodes=nodes, batches=[1] * len(nodes), devices=devices or []
+    )
 
 
 def layout(items: list[Item], ranks: list[int] | None = None, nodes: int = 3) -> RankLayout:
-    return RankLayout.of(replace(PLAN, addresses=["10.0.0.1"] * nodes, items=items, ranks=ranks or []))
+    return RankLayout.of(
+        replace(PLAN, addresses=["10.0.0.1"] * nodes, items=items, ranks=ranks or [])
+    )
 
 
 def test_one_device_each_makes_ranks_and_nodes_the_same() -> None:
@@ -100,7 +120,11 @@ def test_ranks_send_in_the_order_asked_for_and_devices_and_batches_go_with_their
     whole = replace(item([0, 1, 2, 3], [1, 2, 1, 1]), batches=[10, 11, 12, 13])
     found = replace(layout([whole, item([1, 3])], nodes=4), sending=(2, 1, 3, 0))
     placed = found.placed(whole)
-    assert (placed.nodes, placed.devices, placed.batches) == ([2, 1, 3, 0], [1, 2, 1, 1], [12, 11, 13, 10])
+    assert (placed.nodes, placed.devices, placed.batches) == (
+        [2, 1, 3, 0],
+        [1, 2, 1, 1],
+        [12, 11, 13, 10],
+    )
     assert found.ranks(whole) == (0, 1, 2, 3, 4) and found.sending_ranks(whole) == (3, 1, 2, 4, 0)
     assert found.placed(item([1, 3])) == item([1, 3]), "two have the same neighbours in any order"
     assert found.sending_ranks(item([1, 3])) == (1, 4)

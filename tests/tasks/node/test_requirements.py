@@ -47,7 +47,9 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
         "import greeting, importlib.util, importlib.metadata\n"
         "print(greeting.WORD, importlib.metadata.version('torch'), importlib.util.find_spec('torch').origin)"
     )
-    said = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    said = subprocess.run(
+        [python, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
     own = importlib.util.find_spec("torch")
     assert own is not None and said == ["hello", torch_version(), own.origin]
     (root / "wheels" / "greeting-1.0-py3-none-any.whl").unlink()
@@ -57,20 +59,39 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ancient", f"clash with torch {TORCH}, which the machines have: ancient 1.0 depends on torch<2"),
+        (
+            "ancient",
+            f"clash with torch {TORCH}, which the machines have: ancient 1.0 depends on torch<2",
+        ),
         ("torch<2", f"clash with torch {TORCH}, which the machines have: torch<2"),
-        ("./wheels/torch-1.13.0-py3-none-any.whl", f"clash with torch {TORCH}, which the machines have: torch 1.13.0 "),
-        (f"torch=={TORCH}+other", f"clash with torch {TORCH}, which the machines have: they bring torch {TORCH}+other"),
+        (
+            "./wheels/torch-1.13.0-py3-none-any.whl",
+            f"clash with torch {TORCH}, which the machines have: torch 1.13.0 ",
+        ),
+        (
+            f"torch=={TORCH}+other",
+            f"clash with torch {TORCH}, which the machines have: they bring torch {TORCH}+other",
+        ),
         ("quarrel\ngreeting==1.0", "clash with each other: "),
-        ("nosuch==3", "could not be installed: Could not find a version that satisfies the requirement nosuch==3"),
-        ("one two", "could not be installed: Invalid requirement: 'one two' (from line 3 of requirements.txt)"),
+        (
+            "nosuch==3",
+            "could not be installed: Could not find a version that satisfies the requirement nosuch==3",
+        ),
+        (
+            "one two",
+            "could not be installed: Invalid requirement: 'one two' (from line 3 of requirements.txt)",
+        ),
     ],
 )
-def test_why_not_is_one_sentence_in_pips_words_and_nothing_half_made_is_left(root: Path, text: str, said: str) -> None:
+def test_why_not_is_one_sentence_in_pips_words_and_nothing_half_made_is_left(
+    root: Path, text: str, said: str
+) -> None:
     with pytest.raises(NotInstalled) as refused:
         asked(root, text)
     message = str(refused.value)
-    assert message.startswith(f"requirements of workload mine {said}") and "\n" not in message, message
+    assert message.startswith(f"requirements of workload mine {said}") and "\n" not in message, (
+        message
+    )
     assert installed(environment_of(root / "environments", "d1")) is None
 
 
@@ -92,14 +113,18 @@ def test_two_that_ask_at_once_make_it_once(root: Path, monkeypatch: pytest.Monke
     assert found[0] == found[1] and len(made) == 1
 
 
-def test_another_torch_or_python_has_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_torch_or_python_has_another_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = environment_of(tmp_path, "d1")
     assert environment_of(tmp_path, "d2") != first == environment_of(tmp_path, "d1")
     monkeypatch.setattr(requirements, "torch_version", lambda: "1.0")
     assert environment_of(tmp_path, "d1") != first
 
 
-def test_pip_sees_where_its_index_is_and_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_sees_where_its_index_is_and_no_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "leaks")
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:leaks@host/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://host/simple")
@@ -109,7 +134,9 @@ def test_pip_sees_where_its_index_is_and_no_credentials(tmp_path: Path, monkeypa
     assert "PIP_INDEX_URL did not count" in requirements._without_passwords()
 
 
-def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_too_long_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(requirements, "INSTALL_S", 0.5)
     started = time.monotonic()
     script = f"sleep 60 & echo $! > {tmp_path}/child; wait"
@@ -119,7 +146,9 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path, m
     until = time.monotonic() + 10.0
     with suppress(OSError):  # it is gone
         while Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < until, "the child lives on"  # a busy processor comes to it a moment later
+            assert time.monotonic() < until, (
+                "the child lives on"
+            )  # a busy processor comes to it a moment later
             time.sleep(0.05)
 
 
@@ -159,23 +188,35 @@ NO_SPACE = "Collecting a\nERROR: Could not install packages due to an OSError: [
             NO_CUDA,
             "Getting requirements to build wheel did not run successfully. \\(RuntimeError: no CUDA here\\); a w",
         ),
-        (NO_INDEX, "Could not find .* numpy \\(from versions: none\\); the index could not be reached$"),
-        (NO_SPACE, "Could not install packages due to an OSError: \\[Errno 28\\] No space left on device$"),
+        (
+            NO_INDEX,
+            "Could not find .* numpy \\(from versions: none\\); the index could not be reached$",
+        ),
+        (
+            NO_SPACE,
+            "Could not install packages due to an OSError: \\[Errno 28\\] No space left on device$",
+        ),
         ("", "nothing was said$"),
     ],
 )
 def test_builds_indexes_and_disks_that_fail_are_named(said: str, reason: str) -> None:
     message = requirements._reason(said, "2.13.0", "requirements of workload mine")
-    assert re.match(f"requirements of workload mine could not be installed: {reason}", message), message
+    assert re.match(f"requirements of workload mine could not be installed: {reason}", message), (
+        message
+    )
 
 
-@pytest.mark.parametrize(("code", "said", "passing"), [(1, NO_INDEX, True), (None, "", True), (1, NO_COMPILER, False)])
+@pytest.mark.parametrize(
+    ("code", "said", "passing"), [(1, NO_INDEX, True), (None, "", True), (1, NO_COMPILER, False)]
+)
 def test_no_index_or_no_time_may_be_otherwise_another_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, said: str, passing: bool
 ) -> None:
     run = requirements._run
     monkeypatch.setattr(
-        requirements, "_run", lambda command, *more: (code, said) if "install" in command else run(command, *more)
+        requirements,
+        "_run",
+        lambda command, *more: (code, said) if "install" in command else run(command, *more),
     )
     with pytest.raises(NotInstalled) as raised:
         install("requirements.txt", tmp_path, tmp_path / "environments" / "e", "mine")
@@ -201,7 +242,9 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.Ta
     [member("../out.py"), member("/tmp/out.py"), member("a/../../out.py"), member("l", tarfile.SYMTYPE, "/etc/passwd"),
      member("h", tarfile.LNKTYPE, "/etc/passwd"), member("p", tarfile.FIFOTYPE)],
 )  # fmt: skip
-def test_an_archive_that_leads_out_of_its_folder_is_not_unpacked(tmp_path: Path, odd: tarfile.TarInfo) -> None:
+def test_an_archive_that_leads_out_of_its_folder_is_not_unpacked(
+    tmp_path: Path, odd: tarfile.TarInfo
+) -> None:
     with pytest.raises(OSError, match="which is no file below its folder"):
         unpack(packed(member("a.py"), odd), tmp_path / "in" / "code")
     assert not (tmp_path / "in" / "code").exists() and not (tmp_path / "in" / "out.py").exists()

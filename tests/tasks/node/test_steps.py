@@ -41,7 +41,9 @@ def scale(monkeypatch: pytest.MonkeyPatch, item: Item, place: int) -> float:
     return seen[0]
 
 
-def test_each_rank_weighs_its_loss_by_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_weighs_its_loss_by_its_share_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     item = Item(
         run_id="r", kind="train", nodes=[0, 1], devices=[2, 1], workload="w", batches=[3, 2], accumulation_steps=2,
         warmup_steps=1, least_steps=2, most_steps=2,
@@ -64,7 +66,11 @@ def test_a_checkpoint_has_the_bytes_of_its_tensors_and_leaves_no_file(
 ) -> None:
     monkeypatch.setattr(checkpoint.tempfile, "tempdir", str(tmp_path))
     values = written(monkeypatch)
-    assert values["checkpoint_bytes"] == 8 and values["checkpoint_s"] > 0 and not list(tmp_path.iterdir())
+    assert (
+        values["checkpoint_bytes"] == 8
+        and values["checkpoint_s"] > 0
+        and not list(tmp_path.iterdir())
+    )
 
 
 def test_a_checkpoint_that_the_disk_has_no_room_for_or_refuses_is_estimated_by_its_bytes_alone(
@@ -80,9 +86,18 @@ def test_one_step_scales_its_gradients_and_adds_them_up(monkeypatch: pytest.Monk
         torch.manual_seed(1)
         built = tiny()
         before = built.model.weight.item()  # type: ignore[union-attr, operator]
-        steps.one_step(built, built.model, batch=4, accumulation_steps=accumulation_steps, scale=scale, sync=True)
+        steps.one_step(
+            built,
+            built.model,
+            batch=4,
+            accumulation_steps=accumulation_steps,
+            scale=scale,
+            sync=True,
+        )
         return float(before - built.model.weight.item())  # type: ignore[union-attr, operator]
 
     whole = step(1.0, 1)
     assert whole != 0.0
-    assert step(0.5, 1) == pytest.approx(whole / 2, rel=1e-4) and step(0.5, 2) == pytest.approx(whole, rel=1e-4)
+    assert step(0.5, 1) == pytest.approx(whole / 2, rel=1e-4) and step(0.5, 2) == pytest.approx(
+        whole, rel=1e-4
+    )

@@ -78,18 +78,26 @@ def stack() -> Stack:
 def test_blocks_that_are_recomputed_compute_twice_a_step_and_train_the_same_dropout_too() -> None:
     plain, other = stack(), stack()
     assert trained("none", plain) == trained("checkpointing", other)
-    assert [block.calls for block in plain.blocks] == [5] * 3 and [block.calls for block in other.blocks] == [10] * 3
+    assert [block.calls for block in plain.blocks] == [5] * 3 and [
+        block.calls for block in other.blocks
+    ] == [10] * 3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what compiling imports of torch itself
-@pytest.mark.skipif(not any((Path(one) / "g++").exists() for one in os.get_exec_path()), reason="no C++ compiler")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # of what compiling imports of torch itself
+@pytest.mark.skipif(
+    not any((Path(one) / "g++").exists() for one in os.get_exec_path()), reason="no C++ compiler"
+)
 def test_a_compiled_model_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
     def plain() -> nn.Module:
         torch.manual_seed(7)
-        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Flatten(0), nn.Softplus())
+        return nn.Sequential(
+            nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Flatten(0), nn.Softplus()
+        )
 
     class Loss(nn.Module):
         def __init__(self) -> None:
@@ -109,7 +117,9 @@ def test_a_compiled_model_trains_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 def test_something_is_compiled_of_each_workload_whole_and_by_blocks(
     name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, *_, **__: graph.forward)
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda graph, *_, **__: graph.forward
+    )
     file = WorkloadFile(name=name, digest=name, file=f"{name}.py", function="build")
     built = build(WORKLOADS, file, seed=0, rank=0, computing=Arithmetic())
     switch_on(built.model, "compile", whole=whole)
@@ -141,7 +151,9 @@ def test_a_model_of_single_layers_has_nothing_to_recompute() -> None:
 
 def test_unknown_switches_are_refused_by_name() -> None:
     assert on("none") == frozenset() and on("checkpointing+compile") == {"checkpointing", "compile"}
-    with pytest.raises(ValueError, match="unknown switch 'recompile'; known: checkpointing, compile, offload"):
+    with pytest.raises(
+        ValueError, match="unknown switch 'recompile'; known: checkpointing, compile, offload"
+    ):
         on("checkpointing+recompile")
 
 
@@ -149,12 +161,21 @@ def test_what_has_no_states_shared_out_is_not_offloaded() -> None:
     assert strategy("fsdp", "checkpointing") is strategy("fsdp")
     with pytest.raises(ValueError, match="offload with ddp"):
         strategy("ddp", "offload", torch.device("cuda"))
-    with pytest.raises(ValueError, match="the host's processor, whose memory holds the states already"):
+    with pytest.raises(
+        ValueError, match="the host's processor, whose memory holds the states already"
+    ):
         strategy("fsdp", "offload")
     assert strategy("zero2", "offload", torch.device("cuda")) is not strategy("zero2")
 
 
-def test_layers_of_a_transformer_are_blocks_and_what_uses_weights_of_its_parts_is_not_taken_apart() -> None:
+def test_layers_of_a_transformer_are_blocks_and_what_uses_weights_of_its_parts_is_not_taken_apart() -> (
+    None
+):
     layer = nn.TransformerEncoderLayer(8, 2, 16)
-    model = nn.Sequential(nn.Embedding(10, 8), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False))
-    assert [type(one).__name__ for one in blocks(model)] == ["Embedding", *["TransformerEncoderLayer"] * 4]
+    model = nn.Sequential(
+        nn.Embedding(10, 8), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    )
+    assert [type(one).__name__ for one in blocks(model)] == [
+        "Embedding",
+        *["TransformerEncoderLayer"] * 4,
+    ]

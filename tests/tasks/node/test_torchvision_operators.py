@@ -30,7 +30,9 @@ except RuntimeError as error:
 
 def test_torchvision_is_imported_and_its_operators_compute_or_refuse_as_they_did_before() -> None:
     """Whichever of the two this environment's torchvision does."""
-    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, timeout=300
+    )
     assert done.stdout.strip() in ("computed", "refused"), done.stderr
 
 
@@ -48,10 +50,19 @@ class Library:
 
 @pytest.mark.parametrize(
     ("installed", "loads", "declared"),
-    [(False, False, []), (True, True, []), (True, False, ["nms", "qnms"]), (True, None, ["nms", "qnms"])],
+    [
+        (False, False, []),
+        (True, True, []),
+        (True, False, ["nms", "qnms"]),
+        (True, None, ["nms", "qnms"]),
+    ],
 )
 def test_only_what_did_not_load_is_declared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, loads: bool | None, declared: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: bool,
+    loads: bool | None,
+    declared: list[str],
 ) -> None:
     """`loads` is None where there is no compiled library at all."""
     tried: list[str] = []
@@ -63,7 +74,9 @@ def test_only_what_did_not_load_is_declared(
 
     if installed:
         (tmp_path / "torchvision").mkdir()
-        (tmp_path / "torchvision" / "__init__.py").write_text("raise ImportError('is not to be imported')")
+        (tmp_path / "torchvision" / "__init__.py").write_text(
+            "raise ImportError('is not to be imported')"
+        )
         if loads is not None:
             (tmp_path / "torchvision" / "_C.so").write_text("")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -74,4 +87,6 @@ def test_only_what_did_not_load_is_declared(
     monkeypatch.setattr(torch.library, "Library", Library)
     monkeypatch.setattr(Library, "declared", [], raising=False)
     declare_what_did_not_load()
-    assert Library.declared == declared and tried == (["_C.so"] if installed and loads is not None else [])
+    assert Library.declared == declared and tried == (
+        ["_C.so"] if installed and loads is not None else []
+    )

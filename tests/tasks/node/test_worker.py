@@ -50,11 +50,27 @@ class Store:
         return [self.get(key) for key in keys]
 
 
-ITEM = Item(run_id="late", kind="train", nodes=[0, 1], devices=[2, 1], workload="w", batches=[2, 2], least_steps=1)
+ITEM = Item(
+    run_id="late",
+    kind="train",
+    nodes=[0, 1],
+    devices=[2, 1],
+    workload="w",
+    batches=[2, 2],
+    least_steps=1,
+)
 
 
 def rank(number: int, mailbox: Path, store: Store) -> launch.Launch:
-    plan = Plan(lease_id="l", attempt=1, addresses=["a", "b"], expected=[], workloads=[], items=[ITEM], timeout_s=1.0)
+    plan = Plan(
+        lease_id="l",
+        attempt=1,
+        addresses=["a", "b"],
+        expected=[],
+        workloads=[],
+        items=[ITEM],
+        timeout_s=1.0,
+    )
     return launch.Launch(
         mailbox=mailbox,
         plan=plan,
@@ -87,9 +103,19 @@ def problems(mailbox: Path) -> dict[str, str]:
 def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = [Item(run_id="own", kind="train", nodes=[1], batches=[8]), Item(run_id="other", kind="probe", nodes=[0])]
+    others = [
+        Item(run_id="own", kind="train", nodes=[1], batches=[8]),
+        Item(run_id="other", kind="probe", nodes=[0]),
+    ]
     expected = [Devices(name="A10G", count=1)] * 2
-    whole = Plan(lease_id="l", attempt=1, addresses=["a", "b"], expected=expected, workloads=[], items=[ITEM, *others])
+    whole = Plan(
+        lease_id="l",
+        attempt=1,
+        addresses=["a", "b"],
+        expected=expected,
+        workloads=[],
+        items=[ITEM, *others],
+    )
     write_json(tmp_path / "plan.json", whole)
     words = ["node.worker", "--mailbox", str(tmp_path), "--plan", str(tmp_path / "plan.json")]
     monkeypatch.setattr(sys, "argv", words)
@@ -102,10 +128,15 @@ def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_ma
     records = sorted((tmp_path / "node-1" / "records").iterdir())
     assert [file.stem for file in records] == ["late", "own"]
     bodies = [json.loads(file.read_text()) for file in records]
-    assert all(one["cause"] == MACHINE and WireRecord.model_validate(one).status == "failed" for one in bodies)
+    assert all(
+        one["cause"] == MACHINE and WireRecord.model_validate(one).status == "failed"
+        for one in bodies
+    )
 
 
-@pytest.mark.parametrize(("number", "node", "label"), [(1, "node-0", "node 0 device 1"), (2, "node-1", "node 1")])
+@pytest.mark.parametrize(
+    ("number", "node", "label"), [(1, "node-0", "node 0 device 1"), (2, "node-1", "node 1")]
+)
 def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_before(
     tmp_path: Path, number: int, node: str, label: str
 ) -> None:
@@ -114,11 +145,16 @@ def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_befo
     assert problems(tmp_path) == {node: f"{label}: ValueError: row 17"} and list(store.values) == [
         f"item-0-rank-{number}-error"
     ]
-    assert aborted(rank(0, tmp_path, store), RuntimeError("Connection closed by peer")) == EXIT_ITEM_FAILED
+    assert (
+        aborted(rank(0, tmp_path, store), RuntimeError("Connection closed by peer"))
+        == EXIT_ITEM_FAILED
+    )
     assert problems(tmp_path) == dict.fromkeys({"node-0", node}, f"{label}: ValueError: row 17")
 
 
-def test_what_was_measured_stays_and_what_may_be_the_loss_of_a_peer_is_no_failure(tmp_path: Path) -> None:
+def test_what_was_measured_stays_and_what_may_be_the_loss_of_a_peer_is_no_failure(
+    tmp_path: Path,
+) -> None:
     gone, lost = Store(gone=True), RuntimeError("Connection closed by peer")
     for number in (1, 2):
         assert aborted(rank(number, tmp_path, gone), ValueError("row 17")) == EXIT_LOST_PEER
@@ -159,7 +195,12 @@ def test_a_full_disk_ends_the_launch_and_says_where(
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
-        (RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]"), True),
+        (
+            RuntimeError(
+                "[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]"
+            ),
+            True,
+        ),
         (RuntimeError("Timed out waiting 20000ms for recv operation to complete"), True),
         (dist.DistNetworkError("failed to recv, got 0 bytes"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x1)"), False),
@@ -178,7 +219,9 @@ def test_an_explanation_is_one_line_with_the_kind_of_error() -> None:
 def test_each_item_says_what_was_taken_while_it_was_measured_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(item: Item, _group: object, _device: object, patience: Patience) -> tuple[dict[str, float], str]:
+    def measured(
+        item: Item, _group: object, _device: object, patience: Patience
+    ) -> tuple[dict[str, float], str]:
         patience.wanted += 100.0
         patience.taken += 40.0 if item.run_id == "late" else 0.0
         return {"seconds": 1.0}, ""
@@ -194,11 +237,16 @@ def test_one_rank_writes_one_checkpoint_of_each_workload_once_it_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step_s = [0.0, 1.0, 1.0, 1.0]  # the first is no training
-    monkeypatch.setattr(worker, "train", lambda *_, **__: ({"step_s": 1.0} if step_s.pop(0) else {}, ""))
+    monkeypatch.setattr(
+        worker, "train", lambda *_, **__: ({"step_s": 1.0} if step_s.pop(0) else {}, "")
+    )
     monkeypatch.setattr(worker, "write_checkpoint", lambda _: {"checkpoint_s": 0.5})
     first, last = rank(0, tmp_path, Store()), rank(2, tmp_path, Store())
     written = [
-        "checkpoint_s" in worker.measure(mine, replace(ITEM, nodes=[mine.node], devices=[1], batches=[2]), tiny())[0]
+        "checkpoint_s"
+        in worker.measure(mine, replace(ITEM, nodes=[mine.node], devices=[1], batches=[2]), tiny())[
+            0
+        ]
         for mine in (first, first, first, last)
     ]
     assert written == [False, True, False, False]
@@ -217,7 +265,9 @@ def test_a_launch_is_as_patient_as_its_plan_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RANK", "0")
     item = replace(ITEM, nodes=[0], devices=[1])
     expected = [Devices(name=CPU, count=1)]
-    plan = Plan(lease_id="l", attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item])
+    plan = Plan(
+        lease_id="l", attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item]
+    )
     joined = launch.join(Path(), replace(plan, patience_s=33.0))
     assert joined.devices == ((CPU, torch.get_num_threads()),)
     assert joined.patience.left_s == 33.0 and launch.join(Path(), plan).patience.left_s == 0.0
@@ -238,14 +288,24 @@ def test_what_is_measured_in_the_order_of_sending_is_told_as_machines_come(
     def train(
         given: Item, _built: object, _group: object, patience: Patience, *, place: int
     ) -> tuple[dict[str, object], str]:
-        assert given.batches[place] == 13 and given.devices == [1, 2, 1, 1], "this rank is of node 3"
+        assert given.batches[place] == 13 and given.devices == [1, 2, 1, 1], (
+            "this rank is of node 3"
+        )
         patience.references = [[3.0, 0.1, 0.2, 4.0, 2.0]]
         return {"rank_step_s": [3.0, 0.0, 1.0, 4.0, 2.0], "rank_compute_s": []}, ""
 
     monkeypatch.setattr(worker, "train", train)
     values, problem = worker.measure(mine, item, tiny())
-    assert not problem and values["rank_step_s"] == [0.0, 1.0, 2.0, 3.0, 4.0] and values["rank_compute_s"] == []
+    assert (
+        not problem
+        and values["rank_step_s"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        and values["rank_compute_s"] == []
+    )
     assert values["reference_s"] == [0.2, 2.0, 3.0, 4.0], "of the slower of two devices"
-    assert values["rank_order"] == [2, 0, 3, 1] and values["pairs_s"] == 1.5 and values["pairs"] == pairs
+    assert (
+        values["rank_order"] == [2, 0, 3, 1]
+        and values["pairs_s"] == 1.5
+        and values["pairs"] == pairs
+    )
     again, _ = worker.measure(mine, item, tiny())
     assert "pairs" not in again, "once a launch"

@@ -37,18 +37,26 @@ class Asked:
         self.here = install(folder, "conv", provider=DescribedMachines(name="ec2"))
         (folder / "rows.csv").write_text(ROWS)
         header = ",samples" if samples else ""
-        (folder / "facts.csv").write_text(FACTS.format(header=header, samples=f",{samples}" if samples else ""))
+        (folder / "facts.csv").write_text(
+            FACTS.format(header=header, samples=f",{samples}" if samples else "")
+        )
         import_measurements(
-            self.here.warehouse, ImportFiles(measurements=folder / "rows.csv", workloads=folder / "facts.csv"), NOON
+            self.here.warehouse,
+            ImportFiles(measurements=folder / "rows.csv", workloads=folder / "facts.csv"),
+            NOON,
         )
         self.workloads: list[Workload] = []
         monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: self.here)
-        monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
+        monkeypatch.setattr(
+            "tasks.recommendation.ask.load_champion", lambda home, provider: champion()
+        )
         monkeypatch.setattr("tasks.recommendation.ask.plan_one", self.note)
 
     def note(self, case: Case, *rest: Any, **more: Any) -> Plan:
         self.workloads.append(case.workload)
-        return replace(nothing(case.workload), rows=[{"goal": goal.goal} for goal in case.workload.goals])
+        return replace(
+            nothing(case.workload), rows=[{"goal": goal.goal} for goal in case.workload.goals]
+        )
 
     def answer(self, workload: str, **words: int) -> Workload:
         question = Question(workload=workload, hours=12.0, usd=None, **words)
@@ -62,7 +70,8 @@ def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
     asked = Asked(tmp_path, monkeypatch)
     offers = asked.here.provider.offers(NOON)
     monkeypatch.setattr(
-        "tasks.recommendation.ask.current_offers", lambda here: [o for o in offers if o.market == "on-demand"]
+        "tasks.recommendation.ask.current_offers",
+        lambda here: [o for o in offers if o.market == "on-demand"],
     )
     with pytest.raises(ProviderError, match="of ec2 has market 'spot': known: on-demand"):
         spot = OffersWanted(filters=(("market", "spot"),))
@@ -100,7 +109,9 @@ def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
     prices.note_definitions.fn(world.here, NOON)
     model = fit(TrainingData(**training_frames(world.here.warehouse, "ec2")), seed=1)
     assert model.met_workload(world.answer("foreign", samples=1, batch=1))
-    assert not model.met_workload(world.here.settings.workload("conv")), "noted, but nothing was measured of it"
+    assert not model.met_workload(world.here.settings.workload("conv")), (
+        "noted, but nothing was measured of it"
+    )
 
 
 def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
@@ -130,19 +141,29 @@ def test_a_decision_reads_the_warehouse_once_and_fits_what_jobs_meet_once(
     opened: list[str] = []
     fitted: list[str] = []
     connect, job_conditions = duckdb.connect, recommend.job_conditions
-    monkeypatch.setattr(duckdb, "connect", lambda *words, **more: (opened.append(""), connect(*words, **more))[1])
-    monkeypatch.setattr(recommend, "job_conditions", lambda here: (fitted.append(""), job_conditions(here))[1])
+    monkeypatch.setattr(
+        duckdb, "connect", lambda *words, **more: (opened.append(""), connect(*words, **more))[1]
+    )
+    monkeypatch.setattr(
+        recommend, "job_conditions", lambda here: (fitted.append(""), job_conditions(here))[1]
+    )
     (first,) = answer("local", QUESTION, top=1, pilots=3)
     assert first["pilots"] is not None and len(opened) == 1
     assert len(fitted) == 1
 
 
-def test_the_answer_is_that_of_reading_everything_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_is_that_of_reading_everything_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = measured_home(tmp_path, monkeypatch)
     rows = answer("local", QUESTION, top=3)
-    asked = replace(here.settings.workload("conv"), goals=(Goal(goal="cheapest_within_deadline", hours=1.5),))
+    asked = replace(
+        here.settings.workload("conv"), goals=(Goal(goal="cheapest_within_deadline", hours=1.5),)
+    )
     everything = mart(here.warehouse, "runs", provider="local")
-    anew = plan_one(Case.of(here, champion(), asked, prices.current_offers(here)), everything, top=3)
+    anew = plan_one(
+        Case.of(here, champion(), asked, prices.current_offers(here)), everything, top=3
+    )
     wanted = [row for row in anew.rows if row["goal"] == "cheapest_within_deadline"]
     assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted
     assert rows[0]["measured_runs"] == 3 and rows[0]["newest_measurement_at"].day == 20
@@ -166,6 +187,8 @@ def test_each_device_that_was_never_measured_is_listed_with_its_cheapest_machine
     monkeypatch.setattr("tasks.recommendation.ask.current_offers", lambda here: [*known, *more])
     (listed,) = answer("local", QUESTION, top=1)[0]["not_compared"]
     assert (listed["device"], listed["cluster"], listed["usd_per_hour"]) == ("x", "1xx.small", 1.0)
-    more = [replace(one, storage_usd_per_hour=2.0 if one.usd_per_hour == 1.0 else 0.0) for one in more]
+    more = [
+        replace(one, storage_usd_per_hour=2.0 if one.usd_per_hour == 1.0 else 0.0) for one in more
+    ]
     (listed,) = answer("local", QUESTION, top=1)[0]["not_compared"]
     assert listed["cluster"] == "1xx.big", "with its volume"

@@ -138,7 +138,10 @@ def test_every_export_says_what_was_recommended_and_how_old_that_is(to: str) -> 
 def test_a_skypilot_task_has_the_ranks_that_one_command_trains_in_their_order() -> None:
     task = document(UNIFORM, "skypilot")
     assert task["num_nodes"] == 2 and "--nproc-per-node 4" in task["run"]
-    kinds = [(one["infra"], one["instance_type"], one["use_spot"]) for one in task["resources"]["ordered"]]
+    kinds = [
+        (one["infra"], one["instance_type"], one["use_spot"])
+        for one in task["resources"]["ordered"]
+    ]
     assert kinds == [
         ("aws/us-east-1/us-east-1b", "g5.12xlarge", True),
         ("aws/us-east-1/us-east-1a", "g4dn.12xlarge", True),
@@ -149,21 +152,28 @@ def test_a_skypilot_task_has_the_ranks_that_one_command_trains_in_their_order() 
         "rank 5, 3xg4dn.12xlarge (on-demand), is left out: it is split otherwise"
         in export(chosen(UNIFORM), "skypilot")[1]
     )
-    uneven = document([row(1, "2xg4dn.12xlarge", 9.0, layout="4+3", batch_per_device="9")], "skypilot")
+    uneven = document(
+        [row(1, "2xg4dn.12xlarge", 9.0, layout="4+3", batch_per_device="9")], "skypilot"
+    )
     said = subprocess.run(
         ["bash", "-c", f"torchrun() {{ echo \"$@\"; }}; {uneven['run']}"],
         env={"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
         | {"TRAINING_SCRIPT": "my train.py", "PATH": os.environ["PATH"]},
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    assert said.startswith("--nnodes 2 --node-rank 1 --nproc-per-node 3 --master-addr 10.0.0.1 ") and "my train" in said
+    assert (
+        said.startswith("--nnodes 2 --node-rank 1 --nproc-per-node 3 --master-addr 10.0.0.1 ")
+        and "my train" in said
+    )
 
 
 def test_skypilot_itself_takes_the_task() -> None:
     schemas = pytest.importorskip("sky.utils.schemas", reason="SkyPilot is not installed")
     jsonschema = pytest.importorskip("jsonschema")
     for rank in range(1, 6):
-        jsonschema.Draft7Validator(schemas.get_task_schema()).validate(document(UNIFORM, "skypilot", rank))
+        jsonschema.Draft7Validator(schemas.get_task_schema()).validate(
+            document(UNIFORM, "skypilot", rank)
+        )
 
 
 @pytest.mark.parametrize("to", ["skypilot", "karpenter", "fleet"])
@@ -186,15 +196,27 @@ def test_sagemaker_has_requests_in_the_order_of_rank_and_names_what_it_cannot_tr
         "rank 4, 1xg4dn.xlarge (on-demand): a training job runs at most 28 days",
     ]
     first, second = (one["request"] for one in found["jobs"])
-    groups = [(one["InstanceType"], one["InstanceCount"]) for one in first["ResourceConfig"]["InstanceGroups"]]
-    assert groups == [("ml.g4dn.12xlarge", 2), ("ml.g4dn.8xlarge", 1)] and "EnableManagedSpotTraining" not in first
-    assert second["EnableManagedSpotTraining"] is True and second["StoppingCondition"]["MaxWaitTimeInSeconds"] == 86400
+    groups = [
+        (one["InstanceType"], one["InstanceCount"])
+        for one in first["ResourceConfig"]["InstanceGroups"]
+    ]
+    assert (
+        groups == [("ml.g4dn.12xlarge", 2), ("ml.g4dn.8xlarge", 1)]
+        and "EnableManagedSpotTraining" not in first
+    )
+    assert (
+        second["EnableManagedSpotTraining"] is True
+        and second["StoppingCondition"]["MaxWaitTimeInSeconds"] == 86400
+    )
     alike = document(
-        [row(1, "2xg4dn.12xlarge", 24.0), row(2, "2xg5.12xlarge", 12.0), MIXED[0] | {"rank": 3}], "sagemaker"
+        [row(1, "2xg4dn.12xlarge", 24.0), row(2, "2xg5.12xlarge", 12.0), MIXED[0] | {"rank": 3}],
+        "sagemaker",
     )
     [preferred, _] = alike["jobs"]
     assert preferred["ranks"] == [1, 2]
-    assert [one["InstanceType"] for one in preferred["request"]["ResourceConfig"]["InstancePreferences"]] == [
+    assert [
+        one["InstanceType"] for one in preferred["request"]["ResourceConfig"]["InstancePreferences"]
+    ] == [
         "ml.g4dn.12xlarge",
         "ml.g5.12xlarge",
     ]
@@ -225,7 +247,10 @@ def test_karpenters_least_price_is_the_least_dollars_of_the_job_at_any_prices() 
         assert adjusted is not None
         factors[wanted["node.kubernetes.io/instance-type"][0]] = 1 + float(adjusted[1]) / 100
     for prices in (PRICES, PRICES | {"g5.12xlarge": 9.0}):
-        usd = {kind: hours * 2 * prices[kind] for kind, hours in (("g4dn.12xlarge", 24.0), ("g5.12xlarge", 16.0))}
+        usd = {
+            kind: hours * 2 * prices[kind]
+            for kind, hours in (("g4dn.12xlarge", 24.0), ("g5.12xlarge", 16.0))
+        }
         priced = {kind: prices[kind] * factor for kind, factor in factors.items()}
         assert priced["g4dn.12xlarge"] / priced["g5.12xlarge"] == pytest.approx(
             usd["g4dn.12xlarge"] / usd["g5.12xlarge"]
@@ -240,7 +265,9 @@ def test_karpenters_pools_are_one_a_market_and_a_goal_of_hours_has_prices_by_hou
         ("srift-resnet50-on-demand", 1),
     ]
     for one in pools:
-        needs = {need["key"]: need["values"] for need in one["spec"]["template"]["spec"]["requirements"]}
+        needs = {
+            need["key"]: need["values"] for need in one["spec"]["template"]["spec"]["requirements"]
+        }
         assert needs["node.kubernetes.io/instance-type"] == ["g5.12xlarge", "g4dn.12xlarge"]
         assert one["metadata"]["name"].endswith(needs["karpenter.sh/capacity-type"][0])
     prices = [float(one["spec"]["price"]) for one in found if one["kind"] == "NodeOverlay"]
@@ -248,16 +275,24 @@ def test_karpenters_pools_are_one_a_market_and_a_goal_of_hours_has_prices_by_hou
     assert len({one["metadata"]["name"] for one in found}) == 6
 
 
-def test_a_fleet_is_had_whole_and_its_tags_say_whence_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_is_had_whole_and_its_tags_say_whence_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     request = document(UNIFORM, "fleet")
     [config] = request["LaunchTemplateConfigs"]
-    assert [(one["InstanceType"], one["AvailabilityZone"], one["Priority"]) for one in config["Overrides"]] == [
+    assert [
+        (one["InstanceType"], one["AvailabilityZone"], one["Priority"])
+        for one in config["Overrides"]
+    ] == [
         ("g5.12xlarge", "us-east-1b", 0.0),
         ("g4dn.12xlarge", "us-east-1a", 1.0),
     ]
-    assert request["SpotOptions"]["MinTargetCapacity"] == 2 and request["SpotOptions"]["SingleInstanceType"]
+    assert (
+        request["SpotOptions"]["MinTargetCapacity"] == 2
+        and request["SpotOptions"]["SingleInstanceType"]
+    )
     on_demand = document(UNIFORM, "fleet", rank=3)
     with mock_aws():
         ec2 = boto3.client("ec2", region_name="us-east-1")
@@ -272,7 +307,9 @@ def test_a_fleet_is_had_whole_and_its_tags_say_whence_it_is(monkeypatch: pytest.
 
 
 def test_a_fleet_that_awss_model_refuses_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.recommendation.exports.aws._override", lambda one, priority: {"InstanceTypo": "x"})
+    monkeypatch.setattr(
+        "tasks.recommendation.exports.aws._override", lambda one, priority: {"InstanceTypo": "x"}
+    )
     with pytest.raises(ExportRefused, match="InstanceTypo"):
         document(UNIFORM, "fleet")
 
@@ -283,13 +320,21 @@ def test_machines_of_this_computer_are_no_other_tools(to: str) -> None:
     if to == "torchrun":
         assert export(choice, to)[0]["document"]["devices"] == (1, 1)
         return
-    with pytest.raises(ExportRefused, match=rf"{to}: .*parts of this computer.*--to torchrun.*--provider ec2"):
+    with pytest.raises(
+        ExportRefused, match=rf"{to}: .*parts of this computer.*--to torchrun.*--provider ec2"
+    ):
         export(choice, to)
 
 
 def test_what_nothing_meets_is_refused_with_what_would_meet_it() -> None:
-    never = row(1, "1xg4dn.xlarge", 1.0) | {"status": "infeasible", "cluster": None, "reason": "12.4 h would be enough"}
-    with pytest.raises(ExportRefused, match=r"nothing meets resnet50, cheapest: 12\.4 h would be enough"):
+    never = row(1, "1xg4dn.xlarge", 1.0) | {
+        "status": "infeasible",
+        "cluster": None,
+        "reason": "12.4 h would be enough",
+    }
+    with pytest.raises(
+        ExportRefused, match=r"nothing meets resnet50, cheapest: 12\.4 h would be enough"
+    ):
         chosen([never])
 
 
@@ -300,17 +345,22 @@ def test_which_row_is_meant_is_asked_for_by_the_names_there_are() -> None:
     ]
     rows = [*UNIFORM, *limited]
     with pytest.raises(
-        SettingsError, match="several goals, say which: --goal cheapest, --goal 'cheapest_within_deadline 12 h'"
+        SettingsError,
+        match="several goals, say which: --goal cheapest, --goal 'cheapest_within_deadline 12 h'",
     ):
         chosen(rows)
-    with pytest.raises(SettingsError, match="several goals, say which: --goal 'cheapest_within_deadline 12 h', "):
+    with pytest.raises(
+        SettingsError, match="several goals, say which: --goal 'cheapest_within_deadline 12 h', "
+    ):
         chosen(rows, goal="cheapest_within_deadline")
     assert chosen(rows, goal="cheapest_within_deadline 24 h").first.row["constraint_hours"] == 24.0
     with pytest.raises(SettingsError, match="did you mean 'cheapest'"):
         chosen(rows, goal="cheepest")
     with pytest.raises(SettingsError, match="no rank 6 of cheapest: ranks 1 to 5"):
         chosen(UNIFORM, rank=6)
-    with pytest.raises(SettingsError, match="published by ec2 and local: say which with --provider"):
+    with pytest.raises(
+        SettingsError, match="published by ec2 and local: say which with --provider"
+    ):
         chosen([*UNIFORM, row(1, "1xlc.large", 1.0, provider="local")])
     with pytest.raises(SettingsError, match="did you mean 'resnet50'"):
         choose(UNIFORM, Wanted(workload="resnet5"), NOW)
@@ -321,8 +371,13 @@ def test_which_row_is_meant_is_asked_for_by_the_names_there_are() -> None:
 def test_an_old_table_and_a_row_that_misses_its_goal_are_warned_of() -> None:
     assert chosen(UNIFORM).warnings == []
     old = chosen(UNIFORM, now=NOW + timedelta(days=3)).warnings
-    assert old[0].startswith("the publication is 3.4 days old: `srift refresh") and "prices are 3.4 days" in old[1]
-    assert chosen(MIXED, rank=2).warnings == ["rank 2 meets its constraint with 31% probability only: the reason"]
+    assert (
+        old[0].startswith("the publication is 3.4 days old: `srift refresh")
+        and "prices are 3.4 days" in old[1]
+    )
+    assert chosen(MIXED, rank=2).warnings == [
+        "rank 2 meets its constraint with 31% probability only: the reason"
+    ]
     first = row(1, "2xg5.12xlarge", 10.0, p_meets_constraint=0.03, p_required=None)
     (said,) = chosen([first]).warnings
     assert said.startswith("rank 1 meets its constraint with 3% probability only")
@@ -338,19 +393,34 @@ def test_the_command_prints_or_writes_the_file_and_warns_beside_it(
     words = ["export", "conv", "--to", "torchrun", "--goal", "fastest"]
     printed = CliRunner().invoke(app, words)
     assert (
-        printed.exit_code == 0 and ast.parse(printed.stdout) and printed.stdout.startswith("# conv, fastest: rank 1, ")
+        printed.exit_code == 0
+        and ast.parse(printed.stdout)
+        and printed.stdout.startswith("# conv, fastest: rank 1, ")
     )
     assert "warning: the publication is" in printed.stderr
     written = CliRunner().invoke(app, [*words, "--output", str(tmp_path / "shares.py")])
     assert (
-        written.stdout == f"written: {tmp_path}/shares.py\n" and (tmp_path / "shares.py").read_text() == printed.stdout
+        written.stdout == f"written: {tmp_path}/shares.py\n"
+        and (tmp_path / "shares.py").read_text() == printed.stdout
     )
     body = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert body["to"] == "torchrun" and body["document"]["precision"] == "fp32" and len(body["warnings"]) == 2
+    assert (
+        body["to"] == "torchrun"
+        and body["document"]["precision"] == "fp32"
+        and len(body["warnings"]) == 2
+    )
     for changed, code, says in (
-        (["export", "conv", "--to", "torchrun"], 2, "conv has several goals, say which: --goal cheapest"),
+        (
+            ["export", "conv", "--to", "torchrun"],
+            2,
+            "conv has several goals, say which: --goal cheapest",
+        ),
         (["export", "conv", "--to", "fleet", "--goal", "fastest"], 1, "parts of this computer"),
-        (["export", "conv", "--to", "torchrun", "--goal", "fastest", "--output", "/nowhere/x"], 1, "/nowhere/x"),
+        (
+            ["export", "conv", "--to", "torchrun", "--goal", "fastest", "--output", "/nowhere/x"],
+            1,
+            "/nowhere/x",
+        ),
     ):
         refused = CliRunner().invoke(app, changed)
         assert refused.exit_code == code and says in refused.stderr and refused.stdout == ""
@@ -384,12 +454,26 @@ def run_nodes(commands: list[str], folder: Path, script: str) -> list[str]:
         port = free.getsockname()[1]
     started = []
     for command in commands:
-        words = shlex.split(command.replace("ADDRESS-OF-NODE-0", "127.0.0.1").replace("29500", str(port)))
+        words = shlex.split(
+            command.replace("ADDRESS-OF-NODE-0", "127.0.0.1").replace("29500", str(port))
+        )
         assert words[0] == "torchrun" and words[-1] == "srift_shares.py"
-        words = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *words[1:-1], *script.split(" ")]
+        words = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "torch.distributed.run",
+            *words[1:-1],
+            *script.split(" "),
+        ]
         started.append(
             subprocess.Popen(
-                words, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True
+                words,
+                cwd=folder,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                text=True,
             )
         )
     try:
@@ -403,12 +487,22 @@ def run_nodes(commands: list[str], folder: Path, script: str) -> list[str]:
 
 @pytest.mark.local
 def test_unequal_shares_see_each_sample_once_and_train_as_one_process_would(tmp_path: Path) -> None:
-    one = row(1, "1xg5.12xlarge+1xg4dn.xlarge", 1.0, layout="1", batch_per_device="3+1", accumulation_steps=2)
+    one = row(
+        1,
+        "1xg5.12xlarge+1xg4dn.xlarge",
+        1.0,
+        layout="1",
+        batch_per_device="3+1",
+        accumulation_steps=2,
+    )
     body, text = export(chosen([one]), "torchrun")
     (tmp_path / "srift_shares.py").write_text(text)
     (tmp_path / "mine.py").write_text(TRAINING)
     said = "".join(run_nodes(body["document"]["commands"], tmp_path, "srift_shares.py"))
-    assert "rank 0: 3 of 4 samples a micro-step, 60 of 80 an epoch; all ranks 80" in said and "rank 1: 1 of 4" in said
+    assert (
+        "rank 0: 3 of 4 samples a micro-step, 60 of 80 an epoch; all ranks 80" in said
+        and "rank 1: 1 of 4" in said
+    )
 
     run_nodes(body["document"]["commands"], tmp_path, f"mine.py {tmp_path}")
     (first, weights), (second, others) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
@@ -420,10 +514,14 @@ def test_unequal_shares_see_each_sample_once_and_train_as_one_process_would(tmp_
     alone = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     for step in range(2):
-        samples = [n for part in (first, second) for batch in part[2 * step : 2 * step + 2] for n in batch]
+        samples = [
+            n for part in (first, second) for batch in part[2 * step : 2 * step + 2] for n in batch
+        ]
         inputs = torch.stack([torch.full((3,), float(n % 5)) + torch.arange(3) for n in samples])
         optimizer.zero_grad()
-        nn.functional.mse_loss(alone(inputs), torch.tensor(samples, dtype=torch.float32)[:, None]).backward()
+        nn.functional.mse_loss(
+            alone(inputs), torch.tensor(samples, dtype=torch.float32)[:, None]
+        ).backward()
         optimizer.step()
     for name, value in alone.state_dict().items():
         torch.testing.assert_close(weights[name], value)

@@ -28,7 +28,9 @@ both,local,1xs.small,16,0.4,,
 def here(tmp_path: Path) -> Workspace:
     one = install(tmp_path)
     (tmp_path / "rows.csv").write_text(ROWS)
-    (tmp_path / "facts.csv").write_text("workload,parameters,gradient_bytes,flops_per_sample\nfacts-only,10,40,1e9\n")
+    (tmp_path / "facts.csv").write_text(
+        "workload,parameters,gradient_bytes,flops_per_sample\nfacts-only,10,40,1e9\n"
+    )
     import_measurements(one.warehouse, ImportFiles(measurements=tmp_path / "rows.csv"), NOON)
     import_measurements(one.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
     return one
@@ -42,37 +44,74 @@ def known(here: Workspace) -> dict[tuple[str, str], KnownWorkload]:
 def test_rows_devices_and_facts_are_listed_by_provider(here: Workspace) -> None:
     found = known(here)
     assert set(found) == {
-        *(("vit", "ec2"), ("both", "ec2"), ("both", "local"), ("facts-only", "ec2"), ("conv", ""), ("lm", ""))
+        *(
+            ("vit", "ec2"),
+            ("both", "ec2"),
+            ("both", "local"),
+            ("facts-only", "ec2"),
+            ("conv", ""),
+            ("lm", ""),
+        )
     }
     vit = found["vit", "ec2"].as_json()
-    assert vit["devices"] == ["A10G", "T4"] and f"{vit['newest_measured_at']:%Y-%m-%d}" == "2026-01-03"
+    assert (
+        vit["devices"] == ["A10G", "T4"] and f"{vit['newest_measured_at']:%Y-%m-%d}" == "2026-01-03"
+    )
     assert (vit["measured_rows"], vit["imported_rows"], vit["predicted_from"]) == (0, 2, 2)
     facts = found["facts-only", "ec2"].as_json()
-    assert (facts["parameters"], facts["gradient_bytes"], facts["flops_per_sample"]) == (10, 40, 1e9)
+    assert (facts["parameters"], facts["gradient_bytes"], facts["flops_per_sample"]) == (
+        10,
+        40,
+        1e9,
+    )
     assert facts["devices"] == [] and facts["imported_rows"] == 0
     assert found["conv", ""].in_settings and not vit["in_settings"]
 
 
 def test_what_was_measured_here_is_distinguished_from_what_was_imported(here: Workspace) -> None:
     with here.warehouse.transact() as connection:
-        note_workloads(connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON)
-        types = {"devices": 1, "device": "cpu", "cores": 1.0, "memory_gib": 1.0, "bandwidth_gbps": 1.0}
+        note_workloads(
+            connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON
+        )
+        types = {
+            "devices": 1,
+            "device": "cpu",
+            "cores": 1.0,
+            "memory_gib": 1.0,
+            "bandwidth_gbps": 1.0,
+        }
         types |= {"device_memory_gib": 1.0, "device_tflops": None}
         small = {"provider": "local", "name": "small", "digest": "s1"} | types
         note_instance_types(connection, [small], noted_at=NOON)
-        runs = [body("one", of=setup(workload="conv")), body("two", of=setup(workload="conv", batch_per_device="16"))]
-        runs.append(body("three", of=setup(workload="conv", precision="fp8")))  # an older version's import took these
+        runs = [
+            body("one", of=setup(workload="conv")),
+            body("two", of=setup(workload="conv", batch_per_device="16")),
+        ]
+        runs.append(
+            body("three", of=setup(workload="conv", precision="fp8"))
+        )  # an older version's import took these
         append_records(connection, runs, refresh_id="r", loaded_at=NOON)
     conv = known(here)["conv", "local"]
-    assert (conv.measured_rows, conv.predicted_from, conv.imported_rows, conv.devices) == (3, 2, 0, ("cpu",))
+    assert (conv.measured_rows, conv.predicted_from, conv.imported_rows, conv.devices) == (
+        3,
+        2,
+        0,
+        ("cpu",),
+    )
 
 
-def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(here: Workspace) -> None:
+def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(
+    here: Workspace,
+) -> None:
     prices.note_definitions.fn(here, NOON)
     assert ("conv", "local") not in known(here) and ("conv", "") in known(here)
     with here.warehouse.transact() as connection:
-        note_workloads(connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON)
-        one = setup(workload="conv", cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
+        note_workloads(
+            connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON
+        )
+        one = setup(
+            workload="conv", cluster="1xsmall", instance_types=["small"], instance_digests=["s1"]
+        )
         profile = body("p", of=one, kind="profile", values=PROFILE)
         append_records(connection, [profile], refresh_id="r", loaded_at=NOON)
     assert known(here)["conv", "local"].flops_per_sample == 3.0

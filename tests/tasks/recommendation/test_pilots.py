@@ -30,7 +30,9 @@ from tests.models.guessing import FLOPS, asked, data, seconds
 from warehouse import append
 
 
-def pilots_of(here: Workspace, champion: Champion, workload: Workload, *, count: int) -> dict[str, Any]:
+def pilots_of(
+    here: Workspace, champion: Champion, workload: Workload, *, count: int
+) -> dict[str, Any]:
     sold = here.provider.offers(NOON)
     case = Case.of(here, champion, workload, sold)
     return pilots_for(case, plan_one(case, pd.DataFrame()), buyable=sold, count=count)
@@ -39,22 +41,36 @@ def pilots_of(here: Workspace, champion: Champion, workload: Workload, *, count:
 DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)
 
 
-def test_a_new_workload_is_profiled_first_at_a_price_and_nothing_is_promised(tmp_path: Path) -> None:
+def test_a_new_workload_is_profiled_first_at_a_price_and_nothing_is_promised(
+    tmp_path: Path,
+) -> None:
     here = install(tmp_path, "conv", "new_workload")
     (_, new_workload) = here.workloads
     found = pilots_of(here, champion(), replace(new_workload, goals=DEADLINE), count=3)
     assert found["regret"] is None and not found["settled"]
     assert [one["kind"] for one in found["runs"]] == ["profile"] * 3
-    assert len({one["cluster"] for one in found["runs"]}) == 3  # a machine of each kind, not one again and again
-    assert all(one["usd"] > 0 and one["seconds"] > 0 and one["market"] == "spot" for one in found["runs"])
+    assert (
+        len({one["cluster"] for one in found["runs"]}) == 3
+    )  # a machine of each kind, not one again and again
+    assert all(
+        one["usd"] > 0 and one["seconds"] > 0 and one["market"] == "spot" for one in found["runs"]
+    )
     assert {one["layout"] for one in found["runs"]} == {"1"} and found["reason"] == ""
 
 
 def test_a_new_workload_is_profiled_in_each_precision_that_it_tolerates(tmp_path: Path) -> None:
     here = install(tmp_path, "conv", "new_workload")
     (_, new_workload) = here.workloads
-    found = pilots_of(here, champion(), replace(new_workload, goals=DEADLINE, modes=(Mode(), Mode("bf16"))), count=20)
-    assert {one["precision"] for one in found["runs"] if one["kind"] == "profile"} == {"fp32", "bf16"}
+    found = pilots_of(
+        here,
+        champion(),
+        replace(new_workload, goals=DEADLINE, modes=(Mode(), Mode("bf16"))),
+        count=20,
+    )
+    assert {one["precision"] for one in found["runs"] if one["kind"] == "profile"} == {
+        "fp32",
+        "bf16",
+    }
 
 
 def test_pilots_are_runs_that_nobody_made_on_few_machines(tmp_path: Path) -> None:
@@ -62,7 +78,10 @@ def test_pilots_are_runs_that_nobody_made_on_few_machines(tmp_path: Path) -> Non
     (conv, _) = here.workloads
     found = pilots_of(here, champion(), replace(conv, goals=DEADLINE), count=4)
     assert found["regret"] >= 0
-    runs = {(one["cluster"], one["batch_per_device"], one["accumulation_steps"]) for one in found["runs"]}
+    runs = {
+        (one["cluster"], one["batch_per_device"], one["accumulation_steps"])
+        for one in found["runs"]
+    }
     assert len(runs) in (0, 4)
 
 
@@ -80,10 +99,15 @@ class DearSpot(DescribedMachines):
     """As AWS without an account: list prices came with the package, spot prices did not."""
 
     def offers(self, now: datetime) -> list[Offer]:
-        return [one if one.market == "on-demand" else replace(one, usd_per_hour=None) for one in super().offers(now)]
+        return [
+            one if one.market == "on-demand" else replace(one, usd_per_hour=None)
+            for one in super().offers(now)
+        ]
 
 
-def test_where_the_campaigns_market_has_no_price_pilots_are_priced_in_the_other(tmp_path: Path) -> None:
+def test_where_the_campaigns_market_has_no_price_pilots_are_priced_in_the_other(
+    tmp_path: Path,
+) -> None:
     here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
     assert here.settings.campaign.market == "spot"
     for workload in here.workloads:
@@ -117,7 +141,10 @@ def test_a_candidate_is_weighed_as_a_pilot_however_dear_it_is(
     pilots_of(here, champion(), fastest, count=1)
     ((choice_set, frame),) = weighed
     keys = {(one.row()["cluster"], one.row()["batch_per_device"]) for one in choice_set.setups}
-    assert len(frame) == 3 and set(zip(frame["cluster"], frame["batch_per_device"], strict=True)) <= keys
+    assert (
+        len(frame) == 3
+        and set(zip(frame["cluster"], frame["batch_per_device"], strict=True)) <= keys
+    )
 
 
 FACTS = {"workload": "new", "digest": "", "parameters": 50_000_000, "gradient_bytes": 200_000_000}
@@ -140,7 +167,16 @@ class Gpus(DescribedMachines):
         return "" if len(cluster.members) <= 4 else "too many"
 
 
-NAMES = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
+NAMES = (
+    "name",
+    "devices",
+    "device",
+    "cores",
+    "bandwidth_gbps",
+    "memory_gib",
+    "device_memory_gib",
+    "device_tflops",
+)
 
 
 def measured() -> TrainingData:
@@ -154,7 +190,9 @@ def measured() -> TrainingData:
         for batch in (8, 32, 128)
     ]
     types = [{name: getattr(one, name) for name in NAMES} | {"digest": one.digest} for one in TYPES]
-    return replace(data(), runs=pd.concat(rows, ignore_index=True), instance_types=pd.DataFrame(types))
+    return replace(
+        data(), runs=pd.concat(rows, ignore_index=True), instance_types=pd.DataFrame(types)
+    )
 
 
 @cache
@@ -162,10 +200,17 @@ def model() -> StepTimeModel:
     return fit(measured(), seed=1)
 
 
-def new_workload(*, hours: float = 12.0, batch: int = 256, p_required: float | None = None) -> Workload:
+def new_workload(
+    *, hours: float = 12.0, batch: int = 256, p_required: float | None = None
+) -> Workload:
     goal = Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required)
     return Workload(
-        name="new", digest=IMPORTED, samples=5_000_000, global_batch_least=batch, global_batch_most=batch, goals=(goal,)
+        name="new",
+        digest=IMPORTED,
+        samples=5_000_000,
+        global_batch_least=batch,
+        global_batch_most=batch,
+        goals=(goal,),
     )
 
 
@@ -197,8 +242,12 @@ def test_a_guessed_workload_gets_pilots_by_the_guesss_own_doubt(
     assert found["settled"] is False and len(found["runs"]) == 3 and found["reason"] == ""
     after = [one["regret_after"] for one in found["runs"]]
     assert found["regret"] > max(after), "they tell something"
-    assert after[0] < 0.8 * found["regret"], "what a guess is off by is shared by the types: one run tells most of it"
-    assert all(one["usd"] > 0 and one["seconds"] > 0 and one["kind"] == "train" for one in found["runs"])
+    assert after[0] < 0.8 * found["regret"], (
+        "what a guess is off by is shared by the types: one run tells most of it"
+    )
+    assert all(
+        one["usd"] > 0 and one["seconds"] > 0 and one["kind"] == "train" for one in found["runs"]
+    )
     shown = capsys.readouterr().out
     assert "these 3 runs tell most and cost $" in shown and found["runs"][0]["cluster"] in shown
 
@@ -220,15 +269,25 @@ def test_a_deadline_that_the_guess_cannot_promise_may_be_met_after_a_pilot_and_o
 ) -> None:
     here = home(tmp_path)
     offers = here.provider.offers(NOON)
-    found = plan_one(Case.of(here, Champion(version=1, model=model()), new_workload(), offers), pd.DataFrame())
+    found = plan_one(
+        Case.of(here, Champion(version=1, model=model()), new_workload(), offers), pd.DataFrame()
+    )
     fastest = next(row for row in found.rows if row["goal"] == "fastest")
     doubtful = pilots(here, new_workload(hours=fastest["hours"] * 1.05, p_required=0.9))
-    assert "infeasible" in capsys.readouterr().out and doubtful["runs"] and doubtful["settled"] is False
+    assert (
+        "infeasible" in capsys.readouterr().out
+        and doubtful["runs"]
+        and doubtful["settled"] is False
+    )
     hopeless = pilots(here, new_workload(hours=0.01, p_required=0.9))
     assert not hopeless["runs"] and "would meet a deadline of" in hopeless["reason"]
     assert capsys.readouterr().out.count("would meet a deadline of") == 2, "in the row and below"
     weighed = pilots(here, new_workload(hours=0.01))
-    assert not weighed["runs"] and weighed["settled"] is None and "anything else on offer" in weighed["reason"]
+    assert (
+        not weighed["runs"]
+        and weighed["settled"] is None
+        and "anything else on offer" in weighed["reason"]
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert "note: new: the choice for 36.0 s meets it with 0% probability only" in said
 
@@ -241,7 +300,11 @@ def test_a_deadline_that_the_guess_cannot_promise_may_be_met_after_a_pilot_and_o
             True,
             r"its flops_per_sample \(`srift import FILE --workloads FILE`\).* or an entrypoint under \[workloads.new\]",
         ),
-        (1.5e10, False, "its flops_per_sample is known, but the peak rate of no measured device on offer is"),
+        (
+            1.5e10,
+            False,
+            "its flops_per_sample is known, but the peak rate of no measured device on offer is",
+        ),
     ],
 )
 def test_where_nothing_can_be_said_one_sentence_says_why_and_what_would_help(
@@ -258,7 +321,9 @@ def test_where_nothing_can_be_said_one_sentence_says_why_and_what_would_help(
     assert found["reason"] in shown
 
 
-def test_a_batch_that_no_machine_can_share_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_no_machine_can_share_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     several = [one for one in TYPES if one.devices > 1]
     monkeypatch.setattr(Gpus, "offers", lambda self, now: synthetic.offers(several))
     found = pilots(home(tmp_path), new_workload(batch=102))
@@ -307,13 +372,23 @@ def test_a_device_never_measured_is_compared_by_its_data_sheet_and_one_run_on_it
     rows = [row for row in plan.rows if row["cluster"]]
     on_it = [row for row in rows if "g6.one" in row["cluster"]]
     assert on_it and not any("z9.one" in row["cluster"] for row in rows)
-    marked = [row for row in rows if "by its data sheet alone, since nothing was ever measured on L4" in row["reason"]]
+    marked = [
+        row
+        for row in rows
+        if "by its data sheet alone, since nothing was ever measured on L4" in row["reason"]
+    ]
     assert marked == on_it
     others = [row for row in rows if "x" + TYPES[0].name in row["cluster"] and row not in on_it]
-    width = [min(row["step_high_s"] / row["step_low_s"] for row in some) for some in (on_it, others)]
+    width = [
+        min(row["step_high_s"] / row["step_low_s"] for row in some) for some in (on_it, others)
+    ]
     assert width[0] > 2 * width[1], "its interval says how little is known"
     first = rows[0]["reason"]
-    assert "compared by data sheet alone: L4" in first and "not compared, since neither" in first and "Z9" in first
+    assert (
+        "compared by data sheet alone: L4" in first
+        and "not compared, since neither" in first
+        and "Z9" in first
+    )
     (run,) = found["kinds"]
     assert run["device"] == "L4" and run["cluster"].endswith("xg6.one") and 0 < run["p_best"] <= 1
     assert run["usd"] > 0 and run["seconds"] > 0 and 0 <= run["regret_after"] < found["regret"]

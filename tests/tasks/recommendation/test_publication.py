@@ -24,9 +24,33 @@ BLANK = dict.fromkeys(
             "precision",
             "switches",
         ),
-        *("region", "step_s", "step_low_s", "step_high_s", "samples_per_s", "hours", "hours_p90", "usd", "usd_p90"),
-        *("usd_per_million_samples", "p_best", "bottleneck", "measured_runs", "global_batch", "market", "usd_machines"),
-        *("usd_storage", "usd_other", "interruption_risk", "expected_interruptions", "interruption_source"),
+        *(
+            "region",
+            "step_s",
+            "step_low_s",
+            "step_high_s",
+            "samples_per_s",
+            "hours",
+            "hours_p90",
+            "usd",
+            "usd_p90",
+        ),
+        *(
+            "usd_per_million_samples",
+            "p_best",
+            "bottleneck",
+            "measured_runs",
+            "global_batch",
+            "market",
+            "usd_machines",
+        ),
+        *(
+            "usd_storage",
+            "usd_other",
+            "interruption_risk",
+            "expected_interruptions",
+            "interruption_source",
+        ),
         *("compute_s", "communication_s", "exposed_communication_s", "input_s"),
     )
 )
@@ -34,17 +58,23 @@ BLANK = dict.fromkeys(
 
 def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(tmp_path: Path) -> None:
     warehouse = fresh(tmp_path)
-    nothing = recommendation(goal="fastest", status="infeasible", reason="nothing on offer", **BLANK)
+    nothing = recommendation(
+        goal="fastest", status="infeasible", reason="nothing on offer", **BLANK
+    )
     publish(warehouse, [recommendation(), nothing], stamp(1))
     export(warehouse, tmp_path / "published")
     best, none = sorted(published_rows(tmp_path / "published"), key=lambda row: str(row["goal"]))
-    assert {str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")} == {"UTC"}
+    assert {
+        str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")
+    } == {"UTC"}
     whole = ("global_batch", "accumulation_steps", "measured_runs", "samples", "rank")
     assert [str(best[name]) for name in whole] == ["16", "1", "2", "1000", "1"]
     assert [none[name] for name in whole] == [None, None, None, 1000, 1]
 
 
-ROWS = "workload,cluster,batch_per_device,step_s\n" + "".join(f"foreign,1xs.small,{n},0.{n}\n" for n in (4, 5))
+ROWS = "workload,cluster,batch_per_device,step_s\n" + "".join(
+    f"foreign,1xs.small,{n},0.{n}\n" for n in (4, 5)
+)
 FACTS = "workload,parameters,gradient_bytes,samples\nforeign,25,100,\npaper,25,100,5000\n"
 
 
@@ -63,15 +93,23 @@ def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_a
     shown, said = after_refresh(here, rows[:1])
     assert shown == [] and "conv" in said[0] and "srift import" in said[-1]
     import_measurements(
-        here.warehouse, ImportFiles(measurements=tmp_path / "rows.csv", workloads=tmp_path / "facts.csv"), NOON
+        here.warehouse,
+        ImportFiles(measurements=tmp_path / "rows.csv", workloads=tmp_path / "facts.csv"),
+        NOON,
     )
     shown, said = after_refresh(here, rows)
     assert shown == rows[1:2], "another provider's table is not what was refreshed"
     unknown, imported, command = said
-    assert unknown.endswith(": conv") and "foreign (2 rows)" in imported and "paper (facts alone)" in imported
+    assert (
+        unknown.endswith(": conv")
+        and "foreign (2 rows)" in imported
+        and "paper (facts alone)" in imported
+    )
     assert "srift recommend foreign --provider ec2 --deadline 12h --samples N --batch B" in command
     assert not any("--max-usd" in one for one in said), "nothing may be spent"
     assert after_refresh(replace(here, provider=DescribedMachines()), rows) == (rows[2:], [])
     (tmp_path / "facts.csv").write_text(FACTS.replace("100,\n", "100,9\n"))
     import_measurements(here.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
-    assert after_refresh(here, rows)[1][-1].endswith("foreign --provider ec2 --deadline 12h --batch B")
+    assert after_refresh(here, rows)[1][-1].endswith(
+        "foreign --provider ec2 --deadline 12h --batch B"
+    )

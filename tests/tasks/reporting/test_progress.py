@@ -9,7 +9,14 @@ import pytest
 from rich.console import Console
 
 from tasks.reporting import progress as report
-from tasks.reporting.progress import LiveReporter, Reporter, reporter, reporting_to, seconds_listed, working
+from tasks.reporting.progress import (
+    LiveReporter,
+    Reporter,
+    reporter,
+    reporting_to,
+    seconds_listed,
+    working,
+)
 
 
 def terminal() -> tuple[Console, io.StringIO]:
@@ -62,22 +69,40 @@ def test_seconds_are_listed_longest_first() -> None:
 @pytest.fixture
 def artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    monkeypatch.setattr("prefect.artifacts.create_table_artifact", lambda key, table: made.update({key: table}))
     monkeypatch.setattr(
-        "prefect.artifacts.create_markdown_artifact", lambda key, markdown: made.update({key: markdown})
+        "prefect.artifacts.create_table_artifact", lambda key, table: made.update({key: table})
+    )
+    monkeypatch.setattr(
+        "prefect.artifacts.create_markdown_artifact",
+        lambda key, markdown: made.update({key: markdown}),
     )
     return made
 
 
 ROW = dict.fromkeys(
-    ("workload", "goal", "rank", "status", "cluster", "hours", "usd", "p_meets_constraint", "reason", "market")
+    (
+        "workload",
+        "goal",
+        "rank",
+        "status",
+        "cluster",
+        "hours",
+        "usd",
+        "p_meets_constraint",
+        "reason",
+        "market",
+    )
 )
 
 
 def test_artifacts_hold_the_table_without_nan_and_what_changed(artifacts: dict[str, Any]) -> None:
     row = ROW | {"workload": "conv", "rank": 1, "hours": 1.23456789, "usd": float("nan")}
     nan = float("nan")
-    change: dict[str, Any] = {"workload": "conv", "goal": "cheapest_within_deadline", "constraint_hours": 1.5}
+    change: dict[str, Any] = {
+        "workload": "conv",
+        "goal": "cheapest_within_deadline",
+        "constraint_hours": 1.5,
+    }
     change |= {
         "status": "recommended",
         "cluster": "2xa",
@@ -86,14 +111,29 @@ def test_artifacts_hold_the_table_without_nan_and_what_changed(artifacts: dict[s
         "constraint_usd": nan,
         "market": "spot",
     }
-    change |= dict.fromkeys(("previous_status", "previous_cluster", "previous_usd", "previous_market"))
+    change |= dict.fromkeys(
+        ("previous_status", "previous_cluster", "previous_usd", "previous_market")
+    )
     change |= {"previous_hours": nan, "change": "goal", "cause": "measurements"}
-    cheaper = change | {"goal": "cheapest", "constraint_hours": None, "change": "price", "cause": "prices", "usd": 0.5}
-    cheaper |= {"previous_cluster": "2xa", "previous_hours": 1.25, "previous_usd": 1.0, "previous_market": "spot"}
+    cheaper = change | {
+        "goal": "cheapest",
+        "constraint_hours": None,
+        "change": "price",
+        "cause": "prices",
+        "usd": 0.5,
+    }
+    cheaper |= {
+        "previous_cluster": "2xa",
+        "previous_hours": 1.25,
+        "previous_usd": 1.0,
+        "previous_market": "spot",
+    }
     report.publish_artifacts([row], [cheaper, change])
     (shown,) = artifacts["recommendations"]
     assert shown["hours"] == 1.2346 and shown["usd"] is None and shown["rank"] == 1
-    assert artifacts["what-changed"].splitlines()[1:] == [  # another choice comes before another price
+    assert artifacts["what-changed"].splitlines()[
+        1:
+    ] == [  # another choice comes before another price
         "- conv, cheapest_within_deadline 1.5: goal: not in the table -> 2xa spot, 1.25 h, price unknown"
         " (measurements)",
         "- conv, cheapest: price: 2xa spot, 1.25 h, $1.0000 -> 2xa spot, 1.25 h, $0.5000 (prices)",

@@ -38,11 +38,29 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium i
 
 def publish(here: Workspace, refresh_id: str, at: Any, *, dearer: float = 1.0) -> None:
     """A publication at the prices of NOON, as many times `dearer`; a copy of conv has the HOSTILE name."""
-    offers = [one for one in here.provider.offers(at) if one.instance_type.name != "s.small" or dearer == 1.0]
+    offers = [
+        one
+        for one in here.provider.offers(at)
+        if one.instance_type.name != "s.small" or dearer == 1.0
+    ]
     rows = recommend_all.fn(here, champion(), offers, measured().runs)
-    rows += [row | {"workload": HOSTILE, "reason": f"{row['reason']} <i>"} for row in rows if row["workload"] == "conv"]
-    unmet = {"goal": "fastest_within_budget", "constraint_usd": 0.001, "rank": 1, "status": "infeasible"}
-    rows.append(rows[0] | BLANK | unmet | {"constraint_hours": None, "reason": "nothing costs as little as $0.001"})
+    rows += [
+        row | {"workload": HOSTILE, "reason": f"{row['reason']} <i>"}
+        for row in rows
+        if row["workload"] == "conv"
+    ]
+    unmet = {
+        "goal": "fastest_within_budget",
+        "constraint_usd": 0.001,
+        "rank": 1,
+        "status": "infeasible",
+    }
+    rows.append(
+        rows[0]
+        | BLANK
+        | unmet
+        | {"constraint_hours": None, "reason": "nothing costs as little as $0.001"}
+    )
     store_publication.fn(here, rows, champion(), refresh_id, at)
 
 
@@ -53,26 +71,75 @@ def history(here: Workspace) -> None:
         for n in range(1, 7):
             of = {"version": str(n), "refresh_id": f"refresh-{n}"}
             row = made | of | {"trained_at": NOON + n * DAY, "promoted": n != 4}
-            append(connection, "raw_models", [row | {"reason": "its errors are no larger" if n != 4 else "worse"}])
-            figures = {"mean_error": 0.2 / n + 0.03, "median_error": 0.12 / n + 0.02, "coverage_90": 0.8 + 0.02 * n}
-            append_scores(connection, [SCORE | figures], provider="local", **of)
-            lease = {"lease_id": f"l{n}", "provider": "local", "cluster": "2xs.small", "market": "spot"}
-            lease |= {"started_at": NOON + n * DAY, "ended_at": NOON + n * DAY + timedelta(minutes=8)}
             append(
-                connection, "raw_leases", [lease | {"usd": 0.01 * n, "outcome": "finished"}], refresh_id=f"refresh-{n}"
+                connection,
+                "raw_models",
+                [row | {"reason": "its errors are no larger" if n != 4 else "worse"}],
             )
-            of_run = setup(workload=HOSTILE if n == 6 else "conv", cluster="2xs.small", reason_wanted="most uncertain")
+            figures = {
+                "mean_error": 0.2 / n + 0.03,
+                "median_error": 0.12 / n + 0.02,
+                "coverage_90": 0.8 + 0.02 * n,
+            }
+            append_scores(connection, [SCORE | figures], provider="local", **of)
+            lease = {
+                "lease_id": f"l{n}",
+                "provider": "local",
+                "cluster": "2xs.small",
+                "market": "spot",
+            }
+            lease |= {
+                "started_at": NOON + n * DAY,
+                "ended_at": NOON + n * DAY + timedelta(minutes=8),
+            }
+            append(
+                connection,
+                "raw_leases",
+                [lease | {"usd": 0.01 * n, "outcome": "finished"}],
+                refresh_id=f"refresh-{n}",
+            )
+            of_run = setup(
+                workload=HOSTILE if n == 6 else "conv",
+                cluster="2xs.small",
+                reason_wanted="most uncertain",
+            )
             runs = [body(f"r{n}-{m}", of=of_run, lease_id=f"l{n}") for m in range(3)]
-            runs.append(body(f"r{n}-x", of=of_run, lease_id=f"l{n}", status="failed", reason="worker died", values={}))
+            runs.append(
+                body(
+                    f"r{n}-x",
+                    of=of_run,
+                    lease_id=f"l{n}",
+                    status="failed",
+                    reason="worker died",
+                    values={},
+                )
+            )
             append_records(connection, runs, refresh_id=f"refresh-{n}", loaded_at=NOON + n * DAY)
         for n in range(1, 15):
             step = 0.5 * (0.75 + 0.05 * (n * 5 % 11))
             one = judgement(f"p{n}", workload=HOSTILE if n == 14 else "conv", measured_step_s=step)
-            one |= {"within_interval": 0.4 <= step <= 0.6, "regret": 0.01 * n, "newest_measured_at": NOON + n * DAY}
-            append(connection, "raw_ledger", [one], refresh_id="refresh-6", judged_at=NOON + 7 * DAY)
-        drift = {"scope": "type", "instance_type": "s.small", "zone": "a", "drifting": True, "direction": "slower"}
+            one |= {
+                "within_interval": 0.4 <= step <= 0.6,
+                "regret": 0.01 * n,
+                "newest_measured_at": NOON + n * DAY,
+            }
+            append(
+                connection, "raw_ledger", [one], refresh_id="refresh-6", judged_at=NOON + 7 * DAY
+            )
+        drift = {
+            "scope": "type",
+            "instance_type": "s.small",
+            "zone": "a",
+            "drifting": True,
+            "direction": "slower",
+        }
         drift |= {"runs": 9, "outside": 5, "median_ratio": 1.3, "chance": 0.001, "since": NOON}
-        of = {"provider": "local", "refresh_id": "refresh-6", "judged_at": NOON + 6 * DAY, "model_version": "6"}
+        of = {
+            "provider": "local",
+            "refresh_id": "refresh-6",
+            "judged_at": NOON + 6 * DAY,
+            "model_version": "6",
+        }
         append(connection, "raw_drift", [drift | of | {"newest_measured_at": NOON + 6 * DAY}])
 
 
@@ -95,10 +162,17 @@ def opened(file: Path, **context: Any) -> Iterator[Page]:
     trouble: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET.split())
-        page = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | context).new_page()
+        page = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}} | context
+        ).new_page()
         page.on("console", lambda said: trouble.append(f"{said.type}: {said.text}"))
         page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda one: trouble.append(one.url) if not one.url.startswith(("file:", "data:")) else None)
+        page.on(
+            "request",
+            lambda one: (
+                trouble.append(one.url) if not one.url.startswith(("file:", "data:")) else None
+            ),
+        )
         page.goto(file.as_uri())
         yield page
         browser.close()
@@ -117,19 +191,29 @@ PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
 @needs_browser
-@pytest.mark.parametrize(("viewport", "scheme"), [(PHONE, "light"), (DESKTOP, "dark")], ids=["phone", "desktop"])
+@pytest.mark.parametrize(
+    ("viewport", "scheme"), [(PHONE, "light"), (DESKTOP, "dark")], ids=["phone", "desktop"]
+)
 def test_the_page_opens_from_disk_alone_fits_and_passes_an_accessibility_audit(
     used: Workspace, viewport: dict[str, int], scheme: str
 ) -> None:
     with opened(used.report_page, viewport=viewport, color_scheme=scheme) as page:
-        assert page.locator("section").evaluate_all("all => all.map(one => one.id)") == list(SECTIONS)
+        assert page.locator("section").evaluate_all("all => all.map(one => one.id)") == list(
+            SECTIONS
+        )
         page.get_by_label("All rivals and reasons").check()
         scroll_through(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+            "it scrolls sideways"
+        )
         assert page.locator(".chart .main-svg").count() >= page.locator(".chart").count() == 6
         page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
         found = Axe().run(page).response["violations"]
-    grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+    grave = [
+        (one["id"], one["nodes"][0]["html"])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
     assert grave == []
 
 
@@ -172,7 +256,9 @@ def test_the_table_is_filtered_and_sorted(used: Workspace) -> None:
                 "all => all.map(one => one.firstChild?.data)"
             )
             hours = [float(text) for text in texts[:-1]]
-            assert hours == sorted(hours, reverse=order == "descending") and texts[-1] is None, "unknown is last"
+            assert hours == sorted(hours, reverse=order == "descending") and texts[-1] is None, (
+                "unknown is last"
+            )
 
 
 @needs_browser
@@ -183,7 +269,9 @@ def test_the_keyboard_reaches_and_does_everything(used: Workspace) -> None:
             for _ in range(60):
                 page.keyboard.press("Tab")
                 if page.evaluate("selector => document.activeElement.matches(selector)", selector):
-                    return str(page.evaluate("getComputedStyle(document.activeElement).outlineStyle"))
+                    return str(
+                        page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                    )
             raise AssertionError(f"no key reaches {selector}")
 
         assert tab_to(".skip") == "solid", "focus is not seen"
@@ -193,7 +281,10 @@ def test_the_keyboard_reaches_and_does_everything(used: Workspace) -> None:
         assert page.locator("th[data-column=usd]").get_attribute("aria-sort") == "ascending"
         assert tab_to(".fold") == "solid"
         page.keyboard.press("Enter")
-        assert page.locator("tr.rival:visible").count() == 4 and page.locator("tr.why:visible").count() == 6
+        assert (
+            page.locator("tr.rival:visible").count() == 4
+            and page.locator("tr.why:visible").count() == 6
+        )
         assert page.locator(".fold[aria-expanded=true]").count() == 1
         assert tab_to("#frontier .scroll, #frontier summary") == "solid"
 
@@ -213,26 +304,43 @@ def test_a_chart_and_its_table_show_what_was_published(used: Workspace) -> None:
     pareto = read_published(used.published, "pareto").query("workload == 'lm'")
     place = sorted({HOSTILE, "conv", "lm"}).index("lm") + 1
     frontier, rest, firsts = data["figures"][f"frontier-{place}"]["data"]
-    assert sorted(frontier["x"]) == sorted(pareto["hours"]) and sorted(frontier["y"]) == sorted(pareto["usd"])
+    assert sorted(frontier["x"]) == sorted(pareto["hours"]) and sorted(frontier["y"]) == sorted(
+        pareto["usd"]
+    )
     p90 = [x + more for x, more in zip(frontier["x"], frontier["error_x"]["array"], strict=True)]
     assert sorted(p90) == pytest.approx(sorted(pareto["hours_p90"]))
     named = read_published(used.published).query("workload == 'lm'")
     every = set(zip(named["hours"], named["usd"], strict=True))
-    assert {*zip(frontier["x"], frontier["y"], strict=True), *zip(rest["x"], rest["y"], strict=True)} == every
+    assert {
+        *zip(frontier["x"], frontier["y"], strict=True),
+        *zip(rest["x"], rest["y"], strict=True),
+    } == every
     assert {*firsts["x"]} == {*named.query("rank == 1")["hours"]}
 
 
 def test_where_there_is_nothing_yet_the_page_says_why_and_what_fills_it(tmp_path: Path) -> None:
     here = install(tmp_path, provider=DescribedMachines(name="ec2"))
     unmet = BLANK | {"status": "infeasible", "price_as_of": None, "newest_measurement_at": None}
-    rows = [recommendation(**unmet | {"goal": goal, "reason": "no price is known"}) for goal in ("cheapest", "fastest")]
+    rows = [
+        recommendation(**unmet | {"goal": goal, "reason": "no price is known"})
+        for goal in ("cheapest", "fastest")
+    ]
     store_publication.fn(here, rows, None, "refresh-1", NOON)
     export_copies.fn(here)
     page = here.report_page.read_text()
     for said in (
-        *("No setup of this publication has a price", "this is the first publication", "no model was trained yet"),
+        *(
+            "No setup of this publication has a price",
+            "this is the first publication",
+            "no model was trained yet",
+        ),
         *("no published first choice was measured afterwards", "no refresh has held a machine yet"),
-        *("nothing was judged for drift yet", "No slow run waits", "never measured", "no price known"),
+        *(
+            "nothing was judged for drift yet",
+            "No slow run waits",
+            "never measured",
+            "no price known",
+        ),
     ):
         assert said in page, said
     assert page.count("srift refresh --provider ec2 --max-usd") >= 6
@@ -261,7 +369,9 @@ def test_a_page_that_cannot_be_drawn_keeps_the_old_one_and_never_the_table(
     assert here.report_page.read_text() == before
     (said,) = told.said
     assert "report.html could not be drawn (KeyError: 'step_s'); the one drawn before stays" in said
-    monkeypatch.setattr("warehouse.export.fsync", lambda path: {}[str(path)] if "html" in str(path) else None)
+    monkeypatch.setattr(
+        "warehouse.export.fsync", lambda path: {}[str(path)] if "html" in str(path) else None
+    )
     monkeypatch.setattr(report_page, "draw", lambda *_: "half a page")
     export_copies.fn(here)
     assert here.report_page.read_text() == before

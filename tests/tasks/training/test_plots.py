@@ -36,10 +36,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_three_pictures_are_drawn_and_each_shows_something(tmp_path: Path) -> None:
     made = plots.draw(scored(), tmp_path, tmp_path)
-    assert [path.name for path in made] == ["predicted_against_measured.png", "errors_by_group.png", "calibration.png"]
+    assert [path.name for path in made] == [
+        "predicted_against_measured.png",
+        "errors_by_group.png",
+        "calibration.png",
+    ]
     for path in made:
         picture = imread(path)
-        assert min(picture.shape[:2]) > 300 and len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
+        assert (
+            min(picture.shape[:2]) > 300
+            and len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
+        )
 
 
 def test_nothing_held_out_draws_nothing(tmp_path: Path) -> None:
@@ -49,14 +56,25 @@ def test_nothing_held_out_draws_nothing(tmp_path: Path) -> None:
 def test_each_split_has_its_colour_and_says_how_many_rows_and_how_far_off() -> None:
     axes = plots.predicted_against_measured(scored()).axes[0]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert [label for label in labels if label.startswith("held out by cluster size: 20 rows, mean error ")]
+    assert [
+        label
+        for label in labels
+        if label.startswith("held out by cluster size: 20 rows, mean error ")
+    ]
     assert len({tuple(points.get_facecolor()[0]) for points in axes.collections[1:]}) == len(SPLITS)
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
 def test_groups_whose_intervals_cover_too_little_stand_out() -> None:
-    few = scored().assign(step_low_s=lambda one: one["step_s"] * 0.9999, step_high_s=lambda one: one["step_s"] * 1.0001)
-    shown = {text.get_color() for text in plots.errors_by_group(few).axes[0].texts if text.get_text() == "0%"}
+    few = scored().assign(
+        step_low_s=lambda one: one["step_s"] * 0.9999,
+        step_high_s=lambda one: one["step_s"] * 1.0001,
+    )
+    shown = {
+        text.get_color()
+        for text in plots.errors_by_group(few).axes[0].texts
+        if text.get_text() == "0%"
+    }
     assert shown == {"#b00020"}
     many = pd.concat([scored().assign(group=f"g{at}") for at in range(30)])
     assert len(plots.errors_by_group(many).axes[0].get_yticklabels()) == 40
@@ -68,13 +86,17 @@ def test_the_calibration_is_drawn_as_it_was_scored() -> None:
     assert all(0 <= y <= 100 for line in lines for y in line.get_ydata())
 
 
-def test_commands_that_draw_nothing_do_not_import_matplotlib_and_its_cache_lies_in_the_home(tmp_path: Path) -> None:
+def test_commands_that_draw_nothing_do_not_import_matplotlib_and_its_cache_lies_in_the_home(
+    tmp_path: Path,
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"}
     root = str(Path(plots.__file__).parents[1])
 
     def ran(code: str) -> str:
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, check=True
+        ).stdout
 
     assert ran(LAZY).strip() == "False"
     scored().to_pickle(tmp_path / "scored.pkl")

@@ -90,7 +90,9 @@ def client(home: Path) -> MlflowClient:
 
 def logged(home: Path, provider: str, mean_error: float = 0.05) -> int:
     board = scores(mean_error)
-    return registry.log_challenger(home, provider, model(), scoreboard=board, card="", provenance=provenance())
+    return registry.log_challenger(
+        home, provider, model(), scoreboard=board, card="", provenance=provenance()
+    )
 
 
 def requirements(home: Path) -> list[str]:
@@ -112,7 +114,9 @@ def absent_from_a_clean_environment(wanted: list[str]) -> list[str]:
         queue += [Requirement(text) for text in metadata.requires(name) or ()]
     installed = metadata.packages_distributions()
     strangers = {
-        module for module, owners in installed.items() if not kept & {o.lower().replace("_", "-") for o in owners}
+        module
+        for module, owners in installed.items()
+        if not kept & {o.lower().replace("_", "-") for o in owners}
     }
     return sorted(strangers | {"models", "tasks", "flows", "warehouse", "tests"})
 
@@ -122,11 +126,15 @@ def pulled(home: Path, folder: Path, *asked: Mapping[str, list[Any]]) -> list[An
     absent = absent_from_a_clean_environment([*requirements(home)])
     assert {"torch", "prefect", "duckdb", "models", "tasks"} <= set(absent)
     environment = {
-        name: os.environ[name] for name in ("PATH", "HOME", "MLFLOW_DISABLE_TELEMETRY") if name in os.environ
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "MLFLOW_DISABLE_TELEMETRY")
+        if name in os.environ
     }
     environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}", "PYTHONSAFEPATH": "1"}
     # sums differ in their last digit by how many threads add them up
-    environment |= {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")}
+    environment |= {
+        name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")
+    }
     ended = subprocess.run(
         [sys.executable, "-c", PULLER, json.dumps(absent), json.dumps(asked)],
         cwd=folder,
@@ -140,13 +148,22 @@ def pulled(home: Path, folder: Path, *asked: Mapping[str, list[Any]]) -> list[An
     return answers
 
 
-def test_the_champion_answers_in_a_program_without_this_project_and_without_torch(home: Path, tmp_path: Path) -> None:
+def test_the_champion_answers_in_a_program_without_this_project_and_without_torch(
+    home: Path, tmp_path: Path
+) -> None:
     whole = SETUPS.assign(
-        layout="1", accumulation_steps=[1, 2, 1], strategy="ddp", precision="fp32", switches="none", provider="local"
+        layout="1",
+        accumulation_steps=[1, 2, 1],
+        strategy="ddp",
+        precision="fp32",
+        switches="none",
+        provider="local",
     )
     unknown = SETUPS.assign(workload="convv")
     stranger = SETUPS.head(1).assign(cluster="2xs.smal")
-    contract = whole.assign(accumulation_steps=[1, None, 2], parameters=[7, None, 7], flops_per_sample=1e6, market=None)
+    contract = whole.assign(
+        accumulation_steps=[1, None, 2], parameters=[7, None, 7], flops_per_sample=1e6, market=None
+    )
     contract = contract.assign(gradient_bytes=28, zone="a", run_id=["r", "s", "t"], source="mine")
     contract = contract.assign(measured_at="2026-11-20")
     frames = (frame.to_dict("list") for frame in (SETUPS, whole, unknown, stranger, contract))
@@ -154,13 +171,17 @@ def test_the_champion_answers_in_a_program_without_this_project_and_without_torc
     least, all_of_it, no_workload, no_type, partly = answers[:5]
     batches = dict(zip(BATCHES, answers[5:], strict=True))
     for answer, asked in ((least, SETUPS), (all_of_it, whole), (partly, contract)):
-        assert_frame_equal(pd.DataFrame(answer), model().predict(asked), rtol=1e-12)  # another process, the last digit
+        assert_frame_equal(
+            pd.DataFrame(answer), model().predict(asked), rtol=1e-12
+        )  # another process, the last digit
     assert all_of_it["step_s"][1] > least["step_s"][1], "accumulation steps were not read"
     assert "unknown workload 'convv'; the nearest known: conv" in no_workload
     assert "s.smal" in no_type and "s.small" in no_type
     for name in ("whole", "floats", "mixed", "layouts"):
         assert batches[name]["step_s"] == batches["text"]["step_s"], name
-    assert "batch_per_device '48.5': every number must be a whole one of at least 1" in batches["half"]
+    assert (
+        "batch_per_device '48.5': every number must be a whole one of at least 1" in batches["half"]
+    )
     assert "batch_per_device 'nan': not whole numbers" in batches["absent"]
     rooms = {path.name for path in home.glob("mlartifacts/**/srift_models/*/")} - {"__pycache__"}
     assert rooms == {"domain", "step_time"}
@@ -181,9 +202,16 @@ def test_a_version_carries_its_scoreboard_its_card_and_where_it_came_from(home: 
     assert run.data.metrics["workload/all/mean_error"] == 0.05
     artifacts = {one.path for one in client(home).list_artifacts(str(found.run_id))}
     assert artifacts >= {"card.md", "scoreboard.csv"}
-    assert [one.path for one in client(home).list_artifacts(str(found.run_id), "plots")] == ["plots/calibration.png"]
-    assert {text.partition("==")[0] for text in requirements(home)} == {"mlflow", *registry.REQUIREMENTS}
-    assert not [text for text in requirements(home) if "+" in text or "@" in text], "no puller could install them"
+    assert [one.path for one in client(home).list_artifacts(str(found.run_id), "plots")] == [
+        "plots/calibration.png"
+    ]
+    assert {text.partition("==")[0] for text in requirements(home)} == {
+        "mlflow",
+        *registry.REQUIREMENTS,
+    }
+    assert not [text for text in requirements(home) if "+" in text or "@" in text], (
+        "no puller could install them"
+    )
 
 
 def test_a_providers_champion_comes_back_bit_for_bit(home: Path, tmp_path: Path) -> None:
@@ -197,16 +225,24 @@ def test_a_providers_champion_comes_back_bit_for_bit(home: Path, tmp_path: Path)
     for file in home.glob("mlartifacts/**/moved"):
         shutil.move(file, file.with_name("scoreboard.json"))
     assert older is not None and older.scoreboard is None
-    assert registry.load_champion(home, "ec2") is None and registry.load_champion(tmp_path, "local") is None
+    assert (
+        registry.load_champion(home, "ec2") is None
+        and registry.load_champion(tmp_path, "local") is None
+    )
     assert list(tmp_path.iterdir()) == [], "asking for a champion made a store"
 
 
-def test_a_champion_that_an_older_version_wrote_counts_as_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_champion_that_an_older_version_wrote_counts_as_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "dump", lambda model: '{"format": "srift-step-time-1"}')
     number = logged(home, "older")
     registry.promote(home, "older", number, "in its day")
     assert registry.load_champion(home, "older") is None
-    assert registry.older_champion(home, "older") == number and registry.older_champion(home, "never") is None
+    assert (
+        registry.older_champion(home, "older") == number
+        and registry.older_champion(home, "never") is None
+    )
     said = registry.older_sentence("ec2", number)
     assert f"version {number} " in said and "`srift refresh --provider ec2 --max-usd 0`" in said
 
@@ -223,7 +259,12 @@ def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(hom
     number = logged(home, "rehearsal")
     registry.promote(home, "rehearsal", number, "the first")
     worse = registry.log_challenger(
-        home, "rehearsal", model(), scoreboard=scores(0.5), card="second", provenance=provenance("refresh-2")
+        home,
+        "rehearsal",
+        model(),
+        scoreboard=scores(0.5),
+        card="second",
+        provenance=provenance("refresh-2"),
     )
     registry.refuse(home, "rehearsal", worse, "it is worse")
     assert (number, worse) == (1, 2)
@@ -232,7 +273,10 @@ def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(hom
     champion = registry.load_champion(home, "rehearsal")
     assert champion is not None and champion.version == 1
     refused = client(home).get_model_version("srift-step-time-rehearsal", "2")
-    assert refused.tags["promotion"] == "refused: it is worse" and refused.tags["refresh_id"] == "refresh-2"
+    assert (
+        refused.tags["promotion"] == "refused: it is worse"
+        and refused.tags["refresh_id"] == "refresh-2"
+    )
     assert registry.promote(home, "rehearsal", worse, "judged against nothing") == number
     assert client(home).get_registered_model("srift-step-time-rehearsal").aliases == named
     assert registry.promote(home, "rehearsal", worse, "better after all", over=number) is None
@@ -240,7 +284,9 @@ def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(hom
     champion = registry.load_champion(home, "rehearsal")
     assert champion is not None and champion.version == 2
     client(home).delete_registered_model_alias("srift-step-time-rehearsal", "champion")
-    assert registry.promote(home, "rehearsal", worse, "none is in force any more", over=number) is None
+    assert (
+        registry.promote(home, "rehearsal", worse, "none is in force any more", over=number) is None
+    )
     assert client(home).get_registered_model("srift-step-time-rehearsal").aliases == {"champion": 2}
     client(home).create_registered_model("srift-step-time-unproven")
     assert registry.load_champion(home, "unproven") is None, "a model without an alias"
@@ -275,7 +321,9 @@ def test_a_registry_that_does_not_answer_is_not_taken_for_one_without_a_champion
 ) -> None:
     with pytest.raises(registry.RegistryError, match=r"could not be read.*the server is down"):
         registry.load_champion(elsewhere, "local")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")  # an operator's own choice
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}"
+    )  # an operator's own choice
     with pytest.raises(registry.RegistryError, match=r"could not be read.*the server is down"):
         registry.load_champion(home, "local")
 
@@ -287,13 +335,18 @@ def test_the_champion_of_our_own_store_is_found_without_waiting_for_mlflow_where
     assert champion is not None and champion.version == 1
     by_mlflow = client(home).get_model_version("srift-step-time-local", "1")
     found = in_force(home / "mlflow.db", by_mlflow.name, "champion")
-    assert found == (1, Path(mlflow.artifacts.download_artifacts("models:/srift-step-time-local/1")))
+    assert found == (
+        1,
+        Path(mlflow.artifacts.download_artifacts("models:/srift-step-time-local/1")),
+    )
     assert in_force(home / "mlflow.db", "srift-step-time-never", "champion") is None
     assert in_force(home / "mlflow.db", by_mlflow.name, "another") is None
     assert in_force(elsewhere / "mlflow.db", by_mlflow.name, "champion") is None
 
 
-def test_the_environment_names_the_stores_that_it_named_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_stores_that_it_named_before(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
     registry.load_served(home, "local")
@@ -308,14 +361,21 @@ def test_a_damaged_store_is_named_at_once_with_what_is_lost_and_what_to_type(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
 ) -> None:
     content = (home / "mlflow.db").read_bytes()
-    (tmp_path / "mlflow.db").write_bytes(content[:start] + b"\xa5" * 200_000 + content[start + 200_000 :])
-    monkeypatch.setattr(mlflow, "set_tracking_uri", lambda _: pytest.fail("MLflow tries it again and again"))
+    (tmp_path / "mlflow.db").write_bytes(
+        content[:start] + b"\xa5" * 200_000 + content[start + 200_000 :]
+    )
+    monkeypatch.setattr(
+        mlflow, "set_tracking_uri", lambda _: pytest.fail("MLflow tries it again and again")
+    )
     for ask in (
         lambda: registry.refuse_damaged(tmp_path),
         lambda: registry.load_champion(tmp_path, "local"),
         lambda: registry.promote(tmp_path, "local", 1, "why not"),
     ):
-        with pytest.raises(registry.RegistryError, match=r"(?s)mlflow.db is damaged: .*lost.*\n  mv .*srift refresh"):
+        with pytest.raises(
+            registry.RegistryError,
+            match=r"(?s)mlflow.db is damaged: .*lost.*\n  mv .*srift refresh",
+        ):
             ask()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
     registry.refuse_damaged(tmp_path)

@@ -40,9 +40,13 @@ def here(tmp_path: Path) -> Workspace:
 def logged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What reaches the registry, which has tests of its own."""
     seen: dict[str, Any] = {"moves": []}
-    monkeypatch.setattr(registry, "log_challenger", lambda home, provider, model, **rest: seen.update(rest) or 4)
+    monkeypatch.setattr(
+        registry, "log_challenger", lambda home, provider, model, **rest: seen.update(rest) or 4
+    )
     for move in ("promote", "refuse"):
-        monkeypatch.setattr(registry, move, lambda *words, move=move, **_: seen["moves"].append((move, *words[1:])))
+        monkeypatch.setattr(
+            registry, move, lambda *words, move=move, **_: seen["moves"].append((move, *words[1:]))
+        )
     return seen
 
 
@@ -61,7 +65,11 @@ def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted() -> None:
     assert made is not None and made.decision.promote
     assert set(made.model.trained_on) <= set(few()["runs"]["run_id"])
     assert {"workload", "setup"} <= set(made.scoreboard["split"]) == set(made.held_out["split"])
-    assert set(made.scoreboard.loc[made.scoreboard["split"] == "workload", "group"]) == {"conv", "lm", "all"}
+    assert set(made.scoreboard.loc[made.scoreboard["split"] == "workload", "group"]) == {
+        "conv",
+        "lm",
+        "all",
+    }
 
 
 def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion() -> None:
@@ -85,10 +93,16 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
 ) -> None:
     made = challenger(promote)
     assert register.fn(here, made, frames(), "refresh-9", NOON) == (4, made.decision)
-    assert logged["moves"] == [("promote" if promote else "refuse", "local", 4, "so says the rule.")]
+    assert logged["moves"] == [
+        ("promote" if promote else "refuse", "local", 4, "so says the rule.")
+    ]
     (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
     assert (row["version"], row["promoted"], row["reason"]) == ("4", promote, "so says the rule.")
-    assert row["training_digest"] == logged["provenance"].training_digest == reads.training_digest(frames())
+    assert (
+        row["training_digest"]
+        == logged["provenance"].training_digest
+        == reads.training_digest(frames())
+    )
     written = mart(here.warehouse, "scores", provider="local", version="4")
     assert sorted(written["mean_error"]) == [0.05, 0.05]
     for words in (
@@ -116,7 +130,11 @@ def test_one_that_another_machine_came_before_is_judged_against_that_one(
     assert not decision.promote and decision.reason.startswith("Refused")
     assert logged["moves"] == [("refuse", "local", 4, decision.reason)]
     (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
-    assert (row["version"], row["promoted"], row["reason"]) == (str(version), False, decision.reason)
+    assert (row["version"], row["promoted"], row["reason"]) == (
+        str(version),
+        False,
+        decision.reason,
+    )
 
 
 def test_what_was_held_out_is_drawn_for_the_versions_page(
@@ -130,13 +148,18 @@ def test_what_was_held_out_is_drawn_for_the_versions_page(
         return keep(*words, **rest)
 
     monkeypatch.setattr(registry, "log_challenger", log)
-    made = replace(challenger(True), held_out=predictions_of(model(), measured()).assign(split="setup", group="one"))
+    made = replace(
+        challenger(True),
+        held_out=predictions_of(model(), measured()).assign(split="setup", group="one"),
+    )
     register.fn(here, made, frames(), "refresh-9", NOON)
     assert seen == [b"\x89PNG"] * 3
 
 
 def test_another_row_is_another_training_set() -> None:
     runs = measured().runs
-    assert reads.training_digest(frames(runs=runs.sample(frac=1, random_state=1))) == reads.training_digest(frames())
+    assert reads.training_digest(
+        frames(runs=runs.sample(frac=1, random_state=1))
+    ) == reads.training_digest(frames())
     changed = runs.assign(step_s=runs["step_s"].where(runs.index > 0, 1.0))
     assert reads.training_digest(frames(runs=changed)) != reads.training_digest(frames())

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from tasks.workspace import credential
-from tasks.workspace.credential import FILE, authorization, make_credential, new_credential, read_credential
+from tasks.workspace.credential import (
+    FILE,
+    authorization,
+    make_credential,
+    new_credential,
+    read_credential,
+)
 
 
 def made(home: Path) -> tuple[str, list[str]]:
@@ -34,7 +40,9 @@ def test_it_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
-def test_one_that_others_could_read_or_write_is_replaced_and_that_is_said(tmp_path: Path, mode: int) -> None:
+def test_one_that_others_could_read_or_write_is_replaced_and_that_is_said(
+    tmp_path: Path, mode: int
+) -> None:
     first, _ = made(tmp_path)
     (tmp_path / FILE).chmod(mode)
     second, (said,) = made(tmp_path)

@@ -22,7 +22,13 @@ from tests.benchmarks.spread import InSizes, in_sizes, rows_of
 from tests.dask_cluster import cluster
 from tests.installed import install
 from tests.models.monitoring.test_cross_validation import data
-from tests.tasks.workspace.sent_elsewhere import fails_at, fails_elsewhere, killed_elsewhere, killed_once, whose
+from tests.tasks.workspace.sent_elsewhere import (
+    fails_at,
+    fails_elsewhere,
+    killed_elsewhere,
+    killed_once,
+    whose,
+)
 
 pytest.importorskip("distributed")
 HERE = os.getpid()
@@ -36,7 +42,9 @@ def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.local
-def test_results_are_in_order_and_made_by_all_workers(dask: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_in_order_and_made_by_all_workers(
+    dask: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert side_by_side(int, iter(FEW), scheduler=dask) == list(range(12))
     pids = set(side_by_side(partial(whose, seconds=0.1), FEW, scheduler=dask))
     assert len(pids) == WORKERS and HERE not in pids
@@ -60,14 +68,20 @@ def test_errors_of_the_function_and_of_the_values_are_raised_here(dask: str) -> 
 def test_what_a_dead_worker_left_undone_is_done_by_another_one(
     dask: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = side_by_side(partial(killed_once, mark=tmp_path / "killed", here=HERE), range(12), scheduler=dask)
+    found = side_by_side(
+        partial(killed_once, mark=tmp_path / "killed", here=HERE), range(12), scheduler=dask
+    )
     assert found == list(range(12)) and (tmp_path / "killed").exists()
     assert capsys.readouterr().err == "", "nothing was done here"
 
 
 @pytest.mark.local
-def test_what_kills_every_worker_is_done_here_and_said(dask: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert side_by_side(partial(killed_elsewhere, here=HERE), range(12), scheduler=dask) == list(range(12))
+def test_what_kills_every_worker_is_done_here_and_said(
+    dask: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert side_by_side(partial(killed_elsewhere, here=HERE), range(12), scheduler=dask) == list(
+        range(12)
+    )
     assert "this machine goes on with the rest" in capsys.readouterr().err
 
 
@@ -78,7 +92,9 @@ def test_held_out_groups_fitted_there_are_the_same_to_the_last_digit(
     with one_thread():
         fitted = partial(evaluate._fitted, seed=0, calibrated=fit(data(), seed=0))
         some = list(evaluate.held_out(data(), seed=0))[:3]
-        for here, there in zip(map(fitted, some), side_by_side(fitted, some, scheduler=dask), strict=True):
+        for here, there in zip(
+            map(fitted, some), side_by_side(fitted, some, scheduler=dask), strict=True
+        ):
             assert here is not None
             pd.testing.assert_frame_equal(there, here, check_exact=True)
     assert capsys.readouterr().err == "", "nothing was done here"
@@ -95,7 +111,9 @@ def test_a_table_planned_there_is_the_same_row_by_row(
 ) -> None:
     asked: list[str] = []
     on_cluster = dask_cluster.on_cluster
-    monkeypatch.setattr(parallel, "on_cluster", lambda *words: asked.append(words[2]) or on_cluster(*words))
+    monkeypatch.setattr(
+        parallel, "on_cluster", lambda *words: asked.append(words[2]) or on_cluster(*words)
+    )
     for simulated in (True, False):  # of local machines this one alone says what fits on it
         one = replace(here, only_here=simulated)
         alone, spread = (rows_of(one, spread=spread, scheduler=dask) for spread in (False, True))
@@ -148,7 +166,9 @@ def test_a_scheduler_that_stops_and_a_cluster_without_workers_keep_nobody_waitin
 
 
 @pytest.mark.local
-def test_what_fails_on_a_worker_alone_is_done_here_and_said(dask: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_on_a_worker_alone_is_done_here_and_said(
+    dask: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     fails = partial(fails_elsewhere, here=HERE)
     assert side_by_side(fails, range(12), processes=1, scheduler=dask) == list(range(12))
     assert "MemoryError on worker" in capsys.readouterr().err
@@ -174,7 +194,10 @@ def test_only_what_takes_long_is_spread(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(parallel, "side_by_side", noted)
     seconds = iter([0.0, 3.0, 6.0, 9.0, 12.0])  # three a value, as the clock says after each
     monkeypatch.setattr("tasks.workspace.parallel.time.monotonic", lambda: next(seconds))
-    assert side_by_side_if_long(lambda value: 10 * value, range(4), 4) == [0, 10, 20, 30] and spread == []
+    assert (
+        side_by_side_if_long(lambda value: 10 * value, range(4), 4) == [0, 10, 20, 30]
+        and spread == []
+    )
     seconds = iter([0.0, 3.0])
     assert side_by_side_if_long(lambda value: 10 * value, range(5), 5) == [0, 10, 20, 30, 40]
     assert spread == [1, 2, 3, 4]

@@ -36,7 +36,9 @@ def test_each_workloads_requirements_are_tried_and_old_environments_go(
     before = set(repo.iterdir())
 
     def install(requirements: str, root: Path, environment: Path, workload: str) -> str:
-        assert (root / requirements).read_text() == requirements and not root.is_relative_to(tmp_path / "repo")
+        assert (root / requirements).read_text() == requirements and not root.is_relative_to(
+            tmp_path / "repo"
+        )
         (root / "build").mkdir()  # as pip does where it builds
         if workload == "bad":
             raise NotInstalled("requirements of workload bad clash")
@@ -67,7 +69,9 @@ def test_a_full_disk_is_the_workloads_reason_and_the_others_go_on(
     for name in ("train.py", "good.txt", "bad.txt"):
         (tmp_path / "repo" / name).write_text(name)
     (tmp_path / "srift.toml").write_text(TOML.format(name="bad") + TOML.format(name="good"))
-    settings = load_settings(tmp_path / "srift.toml").model_copy(update={"home": tmp_path / "state"})
+    settings = load_settings(tmp_path / "srift.toml").model_copy(
+        update={"home": tmp_path / "state"}
+    )
     tried = []
 
     def fills(*asked: object) -> str:
@@ -79,5 +83,9 @@ def test_a_full_disk_is_the_workloads_reason_and_the_others_go_on(
     monkeypatch.setattr(environments, "install", lambda *_: "python")
     monkeypatch.setattr(environments, full, fills)
     [(name, why)] = not_installable(settings).items()
-    assert name == "bad" and "could not be installed on this machine" in why and "No space left on device" in why
+    assert (
+        name == "bad"
+        and "could not be installed on this machine" in why
+        and "No space left on device" in why
+    )
     assert len(tried) == 2

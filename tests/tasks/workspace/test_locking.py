@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from tasks.workspace import locking
-from tasks.workspace.locking import Busy, alone, at_work, at_work_elsewhere, patience_s, refresh_lock
+from tasks.workspace.locking import (
+    Busy,
+    alone,
+    at_work,
+    at_work_elsewhere,
+    patience_s,
+    refresh_lock,
+)
 
 
 def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path: Path) -> None:
@@ -19,7 +26,9 @@ def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path: Path)
         seen = at_work(tmp_path)
         assert seen is not None and (seen["refresh_id"], seen["pid"]) == ("first", os.getpid())
         assert at_work_elsewhere(tmp_path) is None
-        refused = pytest.raises(Busy, match=r"refresh first \(process \d+.*nothing was started.*srift reap")
+        refused = pytest.raises(
+            Busy, match=r"refresh first \(process \d+.*nothing was started.*srift reap"
+        )
         with refused, refresh_lock(tmp_path, "second"):
             pytest.fail("two at once")
         assert at_work(tmp_path) == seen, "the second one left no trace"
@@ -42,7 +51,9 @@ def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
 
     with refresh_lock(tmp_path, "second", patience_s=60.0, sleep=sleep):
         assert len(naps) == 3 and (at_work(tmp_path) or {})["refresh_id"] == "second"
-    assert capsys.readouterr().err.count("refresh first (process") == 1, "said once, not every time it looked"
+    assert capsys.readouterr().err.count("refresh first (process") == 1, (
+        "said once, not every time it looked"
+    )
 
 
 def test_patience_has_an_end(tmp_path: Path) -> None:
@@ -61,17 +72,23 @@ def test_only_a_run_that_a_schedule_started_has_time(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_refresh_that_was_cut_short_is_at_work_no_more(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_refresh_that_was_cut_short_is_at_work_no_more(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     with pytest.raises(error), refresh_lock(tmp_path, "first"):
         raise error
     assert at_work(tmp_path) is None
-    (tmp_path / "refresh.json").write_text('{"refresh_id": "killed", "pid": 1}')  # as SIGKILL leaves it
+    (tmp_path / "refresh.json").write_text(
+        '{"refresh_id": "killed", "pid": 1}'
+    )  # as SIGKILL leaves it
     assert at_work(tmp_path) is None
     with refresh_lock(tmp_path, "second"):
         pass
 
 
-def test_somebody_who_only_looks_does_not_stop_a_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_who_only_looks_does_not_stop_a_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, refused = fcntl.flock, []
 
     def flock(file: Any, how: int) -> None:

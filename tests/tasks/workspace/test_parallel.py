@@ -21,7 +21,13 @@ from tasks.workspace import parallel as module
 from tasks.workspace.blas_threads import one_thread
 from tasks.workspace.parallel import MOST, side_by_side
 from tests.models.monitoring.test_cross_validation import data
-from tests.tasks.workspace.sent_elsewhere import cleared, fails_at, hangs_elsewhere, killed_elsewhere, whose
+from tests.tasks.workspace.sent_elsewhere import (
+    cleared,
+    fails_at,
+    hangs_elsewhere,
+    killed_elsewhere,
+    whose,
+)
 
 TEXTS = [str(number) for number in range(60)]
 HERE = os.getpid()
@@ -49,7 +55,14 @@ def test_one_process_of_one_thread_a_core_at_most_so_many_and_none_where_there_i
         "parallel_config",
         lambda *a, **k: asked.append((k["n_jobs"], k["inner_max_num_threads"])) or config(*a, **k),
     )
-    for cores, quota in ((1, math.inf), (3, math.inf), (64, math.inf), (64, 1.5), (64, 2.5), (64, 0.2)):
+    for cores, quota in (
+        (1, math.inf),
+        (3, math.inf),
+        (64, math.inf),
+        (64, 1.5),
+        (64, 2.5),
+        (64, 0.2),
+    ):
         monkeypatch.setattr(module, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr(module, "quota_cores", lambda quota=quota: quota)
         assert side_by_side(int, ["7"]) == [7]
@@ -72,12 +85,18 @@ def test_an_error_there_or_of_what_makes_the_values_is_raised_here_and_nothing_c
 
 
 def test_what_a_killed_process_left_undone_is_done_here() -> None:
-    assert side_by_side(partial(killed_elsewhere, here=HERE), iter(range(20)), processes=2) == list(range(20))
+    assert side_by_side(partial(killed_elsewhere, here=HERE), iter(range(20)), processes=2) == list(
+        range(20)
+    )
 
 
-def test_what_a_process_that_hangs_left_undone_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_that_hangs_left_undone_is_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "_PATIENCE_S", 1.0)
-    assert side_by_side(partial(hangs_elsewhere, here=HERE), iter(range(20)), processes=2) == list(range(20))
+    assert side_by_side(partial(hangs_elsewhere, here=HERE), iter(range(20)), processes=2) == list(
+        range(20)
+    )
 
 
 def test_where_no_process_can_be_started_this_one_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +120,9 @@ def test_values_are_drawn_when_somebody_is_about_to_be_free_for_them(tmp_path: P
             yield tmp_path / str(number)
 
     side_by_side(Path.touch, values(), processes=2)
-    assert max(number - done for number, done in enumerate(drawn)) <= 2  # with joblib's own choice 3 or 4
+    assert (
+        max(number - done for number, done in enumerate(drawn)) <= 2
+    )  # with joblib's own choice 3 or 4
 
 
 def test_what_cannot_be_sent_there_is_done_here_and_arrays_may_be_written_to_there() -> None:
@@ -110,7 +131,9 @@ def test_what_cannot_be_sent_there_is_done_here_and_arrays_may_be_written_to_the
     assert side_by_side(cleared, [np.ones(300_000)] * 3, processes=2) == [0.0] * 3
 
 
-def test_what_a_library_prints_there_is_not_this_ones_output(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_library_prints_there_is_not_this_ones_output(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     side_by_side(print, ["hello"] * 2, processes=2)
     assert "hello" not in capfd.readouterr().out
 
@@ -128,6 +151,8 @@ def test_a_refit_in_another_process_predicts_the_same_to_the_last_digit() -> Non
     fitted = partial(evaluate._fitted, seed=0, calibrated=fit(data(), seed=0))
     some = list(evaluate.held_out(data(), seed=0))[:3]
     with one_thread():
-        for here, there in zip(map(fitted, some), side_by_side(fitted, some, processes=2), strict=True):
+        for here, there in zip(
+            map(fitted, some), side_by_side(fitted, some, processes=2), strict=True
+        ):
             assert here is not None
             pd.testing.assert_frame_equal(there, here, check_exact=True)

@@ -51,13 +51,17 @@ def test_only_runs_whose_process_is_gone_are_reported_and_only_once(
     dead = killed(tmp_path)
     within(monkeypatch)
     with recorded_flow_run(tmp_path):
-        assert crash_dead_flow_runs(tmp_path) == ["1 flow runs whose process was killed are shown as crashed now"]
+        assert crash_dead_flow_runs(tmp_path) == [
+            "1 flow runs whose process was killed are shown as crashed now"
+        ]
         assert reported == [{dead}], "a live one was reported"
         assert crash_dead_flow_runs(tmp_path) == []
     assert crash_dead_flow_runs(tmp_path) == [] and reported == [{dead}]
 
 
-@pytest.mark.parametrize(("error", "may_be_unknown"), [(RuntimeError, False), (KeyboardInterrupt, True)])
+@pytest.mark.parametrize(
+    ("error", "may_be_unknown"), [(RuntimeError, False), (KeyboardInterrupt, True)]
+)
 def test_how_a_run_ended_is_known_unless_it_was_cut_short(
     tmp_path: Path,
     reported: list[set[UUID]],

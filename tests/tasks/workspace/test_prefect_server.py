@@ -19,17 +19,23 @@ from tests.installed import install
 
 
 @pytest.mark.parametrize("url", [None, "http://127.0.0.1:4200/api"])
-def test_heartbeats_go_where_somebody_listens(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_go_where_somebody_listens(
+    url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[object] = []
     monkeypatch.setattr(own_server._OwnServer, "start", lambda self: started.append(self))
     with temporary_settings(updates={PREFECT_API_URL: url}):
         with own_server.own_server():
             listened = get_current_settings().flows.heartbeat_frequency is not None
             assert (len(started), listened) == ((1, False) if url is None else (0, True))
-        assert get_current_settings().flows.heartbeat_frequency is not None, "this program goes on as before"
+        assert get_current_settings().flows.heartbeat_frequency is not None, (
+            "this program goes on as before"
+        )
 
 
-def test_it_takes_the_place_of_the_server_that_prefect_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_the_place_of_the_server_that_prefect_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started: list[object] = []
     monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
     monkeypatch.setattr(own_server._OwnServer, "start", lambda self: started.append(self))
@@ -48,7 +54,10 @@ def test_its_server_obeys_this_process_alone(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(own_server.subprocess, "Popen", started)
     monkeypatch.setattr(own_server._OwnServer, "start", own_server._OwnServer._run_uvicorn_command)
-    twice = (own_server.own_server(), own_server.own_server())  # in one process the second changes nothing
+    twice = (
+        own_server.own_server(),
+        own_server.own_server(),
+    )  # in one process the second changes nothing
     with temporary_settings(updates={PREFECT_API_URL: None}), twice[0], twice[1]:
         known = get_current_settings().api.auth_string
         assert known is not None
@@ -88,7 +97,9 @@ def test_a_server_that_ends_at_its_start_is_not_started_for_ever(
     assert len(starts) == 5
 
 
-def test_a_refresh_is_refused_where_its_home_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_is_refused_where_its_home_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
     settings = install(tmp_path).settings
     for provider, max_usd in (("local", None), ("ec2", 0.0)):

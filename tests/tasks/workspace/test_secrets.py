@@ -36,7 +36,9 @@ def secretive(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(ec2_api.Ec2Api, "price_list", lambda self, region: iter(()))
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
-    monkeypatch.setattr(Ec2Account, "may", lambda *_, **__: (True, ""))  # moto knows no placement groups
+    monkeypatch.setattr(
+        Ec2Account, "may", lambda *_, **__: (True, "")
+    )  # moto knows no placement groups
     monkeypatch.setattr(ec2_machines, "tidy", lambda *_: None)  # nor its filters
     monkeypatch.chdir(tmp_path)
     project(tmp_path)
@@ -61,7 +63,9 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         said = [prices.snapshot_offers.fn(here, "refresh-1", now)]
         offers, _ = dry_run.with_spot(here.provider.packaged_offers(), "on-demand")  # type: ignore[attr-defined]
         offer = next(one for one in offers if one.instance_type.name == "g4dn.xlarge")
-        with here.provider.acquire(Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1):
+        with here.provider.acquire(
+            Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1
+        ):
             instances = aws.plain("ec2").describe_instances()["Reservations"][0]["Instances"]
             assert instances, "nothing was launched"
             script = aws.plain("ec2").describe_instance_attribute(
@@ -71,14 +75,26 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         collect.fn(here, "refresh-1", now)
         publication.export_copies.fn(here)
         with pytest.raises(ProviderError) as refused:
-            ec2_api.Ec2Api(aws.clients).ask("s3:GetObject", "us-east-1", Bucket=BUCKET, Key="nothing")
-        said += [str(refused.value), as_text(findings), str(as_json(findings)), repr(here), repr(vars(here.provider))]
+            ec2_api.Ec2Api(aws.clients).ask(
+                "s3:GetObject", "us-east-1", Bucket=BUCKET, Key="nothing"
+            )
+        said += [
+            str(refused.value),
+            as_text(findings),
+            str(as_json(findings)),
+            repr(here),
+            repr(vars(here.provider)),
+        ]
     out, err = capfd.readouterr()
     texts = {"the terminal": out + err, "the log": caplog.text, "what was said": "\n".join(said),
             "user-data": base64.b64decode(script).decode(), **stored}  # fmt: skip
     files = {str(path): path.read_bytes() for path in secretive.rglob("*") if path.is_file()}
-    assert any("leases-ec2" in name for name in files) or stored, "the launch left nothing to look through"
-    assert any(name.endswith("warehouse.duckdb") for name in files) and any("published" in name for name in files)
+    assert any("leases-ec2" in name for name in files) or stored, (
+        "the launch left nothing to look through"
+    )
+    assert any(name.endswith("warehouse.duckdb") for name in files) and any(
+        "published" in name for name in files
+    )
     for secret in SECRETS.values():
         assert [where for where, text in texts.items() if secret in text] == []
         assert [name for name, content in files.items() if secret.encode() in content] == []

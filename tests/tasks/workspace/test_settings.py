@@ -50,17 +50,37 @@ WRONG_FILES = [
     ("max_usd", "max_usdd", "campaign.max_usdd: unknown key; did you mean 'max_usd'"),
     ("cores", "core", "local.instance_types.lc.small.core: unknown key; did you mean 'cores'"),
     ("samples", "sample", "workloads.tiny.sample: unknown key; did you mean 'samples'?"),
-    ("samples", "flops_per_sample = 1e9\nsamples", "tiny.flops_per_sample: a fact of a workload and no setting"),
+    (
+        "samples",
+        "flops_per_sample = 1e9\nsamples",
+        "tiny.flops_per_sample: a fact of a workload and no setting",
+    ),
     ("samples", "compile = true\nsamples", 'did you mean `switches = ["none", "compile"]`?'),
     ("samples", "bf16 = true\nsamples", 'did you mean `precisions = ["fp32", "bf16"]`?'),
-    ("samples", "strategy = 1\nfsdp = true\nsamples", 'did you mean `strategies = ["ddp", "fsdp"]`?'),
+    (
+        "samples",
+        "strategy = 1\nfsdp = true\nsamples",
+        'did you mean `strategies = ["ddp", "fsdp"]`?',
+    ),
     ("samples = 1000", "", "workloads.tiny.samples: this key is missing"),
-    ("tiny.py:build", "code/tiny.py:build", "code/tiny.py; the path is looked for from the folder of srift.toml"),
+    (
+        "tiny.py:build",
+        "code/tiny.py:build",
+        "code/tiny.py; the path is looked for from the folder of srift.toml",
+    ),
     ("samples", "parameters = 9\nsamples", "srift import --workloads FILE"),
     ('"cheapest" }', '"cheepest" }', "unknown goal 'cheepest'; did you mean 'cheapest'"),
-    ('"cheapest" }', '"cheapest", hour = 2 }', "workloads.tiny.goals.0.hour: unknown key; did you mean 'hours'"),
+    (
+        '"cheapest" }',
+        '"cheapest", hour = 2 }',
+        "workloads.tiny.goals.0.hour: unknown key; did you mean 'hours'",
+    ),
     ('"cheapest" }', '"cheapest_within_deadline" }', "takes hours"),
-    ('"cheapest" }', '"cheapest" }, { goal = "cheapest", p_required = 0.5 }', "goal 'cheapest' stands twice"),
+    (
+        '"cheapest" }',
+        '"cheapest" }, { goal = "cheapest", p_required = 0.5 }',
+        "goal 'cheapest' stands twice",
+    ),
     ("[campaign]", 'root = "/elsewhere"\n[campaign]', "root: unknown key"),
     ("[campaign]", "home = 3\n[campaign]", "home: "),
     ("tiny.py:build", "tinny.py:build", "did you mean 'tiny.py'?"),
@@ -92,8 +112,16 @@ WRONG_FILES = [
     ),
     ("samples", 'switches = ["recompile"]\nsamples', "unknown switches 'recompile'; did you mean"),
     ("samples", 'switches = ["offload"]\nsamples', "offload takes fsdp or zero2"),
-    ("samples", 'strategies = ["zero1"]\nswitches = ["offload"]\nsamples', "offload takes fsdp or zero2"),
-    ("samples", 'precisions = ["fp16"]\nstrategies = ["zero1"]\nsamples', "fp16 with zero1: an optimizer that scales"),
+    (
+        "samples",
+        'strategies = ["zero1"]\nswitches = ["offload"]\nsamples',
+        "offload takes fsdp or zero2",
+    ),
+    (
+        "samples",
+        'precisions = ["fp16"]\nstrategies = ["zero1"]\nsamples',
+        "fp16 with zero1: an optimizer that scales",
+    ),
     ("[campaign]", "[campaign", "not valid TOML"),
 ]
 WRONG_SECTIONS = [  # in place of [ec2]
@@ -110,7 +138,10 @@ WRONG_SECTIONS = [  # in place of [ec2]
     ('[ec2]\nprefix = "a/*"', "ec2.prefix: "),
     ('[ec2]\nprefix = "a/../b"', "ec2.prefix: "),
     ('[ec2]\ninstance_profile = "arn:aws:iam::1:instance-profile/x"', "not its ARN"),
-    ('[ec2]\nsubnets = "pubic"', "ec2.subnets: 'pubic' is neither 'public' nor 'private'; did you mean 'public'?"),
+    (
+        '[ec2]\nsubnets = "pubic"',
+        "ec2.subnets: 'pubic' is neither 'public' nor 'private'; did you mean 'public'?",
+    ),
     ('[ec2]\nvpc = "subnet-12345678"', "ec2.vpc: 'subnet-12345678' is not of the form vpc-"),
     ('[ec2]\nami_parameter = "ami-12345678"', "holds the id of an image, not the id"),
     ("[ec2]\nvolume_gib = 4", "ec2.volume_gib: "),
@@ -119,7 +150,10 @@ WRONG_SECTIONS = [  # in place of [ec2]
     ("[ec2]\nmax_usd_per_month = inf", "ec2.max_usd_per_month: "),
     ("[ec2]\nmax_usd_per_month = -1", "ec2.max_usd_per_month: "),
     ("[ec2]\nmax_minutes = 0", "ec2.max_minutes: "),
-    ('[ec2.prices."p5.48xlarge"]\non_demand_usd_per_hours = 1', "did you mean 'on_demand_usd_per_hour'"),
+    (
+        '[ec2.prices."p5.48xlarge"]\non_demand_usd_per_hours = 1',
+        "did you mean 'on_demand_usd_per_hour'",
+    ),
     ('[ec2.prices."p5.48xlarge"]\nspot_usd_per_hour = 0', "p5.48xlarge.spot_usd_per_hour: "),
     ('[ec2.prices."p5.48xlarge"]', "'p5.48xlarge' has no price"),
     ('[ec2.prices."p5.*"]\nspot_usd_per_hour = 1', "patterns take discounts"),
@@ -130,11 +164,15 @@ WRONG_SECTIONS = [  # in place of [ec2]
 ]
 
 
-WRONG_FILES += [("[campaign]", f"{section}\n[campaign]", sentence) for section, sentence in WRONG_SECTIONS]
+WRONG_FILES += [
+    ("[campaign]", f"{section}\n[campaign]", sentence) for section, sentence in WRONG_SECTIONS
+]
 
 
 @pytest.mark.parametrize(("old", "new", "sentence"), WRONG_FILES)
-def test_a_wrong_file_is_refused_with_the_nearest_right_name(project: Path, old: str, new: str, sentence: str) -> None:
+def test_a_wrong_file_is_refused_with_the_nearest_right_name(
+    project: Path, old: str, new: str, sentence: str
+) -> None:
     rewritten(project, old, new)
     with pytest.raises(SettingsError) as refused:
         load_settings()
@@ -160,7 +198,11 @@ WRONG_VARIABLES = [
     ("SRIFT_EC2__VOLUME_GIB", "4", "ec2.volume_gib: "),
     ("SRIFT_EC2__REGIONS", "us-east-1", "must be JSON"),
     ("SRIFT_EC2", '{"bukket": "a"}', "ec2.bukket: unknown key; did you mean 'bucket'"),
-    ("SRIFT_WORKLOADS__TINY__GOALS", '[{"goal": "cheepest"}]', "workloads.tiny.goals.0.goal: unknown goal 'cheepest'"),
+    (
+        "SRIFT_WORKLOADS__TINY__GOALS",
+        '[{"goal": "cheepest"}]',
+        "workloads.tiny.goals.0.goal: unknown goal 'cheepest'",
+    ),
     (
         "SRIFT_LOCAL__INSTANCE_TYPES__LC.SMALLL__CORES",
         "1",
@@ -179,7 +221,9 @@ def test_a_wrong_variable_is_refused_with_the_nearest_right_name(
     with pytest.raises(SettingsError) as refused:
         load_settings()
     assert sentence in str(refused.value)
-    assert name in str(refused.value) and "srift.toml" not in str(refused.value), "the variable is to be mended"
+    assert name in str(refused.value) and "srift.toml" not in str(refused.value), (
+        "the variable is to be mended"
+    )
 
 
 def test_what_is_wrong_is_reported_of_the_file_and_of_each_variable_by_itself(
@@ -188,7 +232,9 @@ def test_what_is_wrong_is_reported_of_the_file_and_of_each_variable_by_itself(
     rewritten(project, "[campaign]", "[ec2]\nvolume_gib = 4\n[campaign]\nmax_hosts = 0")
     monkeypatch.setenv("SRIFT_EC2", '{"max_hosts": 65}')  # leaves volume_gib to the file
     monkeypatch.setenv("SRIFT_EC2__MAX_MINUTES", "0")
-    monkeypatch.setenv("SRIFT_CAMPAIGN__MAX_HOSTS", "2")  # wins over the file's, so that nothing is wrong with it
+    monkeypatch.setenv(
+        "SRIFT_CAMPAIGN__MAX_HOSTS", "2"
+    )  # wins over the file's, so that nothing is wrong with it
     with pytest.raises(SettingsError) as refused:
         load_settings()
     problems = [line.split(": ")[:2] for line in str(refused.value).splitlines()]
@@ -208,7 +254,9 @@ def test_variables_win_over_the_file_and_an_empty_one_is_as_good_as_none(
     for empty in ("SRIFT_HOME", "SRIFT_ROOT", "SRIFT_CAMPAIGN__MAX_MINUTES", "SRIFT_SOMETHING"):
         monkeypatch.setenv(empty, "")
     settings = load_settings()
-    assert settings.campaign.max_usd == 0.5 and settings.local.instance_types["lc.small"].cores == 0.3
+    assert (
+        settings.campaign.max_usd == 0.5 and settings.local.instance_types["lc.small"].cores == 0.3
+    )
     assert settings.home == project / ".srift" and settings.root == project
 
 
@@ -224,7 +272,9 @@ def test_the_root_is_the_folder_of_the_file_wherever_one_starts_to_look(
     assert load_settings().home == below / "state"
 
 
-@pytest.mark.parametrize(("stated", "home"), [("state", "{project}/state"), ("/srv/state", "/srv/state")])
+@pytest.mark.parametrize(
+    ("stated", "home"), [("state", "{project}/state"), ("/srv/state", "/srv/state")]
+)
 def test_a_home_in_the_file_is_beside_the_file(
     project: Path, monkeypatch: pytest.MonkeyPatch, stated: str, home: str
 ) -> None:
@@ -272,7 +322,9 @@ def test_ec2_spends_nothing_that_nobody_allowed(
         refuse_to_spend(provider, max_usd)
 
 
-def test_ec2_launches_nothing_until_a_bucket_is_named_and_the_rest_has_defaults(project: Path) -> None:
+def test_ec2_launches_nothing_until_a_bucket_is_named_and_the_rest_has_defaults(
+    project: Path,
+) -> None:
     plain = load_settings().ec2
     assert (plain.bucket, plain.vpc, plain.subnets) == (None, None, "public")
     assert plain.prefix == plain.deployment == "srift"
@@ -303,7 +355,9 @@ def test_prices_of_ones_own_are_by_type_or_pattern_and_by_market(project: Path) 
     assert (own.on_demand_usd_per_hour, own.spot_usd_per_hour) == (39.8, None)
 
 
-def test_a_writer_of_a_shared_warehouse_waits_for_its_turn_longer_than_for_a_file(tmp_path: Path) -> None:
+def test_a_writer_of_a_shared_warehouse_waits_for_its_turn_longer_than_for_a_file(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "srift.toml"
     file.write_text("")
     assert open_warehouse(load_settings(file))._wait_s == WAIT_S

@@ -51,19 +51,27 @@ def digest(project: Path) -> str:
     return settings(project).workload_digest("repo")
 
 
-@pytest.mark.parametrize(("arguments", "digest"), [("", "575c6412d218"), ("arguments = {width = 3}", "87494685c167")])
+@pytest.mark.parametrize(
+    ("arguments", "digest"), [("", "575c6412d218"), ("arguments = {width = 3}", "87494685c167")]
+)
 def test_a_workload_of_one_plain_file_keeps_the_digest_that_its_measurements_have(
     project: Path, arguments: str, digest: str
 ) -> None:
     write(project / "mine.py", "def build(): ...\n")
-    state(project, 'path = "repo"\nentrypoint = "train.run:build"', f'entrypoint = "mine.py:build"\n{arguments}')
+    state(
+        project,
+        'path = "repo"\nentrypoint = "train.run:build"',
+        f'entrypoint = "mine.py:build"\n{arguments}',
+    )
     spec, source = settings(project).travelling("repo")
     assert (spec.digest, spec.file, spec.process_key) == (digest, f"workloads/{digest}.py", ())
     assert source.travels_as(source.read()) == b"def build(): ...\n"
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
-    "another line in a file that is imported": lambda p: write(p / "repo/train/net.py", "def build(): pass\n"),
+    "another line in a file that is imported": lambda p: write(
+        p / "repo/train/net.py", "def build(): pass\n"
+    ),
     "another name": lambda p: (p / "repo/train/net.py").rename(p / "repo/train/net2.py"),
     "a file more": lambda p: write(p / "repo/config.yaml", "width: 3\n"),
     "another function": lambda p: state(p, "run:build", "run:make"),
@@ -73,9 +81,18 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 NO_CHANGES: dict[str, Callable[[Path], object]] = {
     "a later moment": lambda p: os.utime(p / "repo/train/net.py", (1e9, 1e9)),
-    "compiled code": lambda p: (write(p / "repo/train/__pycache__/net.pyc", ""), write(p / "repo/old.pyc", "")),
-    "a hidden file, and folder": lambda p: (write(p / "repo/.env", "TOKEN=1"), write(p / "repo/.git/HEAD", "")),
-    "a virtual environment": lambda p: (write(p / "repo/env/pyvenv.cfg", ""), write(p / "repo/env/x.py", "")),
+    "compiled code": lambda p: (
+        write(p / "repo/train/__pycache__/net.pyc", ""),
+        write(p / "repo/old.pyc", ""),
+    ),
+    "a hidden file, and folder": lambda p: (
+        write(p / "repo/.env", "TOKEN=1"),
+        write(p / "repo/.git/HEAD", ""),
+    ),
+    "a virtual environment": lambda p: (
+        write(p / "repo/env/pyvenv.cfg", ""),
+        write(p / "repo/env/x.py", ""),
+    ),
     "another goal": lambda p: state(p, "samples = 1000", "samples = 2000"),
 }
 
@@ -94,7 +111,9 @@ def test_what_is_not_the_workloads_code_does_not_change_it(project: Path, what: 
     assert digest(project) == before
 
 
-def test_the_folder_of_srift_toml_itself_may_be_the_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_srift_toml_itself_may_be_the_repository(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SRIFT_HOME")
     state(project, 'path = "repo"', 'path = "."')
     state(project, "train.run", "repo.train.run")
@@ -115,7 +134,9 @@ def test_no_link_leads_out_of_the_folder_and_what_is_left_out_is_said(project: P
     (project / "repo/images").symlink_to(project)
     source, _ = settings(project).source("repo")
     contents = source.read()
-    assert contents["train/inside.txt"] == b"def build(): ...\n" and b"secret" not in contents.values()
+    assert (
+        contents["train/inside.txt"] == b"def build(): ...\n" and b"secret" not in contents.values()
+    )
     assert [one.partition(" is ")[0] for one in source.left_out] == ["images", "train/outside.txt"]
 
 
@@ -127,12 +148,17 @@ def test_the_same_code_is_the_same_archive_with_nothing_of_this_disk_in_it(proje
     assert source.travels_as(source.read()) == first and spec.file == f"{spec.folder}.tar.gz"
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
         assert tar.getnames() == ["train/__init__.py", "train/net.py", "train/run.py"]
-        assert {(one.uid, one.uname, one.mtime, one.mode) for one in tar} == {(0, "", 315619200, 0o644)}
+        assert {(one.uid, one.uname, one.mtime, one.mode) for one in tar} == {
+            (0, "", 315619200, 0o644)
+        }
 
 
 def test_workloads_of_one_repository_share_its_archive_and_a_process(project: Path) -> None:
     wide = TOML.replace("repo]", "wide]") + "arguments = {width = 3}\n"
-    write(project / "srift.toml", TOML + wide + TOML.replace("repo]", "other]") + 'env = {WIDTH = "3"}\n')
+    write(
+        project / "srift.toml",
+        TOML + wide + TOML.replace("repo]", "other]") + 'env = {WIDTH = "3"}\n',
+    )
     found = [settings(project).travelling(name)[0] for name in ("repo", "wide", "other")]
     assert len({one.file for one in found}) == 1 and len({one.digest for one in found}) == 3
     assert found[0].process_key == found[1].process_key != found[2].process_key
@@ -141,18 +167,54 @@ def test_workloads_of_one_repository_share_its_archive_and_a_process(project: Pa
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('path = "repo"', 'path = "repos"', "workloads.repo.path: no folder .*repos; did you mean 'repo'"),
+        (
+            'path = "repo"',
+            'path = "repos"',
+            "workloads.repo.path: no folder .*repos; did you mean 'repo'",
+        ),
         ('path = "repo"', 'path = "srift.toml"', "is a file; name its folder"),
-        ("train.run:", "train.rum:", "entrypoint: no module 'train.rum' in .*; did you mean 'train.run'"),
+        (
+            "train.run:",
+            "train.rum:",
+            "entrypoint: no module 'train.rum' in .*; did you mean 'train.run'",
+        ),
         ("train.run:", "train/run.py:", "no module 'train/run.py' in .*; did you mean 'train.run'"),
-        ("train.run:build", "train.run", "is not of the form module:function or package.module:function"),
-        ("samples", 'requirements = "requirement.txt"\nsamples', "no file .*; did you mean 'requirements.txt'"),
-        ("samples", 'requirements = "x/needs.txt"\nsamples', "no file .*repo/x/needs.txt; create it, or take `req"),
+        (
+            "train.run:build",
+            "train.run",
+            "is not of the form module:function or package.module:function",
+        ),
+        (
+            "samples",
+            'requirements = "requirement.txt"\nsamples',
+            "no file .*; did you mean 'requirements.txt'",
+        ),
+        (
+            "samples",
+            'requirements = "x/needs.txt"\nsamples',
+            "no file .*repo/x/needs.txt; create it, or take `req",
+        ),
         ("samples", 'requirements = "../srift.toml"\nsamples', "lies outside"),
-        ("samples", 'requirements = "finds.txt"\nsamples', "finds.txt, line 2: nothing is at .*repo/wheels"),
-        ("samples", 'requirements = "leaves.txt"\nsamples', "leaves.txt, line 1: ../x.whl lies outside"),
-        ("samples", 'requirements = "hides.txt"\nsamples', ".wheels/a.whl in .* is of a kind that is not sent"),
-        ('entrypoint = "train.run:build"', "", "path is for the code of an entrypoint, and none is stated"),
+        (
+            "samples",
+            'requirements = "finds.txt"\nsamples',
+            "finds.txt, line 2: nothing is at .*repo/wheels",
+        ),
+        (
+            "samples",
+            'requirements = "leaves.txt"\nsamples',
+            "leaves.txt, line 1: ../x.whl lies outside",
+        ),
+        (
+            "samples",
+            'requirements = "hides.txt"\nsamples',
+            ".wheels/a.whl in .* is of a kind that is not sent",
+        ),
+        (
+            'entrypoint = "train.run:build"',
+            "",
+            "path is for the code of an entrypoint, and none is stated",
+        ),
         ("samples", "env = {WIDTH = 3}\nsamples", "env.WIDTH: text in quotes is wanted"),
         ("samples", 'env = {"A B" = "3"}\nsamples', "'A B' is no variable"),
     ],
@@ -173,13 +235,35 @@ def test_what_is_missing_or_malformed_is_refused_with_the_nearest_right_name(
 @pytest.mark.parametrize(
     "name",
     [
-        *("AWS_PROFILE", "SRIFT_HOME", "PYTHONPATH", "LD_PRELOAD", "HOME", "PATH", "MASTER_ADDR", "RANK"),
-        *("TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
-        *("NVIDIA_TF32_OVERRIDE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "TORCHINDUCTOR_MAX_AUTOTUNE"),
+        *(
+            "AWS_PROFILE",
+            "SRIFT_HOME",
+            "PYTHONPATH",
+            "LD_PRELOAD",
+            "HOME",
+            "PATH",
+            "MASTER_ADDR",
+            "RANK",
+        ),
+        *(
+            "TORCHELASTIC_RUN_ID",
+            "GLOO_SOCKET_IFNAME",
+            "NCCL_DEBUG",
+            "OMP_NUM_THREADS",
+            "CUDA_VISIBLE_DEVICES",
+        ),
+        *(
+            "NVIDIA_TF32_OVERRIDE",
+            "TORCHDYNAMO_DISABLE",
+            "TORCH_COMPILE_DISABLE",
+            "TORCHINDUCTOR_MAX_AUTOTUNE",
+        ),
         *("OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "ACCELERATE_MIXED_PRECISION"),
     ],
 )
-def test_variables_that_are_the_machines_are_refused_with_a_reason(project: Path, name: str) -> None:
+def test_variables_that_are_the_machines_are_refused_with_a_reason(
+    project: Path, name: str
+) -> None:
     state(project, "samples", f'env = {{{name} = "1", WIDTH = "2"}}\nsamples')
     with pytest.raises(SettingsError, match=rf"workloads.repo.env: {name} cannot be set: \w+"):
         settings(project)
@@ -187,15 +271,21 @@ def test_variables_that_are_the_machines_are_refused_with_a_reason(project: Path
 
 def test_a_module_that_machines_would_take_for_ours_is_refused(project: Path) -> None:
     write(project / "repo/node.py", "")
-    with pytest.raises(SettingsError, match=r"node.py has the name of the package that runs on machines: rename it"):
+    with pytest.raises(
+        SettingsError, match=r"node.py has the name of the package that runs on machines: rename it"
+    ):
         settings(project)
 
 
 def test_so_is_a_file_alone_that_is_unpacked_beside_its_requirements(tmp_path: Path) -> None:
     write(tmp_path / "node.py", "def build(): ...\n")
     write(tmp_path / "requirements.txt", "numpy\n")
-    assert sources.file_source(tmp_path / "node.py", tmp_path, "").entry == "node.py", "travels under its digest"
-    with pytest.raises(sources.SourceRefused, match=r"node.py has the name of the package .*: rename it") as refused:
+    assert sources.file_source(tmp_path / "node.py", tmp_path, "").entry == "node.py", (
+        "travels under its digest"
+    )
+    with pytest.raises(
+        sources.SourceRefused, match=r"node.py has the name of the package .*: rename it"
+    ) as refused:
         sources.file_source(tmp_path / "node.py", tmp_path, "requirements.txt")
     assert refused.value.key == "entrypoint"
 
@@ -207,11 +297,15 @@ def test_a_folder_too_large_to_send_is_refused_with_its_largest_entries(
     for number in range(3):
         write(project / f"repo/images/{number}.jpg", "x" * 3000)
     monkeypatch.setattr(sources, limit, value)
-    with pytest.raises(SettingsError, match=r"the largest: images/ \(0.0 MiB in [23]\).*Name data as `data`"):
+    with pytest.raises(
+        SettingsError, match=r"the largest: images/ \(0.0 MiB in [23]\).*Name data as `data`"
+    ):
         settings(project)
 
 
-def test_a_requirements_file_brings_all_that_it_names_and_only_that_decides_what_is_installed(project: Path) -> None:
+def test_a_requirements_file_brings_all_that_it_names_and_only_that_decides_what_is_installed(
+    project: Path,
+) -> None:
     repo = project / "repo"
     write(
         repo / "deps/requirements.txt",
@@ -221,7 +315,13 @@ def test_a_requirements_file_brings_all_that_it_names_and_only_that_decides_what
         repo / "deps/more.txt",
         "wheels/b.whl ; python_version > '3'\nc @ https://host/c.whl\n--index-url https://host\n",
     )
-    for name in ("deps/held.txt", "deps/wheels/a.whl", "wheels/b.whl", "local/setup.py", "local/x/__init__.py"):
+    for name in (
+        "deps/held.txt",
+        "deps/wheels/a.whl",
+        "wheels/b.whl",
+        "local/setup.py",
+        "local/x/__init__.py",
+    ):
         write(repo / name, name)
     state(project, "samples", 'requirements = "deps/requirements.txt"\nsamples')
     spec, source = settings(project).travelling("repo")

@@ -41,7 +41,9 @@ def test_a_workload_without_data_keeps_the_digest_that_its_rows_were_measured_un
     assert digest_of(b"def build(): ...\n", "build", {"a": 1}) == "3f05ce25d22a"
 
 
-def test_a_folder_is_beside_srift_toml_and_its_names_and_sizes_decide_the_digest(project: Path) -> None:
+def test_a_folder_is_beside_srift_toml_and_its_names_and_sizes_decide_the_digest(
+    project: Path,
+) -> None:
     plain = settings(project).workload("mine").digest
     stated = settings(project, 'data = "images"')
     data = stated.data("mine")
@@ -49,13 +51,18 @@ def test_a_folder_is_beside_srift_toml_and_its_names_and_sizes_decide_the_digest
     first = stated.workload("mine").digest
     assert settings(project, 'data = "images/"').workload("mine").digest == first != plain
     (project / "images" / "cats" / "1.jpg").write_bytes(b"y" * 10)
-    assert settings(project, 'data = "images"').workload("mine").digest == first, "contents are not read"
+    assert settings(project, 'data = "images"').workload("mine").digest == first, (
+        "contents are not read"
+    )
     changed = []
     for file, content in (("cats/1.jpg", b"x" * 11), ("cats/2.jpg", b"")):
         (project / "images" / file).write_bytes(content)
         changed.append(settings(project, 'data = "images"').workload("mine").digest)
     assert len({first, *changed}) == 3
-    assert settings(project, f'data = "{project / "images"}"').data("mine").folder == project / "images"  # type: ignore[union-attr]
+    assert (
+        settings(project, f'data = "{project / "images"}"').data("mine").folder
+        == project / "images"
+    )  # type: ignore[union-attr]
     assert stated.workload("mine").digest == first, "of one command, as it was at the first look"
 
 
@@ -66,7 +73,9 @@ def test_an_address_counts_by_its_text(project: Path) -> None:
     assert str(data.address) == "s3://mine-1/photos/cats/" and data.folder is None
     assert settings(project, 'data = "s3://mine-1/photos/cats/"').data("mine").digest == data.digest  # type: ignore[union-attr]
     assert settings(project, 'data = "s3://mine-1/photos/dogs"').data("mine").digest != data.digest  # type: ignore[union-attr]
-    assert settings(project, 'data = "s3://mine-1"').data("mine").address == Address(bucket="mine-1", prefix="")  # type: ignore[union-attr]
+    assert settings(project, 'data = "s3://mine-1"').data("mine").address == Address(
+        bucket="mine-1", prefix=""
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +83,20 @@ def test_an_address_counts_by_its_text(project: Path) -> None:
     [
         ("rows", "no folder {project}/rows; create it, or take `data` out"),
         ("imagess", "no folder {project}/imagess; did you mean 'images'?"),
-        ("mine.py", "{project}/mine.py is a file: name the folder that it lies in; did you mean '{project}'?"),
+        (
+            "mine.py",
+            "{project}/mine.py is a file: name the folder that it lies in; did you mean '{project}'?",
+        ),
         ("hollow", "{project}/hollow is empty"),
         (".", "{project} holds SRIFT_HOME"),
         ("", "'' names nothing"),
         ("ima\\nges", "has a character that cannot be printed"),
         ("s3:/mine-1/cats", "did you mean 's3://mine-1/cats'?"),
         ("S3://mine-1/cats", "did you mean 's3://mine-1/cats'?"),
-        ("https://mine-1.s3.amazonaws.com/cats", "neither a folder nor of the form s3://bucket/prefix"),
+        (
+            "https://mine-1.s3.amazonaws.com/cats",
+            "neither a folder nor of the form s3://bucket/prefix",
+        ),
         ("s3://Mine/cats", "is not of the form s3://bucket/prefix"),
         ("s3://m", "is not of the form s3://bucket/prefix"),
         ("s3://mine-1//cats", "did you mean 's3://mine-1/cats'?"),
@@ -90,7 +105,9 @@ def test_an_address_counts_by_its_text(project: Path) -> None:
         ("s3://mine-1/${{aws:userid}}", "'$' in it, which cannot stand in an IAM policy"),
     ],
 )
-def test_a_wrong_name_is_refused_before_anything_starts(project: Path, stated: str, said: str) -> None:
+def test_a_wrong_name_is_refused_before_anything_starts(
+    project: Path, stated: str, said: str
+) -> None:
     (project / "hollow").mkdir()
     with pytest.raises(SettingsError) as refused:
         settings(project, f'data = "{stated}"').data("mine")
@@ -110,7 +127,9 @@ def test_a_disk_that_is_away_keeps_nobody_from_reaping(project: Path) -> None:
 def test_data_that_nobody_would_read_and_two_of_one_name_are_refused(project: Path) -> None:
     with pytest.raises(SettingsError, match="rename the second"):
         settings(project, 'data = "images"', "arguments = { data = 1 }")
-    (project / "srift.toml").write_text(TOML.replace('entrypoint = "mine.py:build"', 'data = "images"'))
+    (project / "srift.toml").write_text(
+        TOML.replace('entrypoint = "mine.py:build"', 'data = "images"')
+    )
     with pytest.raises(SettingsError, match="data without an entrypoint"):
         load_settings(project / "srift.toml")
 
@@ -126,10 +145,16 @@ def test_files_have_names_with_slashes_and_a_link_counts_as_its_file(project: Pa
     [
         (lambda folder: (folder / "a\nb").touch(), "which no object of S3 can be called"),
         (lambda folder: (folder / "a\\b").touch(), "which no object of S3 can be called"),
-        (lambda folder: Path(os.fsdecode(os.fsencode(folder) + b"/\xff")).touch(), "no object of S3 can be called"),
+        (
+            lambda folder: Path(os.fsdecode(os.fsencode(folder) + b"/\xff")).touch(),
+            "no object of S3 can be called",
+        ),
         (lambda folder: os.mkfifo(folder / "pipe"), "is no plain file"),
         (lambda folder: (folder / "link").symlink_to(folder), "is a link to a folder"),
-        (lambda folder: (folder / "link").symlink_to(folder / "none"), "is a link that leads nowhere"),
+        (
+            lambda folder: (folder / "link").symlink_to(folder / "none"),
+            "is a link that leads nowhere",
+        ),
         (lambda folder: (folder / "empty").mkdir(), ""),
     ],
 )
@@ -144,7 +169,9 @@ def test_what_could_not_travel_is_refused_by_name(project: Path, make: object, s
         settings(project, 'data = "images"').workload("mine")
 
 
-def test_too_many_files_and_folders_of_nothing_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_and_folders_of_nothing_are_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "shells" / "inner").mkdir(parents=True)
     with pytest.raises(BadData, match="has no file in it"):
         files_below(project / "shells")

@@ -32,17 +32,25 @@ class DLRM(nn.Module):
         for one, weights in zip(rows, self.tables.parameters(), strict=True):
             nn.init.uniform_(weights, -(one**-0.5), one**-0.5)
         vectors = len(rows) + 1
-        self.top = nn.Sequential(_layers(width + vectors * (vectors - 1) // 2, 512, 256), nn.Linear(256, 1))
+        self.top = nn.Sequential(
+            _layers(width + vectors * (vectors - 1) // 2, 512, 256), nn.Linear(256, 1)
+        )
         self.pairs: Tensor
-        self.register_buffer("pairs", torch.tril_indices(vectors, vectors, offset=-1), persistent=False)
+        self.register_buffer(
+            "pairs", torch.tril_indices(vectors, vectors, offset=-1), persistent=False
+        )
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Numbers (batch, 13) and values (batch, features) to a logit a sample."""
         numbers, values = inputs
         dense = self.bottom(numbers)
-        vectors = torch.stack([dense, *(table(values[:, i]) for i, table in enumerate(self.tables))], dim=1)
+        vectors = torch.stack(
+            [dense, *(table(values[:, i]) for i, table in enumerate(self.tables))], dim=1
+        )
         products = vectors @ vectors.transpose(1, 2)
-        logits: Tensor = self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], dim=1))
+        logits: Tensor = self.top(
+            torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], dim=1)
+        )
         return logits.squeeze(1)
 
 
@@ -62,4 +70,6 @@ def build(width: int = 16, most_rows: int = max(_VALUES)) -> Parts:
 
 def _layers(*widths: int) -> nn.Sequential:
     """Linear layers, each with a ReLU behind it."""
-    return nn.Sequential(*(part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU())))
+    return nn.Sequential(
+        *(part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU()))
+    )

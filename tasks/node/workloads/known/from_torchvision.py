@@ -15,11 +15,16 @@ from torchvision.models.resnet import Bottleneck, ResNet
 Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
 _BLOCKS = (3, 4, 6, 3)  # of the four stages of a ResNet-50
-_IMAGES = 64  # made once and drawn from: to make others for each batch would take longer than the step
+_IMAGES = (
+    64  # made once and drawn from: to make others for each batch would take longer than the step
+)
 
 
 def resnet50(
-    pixels: int = 224, classes: int = 1000, width_per_group: int = 64, most_blocks: int = max(_BLOCKS)
+    pixels: int = 224,
+    classes: int = 1000,
+    width_per_group: int = 64,
+    most_blocks: int = max(_BLOCKS),
 ) -> Parts:
     """Model, loss, batch maker and optimizer; no stage has more than `most_blocks` blocks."""
     blocks = [min(most_blocks, blocks) for blocks in _BLOCKS]
@@ -28,7 +33,9 @@ def resnet50(
     return model, nn.CrossEntropyLoss(), _batch_maker(pixels, classes), optimizer
 
 
-def vit_b_16(pixels: int = 224, classes: int = 1000, width: int = 768, layers: int = 12, heads: int = 12) -> Parts:
+def vit_b_16(
+    pixels: int = 224, classes: int = 1000, width: int = 768, layers: int = 12, heads: int = 12
+) -> Parts:
     """Model, loss, batch maker and optimizer; `pixels` is a multiple of 16, the side of a patch."""
     model = VisionTransformer(
         image_size=pixels,
@@ -40,7 +47,12 @@ def vit_b_16(pixels: int = 224, classes: int = 1000, width: int = 768, layers: i
         num_classes=classes,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.3)
-    return model, nn.CrossEntropyLoss(label_smoothing=0.11), _batch_maker(pixels, classes), optimizer
+    return (
+        model,
+        nn.CrossEntropyLoss(label_smoothing=0.11),
+        _batch_maker(pixels, classes),
+        optimizer,
+    )
 
 
 def _batch_maker(pixels: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:

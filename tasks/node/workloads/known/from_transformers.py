@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 Parts = tuple[
-    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+    nn.Module,
+    Callable[[Tensor, Tensor], Tensor],
+    Callable[[int], tuple[Tensor, Tensor]],
+    torch.optim.Optimizer,
 ]
 
 _TEXTS = 256  # made once and drawn from
@@ -33,7 +36,9 @@ class Logits(nn.Module):
         return logits
 
 
-def bert(vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12) -> Parts:
+def bert(
+    vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12
+) -> Parts:
     """Model, loss, batch maker and optimizer of masked language modelling: 15 % of the tokens are to be guessed."""
     config = BertConfig(
         vocab_size=vocabulary,
@@ -43,7 +48,9 @@ def bert(vocabulary: int = 30522, length: int = 512, width: int = 768, layers: i
         num_hidden_layers=layers,
         num_attention_heads=heads,
     )
-    model = Logits(BertForMaskedLM(config))  # has no pooler, which this loss would leave without a gradient
+    model = Logits(
+        BertForMaskedLM(config)
+    )  # has no pooler, which this loss would leave without a gradient
     texts = torch.randint(vocabulary, (_TEXTS, length))
 
     def make_batch(batch: int) -> tuple[Tensor, Tensor]:
@@ -51,10 +58,17 @@ def bert(vocabulary: int = 30522, length: int = 512, width: int = 768, layers: i
         masked = torch.rand(batch, length) < _MASKED
         return tokens.masked_fill(masked, _MASK), tokens.masked_fill(~masked, _NO_TARGET)
 
-    return model, _cross_entropy, make_batch, torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    return (
+        model,
+        _cross_entropy,
+        make_batch,
+        torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01),
+    )
 
 
-def gpt2(vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12) -> Parts:
+def gpt2(
+    vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12
+) -> Parts:
     """Model, loss, batch maker and optimizer of predicting the next token."""
     config = GPT2Config(
         vocab_size=vocabulary,
@@ -73,9 +87,16 @@ def gpt2(vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: 
         tokens = texts[torch.randint(_TEXTS, (batch,))]
         return tokens[:, :-1], tokens[:, 1:]
 
-    return model, _cross_entropy, make_batch, torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    return (
+        model,
+        _cross_entropy,
+        make_batch,
+        torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1),
+    )
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The mean over all tokens that have a target."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET)
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET
+    )

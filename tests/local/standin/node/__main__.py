@@ -53,7 +53,11 @@ def main() -> None:
     args = parser.parse_args()
     mine = args.mailbox / f"node-{args.node}"
     threading.Thread(target=serve, args=(args.address,), daemon=True).start()
-    ready = {"address": args.address, "environment": dict(os.environ), "cores": len(os.sched_getaffinity(0))}
+    ready = {
+        "address": args.address,
+        "environment": dict(os.environ),
+        "cores": len(os.sched_getaffinity(0)),
+    }
     write(mine / "ready.json", ready | {"links": [name for _, name in socket.if_nameindex()]})
     done = 0
     while time.time() < args.deadline:
@@ -65,7 +69,11 @@ def main() -> None:
         if body["kind"] == "leave":
             print("leaving as asked")
             raise SystemExit(body["status"])
-        answer = send(body["address"], body["count"]) if body["kind"] == "send" else burn(body["seconds"])
+        answer = (
+            send(body["address"], body["count"])
+            if body["kind"] == "send"
+            else burn(body["seconds"])
+        )
         write(mine / f"answer-{done}.json", answer)
         done += 1
 

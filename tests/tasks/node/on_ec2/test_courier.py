@@ -46,16 +46,22 @@ def test_the_agent_sees_where_programs_are_and_nothing_of_the_machines_rights(
     assert started["env"]["HOME"] == str(tmp_path / "node-3") and started["env"]["PATH"]
 
 
-@pytest.mark.parametrize(("reason", "came"), [("it does not hold", "it does not hold"), ("", "served")])
+@pytest.mark.parametrize(
+    ("reason", "came"), [("it does not hold", "it does not hold"), ("", "served")]
+)
 def test_nothing_is_served_behind_a_fence_that_does_not_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, came: str
 ) -> None:
     monkeypatch.setattr(courier, "account", lambda _: USER)
     monkeypatch.setattr(courier, "fence", lambda *_: reason)
     monkeypatch.setattr(courier.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(courier, "Delivery", lambda **_: SimpleNamespace(serve=lambda: "served", leave=None))
+    monkeypatch.setattr(
+        courier, "Delivery", lambda **_: SimpleNamespace(serve=lambda: "served", leave=None)
+    )
     arguments = argparse.Namespace(user="srift", python="/python", directory=tmp_path)
-    metadata: Any = SimpleNamespace(address=lambda: "10.0.0.4", base="http://169.254.169.254", notice=None)
+    metadata: Any = SimpleNamespace(
+        address=lambda: "10.0.0.4", base="http://169.254.169.254", notice=None
+    )
     store: Any = None
     assert courier.deliver(arguments, metadata, store, ends=1e12) == came
 
@@ -137,7 +143,9 @@ class World:
 
     def tell(self, name: str, content: bytes) -> None:
         self.inward[name] = content
-        self.inward["manifest.json"] = json.dumps({"files": {name: hashlib.sha256(content).hexdigest()}}).encode()
+        self.inward["manifest.json"] = json.dumps(
+            {"files": {name: hashlib.sha256(content).hexdigest()}}
+        ).encode()
 
     def writes(self, moment: float, name: str, content: str = "{}") -> None:
         def act() -> None:
@@ -191,7 +199,12 @@ def test_that_files_are_left_behind_is_reported_once_and_records_still_go(
 @pytest.mark.parametrize(
     ("name", "back_at", "least_s", "most_s"),
     [
-        ("records/r.json", 400, 400, 411),  # a record outlives a store that is away, and the agent too
+        (
+            "records/r.json",
+            400,
+            400,
+            411,
+        ),  # a record outlives a store that is away, and the agent too
         ("records/r.json", 1e9, 980, 1000),  # until the deadline
         ("log-1.txt", 1e9, 0, 80),  # and what is no record not so long
     ],
@@ -217,7 +230,11 @@ def test_a_notice_is_passed_on_at_once_with_everything_else(world: World) -> Non
     world.sets(31, given=GOES)
     world.sets(40, code=0)
     world.serve()
-    notices = [(moment, json.loads(content)) for moment, name, content in world.came if name == "notice.json"]
+    notices = [
+        (moment, json.loads(content))
+        for moment, name, content in world.came
+        if name == "notice.json"
+    ]
     assert [body["kind"] for _, body in notices] == ["rebalance", "interruption"], "each once"
     assert notices[1][1]["at"] == GOES["at"] and "seen_unix" in notices[1][1]
     assert 31 <= notices[1][0] <= 33.5
@@ -244,7 +261,9 @@ def test_a_machine_that_must_go_before_it_has_a_place_says_so(world: World) -> N
     assert (world.own / "notice.json").exists(), "those on the machine cannot see it"
 
 
-def test_a_full_disk_does_not_silence_a_notice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_silence_a_notice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -284,7 +303,9 @@ def test_an_agent_that_fails_is_reported_with_its_last_words(world: World) -> No
     assert world.serve() == "the agent ended with exit code 1: Traceback: no such thing"
 
 
-def test_a_manifest_that_is_none_is_said_once_and_lived_with(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_that_is_none_is_said_once_and_lived_with(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     world.inward["manifest.json"] = b"[]"
     world.writes(5, "records/r.json")
     world.sets(20, code=0)
@@ -300,16 +321,25 @@ def test_data_that_are_asked_for_are_fetched_and_how_far_they_are_is_reported_no
     asked = b'{"data": {"aabb": "s3://mine-1/cats/"}}'
     world.tell("data.json", asked)
     files = {name: hashlib.sha256(asked).hexdigest() for name in ("data.json", "plan.json")}
-    world.inward["manifest.json"] = json.dumps({"files": files}).encode()  # of a plan that is not there
+    world.inward["manifest.json"] = json.dumps(
+        {"files": files}
+    ).encode()  # of a plan that is not there
     for second in range(5, 60):
-        world.at(second, lambda s=second: world.data.fetched.update(aabb={"state": "fetching", "bytes": s}))
+        world.at(
+            second,
+            lambda s=second: world.data.fetched.update(aabb={"state": "fetching", "bytes": s}),
+        )
     world.sets(58, down=True)
     world.at(60, lambda: world.data.fetched.update(aabb={"state": "ready", "bytes": 60}))
     world.sets(63, down=False)
     world.sets(80, code=0)
     assert world.serve() == ""
     assert world.data.asked == {"aabb": "s3://mine-1/cats/"} and world.data.stopped
-    reports = [(moment, json.loads(content)["aabb"]) for moment, name, content in world.came if name == "data.json"]
+    reports = [
+        (moment, json.loads(content)["aabb"])
+        for moment, name, content in world.came
+        if name == "data.json"
+    ]
     assert {state["state"] for _, state in reports[:-1]} == {"fetching"} and 4 <= len(reports) <= 7
     assert 63 <= reports[-1][0] <= 65 and reports[-1][1] == {"state": "ready", "bytes": 60}
 
@@ -332,10 +362,14 @@ def test_a_machine_at_work_asks_and_tells_no_more_than_the_bill_counts(at_work: 
     assert 0.9 * heartbeats <= len(at_work.came) <= 1.05 * heartbeats, (
         "with fewer heartbeats, silence would be taken for death"
     )
-    assert len(at_work.asked) <= 1.5 * 720 / 12, "the manifest, every five seconds but for the beginning"
+    assert len(at_work.asked) <= 1.5 * 720 / 12, (
+        "the manifest, every five seconds but for the beginning"
+    )
 
 
-def test_news_is_asked_for_less_often_while_there_is_none_and_at_once_where_some_is_near(at_work: World) -> None:
+def test_news_is_asked_for_less_often_while_there_is_none_and_at_once_where_some_is_near(
+    at_work: World,
+) -> None:
     heard: list[float] = []
 
     def look() -> None:
@@ -348,6 +382,11 @@ def test_news_is_asked_for_less_often_while_there_is_none_and_at_once_where_some
     at_work.writes(200, "finished-2.json")
     at_work.serve(3000.0)
     assert 100.2 < heard[0] <= 105.5, "four seconds later than if it asked every second"
-    rates = [sum(start <= moment < start + 15 for moment in at_work.asked) for start in (60, 102, 150, 201, 250)]
-    assert rates[0] <= 4 and rates[2] <= 4 and rates[4] <= 4, "every five seconds while nothing changes"
+    rates = [
+        sum(start <= moment < start + 15 for moment in at_work.asked)
+        for start in (60, 102, 150, 201, 250)
+    ]
+    assert rates[0] <= 4 and rates[2] <= 4 and rates[4] <= 4, (
+        "every five seconds while nothing changes"
+    )
     assert rates[1] >= 9 and rates[3] >= 12, "every second after news from either side"

@@ -21,7 +21,13 @@ from tasks.node.on_ec2 import fetch, s3
 from tasks.node.on_ec2.fetch import DataBucket, Fetcher
 
 Act = Callable[["Store"], object]
-CATS = {"cats/": b"", "cats/1.jpg": b"x" * 10, "cats/deep/2 +ü.jpg": b"y" * 20, "cats/empty": b"", "dogs/1.jpg": b"z"}
+CATS = {
+    "cats/": b"",
+    "cats/1.jpg": b"x" * 10,
+    "cats/deep/2 +ü.jpg": b"y" * 20,
+    "cats/empty": b"",
+    "dogs/1.jpg": b"z",
+}
 
 
 class Store:
@@ -39,7 +45,9 @@ class Store:
         self.refusal = ""
         self.asked: list[tuple[str, str, Mapping[str, str]]] = []
 
-    def answer(self, host: str, path: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes, bytes]:
+    def answer(
+        self, host: str, path: str, headers: Mapping[str, str]
+    ) -> tuple[int, dict[str, str], bytes, bytes]:
         self.asked.append((host, path, headers))
         name, region = host.split(".")[0], host.split(".")[2]
         if name not in self.regions:
@@ -50,21 +58,37 @@ class Store:
         if self.refusal:
             return 403, {}, *twice(f"<Error><Code>{self.refusal}</Code></Error>".encode())
         key, _, query = path.removeprefix("/").partition("?")
-        return self.listing(urllib.parse.parse_qs(query)) if query else self.one(urllib.parse.unquote(key), headers)
+        return (
+            self.listing(urllib.parse.parse_qs(query))
+            if query
+            else self.one(urllib.parse.unquote(key), headers)
+        )
 
     def listing(self, asked: dict[str, list[str]]) -> tuple[int, dict[str, str], bytes, bytes]:
         assert asked["list-type"] == ["2"] and asked["encoding-type"] == ["url"]
         after = asked.get("continuation-token", [""])[0]
-        keys = [one for one in sorted(self.objects) if one.startswith(asked["prefix"][0]) and one > after]
+        keys = [
+            one
+            for one in sorted(self.objects)
+            if one.startswith(asked["prefix"][0]) and one > after
+        ]
         some = keys[: self.page]
         rows = "".join(
             f"<Contents><Key>{urllib.parse.quote_plus(key, safe='/')}</Key><Size>{len(self.objects[key])}</Size>"
             f"<ETag>{etag(self.objects[key])}</ETag></Contents>"
             for key in some
         )
-        more = f"<NextContinuationToken>{some[-1]}</NextContinuationToken>" if len(keys) > len(some) else ""
+        more = (
+            f"<NextContinuationToken>{some[-1]}</NextContinuationToken>"
+            if len(keys) > len(some)
+            else ""
+        )
         space = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
-        return 200, {}, *twice(f"<ListBucketResult {space}>{rows}{more}</ListBucketResult>".encode())
+        return (
+            200,
+            {},
+            *twice(f"<ListBucketResult {space}>{rows}{more}</ListBucketResult>".encode()),
+        )
 
     def one(self, key: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes, bytes]:
         if self.acts:
@@ -99,7 +123,9 @@ class Connection:
         assert method == "GET" and "authorization" in headers
         status, more, whole, comes = self.store.answer(self.host, path, headers)
         head = "".join(f"{name}: {value}\r\n" for name, value in more.items())
-        self.raw = f"HTTP/1.1 {status} x\r\nContent-Length: {len(whole)}\r\n{head}\r\n".encode() + comes
+        self.raw = (
+            f"HTTP/1.1 {status} x\r\nContent-Length: {len(whole)}\r\n{head}\r\n".encode() + comes
+        )
 
     def getresponse(self) -> http.client.HTTPResponse:
         raw = self.raw
@@ -127,7 +153,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def fetched(mailbox: Path, address: str = "s3://mine-1/cats/") -> dict[str, Any]:
     keys = ("AKIAEXAMPLE", "very-secret", "token")
-    fetcher = Fetcher(mailbox, lambda name: DataBucket(name, region="us-east-1", keys=lambda _: keys, attempts=4))
+    fetcher = Fetcher(
+        mailbox, lambda name: DataBucket(name, region="us-east-1", keys=lambda _: keys, attempts=4)
+    )
     fetcher.ask({"ab": address})
     fetcher.ask({"ab": address})
     thread = fetcher._thread
@@ -145,10 +173,18 @@ def fetched(mailbox: Path, address: str = "s3://mine-1/cats/") -> dict[str, Any]
 
 def files(mailbox: Path) -> dict[str, bytes]:
     folder = mailbox / "data" / "ab"
-    return {one.relative_to(folder).as_posix(): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    return {
+        one.relative_to(folder).as_posix(): one.read_bytes()
+        for one in folder.rglob("*")
+        if one.is_file()
+    }
 
 
-WHOLE = {name.removeprefix("cats/"): content for name, content in CATS.items() if name[5:] and name[0] == "c"}
+WHOLE = {
+    name.removeprefix("cats/"): content
+    for name, content in CATS.items()
+    if name[5:] and name[0] == "c"
+}
 
 
 def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_write(
@@ -173,11 +209,15 @@ def test_a_bucket_of_another_region_is_found_there(store: Store, tmp_path: Path)
     assert {host for host, _, _ in store.asked} >= {"mine-1.s3.eu-west-1.amazonaws.com"}
 
 
-def test_an_object_that_comes_in_parts_is_asked_for_from_where_it_was(store: Store, tmp_path: Path) -> None:
+def test_an_object_that_comes_in_parts_is_asked_for_from_where_it_was(
+    store: Store, tmp_path: Path
+) -> None:
     store.objects = {"cats/1.jpg": bytes(range(100))}
     store.cuts = [7] * 10  # more often than one that never comes would be asked for
     assert fetched(tmp_path)["state"] == "ready" and files(tmp_path) == {"1.jpg": bytes(range(100))}
-    ranges = [headers.get("Range", "") for _, path, headers in store.asked if "list-type" not in path]
+    ranges = [
+        headers.get("Range", "") for _, path, headers in store.asked if "list-type" not in path
+    ]
     assert ranges[:3] == ["", "bytes=7-", "bytes=14-"] and len(ranges) == 11
 
 
@@ -191,16 +231,23 @@ def test_one_that_never_comes_ends_in_a_reason(store: Store, tmp_path: Path) -> 
     ("act", "said"),
     [
         (lambda store: store.objects.pop("cats/1.jpg"), "an object was deleted meanwhile"),
-        (lambda store: store.objects.update({"cats/1.jpg": b"w" * 10}), "an object was written anew meanwhile"),
+        (
+            lambda store: store.objects.update({"cats/1.jpg": b"w" * 10}),
+            "an object was written anew meanwhile",
+        ),
     ],
 )
-def test_an_object_that_changes_under_the_fetch_is_named(store: Store, tmp_path: Path, act: Act, said: str) -> None:
+def test_an_object_that_changes_under_the_fetch_is_named(
+    store: Store, tmp_path: Path, act: Act, said: str
+) -> None:
     store.objects, store.acts = {"cats/1.jpg": b"x" * 10}, [act]
     reason = fetched(tmp_path)["reason"]
     assert said in reason and "cats/1.jpg" in reason
 
 
-def test_one_that_changes_between_its_parts_is_not_pieced_together(store: Store, tmp_path: Path) -> None:
+def test_one_that_changes_between_its_parts_is_not_pieced_together(
+    store: Store, tmp_path: Path
+) -> None:
     store.objects, store.cuts = {"cats/1.jpg": b"x" * 10}, [4]
     store.acts = [lambda _: None, lambda store: store.objects.update({"cats/1.jpg": b"w" * 10})]
     assert "written anew meanwhile" in fetched(tmp_path)["reason"]
@@ -231,21 +278,31 @@ def test_the_role_may_list_and_not_read(store: Store, tmp_path: Path) -> None:
     assert fetched(tmp_path)["state"] == "failed"
 
 
-@pytest.mark.parametrize("key", ["cats/../../../etc/cron.d/x", "cats//etc/passwd", "cats/a/../../../x", "cats/1.jpg/x"])
+@pytest.mark.parametrize(
+    "key", ["cats/../../../etc/cron.d/x", "cats//etc/passwd", "cats/a/../../../x", "cats/1.jpg/x"]
+)
 def test_a_key_that_climbs_out_of_the_folder_is_refused_and_nothing_is_written(
     store: Store, tmp_path: Path, key: str
 ) -> None:
     store.objects[key] = b"evil"
     (tmp_path / "m").mkdir()
-    assert repr(key) in fetched(tmp_path / "m")["reason"] or "others lie below it" in fetched(tmp_path / "m")["reason"]
+    assert (
+        repr(key) in fetched(tmp_path / "m")["reason"]
+        or "others lie below it" in fetched(tmp_path / "m")["reason"]
+    )
     assert {one.name for one in tmp_path.rglob("*")} <= {"m", "data", "ab.failed"}
 
 
-def test_free_space_is_looked_at_first_and_said(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_looked_at_first_and_said(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: usage(0, 0, KEPT_FREE_BYTES + 29))
     reason = fetched(tmp_path)["reason"]
-    assert "the volume has 5.0 GiB free, of which 5 are kept: set [ec2] volume_gib higher by at least 1" in reason
+    assert (
+        "the volume has 5.0 GiB free, of which 5 are kept: set [ec2] volume_gib higher by at least 1"
+        in reason
+    )
     assert all("list-type" in path for _, path, _ in store.asked)
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: usage(0, 0, KEPT_FREE_BYTES + 30))
     shutil.rmtree(tmp_path / "data")
@@ -261,16 +318,23 @@ def test_a_disk_that_refuses_is_said_and_s3_is_not_asked_again(
 
     plain = Path.open
     monkeypatch.setattr(
-        Path, "open", lambda path, mode="r", **how: Full(path, "w") if mode == "wb" else plain(path, mode, **how)
+        Path,
+        "open",
+        lambda path, mode="r", **how: Full(path, "w") if mode == "wb" else plain(path, mode, **how),
     )
     store.objects = {"cats/1.jpg": b"x" * 10}
     reason = fetched(tmp_path)["reason"]
-    assert "No space left on device; set [ec2] volume_gib higher" in reason and len(store.asked) == 2
+    assert (
+        "No space left on device; set [ec2] volume_gib higher" in reason and len(store.asked) == 2
+    )
 
 
 def test_a_machine_that_goes_down_fetches_no_further(store: Store, tmp_path: Path) -> None:
     fetcher = Fetcher(
-        tmp_path, lambda name: DataBucket(name, region="us-east-1", keys=lambda _: ("a", "b", ""), attempts=4)
+        tmp_path,
+        lambda name: DataBucket(
+            name, region="us-east-1", keys=lambda _: ("a", "b", ""), attempts=4
+        ),
     )
     store.objects = {f"cats/{n}": b"x" * 10 for n in range(200)}
     store.acts = [lambda _: fetcher.stop()]

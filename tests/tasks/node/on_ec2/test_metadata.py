@@ -41,7 +41,13 @@ class Service:
         return (200, self.values[path]) if path in self.values else (404, "")
 
     def role(self, key: str, expires: str) -> None:
-        body = {"Code": "Success", "AccessKeyId": key, "SecretAccessKey": "s", "Token": "t", "Expiration": expires}
+        body = {
+            "Code": "Success",
+            "AccessKeyId": key,
+            "SecretAccessKey": "s",
+            "Token": "t",
+            "Expiration": expires,
+        }
         self.values["iam/security-credentials/"] = "srift-node"
         self.values["iam/security-credentials/srift-node"] = json.dumps(body)
 
@@ -77,7 +83,9 @@ def test_a_service_without_tokens_is_no_answer_of_nothing(service: Service) -> N
         Metadata("http://m/", service).notice()
 
 
-def test_the_address_comes_from_the_environment_where_ec2_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_comes_from_the_environment_where_ec2_is_emulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert Metadata().base == "http://169.254.169.254"
     monkeypatch.setenv("SRIFT_METADATA", "http://10.9.0.1:8111/")
     assert Metadata().base == "http://10.9.0.1:8111"

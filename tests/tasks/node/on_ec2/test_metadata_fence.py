@@ -19,7 +19,11 @@ USER = pwd.struct_passwd(("srift", "x", 12345, 12346, "", "/", "/bin/sh"))
     ("tools", "holding", "said"),
     [
         ("ip6 ip iptables", "ip", ""),
-        ("ip6 ip iptables", "iptables", ""),  # a network service that starts anew has dropped the routing rule
+        (
+            "ip6 ip iptables",
+            "iptables",
+            "",
+        ),  # a network service that starts anew has dropped the routing rule
         ("iptables", "iptables", ""),
         ("ip iptables", "", "ip: in force; iptables: in force; it is in force and does not hold"),
         ("", "", "ip: no ip here; iptables: no iptables here; none could be put in force"),
@@ -34,7 +38,9 @@ def test_every_rule_is_tried_one_that_holds_is_enough_and_where_none_does_the_re
 
     def apply(words: list[str]) -> str:
         tool = "ip6" if words[:2] == ["ip", "-6"] else words[0]
-        assert "12345" in " ".join(words) and ("169.254.169.254" in " ".join(words)) is (tool != "ip6")
+        assert "12345" in " ".join(words) and ("169.254.169.254" in " ".join(words)) is (
+            tool != "ip6"
+        )
         if tool not in tools.split():
             return f"no {tool} here"
         rules.append(tool)
@@ -57,14 +63,21 @@ def test_root_and_nobody_that_there_is_are_refused() -> None:
         account("srift-no-such-user")
 
 
-def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: dict[str, Any] = {}
     gained: list[str] = []
     monkeypatch.setattr(fence.subprocess, "Popen", lambda command, **options: asked.update(options))
     monkeypatch.setattr(fence, "gain_nothing", lambda: gained.append("nothing"))
     monkeypatch.setattr(fence, "die_with_parent", lambda: gained.append("dies"))
     fence.start_as(USER, ["true"], cwd="/")
-    assert (asked["user"], asked["group"], asked["extra_groups"], asked["cwd"]) == (12345, 12346, [], "/")
+    assert (asked["user"], asked["group"], asked["extra_groups"], asked["cwd"]) == (
+        12345,
+        12346,
+        [],
+        "/",
+    )
     asked["preexec_fn"]()
     assert gained == ["nothing", "dies"]
 
@@ -83,8 +96,12 @@ def tried(monkeypatch: pytest.MonkeyPatch, code: int, root: OSError | None) -> s
     return fence._prove(USER, "/python", "169.254.169.254", 80)
 
 
-def test_only_a_refusal_of_what_root_is_granted_proves_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_refusal_of_what_root_is_granted_proves_the_fence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert tried(monkeypatch, fence._REFUSED, None) == ""
-    assert "root cannot reach it either" in tried(monkeypatch, fence._REFUSED, TimeoutError("timed out"))
+    assert "root cannot reach it either" in tried(
+        monkeypatch, fence._REFUSED, TimeoutError("timed out")
+    )
     assert "does not hold" in tried(monkeypatch, fence._CONNECTED, None)
     assert "no such file" in tried(monkeypatch, 1, None)

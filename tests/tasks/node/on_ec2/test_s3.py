@@ -40,7 +40,9 @@ class Wire:
 
 
 def no(status: int, code: str, date: str = "") -> Answer:
-    return Answer(status, date, f"<Error><Code>{code}</Code><Message>{KEYS[1]}</Message></Error>".encode())
+    return Answer(
+        status, date, f"<Error><Code>{code}</Code><Message>{KEYS[1]}</Message></Error>".encode()
+    )
 
 
 GOOD = Answer(200, "", b"content")
@@ -53,7 +55,9 @@ def bucket(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bucket]
 
     def made(wire: Wire, name: str = "b", **options: Any) -> Bucket:
         monkeypatch.setattr(Bucket, "_send", lambda _, *asked: wire(*asked))
-        return Bucket(name, **{"region": "us-east-1", "keys": lambda _: KEYS, "attempts": 4} | options)
+        return Bucket(
+            name, **{"region": "us-east-1", "keys": lambda _: KEYS, "attempts": 4} | options
+        )
 
     return made
 
@@ -64,18 +68,25 @@ def bucket(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bucket]
     ("url", "region"),
     [
         ("https://bucket.s3.us-east-1.amazonaws.com/srift/code/abc.tar.gz", "us-east-1"),
-        ("https://bucket.s3.eu-west-2.amazonaws.com/srift/leases/l/AROA%3Ai-0abc/out/records/a%2Bb.json", "eu-west-2"),
+        (
+            "https://bucket.s3.eu-west-2.amazonaws.com/srift/leases/l/AROA%3Ai-0abc/out/records/a%2Bb.json",
+            "eu-west-2",
+        ),
         ("http://127.0.0.1:5000/bucket/srift/a%20b/~c_d-e.f", "ap-southeast-1"),
     ],
 )
-def test_a_request_is_signed_as_botocore_signs_it(url: str, region: str, method: str, token: str) -> None:
+def test_a_request_is_signed_as_botocore_signs_it(
+    url: str, region: str, method: str, token: str
+) -> None:
     body = b'{"step_s": 0.1}' if method == "PUT" else b""
     theirs = AWSRequest(method=method, url=url, data=body)
     S3SigV4Auth(Credentials(KEYS[0], KEYS[1], token or None), "s3", region).add_auth(theirs)
     at_unix = calendar.timegm(time.strptime(theirs.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ"))
     _, _, rest = url.partition("//")
     host, _, path = rest.partition("/")
-    ours = sign(method, host, f"/{path}", body, region=region, keys=(*KEYS[:2], token), at_unix=at_unix)
+    ours = sign(
+        method, host, f"/{path}", body, region=region, keys=(*KEYS[:2], token), at_unix=at_unix
+    )
     assert ours["authorization"] == theirs.headers["Authorization"]
     assert ours.get("x-amz-security-token") == theirs.headers.get("X-Amz-Security-Token")
 
@@ -99,7 +110,13 @@ def test_the_bucket_stands_in_the_name_or_where_that_cannot_be_in_the_path(
 
 @pytest.mark.parametrize(
     "fault",
-    [no(503, "SlowDown"), no(500, ""), no(400, "RequestTimeout"), TimeoutError(), http.client.IncompleteRead(b"")],
+    [
+        no(503, "SlowDown"),
+        no(500, ""),
+        no(400, "RequestTimeout"),
+        TimeoutError(),
+        http.client.IncompleteRead(b""),
+    ],
 )
 def test_what_passes_is_waited_for_longer_and_longer_and_not_for_ever(
     bucket: Bucketed, clock: Any, fault: Answer | Exception
@@ -125,8 +142,12 @@ def test_a_fault_of_the_connection_is_named_by_its_kind_and_tells_nothing_that_w
     bucket: Bucketed, fault: type[Exception]
 ) -> None:
     class Telling(Wire):
-        def __call__(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-            raise fault(f"{method} {path} {dict(headers)}")  # as a library may put the request into its message
+        def __call__(
+            self, method: str, path: str, headers: Mapping[str, str], body: bytes
+        ) -> Answer:
+            raise fault(
+                f"{method} {path} {dict(headers)}"
+            )  # as a library may put the request into its message
 
     with pytest.raises(S3Error, match=f"S3 PUT k: {fault.__name__}$") as raised:
         bucket(Telling()).put("k", b"x")
@@ -136,9 +157,15 @@ def test_a_fault_of_the_connection_is_named_by_its_kind_and_tells_nothing_that_w
 
 @pytest.mark.parametrize(
     ("answer", "absent"),
-    [(no(404, "NoSuchKey"), True), (no(403, "AccessDenied"), True), (no(404, "NoSuchBucket"), False)],
+    [
+        (no(404, "NoSuchKey"), True),
+        (no(403, "AccessDenied"), True),
+        (no(404, "NoSuchBucket"), False),
+    ],
 )
-def test_what_is_not_there_may_be_called_forbidden(bucket: Bucketed, answer: Answer, absent: bool) -> None:
+def test_what_is_not_there_may_be_called_forbidden(
+    bucket: Bucketed, answer: Answer, absent: bool
+) -> None:
     with pytest.raises(S3Error) as raised:
         bucket(Wire(answer)).get("k")
     assert isinstance(raised.value, Absent) is absent
@@ -150,7 +177,10 @@ def test_a_clock_that_is_wrong_is_put_right_by_the_stores(bucket: Bucketed) -> N
     one = bucket(wire)
     assert one.get("k") == b"content"
     one.put("k", b"x")  # and stays right
-    stamps = [calendar.timegm(time.strptime(asked[2]["x-amz-date"], "%Y%m%dT%H%M%SZ")) for asked in wire.asked]
+    stamps = [
+        calendar.timegm(time.strptime(asked[2]["x-amz-date"], "%Y%m%dT%H%M%SZ"))
+        for asked in wire.asked
+    ]
     assert [round(stamp - NOW, -1) for stamp in stamps] == [0, 7200, 7200]
     with pytest.raises(S3Error, match="RequestTimeTooSkewed"):
         bucket(Wire(no(403, "RequestTimeTooSkewed", "noon"))).get("k")
@@ -158,12 +188,16 @@ def test_a_clock_that_is_wrong_is_put_right_by_the_stores(bucket: Bucketed) -> N
 
 def test_credentials_that_have_expired_are_asked_for_anew(bucket: Bucketed) -> None:
     fresh: list[bool] = []
-    bucket(Wire(no(400, "ExpiredToken"), GOOD), keys=lambda anew: fresh.append(anew) or KEYS).put("k", b"x")
+    bucket(Wire(no(400, "ExpiredToken"), GOOD), keys=lambda anew: fresh.append(anew) or KEYS).put(
+        "k", b"x"
+    )
     assert fresh == [False, True]
 
 
 def test_both_files_work_alone_side_by_side(tmp_path: Path) -> None:
     for name in ("s3.py", "metadata.py"):
         (tmp_path / name).write_text((Path(s3.__file__).parent / name).read_text())
-    (tmp_path / "fetch").write_text("import s3, metadata\ns3.Bucket('b', region='r', keys=metadata.Metadata().keys)\n")
+    (tmp_path / "fetch").write_text(
+        "import s3, metadata\ns3.Bucket('b', region='r', keys=metadata.Metadata().keys)\n"
+    )
     assert subprocess.run([sys.executable, str(tmp_path / "fetch")], cwd="/").returncode == 0

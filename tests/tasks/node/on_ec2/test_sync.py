@@ -24,7 +24,11 @@ class Files:
     def say(self, **files: str) -> None:
         for name, content in files.items():
             self.files[name.replace("__", "/").replace("_", ".")] = content.encode()
-        named = {name: hashlib.sha256(self.files[name]).hexdigest() for name in self.files if name != "manifest.json"}
+        named = {
+            name: hashlib.sha256(self.files[name]).hexdigest()
+            for name in self.files
+            if name != "manifest.json"
+        }
         self.files["manifest.json"] = json.dumps({"files": named}).encode()
 
     def get(self, name: str) -> bytes:
@@ -57,7 +61,13 @@ def test_what_is_new_or_changed_is_fetched_and_only_as_the_manifest_says(tmp_pat
 def test_a_plan_comes_after_its_workloads_and_the_end_last() -> None:
     names = ("done.json", "go-1.json", "plan.json", "workloads/d.py", "node.json")
     manifest = json.dumps({"files": dict.fromkeys(names, "0" * 64)}).encode()
-    assert list(files_of(manifest)) == ["node.json", "workloads/d.py", "plan.json", "go-1.json", "done.json"]
+    assert list(files_of(manifest)) == [
+        "node.json",
+        "workloads/d.py",
+        "plan.json",
+        "go-1.json",
+        "done.json",
+    ]
 
 
 def test_content_that_is_not_what_the_manifest_says_is_not_put_in_place(tmp_path: Path) -> None:
@@ -72,7 +82,20 @@ def test_content_that_is_not_what_the_manifest_says_is_not_put_in_place(tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "/etc/x", "a/../../x", "a//b", "", ".x", "a/.x", "node-0/notice.json", "a\\b", "a/b/c/d", "a\n"]
+    "name",
+    [
+        "../x",
+        "/etc/x",
+        "a/../../x",
+        "a//b",
+        "",
+        ".x",
+        "a/.x",
+        "node-0/notice.json",
+        "a\\b",
+        "a/b/c/d",
+        "a\n",
+    ],
 )
 def test_a_name_that_leads_elsewhere_refuses_the_manifest(name: str) -> None:
     with pytest.raises(BadManifest, match=r"manifest\.json names"):
@@ -80,7 +103,8 @@ def test_a_name_that_leads_elsewhere_refuses_the_manifest(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"files": []}', '{"files": {"plan.json": 3}}', '{"files": {"a": "0"}}']
+    "text",
+    ["", "[]", "{}", '{"files": []}', '{"files": {"plan.json": 3}}', '{"files": {"a": "0"}}'],
 )
 def test_a_manifest_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(BadManifest):
@@ -88,7 +112,15 @@ def test_a_manifest_that_is_none_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3", "{}", '{"node": "0", "nodes": 1}', '{"node": 2, "nodes": 2}', '{"node": -1, "nodes": 2}']
+    "text",
+    [
+        "",
+        "3",
+        "{}",
+        '{"node": "0", "nodes": 1}',
+        '{"node": 2, "nodes": 2}',
+        '{"node": -1, "nodes": 2}',
+    ],
 )
 def test_a_place_outside_the_cluster_is_refused(text: str, tmp_path: Path) -> None:
     store = Files()
@@ -138,15 +170,31 @@ def carried(tmp_path: Path, store: Store, clock: Any) -> Outbox:
     return Outbox(tmp_path, owner=os.getuid(), put=store.put)
 
 
-def test_records_go_before_anything_else_and_scratch_stays(tmp_path: Path, store: Store, carried: Outbox) -> None:
-    for name in ("log-1.txt", "heartbeat.json", "ready.json", "armed-1.json", "scratch/plan-1.json", "records/b.json"):
+def test_records_go_before_anything_else_and_scratch_stays(
+    tmp_path: Path, store: Store, carried: Outbox
+) -> None:
+    for name in (
+        "log-1.txt",
+        "heartbeat.json",
+        "ready.json",
+        "armed-1.json",
+        "scratch/plan-1.json",
+        "records/b.json",
+    ):
         write(tmp_path, name)
     write(tmp_path, "records/a.json", "whole")
     (tmp_path / "records" / ".c.json.77").write_text("hal")
     carried.carry()
     assert store.came[0] == ("records/a.json", b"whole")
     assert store.names() == [
-        *("records/a.json", "records/b.json", "armed-1.json", "ready.json", "heartbeat.json", "log-1.txt")
+        *(
+            "records/a.json",
+            "records/b.json",
+            "armed-1.json",
+            "ready.json",
+            "heartbeat.json",
+            "log-1.txt",
+        )
     ]
 
 
@@ -160,7 +208,11 @@ def test_a_heartbeat_goes_every_five_seconds_and_a_record_once(
         write(tmp_path, "log-1.txt", "x" * half_second)
         carried.carry()
     names = store.names()
-    assert [names.count(one) for one in ("heartbeat.json", "log-1.txt", "records/a.json")] == [3, 2, 1]
+    assert [names.count(one) for one in ("heartbeat.json", "log-1.txt", "records/a.json")] == [
+        3,
+        2,
+        1,
+    ]
     write(tmp_path, "records/a.json", "forged")
     clock.now += 100
     carried.carry()
@@ -198,7 +250,9 @@ def test_one_file_that_is_always_refused_does_not_hold_up_the_others_and_a_flush
     assert store.names() == ["records/b.json", "log-1.txt"]
     assert carried.records_waiting() == 1
     write(tmp_path, "log-1.txt", "later")
-    assert carried.flush(1.0) == 1 and store.came[-1] == ("log-1.txt", b"later"), "a flush waits for no turn"
+    assert carried.flush(1.0) == 1 and store.came[-1] == ("log-1.txt", b"later"), (
+        "a flush waits for no turn"
+    )
     write(tmp_path, "heartbeat.json")
     clock.now = 5.5
     carried.carry()
@@ -304,7 +358,11 @@ def test_files_that_are_rewritten_all_the_time_cost_no_more_than_the_caps_count(
     at_once = 3 * sync.UPLOADS_AT_ONCE  # in the shortest time that the caps count, twenty minutes
     assert late_s(2 * 6) + 300.0 >= 1200.0
     most = ec2_prices.MOST_PUTS_PER_HOUR - 3600.0  # the controller's own
-    assert 3600.0 / sync.STEADY_EVERY_S + sync.UPLOADS_PER_HOUR + at_once <= most <= ec2_prices.MOST_GETS_PER_HOUR
+    assert (
+        3600.0 / sync.STEADY_EVERY_S + sync.UPLOADS_PER_HOUR + at_once
+        <= most
+        <= ec2_prices.MOST_GETS_PER_HOUR
+    )
 
 
 def test_a_flood_of_files_holds_no_record_back_at_the_end_and_is_carried_in_time(
@@ -320,7 +378,9 @@ def test_a_flood_of_files_holds_no_record_back_at_the_end_and_is_carried_in_time
     assert carried.flush(1e9) <= 1 and carried.records_waiting() == 0
 
 
-def test_a_flood_of_records_lets_no_machine_fall_silent(tmp_path: Path, store: Store, carried: Outbox) -> None:
+def test_a_flood_of_records_lets_no_machine_fall_silent(
+    tmp_path: Path, store: Store, carried: Outbox
+) -> None:
     for number in range(sync.UPLOADS_AT_ONCE + 50):
         write(tmp_path, f"records/{number}.json")
     write(tmp_path, "heartbeat.json")

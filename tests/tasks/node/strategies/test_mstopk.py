@@ -21,8 +21,12 @@ def gaussian(many: int) -> Tensor:
 
 @pytest.mark.parametrize("many", [1000, 100_003])
 @pytest.mark.parametrize("part", [0.001, 0.01, 0.3, 0.9])
-@pytest.mark.parametrize("power", [1, 3, 9])  # the ninth power of a normal number has tails that hide all others
-def test_exactly_as_many_as_asked_for_with_nearly_all_of_the_energy(many: int, part: float, power: int) -> None:
+@pytest.mark.parametrize(
+    "power", [1, 3, 9]
+)  # the ninth power of a normal number has tails that hide all others
+def test_exactly_as_many_as_asked_for_with_nearly_all_of_the_energy(
+    many: int, part: float, power: int
+) -> None:
     values, count = gaussian(many) ** power, max(1, int(part * many))
     picked = largest(values, count)
     assert len(picked.unique()) == len(picked) == count
@@ -51,7 +55,9 @@ def test_what_is_small_beside_one_large_entry_is_distinguished() -> None:
     assert energy(values[rest]) >= 0.9 * energy(values.abs().topk(1000).values[1:])
     table = torch.zeros(100_000)
     table[-900:] = 1e-6 * gaussian(900)
-    assert set(range(99_100, 100_000)) <= set(largest(table, 1000).tolist()), "all that are no zeros"
+    assert set(range(99_100, 100_000)) <= set(largest(table, 1000).tolist()), (
+        "all that are no zeros"
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, -2.0])

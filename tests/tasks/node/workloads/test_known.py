@@ -61,10 +61,14 @@ def file_of(settings: Settings, name: str) -> tuple[Path, WorkloadFile]:
     source, function = settings.source(name)
     path = source.files[source.entry]
     arguments = dict(settings.workloads[name].arguments)
-    return path.parent, WorkloadFile(name=name, digest=name, file=path.name, function=function, arguments=arguments)
+    return path.parent, WorkloadFile(
+        name=name, digest=name, file=path.name, function=function, arguments=arguments
+    )
 
 
-def load(settings: Settings, name: str, device: str = "cpu", *, switches: str = "none") -> LoadedWorkload:
+def load(
+    settings: Settings, name: str, device: str = "cpu", *, switches: str = "none"
+) -> LoadedWorkload:
     folder, file = file_of(settings, name)
     built = build(folder, file, seed=0, rank=0, computing=arithmetic("fp32", torch.device(device)))
     for module in built.model.modules():
@@ -76,7 +80,10 @@ def load(settings: Settings, name: str, device: str = "cpu", *, switches: str = 
 
 def losses(built: LoadedWorkload, module: nn.Module) -> list[float]:
     torch.manual_seed(1)
-    return [one_step(built, module, batch=4, accumulation_steps=1, scale=1.0, sync=True) for _ in range(3)]
+    return [
+        one_step(built, module, batch=4, accumulation_steps=1, scale=1.0, sync=True)
+        for _ in range(3)
+    ]
 
 
 @cache
@@ -99,14 +106,18 @@ def shapes(model: nn.Module) -> list[tuple[str, torch.Size]]:
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit-b-16", "bert", "gpt2", "dlrm"])
-def test_in_full_it_is_the_librarys_own_and_of_the_size_that_the_page_says(settings: Settings, name: str) -> None:
+def test_in_full_it_is_the_librarys_own_and_of_the_size_that_the_page_says(
+    settings: Settings, name: str
+) -> None:
     """On the device `meta`, which computes nothing and where everything must lie as on a GPU."""
     built = load(settings, name, "meta")
     if name != "dlrm":
         model = getattr(built.model, "network", built.model)
         assert shapes(model) == shapes(libraries_own()[name])
     assert {one.device.type for one in built.model.parameters()} == {"meta"}
-    entrypoint = str(settings.workloads[name].entrypoint).removeprefix("tasks/node/workloads/known/")
+    entrypoint = str(settings.workloads[name].entrypoint).removeprefix(
+        "tasks/node/workloads/known/"
+    )
     said = [cell.replace(",", "") for cell in ROWS[entrypoint].split(" | ")[2:]]
     assert said[:2] == [str(built.parameters), f"{built.gradient_bytes / 1e6:.0f}"]
     if name != "gpt2":  # whose mask is decided by a number that nothing has on this device
@@ -115,7 +126,9 @@ def test_in_full_it_is_the_librarys_own_and_of_the_size_that_the_page_says(setti
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_in_small_it_passes_the_check_without_a_note(settings: Settings, name: str, precision: str) -> None:
+def test_in_small_it_passes_the_check_without_a_note(
+    settings: Settings, name: str, precision: str
+) -> None:
     assert precision in settings.workloads[name].precisions
     result = checked(*file_of(settings, name), precision, batch=8)
     assert (result["problem"], result["notes"]) == ("", [])
@@ -131,18 +144,30 @@ def test_in_small_it_trains_the_same_in_every_mode_and_each_weight_has_its_gradi
 ) -> None:
     plain = load(settings, name)
     alike = losses(plain, plain.model)
-    for named, switches in (("ddp", "none"), ("ddp", "checkpointing"), ("fsdp", "none"), ("fsdp", "checkpointing")):
+    for named, switches in (
+        ("ddp", "none"),
+        ("ddp", "checkpointing"),
+        ("fsdp", "none"),
+        ("fsdp", "checkpointing"),
+    ):
         built = load(settings, name, switches=switches)
         module = strategy(named, switches)(built.model, built.optimizer, alone, built.device)
         assert losses(built, module) == pytest.approx(alike, rel=1e-4), (named, switches)
         weights = dict(built.model.named_parameters())
         held = {id(one) for group in built.optimizer.param_groups for one in group["params"]}
         assert held == {id(one) for one in weights.values()}
-        assert [key for key, one in weights.items() if one.grad is None or not bool(one.grad.any())] == []
+        assert [
+            key for key, one in weights.items() if one.grad is None or not bool(one.grad.any())
+        ] == []
 
 
-def test_weights_that_two_modules_have_in_common_are_shared_out_with_the_whole_model(settings: Settings) -> None:
+def test_weights_that_two_modules_have_in_common_are_shared_out_with_the_whole_model(
+    settings: Settings,
+) -> None:
     model: Any = load(settings, "gpt2-small").model
     assert model.network.lm_head.weight is model.network.transformer.wte.weight
     gathered = {id(one) for block in blocks(model) for one in block.parameters()}
-    assert id(model.network.lm_head.weight) not in gathered and id(model.network.transformer.wpe.weight) in gathered
+    assert (
+        id(model.network.lm_head.weight) not in gathered
+        and id(model.network.transformer.wpe.weight) in gathered
+    )

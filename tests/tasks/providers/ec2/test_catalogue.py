@@ -45,12 +45,17 @@ def gpu(**changed: Any) -> dict[str, Any]:
     return whole | {"MemoryInfo": {"SizeInMiB": 16384}} | changed
 
 
-def cards(*gbps: float | None, stated: str = "High", able: Sequence[bool] = (), most: int = 99) -> dict[str, Any]:
+def cards(
+    *gbps: float | None, stated: str = "High", able: Sequence[bool] = (), most: int = 99
+) -> dict[str, Any]:
     """Network cards, each able to take an EFA or not (all, unless given), as DescribeInstanceTypes has them."""
     takes = able or [True] * len(gbps)
     kinds = [["interface", "efa", "efa-only"] if one else ["interface"] for one in takes]
     rates = [{"BaselineBandwidthInGbps": one} for one in gbps]
-    named = [rate | {"NetworkCardIndex": at, "InterfaceTypes": kinds[at]} for at, rate in enumerate(rates)]
+    named = [
+        rate | {"NetworkCardIndex": at, "InterfaceTypes": kinds[at]}
+        for at, rate in enumerate(rates)
+    ]
     efa = {"EfaSupported": any(takes), "EfaInfo": {"MaximumEfaInterfaces": min(most, sum(takes))}}
     return efa | {"NetworkPerformance": stated, "NetworkCards": named}
 
@@ -66,18 +71,39 @@ NEURON = {"NeuronDevices": [{"Name": "Trainium", "Count": 16, "MemoryInfo": {"Si
         ({"GpuInfo": {}, "NeuronInfo": NEURON}, (16, "Trainium", 32.0), None),
         ({"GpuInfo": {"Gpus": [gpu(Name="Z1")]}}, (1, "Z1", 16.0), None),
         (
-            {"GpuInfo": {"Gpus": [gpu(Count=0, GpuPartitionSize=0.125, Name="L4", MemoryInfo={"SizeInMiB": 2048})]}},
+            {
+                "GpuInfo": {
+                    "Gpus": [
+                        gpu(
+                            Count=0,
+                            GpuPartitionSize=0.125,
+                            Name="L4",
+                            MemoryInfo={"SizeInMiB": 2048},
+                        )
+                    ]
+                }
+            },
             (1, "L4 1/8", 2.0),
             DEVICE_TFLOPS["L4"] / 8,
         ),
     ],
-    ids=["a GPU", "processors alone", "other accelerators", "a GPU of unknown speed", "a part of a GPU"],
+    ids=[
+        "a GPU",
+        "processors alone",
+        "other accelerators",
+        "a GPU of unknown speed",
+        "a part of a GPU",
+    ],
 )
 def test_a_machine_is_what_its_devices_are(
     changed: dict[str, Any], device: tuple[int, str, float], tflops: float | None
 ) -> None:
     one = instance_type_of(answer(**changed))
-    assert (one.devices, one.device, one.device_memory_gib) == device and one.device_tflops == tflops
+    assert (
+        one.devices,
+        one.device,
+        one.device_memory_gib,
+    ) == device and one.device_tflops == tflops
     assert (one.name, one.provider, one.cores, one.memory_gib) == ("g9.2xlarge", "ec2", 8.0, 32.0)
     assert one.bandwidth_gbps == 10.0, "the baseline, not the burst"
 
@@ -96,7 +122,9 @@ def test_a_machine_is_what_its_devices_are(
         ("Z1", "fp32", None),
     ],
 )
-def test_what_a_device_cannot_exceed_depends_on_the_precision(device: str, precision: str, most: float | None) -> None:
+def test_what_a_device_cannot_exceed_depends_on_the_precision(
+    device: str, precision: str, most: float | None
+) -> None:
     assert most_tflops(device, precision) == most
 
 
@@ -120,7 +148,9 @@ def test_the_cards_that_a_launch_attaches_count_but_never_more_than_the_machine_
     assert efa_cards(described) == attached and instance_type_of(described).bandwidth_gbps == gbps
 
 
-@pytest.mark.parametrize("network", [cards(None, stated="10 Gigabit"), cards(stated="10 Gigabit"), {}])
+@pytest.mark.parametrize(
+    "network", [cards(None, stated="10 Gigabit"), cards(stated="10 Gigabit"), {}]
+)
 def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network: dict[str, Any]) -> None:
     types = described([answer(NetworkInfo=network), answer(InstanceType="m9.large", GpuInfo={})])
     assert [one.name for one in types] == ["m9.large"]
@@ -138,7 +168,9 @@ def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
         (("x1.*",), set()),
     ]:
         assert {one.name for one in wanted(types, patterns)} == kept
-        assert kept <= may_be_wanted((one.name for one in types), patterns), "what is wanted was asked for"
+        assert kept <= may_be_wanted((one.name for one in types), patterns), (
+            "what is wanted was asked for"
+        )
 
 
 @pytest.mark.parametrize(("name", "kept"), [
@@ -146,7 +178,9 @@ def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
     ("g5.xlarge", True), ("gr6.4xlarge", True), ("g6e.xlarge", True),
     ("p5en.48xlarge", True), ("p6-b200.48xlarge", True),
 ])  # fmt: skip
-def test_arm_machines_are_not_among_all_gpus_since_the_image_is_not_for_them(name: str, kept: bool) -> None:
+def test_arm_machines_are_not_among_all_gpus_since_the_image_is_not_for_them(
+    name: str, kept: bool
+) -> None:
     types = described([answer(InstanceType=name)])
     assert bool(wanted(types, ["gpu"])) is kept
     assert wanted(types, [name]) == types, "by its name anything may be advised about"
@@ -155,7 +189,11 @@ def test_arm_machines_are_not_among_all_gpus_since_the_image_is_not_for_them(nam
 @pytest.mark.skipif(not CATALOGUE.exists(), reason="the catalogue of measured data is not here")
 def test_the_packaged_types_agree_with_another_source() -> None:
     known = {one.name: one for one in packaged().instance_types}
-    rows = [row for row in csv.DictReader(CATALOGUE.read_text().splitlines()) if row["instance_type"] in known]
+    rows = [
+        row
+        for row in csv.DictReader(CATALOGUE.read_text().splitlines())
+        if row["instance_type"] in known
+    ]
     assert len(rows) > 1300
     others: dict[str, int] = {}
     for row in rows:
@@ -163,23 +201,33 @@ def test_the_packaged_types_agree_with_another_source() -> None:
         assert one.cores == float(row["vcpu"])
         assert one.memory_gib == pytest.approx(float(row["memory_gib"]), rel=0.01)
         if row["gpu_name"]:
-            assert one.device_memory_gib == pytest.approx(float(row["gpu_memory_gib_each"]), rel=0.01)
-        if row["network_gbps"] and one.bandwidth_gbps != pytest.approx(float(row["network_gbps"]), rel=0.01):
+            assert one.device_memory_gib == pytest.approx(
+                float(row["gpu_memory_gib_each"]), rel=0.01
+            )
+        if row["network_gbps"] and one.bandwidth_gbps != pytest.approx(
+            float(row["network_gbps"]), rel=0.01
+        ):
             others[one.name] = others.get(one.name, 0) + 1
     assert len(others) <= 15, f"network rates: {sorted(others)}"
 
 
-def test_types_that_the_image_does_not_run_on_are_not_among_all_gpus_and_the_reason_names_its_source() -> None:
+def test_types_that_the_image_does_not_run_on_are_not_among_all_gpus_and_the_reason_names_its_source() -> (
+    None
+):
     line = image_line(AMI_PARAMETER)
     assert line is not None and "release" not in line.source and "2026" in line.source
     gpus = [one for one in packaged().instance_types if is_gpu(one)]
     offered = {family(one.name) for one in wanted(gpus, ["gpu"], line)}
     assert offered == line.families, "every family of the note is one that EC2 has"
     left = {family(one.name) for one in gpus} - offered
-    assert {"p3dn", "g7", "g7e", "p6-b300"} <= left, "no Volta with the open driver, nothing that no note lists"
+    assert {"p3dn", "g7", "g7e", "p6-b300"} <= left, (
+        "no Volta with the open driver, nothing that no note lists"
+    )
     volta = next(one for one in gpus if one.name == "p3dn.24xlarge")
     assert "p3dn (V100" in off_image(volta, line) and line.source in off_image(volta, line)
-    assert wanted(gpus, ["p3dn.24xlarge"], line) == [volta], "by its name anything may be advised about"
+    assert wanted(gpus, ["p3dn.24xlarge"], line) == [volta], (
+        "by its name anything may be advised about"
+    )
     assert wanted(gpus, ["gpu"], None) == gpus, "of an image that nobody knows nothing is left out"
 
 
@@ -196,6 +244,12 @@ def test_a_line_of_images_is_known_by_its_parameter(parameter: str, newer: bool 
 
 def test_processors_run_any_image_and_arm_none() -> None:
     line = image_line(AMI_PARAMETER)
-    types = described([answer(InstanceType="m9.large", GpuInfo={}), answer(InstanceType="g5g.xlarge")])
+    types = described(
+        [answer(InstanceType="m9.large", GpuInfo={}), answer(InstanceType="g5g.xlarge")]
+    )
     arm, cpu = types
-    assert off_image(cpu, line) == "" and "ARM" in off_image(arm, line) and "ARM" in off_image(arm, None)
+    assert (
+        off_image(cpu, line) == ""
+        and "ARM" in off_image(arm, line)
+        and "ARM" in off_image(arm, None)
+    )

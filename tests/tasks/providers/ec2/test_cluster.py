@@ -42,7 +42,9 @@ def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_e
 ) -> None:
     first, second = names(home)
     home.world.s3.upload(home.world.now, "r-1", first, "ready.json", {"address": "10.0.0.1"})
-    home.world.s3.upload(home.world.now, "r-1", second, "records/r-1-000.json", {"run_id": "r-1-000"})
+    home.world.s3.upload(
+        home.world.now, "r-1", second, "records/r-1-000.json", {"run_id": "r-1-000"}
+    )
     write_json(running.mailbox / "plan.json", {"attempt": 1})
     (running.mailbox / "workloads").mkdir()
     (running.mailbox / "workloads" / "abc.py").write_text("x = 1\n")
@@ -52,9 +54,13 @@ def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_e
     assert (len(box.ready_at()), box.recorded()) == (1, {"r-1-000"})
     for name in (first, second):
         manifest = home.world.s3.read("r-1", name, "manifest.json")["files"]
-        assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}, "the controller's own stays here"
+        assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}, (
+            "the controller's own stays here"
+        )
     puts = home.world.count("s3:PutObject")
-    assert running.mirror.sync() and home.world.count("s3:PutObject") == puts, "nothing new, nothing sent"
+    assert running.mirror.sync() and home.world.count("s3:PutObject") == puts, (
+        "nothing new, nothing sent"
+    )
 
 
 def test_an_archive_is_read_and_sent_again_only_when_it_was_written_anew(
@@ -76,7 +82,9 @@ def test_an_archive_is_read_and_sent_again_only_when_it_was_written_anew(
 def test_the_manifest_comes_after_what_it_names(home: Home, running: Ec2Cluster) -> None:
     one = names(home)[0]
     write_json(running.mailbox / "plan.json", {"attempt": 1})
-    home.world.faults = [Fault(action="s3:PutObject", code="SlowDown", when=lambda words: "plan" in words["Key"])]
+    home.world.faults = [
+        Fault(action="s3:PutObject", code="SlowDown", when=lambda words: "plan" in words["Key"])
+    ]
     assert not running.mirror.sync() and "fewer requests" in running.mirror.problem
     assert set(home.world.s3.read("r-1", one, "manifest.json")["files"]) == {"node.json"}
     assert running.mirror.sync()
@@ -84,7 +92,9 @@ def test_the_manifest_comes_after_what_it_names(home: Home, running: Ec2Cluster)
 
 
 def test_half_an_answer_never_appears(home: Home, running: Ec2Cluster) -> None:
-    home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a" * 100})
+    home.world.s3.upload(
+        home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a" * 100}
+    )
     home.world.s3.cut = 1
     assert not running.mirror.sync() and home.records() == set()
     assert running.mirror.sync() and home.records() == {"a"}
@@ -93,7 +103,9 @@ def test_half_an_answer_never_appears(home: Home, running: Ec2Cluster) -> None:
 
 
 @pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject"])
-def test_a_store_that_fails_makes_nobody_silent(home: Home, running: Ec2Cluster, action: str) -> None:
+def test_a_store_that_fails_makes_nobody_silent(
+    home: Home, running: Ec2Cluster, action: str
+) -> None:
     box = Mailbox(path=running.mailbox, nodes=2)
     home.world.s3.skew_s = 3600.0
     for name in names(home):
@@ -104,13 +116,17 @@ def test_a_store_that_fails_makes_nobody_silent(home: Home, running: Ec2Cluster,
     for _ in range(60):
         home.world.pass_s(1.0)
         for name in names(home):
-            home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
+            home.world.s3.upload(
+                home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"}
+            )
         running.mirror.sync()
     assert silent_nodes(box, running.now_unix()) == []
     home.world.faults = []
     home.world.pass_s(60.0)
     running.mirror.sync()
-    assert silent_nodes(box, running.now_unix()) == [0, 1], "heard again, and nothing new in a minute"
+    assert silent_nodes(box, running.now_unix()) == [0, 1], (
+        "heard again, and nothing new in a minute"
+    )
 
 
 def test_a_name_that_leads_elsewhere_is_left_where_it_is_and_a_stranger_is_not_heard(
@@ -120,16 +136,22 @@ def test_a_name_that_leads_elsewhere_is_left_where_it_is_and_a_stranger_is_not_h
     for name in ("../../../evil.json", "records/../../x.json", ".hidden", "a/b/c/d/e.json", "a\nb.json", "a:b.json",
                  f"{ROLE}:i-0ffffffffffffffff/out/x.json"):  # fmt: skip
         home.world.s3.upload(home.world.now, "r-1", names(home)[0], name, {"evil": True})
-    home.world.s3.upload(home.world.now, "r-1", "i-0ffffffffffffffff", "records/x.json", {"run_id": "x"})
+    home.world.s3.upload(
+        home.world.now, "r-1", "i-0ffffffffffffffff", "records/x.json", {"run_id": "x"}
+    )
     assert running.mirror.sync()
     assert sorted(home.path.rglob("*")) == before
 
 
-def test_an_upload_that_is_too_large_is_left_where_it_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_is_too_large_is_left_where_it_is(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ec2_mirror, "MOST_BYTES", 100)
     with home.acquire(home.two()) as running:
         for name, size in (("fits", 100), ("large", 101)):
-            home.world.s3.upload(home.world.now, "r-1", names(home)[0], f"records/{name}.json", b"x" * size)
+            home.world.s3.upload(
+                home.world.now, "r-1", names(home)[0], f"records/{name}.json", b"x" * size
+            )
         assert running.mirror.sync() and home.records() == {"fits"}
         assert home.world.count("s3:GetObject") == 1
 
@@ -140,11 +162,15 @@ def test_a_record_is_on_the_disk_before_it_takes_its_name(
     home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", b"x" * 77)
     seen: list[tuple[int, bool]] = []
     file = running.mailbox / "node-0" / "records" / "a.json"
-    monkeypatch.setattr("os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, file.exists())))
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, file.exists()))
+    )
     assert running.mirror.sync() and file.exists() and seen == [(77, False)]
 
 
-def test_a_store_that_does_not_answer_keeps_no_machine_alive(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_keeps_no_machine_alive(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ec2_mirror, "POLL_S", 0.0)
     home.threaded, ended, asked = True, threading.Event(), threading.Event()
     home.provider = home.controller()
@@ -163,9 +189,13 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(home: Home, monkeyp
         return listed(**words)
 
     with home.acquire(home.two()) as running:
-        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"})
+        home.world.s3.upload(
+            home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"}
+        )
         write_json(running.mailbox / "done.json", {})
-        monkeypatch.setattr(FakeAws, "_terminate_instances", lambda self, **words: terminated(**words))
+        monkeypatch.setattr(
+            FakeAws, "_terminate_instances", lambda self, **words: terminated(**words)
+        )
         monkeypatch.setattr(FakeS3, "list_objects_v2", lambda self, **words: slow(**words))
         assert asked.wait(10.0)
     assert heard[0], "the machines were ended while the store kept the mirror waiting"
@@ -202,10 +232,14 @@ def test_an_interruption_is_distinguished_from_a_failure_and_what_ec2_knows_no_m
     assert not running.nodes()[1].alive and "EC2 does not say why" in running.nodes()[1].reason
 
 
-def test_a_controller_whose_clock_is_ahead_of_the_stores_takes_nobody_for_silent(home: Home) -> None:
+def test_a_controller_whose_clock_is_ahead_of_the_stores_takes_nobody_for_silent(
+    home: Home,
+) -> None:
     home.world.s3.skew_s = -300.0
     with home.acquire(home.two()) as running:
-        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "heartbeat.json", {"phase": "waiting"})
+        home.world.s3.upload(
+            home.world.now, "r-1", names(home)[0], "heartbeat.json", {"phase": "waiting"}
+        )
         running.mirror.sync()
         assert silent_nodes(Mailbox(path=running.mailbox, nodes=2), running.now_unix()) == []
 
@@ -213,17 +247,23 @@ def test_a_controller_whose_clock_is_ahead_of_the_stores_takes_nobody_for_silent
 def test_a_replacement_that_measures_a_run_again_overwrites_no_record(home: Home) -> None:
     with home.acquire(home.two()) as running:
         second = names(home)[1]
-        home.world.s3.upload(home.world.now, "r-1", second, "records/a.json", {"run_id": "a", "by": 2})
+        home.world.s3.upload(
+            home.world.now, "r-1", second, "records/a.json", {"run_id": "a", "by": 2}
+        )
         home.world.interrupt(second)
         assert running.replace(1)
         third = next(one.instance_id for one in home.world.alive() if one.instance_id > second)
         home.world.s3.upload(home.world.now, "r-1", third, "records/a.json", b'{"run_id": "a", "b')
         assert running.mirror.sync() and running.mirror.sync()
-    records = [file.read_text() for file in home.leases.mailbox("r-1").glob("node-*/records/a.json")]
+    records = [
+        file.read_text() for file in home.leases.mailbox("r-1").glob("node-*/records/a.json")
+    ]
     assert sorted(records) == ['{"run_id": "a", "b', '{"run_id": "a", "by": 2}']
 
 
-def test_what_aws_says_is_asked_for_every_few_seconds_and_silence_is_no_loss(home: Home, running: Ec2Cluster) -> None:
+def test_what_aws_says_is_asked_for_every_few_seconds_and_silence_is_no_loss(
+    home: Home, running: Ec2Cluster
+) -> None:
     running.nodes()
     asked = home.world.count("ec2:DescribeInstances")
     for _ in range(10):
@@ -239,7 +279,9 @@ def test_a_notice_counts_down_by_the_stores_clock(home: Home, running: Ec2Cluste
     at = home.world.now.timestamp() + 110
     notice = {"kind": "interruption", "action": "terminate", "at": "", "seen_unix": at}
     home.world.s3.upload(home.world.now, "r-1", first, "notice.json", notice)
-    home.world.s3.upload(home.world.now, "r-1", second, "notice.json", notice | {"kind": "rebalance"})
+    home.world.s3.upload(
+        home.world.now, "r-1", second, "notice.json", notice | {"kind": "rebalance"}
+    )
     home.world.pass_s(20.0)
     running.mirror.sync()
     leaving, warned = running.nodes()
@@ -262,7 +304,9 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
         third = next(name for name in names(home) if name not in (first, second))
         assert running.addresses == ["10.0.0.1", home.world.instances[third].address]
         assert [one.alive for one in running.nodes()] == [True, True]
-        assert Mailbox(path=running.mailbox, nodes=2).ready_at() == [], "the new one has not reported itself"
+        assert Mailbox(path=running.mailbox, nodes=2).ready_at() == [], (
+            "the new one has not reported itself"
+        )
         home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {"run_id": "b"})
         running.mirror.sync()
         assert home.records() == {"a", "b"}
@@ -271,11 +315,17 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
     assert home.world.alive() == [] and home.world.bought() == 3
 
 
-def test_a_silent_machine_that_does_not_end_is_not_replaced(home: Home, running: Ec2Cluster) -> None:
+def test_a_silent_machine_that_does_not_end_is_not_replaced(
+    home: Home, running: Ec2Cluster
+) -> None:
     home.world.immortal = True
-    assert not running.replace(1) and home.world.bought() == 2, "a third would be more than any cap counts"
+    assert not running.replace(1) and home.world.bought() == 2, (
+        "a third would be more than any cap counts"
+    )
     home.world.immortal = False
-    home.world.faults = [Fault(action="ec2:TerminateInstances", code="RequestLimitExceeded", times=3)]
+    home.world.faults = [
+        Fault(action="ec2:TerminateInstances", code="RequestLimitExceeded", times=3)
+    ]
     assert running.replace(1) and len(home.world.alive()) == 2, "asked again"
 
 
@@ -284,7 +334,9 @@ def test_no_replacement_where_there_is_none(home: Home, running: Ec2Cluster) -> 
     home.world.capacity[("us-east-1c", "spot")] = 0
     assert not running.replace(1)
     assert [one.alive for one in running.nodes()] == [True, False]
-    assert [one.code for one in running._launcher.lease.refusals] == ["InsufficientInstanceCapacity"]
+    assert [one.code for one in running._launcher.lease.refusals] == [
+        "InsufficientInstanceCapacity"
+    ]
     home.world.capacity[("us-east-1c", "spot")] = 1
     assert running.replace(1), "asked for anew, under a token of its own"
 
@@ -292,7 +344,9 @@ def test_no_replacement_where_there_is_none(home: Home, running: Ec2Cluster) -> 
 def test_records_uploaded_at_the_last_moment_are_brought_home(home: Home) -> None:
     with home.acquire(home.two()) as running:
         write_json(running.mailbox / "done.json", {})
-        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
+        home.world.s3.upload(
+            home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"}
+        )
         home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=3)]
     assert home.records() == {"last"} and len(home.provider.ended()) == 1
 
@@ -302,7 +356,9 @@ def test_what_is_uploaded_while_machines_are_ended_is_brought_home(home: Home) -
         home.world.pass_s(seconds)
         for one in home.world.instances.values():
             if one.ended_at is not None:
-                home.world.s3.upload(home.world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"})
+                home.world.s3.upload(
+                    home.world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"}
+                )
 
     home.provider._api.clock = replace(home.world.clock, sleep=sleep)
     with home.acquire(home.two()):
@@ -310,9 +366,13 @@ def test_what_is_uploaded_while_machines_are_ended_is_brought_home(home: Home) -
     assert home.records() == {"last"} and (home.world.now - ended).total_seconds() < 60
 
 
-def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home: Home) -> None:
+def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(
+    home: Home,
+) -> None:
     with home.acquire(home.two()):
-        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
+        home.world.s3.upload(
+            home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"}
+        )
         home.world.faults = [Fault(action="s3:GetObject", code="InternalError", times=40)]
     assert home.world.alive() == [] and home.provider.ended() == []
     assert len(home.provider.leases()) == 1, "its dollars count all the same"
@@ -323,7 +383,11 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
 
 def test_a_node_speaks_under_its_role_and_instance(home: Home) -> None:
     with home.acquire(home.two()):
-        keys = {key.split("/")[3] for key in home.world.s3.objects if key.startswith("srift/leases/r-1/")}
+        keys = {
+            key.split("/")[3]
+            for key in home.world.s3.objects
+            if key.startswith("srift/leases/r-1/")
+        }
         assert keys == {f"{ROLE}:{name}" for name in names(home)}
         [code] = [key for key in home.world.s3.objects if key.startswith("srift/code/")]
         assert code.removesuffix(".tar.gz").rpartition("/")[2] in home.world.alive()[0].user_data
@@ -334,8 +398,12 @@ def test_mirrors_that_turn_by_themselves_stop_with_their_lease(home: Home) -> No
     home.provider = home.controller()
     with home.acquire(home.two()):
         assert any(one.name.startswith("mirror-") for one in threading.enumerate())
-        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"})
-    assert not any(one.name.startswith("mirror-") for one in threading.enumerate()) and home.records() == {"a"}
+        home.world.s3.upload(
+            home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"}
+        )
+    assert not any(
+        one.name.startswith("mirror-") for one in threading.enumerate()
+    ) and home.records() == {"a"}
 
 
 def five_minutes(
@@ -346,25 +414,35 @@ def five_minutes(
     for second in range(300):
         if second % 5 == 0:
             for name in names(home):
-                home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"beat": second})
+                home.world.s3.upload(
+                    home.world.now, "r-1", name, "heartbeat.json", {"beat": second}
+                )
         upload(second)
         assert running.mirror.poll()
         assert silent_nodes(Mailbox(path=running.mailbox, nodes=2), running.now_unix()) == []
         home.world.pass_s(1.0)
-    return home.world.count("s3:ListBucket") - before[0], home.world.count("s3:GetObject") - before[1]
+    return home.world.count("s3:ListBucket") - before[0], home.world.count("s3:GetObject") - before[
+        1
+    ]
 
 
-def test_where_something_changes_all_the_time_it_is_listed_every_second_and_no_more(home: Home) -> None:
+def test_where_something_changes_all_the_time_it_is_listed_every_second_and_no_more(
+    home: Home,
+) -> None:
     def record(second: int) -> None:
         if second % 15 == 0:
-            home.world.s3.upload(home.world.now, "r-1", names(home)[0], f"records/{second}.json", {})
+            home.world.s3.upload(
+                home.world.now, "r-1", names(home)[0], f"records/{second}.json", {}
+            )
 
     with home.acquire(home.two(), deadline_s=7200.0) as running:
         lists, _ = five_minutes(home, running, record)
     assert 295 <= lists <= 300, "as prices.MOST_PUTS_PER_HOUR counts"
 
 
-def test_while_nothing_changes_a_notice_is_heard_within_five_seconds_and_an_answer_to_it_within_one(home: Home) -> None:
+def test_while_nothing_changes_a_notice_is_heard_within_five_seconds_and_an_answer_to_it_within_one(
+    home: Home,
+) -> None:
     with home.acquire(home.two(), deadline_s=7200.0) as running:
         five_minutes(home, running)
         lists, gets = five_minutes(home, running)
@@ -380,8 +458,12 @@ def test_while_nothing_changes_a_notice_is_heard_within_five_seconds_and_an_answ
         assert rounds <= 5
         write_json(running.mailbox / "plan.json", {"attempt": 2})
         running.mirror.poll()
-        assert home.world.s3.read("r-1", one, "plan.json") == {"attempt": 2}, "written is sent in the same round"
+        assert home.world.s3.read("r-1", one, "plan.json") == {"attempt": 2}, (
+            "written is sent in the same round"
+        )
         home.world.pass_s(1.0)
         home.world.s3.upload(home.world.now, "r-1", one, "armed-2.json", {})
         running.mirror.poll()
-        assert (running.mailbox / "node-0" / "armed-2.json").exists(), "an answer is listened for every second"
+        assert (running.mailbox / "node-0" / "armed-2.json").exists(), (
+            "an answer is listened for every second"
+        )

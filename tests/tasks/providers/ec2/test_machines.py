@@ -32,20 +32,31 @@ def test_a_spot_cluster_comes_up_in_its_zone_and_is_gone_afterwards(home: Home) 
         same: RunningCluster = running
         assert same.addresses == ["10.0.0.1", "10.0.0.2"]
         assert [one.alive for one in running.nodes()] == [True, True]
-        assert {one.zone for one in running.cluster.members} == {"us-east-1c"}, "the cheapest: the fleet's choice"
+        assert {one.zone for one in running.cluster.members} == {"us-east-1c"}, (
+            "the cheapest: the fleet's choice"
+        )
         [held] = home.provider.leases()
         assert held.controller_alive and held.cluster == "2xg4dn.12xlarge"
         assert [one.instance_id for one in home.world.alive()] == [
             one.instance_id for one in running._launcher.lease.current
         ]
-        assert home.world.s3.read("r-1", home.world.alive()[1].instance_id, "node.json") == {"node": 1, "nodes": 2}
+        assert home.world.s3.read("r-1", home.world.alive()[1].instance_id, "node.json") == {
+            "node": 1,
+            "nodes": 2,
+        }
         home.world.pass_s(3600 - 7)
         usd = running.usd_so_far()
-        assert held.usd_until(home.world.now) == usd > 2 * SPOT_USD["c"], "with volumes, addresses and requests"
-    assert usd == pytest.approx(2 * SPOT_USD["c"], rel=0.03), "an hour of two machines, with their volumes"
+        assert held.usd_until(home.world.now) == usd > 2 * SPOT_USD["c"], (
+            "with volumes, addresses and requests"
+        )
+    assert usd == pytest.approx(2 * SPOT_USD["c"], rel=0.03), (
+        "an hour of two machines, with their volumes"
+    )
     assert home.world.alive() == [] and home.provider.leases() == []
     [ended] = home.provider.ended()
-    assert (ended.outcome, ended.market) == ("released", "spot") and ended.usd == pytest.approx(usd, rel=0.01)
+    assert (ended.outcome, ended.market) == ("released", "spot") and ended.usd == pytest.approx(
+        usd, rel=0.01
+    )
     assert home.world.account.templates == {} and home.world.account.groups == {}
     home.provider.forget("r-1")
     assert home.provider.ended() == []
@@ -55,21 +66,32 @@ def test_what_is_launched_is_closed_encrypted_tagged_and_ends_itself(home: Home)
     with home.acquire(home.two("on-demand")):
         one = home.world.alive()[0]
         [group] = home.world.account.groups.values()
-    assert one.request["MetadataOptions"]["HttpTokens"] == "required" and "KeyName" not in one.request
+    assert (
+        one.request["MetadataOptions"]["HttpTokens"] == "required" and "KeyName" not in one.request
+    )
     assert one.request["BlockDeviceMappings"][0]["Ebs"]["Encrypted"]
     assert one.request["InstanceInitiatedShutdownBehavior"] == "terminate"
-    assert one.request["NetworkInterfaces"][0]["InterfaceType"] == "efa" and "Placement" in one.request
+    assert (
+        one.request["NetworkInterfaces"][0]["InterfaceType"] == "efa" and "Placement" in one.request
+    )
     assert one.tags["srift:lease"] == "r-1" and one.tags["srift:deployment"] == "srift"
     assert float(one.tags["srift:deadline"]) == (NOON + timedelta(seconds=1800)).timestamp()
     ends = one.ends_itself_at()
     assert ends is not None and ends <= one.launched_at + timedelta(seconds=1800 + 65)
-    assert [set(rule) for rule in group["in"]] == [{"IpProtocol", "UserIdGroupPairs"}], "admits itself alone"
+    assert [set(rule) for rule in group["in"]] == [{"IpProtocol", "UserIdGroupPairs"}], (
+        "admits itself alone"
+    )
     assert "everything" not in group["out"]
 
 
-def test_every_rung_refused_is_no_capacity_with_a_refusal_each_and_nothing_alive(home: Home) -> None:
+def test_every_rung_refused_is_no_capacity_with_a_refusal_each_and_nothing_alive(
+    home: Home,
+) -> None:
     for zone in "abc":
-        home.world.capacity |= {(f"us-east-1{zone}", "spot"): 1, (f"us-east-1{zone}", "on-demand"): 1}
+        home.world.capacity |= {
+            (f"us-east-1{zone}", "spot"): 1,
+            (f"us-east-1{zone}", "on-demand"): 1,
+        }
     with pytest.raises(NoCapacity) as refused, home.acquire(home.two()):
         pass
     [lease] = home.leases.all()
@@ -80,7 +102,9 @@ def test_every_rung_refused_is_no_capacity_with_a_refusal_each_and_nothing_alive
     assert "secret" not in str(refused.value)
     assert home.world.bought() == 0 and home.provider.leases() == []
     [ended] = home.provider.ended()
-    assert (ended.outcome, ended.usd, len(ended.refusals)) == ("refused", 0.0, 4), "kept until they are rows"
+    assert (ended.outcome, ended.usd, len(ended.refusals)) == ("refused", 0.0, 4), (
+        "kept until they are rows"
+    )
 
 
 def test_a_gang_whose_second_group_is_refused_gives_the_first_back(home: Home) -> None:
@@ -91,11 +115,15 @@ def test_a_gang_whose_second_group_is_refused_gives_the_first_back(home: Home) -
         assert [one.zone for one in running._launcher.lease.refusals] == ["us-east-1a"]
         assert [one.zone for one in home.world.alive()] == ["us-east-1c"] * 3
     [ended] = home.provider.ended()
-    assert ended.usd is not None and ended.usd > 2 * SPOT_USD["a"] * 60 / 3600, "those given back cost a minute each"
+    assert ended.usd is not None and ended.usd > 2 * SPOT_USD["a"] * 60 / 3600, (
+        "those given back cost a minute each"
+    )
 
 
 def test_a_quota_refusal_goes_to_the_other_market_at_once(home: Home) -> None:
-    home.world.faults = [Fault(action="ec2:CreateFleet", code="MaxSpotInstanceCountExceeded", times=9)]
+    home.world.faults = [
+        Fault(action="ec2:CreateFleet", code="MaxSpotInstanceCountExceeded", times=9)
+    ]
     with home.acquire(home.two()) as running:
         assert {one.market for one in running.cluster.members} == {"on-demand"}
     assert home.world.count("ec2:CreateFleet") == 1
@@ -126,18 +154,27 @@ def test_under_an_own_spot_price_the_bid_is_of_the_public_one_and_the_bill_of_th
 ) -> None:
     home = paying(home, **terms)
     with home.acquire(home.two()) as running:
-        assert running._launcher.lease.refusals == () and {one.market for one in home.world.alive()} == {"spot"}
+        assert running._launcher.lease.refusals == () and {
+            one.market for one in home.world.alive()
+        } == {"spot"}
         assert [one.usd_per_hour for one in running.cluster.members] == [pytest.approx(usd)] * 2
         home.world.pass_s(3600.0)
         spent, hours = running.usd_so_far(), 3600.0 + 7.0
         assert spent is not None and 2 * usd < spent < 2 * (usd + 0.05) * hours / 3600
-    bids = [place.most_usd[0] for place in home.prospect(home.two(), lease_id="x", deadline_s=60.0).rungs[0].places]
-    assert sorted(bids) == pytest.approx([SPOT_MARGIN * public for public in sorted(SPOT_USD.values())])
+    bids = [
+        place.most_usd[0]
+        for place in home.prospect(home.two(), lease_id="x", deadline_s=60.0).rungs[0].places
+    ]
+    assert sorted(bids) == pytest.approx(
+        [SPOT_MARGIN * public for public in sorted(SPOT_USD.values())]
+    )
 
 
 def test_a_discount_on_demand_lowers_the_bill_and_not_the_worst_case(home: Home) -> None:
     def worst_usd() -> float:
-        return home.prospect(home.two("on-demand"), lease_id="x", deadline_s=1800.0).worst_usd(1800.0)
+        return home.prospect(home.two("on-demand"), lease_id="x", deadline_s=1800.0).worst_usd(
+            1800.0
+        )
 
     public = worst_usd()
     home = paying(home, discounts={"*": 0.6})
@@ -149,22 +186,33 @@ def test_a_discount_on_demand_lowers_the_bill_and_not_the_worst_case(home: Home)
     assert worst_usd() > 1.9 * public
 
 
-def test_an_image_that_is_larger_than_the_volume_is_refused_before_anything_is_bought(home: Home) -> None:
+def test_an_image_that_is_larger_than_the_volume_is_refused_before_anything_is_bought(
+    home: Home,
+) -> None:
     home = paying(home, volume_gib=44)
-    with pytest.raises(NotSupported, match="volume_gib is 44: set it to at least 45"), home.acquire(home.two()):
+    with (
+        pytest.raises(NotSupported, match="volume_gib is 44: set it to at least 45"),
+        home.acquire(home.two()),
+    ):
         pass
     assert home.world.count("ec2:CreateFleet") == 0 and home.leases.ids() == []
     with paying(home, volume_gib=45).acquire(home.two()):
-        [size] = {one.request["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] for one in home.world.alive()}
+        [size] = {
+            one.request["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] for one in home.world.alive()
+        }
         assert size == 45
 
 
-def test_one_fleet_chooses_among_the_zones_and_what_it_got_is_listed_by_zone_and_price(home: Home) -> None:
+def test_one_fleet_chooses_among_the_zones_and_what_it_got_is_listed_by_zone_and_price(
+    home: Home,
+) -> None:
     """No capacity in two zones is no refusal: nothing had to be asked twice."""
     home.world.capacity |= {("us-east-1a", "spot"): 0, ("us-east-1c", "spot"): 1}
     with home.acquire(home.two()) as running:
         assert {one.zone for one in home.world.alive()} == {"us-east-1b"}
-        assert {(one.zone, one.usd_per_hour) for one in running.cluster.members} == {("us-east-1b", SPOT_USD["b"])}
+        assert {(one.zone, one.usd_per_hour) for one in running.cluster.members} == {
+            ("us-east-1b", SPOT_USD["b"])
+        }
         assert {one.zone for one in running._launcher.lease.current} == {"us-east-1b"}
         assert running._launcher.lease.refusals == () and home.world.count("ec2:CreateFleet") == 1
         home.world.interrupt(home.world.alive()[1].instance_id)
@@ -176,16 +224,22 @@ def test_one_fleet_chooses_among_the_zones_and_what_it_got_is_listed_by_zone_and
 @pytest.mark.parametrize(
     "code", ["RequestLimitExceeded", "InternalError", "InvalidLaunchTemplateName.NotFoundException"]
 )
-def test_a_fleet_that_another_try_may_mend_is_asked_for_again_under_another_token(home: Home, code: str) -> None:
+def test_a_fleet_that_another_try_may_mend_is_asked_for_again_under_another_token(
+    home: Home, code: str
+) -> None:
     home.world.fleet_errors = [[code], ["InsufficientInstanceCapacity", code]]
     with home.acquire(home.two()) as running:
-        assert running._launcher.lease.refusals == () and {one.market for one in running.cluster.members} == {"spot"}
+        assert running._launcher.lease.refusals == () and {
+            one.market for one in running.cluster.members
+        } == {"spot"}
         [asked] = running._launcher.lease.asked
         assert (asked.attempt, asked.answered, home.world.count("ec2:CreateFleet")) == (2, True, 3)
     assert home.world.bought() == 2
 
 
-def test_a_controller_killed_between_two_fleets_asks_for_the_second_again_and_buys_nothing_twice(home: Home) -> None:
+def test_a_controller_killed_between_two_fleets_asks_for_the_second_again_and_buys_nothing_twice(
+    home: Home,
+) -> None:
     cluster = home.two()
     home.world.fleet_errors = [["InternalError"]]
     home.world.faults = [Fault(action="ec2:CreateFleet", code=KILLED, skip=1, after=True)]
@@ -195,7 +249,9 @@ def test_a_controller_killed_between_two_fleets_asks_for_the_second_again_and_bu
         assert len(running.addresses) == 2 and home.world.bought() == 2
 
 
-def test_fleets_that_go_on_failing_are_lack_of_capacity_and_the_next_rung_is_asked_for(home: Home) -> None:
+def test_fleets_that_go_on_failing_are_lack_of_capacity_and_the_next_rung_is_asked_for(
+    home: Home,
+) -> None:
     home.world.fleet_errors = [["InternalError"]] * 9
     with home.acquire(home.two()) as running:
         assert {one.market for one in running.cluster.members} == {"on-demand"}
@@ -213,7 +269,9 @@ def test_a_fleets_code_that_nobody_knows_ends_the_launch_and_is_named(home: Home
 
 @pytest.mark.parametrize("after", [False, True], ids=["not served", "served"])
 @pytest.mark.parametrize("code", ["RequestLimitExceeded", SILENT])
-def test_throttling_and_silence_are_tried_again_with_the_same_token(home: Home, code: str, after: bool) -> None:
+def test_throttling_and_silence_are_tried_again_with_the_same_token(
+    home: Home, code: str, after: bool
+) -> None:
     home.world.faults = [Fault(action="ec2:CreateFleet", code=code, times=3, after=after)]
     with home.acquire(home.two()) as running:
         assert len(running.addresses) == 2
@@ -290,7 +348,11 @@ def test_a_controller_killed_between_asking_and_hearing_buys_nothing_twice(home:
     home.world.faults = [Fault(action="ec2:RunInstances", code=KILLED, after=True)]
     home.killed_in(cluster)
     assert home.world.bought() == 2
-    with home.acquire(cluster) as running, pytest.raises(ProviderError, match="exists already"), home.acquire(cluster):
+    with (
+        home.acquire(cluster) as running,
+        pytest.raises(ProviderError, match="exists already"),
+        home.acquire(cluster),
+    ):
         pass
     assert len(running.addresses) == 2
     assert home.world.bought() == 2, "the same machines, taken up again, and nobody else's"
@@ -298,7 +360,9 @@ def test_a_controller_killed_between_asking_and_hearing_buys_nothing_twice(home:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it is served", "after"])
-@pytest.mark.parametrize("resumed", [False, True], ids=["then the reaper", "then another controller"])
+@pytest.mark.parametrize(
+    "resumed", [False, True], ids=["then the reaper", "then another controller"]
+)
 def test_a_controller_killed_at_any_call_buys_nothing_twice_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool, resumed: bool
 ) -> None:
@@ -332,12 +396,18 @@ def test_what_was_asked_for_and_never_served_is_not_served_late_with_the_time_it
     home: Home, market: str
 ) -> None:
     cluster, asked_at = home.two(market), home.world.now
-    home.world.faults = [Fault(action="ec2:RunInstances" if market == "on-demand" else "ec2:CreateFleet", code=KILLED)]
+    home.world.faults = [
+        Fault(
+            action="ec2:RunInstances" if market == "on-demand" else "ec2:CreateFleet", code=KILLED
+        )
+    ]
     home.killed_in(cluster)
     home.world.pass_s(600)
     with home.acquire(cluster):
         ends = [one.ends_itself_at() for one in home.world.alive()]
-        assert len(ends) == 2 and all(at and at <= asked_at + timedelta(seconds=1800 + 65) for at in ends)
+        assert len(ends) == 2 and all(
+            at and at <= asked_at + timedelta(seconds=1800 + 65) for at in ends
+        )
 
 
 def asking_long(home: Home, code: str) -> None:
@@ -345,7 +415,9 @@ def asking_long(home: Home, code: str) -> None:
     home.world.lag_s = 20.0
     home.world.fleet_errors = [["InternalError"], ["InternalError"]]
     actions = [("ec2:CreateLaunchTemplate", 0), *(("ec2:CreateFleet", skip) for skip in range(3))]
-    home.world.faults = [Fault(action=one, code="RequestLimitExceeded", times=5, skip=skip) for one, skip in actions]
+    home.world.faults = [
+        Fault(action=one, code="RequestLimitExceeded", times=5, skip=skip) for one, skip in actions
+    ]
     home.world.faults.append(Fault(action="ec2:CreateFleet", code=code, after=True, skip=2))
 
 
@@ -432,35 +504,50 @@ def test_a_machine_that_was_served_late_counts_until_its_own_end(home: Home) -> 
     home.world.forget()
     over, _ = end_machines(home.provider._machines.api, shown, lease_tags("r-1", "srift", "c"))
     [until] = {one.ended_at for one in over.machines}
-    assert until == lease.deadline_at + LATEST + timedelta(seconds=sum(BACKOFF_S)) and all(one <= until for one in ends)
+    assert until == lease.deadline_at + LATEST + timedelta(seconds=sum(BACKOFF_S)) and all(
+        one <= until for one in ends
+    )
 
 
 def test_a_machine_that_never_comes_up_is_given_back_and_the_next_zone_asked(home: Home) -> None:
     home.world.boot_s = float("inf")
-    with pytest.raises(NoCapacity, match="not running after 300 s"), home.acquire(home.two(), deadline_s=7200):
+    with (
+        pytest.raises(NoCapacity, match="not running after 300 s"),
+        home.acquire(home.two(), deadline_s=7200),
+    ):
         pass
     assert home.world.alive() == []
 
 
-def test_terminating_that_fails_is_tried_again_and_then_said_and_left_to_the_reaper(home: Home) -> None:
+def test_terminating_that_fails_is_tried_again_and_then_said_and_left_to_the_reaper(
+    home: Home,
+) -> None:
     home.world.faults = [Fault(action="ec2:TerminateInstances", code="InternalError", times=3)]
     with home.acquire(home.two(), "r-0"):
         pass
     assert home.world.alive() == []
     home.provider.forget("r-0")
     home.world.faults = [Fault(action="ec2:TerminateInstances", code="InternalError", times=6)]
-    with pytest.raises(ProviderError, match=r"could not be ended.*srift reap"), home.acquire(home.two()):
+    with (
+        pytest.raises(ProviderError, match=r"could not be ended.*srift reap"),
+        home.acquire(home.two()),
+    ):
         pass
     assert len(home.world.alive()) == 2 and len(home.provider.leases()) == 1
     [sentence] = home.provider.reap(home.world.now)
     assert "2 machines in us-east-1 were ended" in sentence
-    assert home.world.alive() == [] and [one.outcome for one in home.provider.ended()] == ["released"]
+    assert home.world.alive() == [] and [one.outcome for one in home.provider.ended()] == [
+        "released"
+    ]
 
 
 def test_climbing_stops_where_a_rung_cannot_be_given_back(home: Home) -> None:
     home.world.capacity[("us-east-1a", "spot")] = 2
     home.world.faults = [Fault(action="ec2:TerminateInstances", code="InternalError", times=99)]
-    with pytest.raises(ProviderError, match="nothing more is asked for"), home.acquire(home.mixed()):
+    with (
+        pytest.raises(ProviderError, match="nothing more is asked for"),
+        home.acquire(home.mixed()),
+    ):
         pass
     assert home.world.bought() == 2
 
@@ -472,11 +559,16 @@ def test_climbing_stops_where_a_rung_cannot_be_given_back(home: Home) -> None:
         (Fault(action="ec2:DescribeImages", code="InvalidAMIID.NotFound"), "ami_parameter"),
         (Fault(action="ssm:GetParameter", code="ParameterNotFound"), "ami_parameter"),
         (Fault(action="s3:ListBucket", code="NoSuchBucket"), "bucket"),
-        (Fault(action="ec2:RunInstances", code="UnauthorizedOperation"), "may not call ec2:RunInstances"),
+        (
+            Fault(action="ec2:RunInstances", code="UnauthorizedOperation"),
+            "may not call ec2:RunInstances",
+        ),
         (Fault(action="ec2:DescribeSubnets", code="ExpiredToken"), "sign in again"),
     ],
 )
-def test_what_is_wrong_with_the_account_is_said_with_the_fix(home: Home, fault: Fault, says: str) -> None:
+def test_what_is_wrong_with_the_account_is_said_with_the_fix(
+    home: Home, fault: Fault, says: str
+) -> None:
     home.world.faults = [fault]
     with pytest.raises(ProviderError, match=says) as refused, home.acquire(home.two("on-demand")):
         pass
@@ -493,12 +585,16 @@ def test_quotas_are_read_before_asking_and_named(home: Home) -> None:
     assert "L-DB2E81BA" in home.provider._machines.surveyor.over_quota(home.two("on-demand"))
 
 
-def test_an_arm_type_and_a_home_without_a_bucket_are_refused_with_a_sentence(home: Home, tmp_path: Path) -> None:
+def test_an_arm_type_and_a_home_without_a_bucket_are_refused_with_a_sentence(
+    home: Home, tmp_path: Path
+) -> None:
     member = home.offer()
     arm = Cluster.of((1, replace(member, instance_type=replace(member.instance_type, name=ARM))))
     with pytest.raises(NotSupported, match="ARM"), home.acquire(arm):
         pass
-    volta = Cluster.of((1, replace(member, instance_type=replace(member.instance_type, name="p3dn.24xlarge"))))
+    volta = Cluster.of(
+        (1, replace(member, instance_type=replace(member.instance_type, name="p3dn.24xlarge")))
+    )
     with pytest.raises(NotSupported, match="does not run on p3dn"), home.acquire(volta):
         pass
     bare = Home(tmp_path / "bare", choices=Ec2(instance_types=("g4dn.*",)))

@@ -52,11 +52,15 @@ def test_public_is_what_is_routed_to_an_internet_gateway_by_its_own_table_or_the
     assert public_subnets(named, [table("main", main=True, **IGW, State="blackhole")]) == {}
 
 
-def test_of_several_the_one_that_gives_addresses_itself_and_then_the_lowest_id_whatever_their_order() -> None:
+def test_of_several_the_one_that_gives_addresses_itself_and_then_the_lowest_id_whatever_their_order() -> (
+    None
+):
     tables = [table("main", main=True, **IGW)]
     named = [subnet("s-3"), subnet("s-1"), subnet("s-2", MapPublicIpOnLaunch=True)]
     assert public_subnets(named, tables) == public_subnets(named[::-1], tables) == {"a": "s-2"}
-    assert public_subnets(named[:2], tables) == public_subnets(named[:2][::-1], tables) == {"a": "s-1"}
+    assert (
+        public_subnets(named[:2], tables) == public_subnets(named[:2][::-1], tables) == {"a": "s-1"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,14 +71,30 @@ def test_of_several_the_one_that_gives_addresses_itself_and_then_the_lowest_id_w
         ([table("main", main=True, **NAT)], [], {"a": "s-1"}),
         ([table("main", main=True, TransitGatewayId="tgw-1")], [], {"a": "s-1"}),
         ([table("main", main=True)], [endpoint("Gateway", RouteTableIds=["main"])], {"a": "s-1"}),
-        ([table("main", main=True, **IGW)], [endpoint("Gateway", RouteTableIds=["main"])], {"a": "s-1"}),
+        (
+            [table("main", main=True, **IGW)],
+            [endpoint("Gateway", RouteTableIds=["main"])],
+            {"a": "s-1"},
+        ),
         ([table("main", main=True)], [endpoint("Gateway", RouteTableIds=["other"])], {}),
         ([table("main", main=True)], [endpoint("Gateway", "dynamodb", RouteTableIds=["main"])], {}),
-        ([table("main", main=True)], [endpoint("Gateway", RouteTableIds=["main"]) | {"State": "deleted"}], {}),
+        (
+            [table("main", main=True)],
+            [endpoint("Gateway", RouteTableIds=["main"]) | {"State": "deleted"}],
+            {},
+        ),
         ([table("main", main=True)], [endpoint("Interface", PrivateDnsEnabled=True)], {"a": "s-1"}),
         ([table("main", main=True)], [endpoint("Interface", PrivateDnsEnabled=False)], {}),
-        ([table("main", main=True)], [endpoint("Interface", PrivateDnsEnabled=True, **inbound(False))], {"a": "s-1"}),
-        ([table("main", main=True)], [endpoint("Interface", PrivateDnsEnabled=True, **inbound(True))], {}),
+        (
+            [table("main", main=True)],
+            [endpoint("Interface", PrivateDnsEnabled=True, **inbound(False))],
+            {"a": "s-1"},
+        ),
+        (
+            [table("main", main=True)],
+            [endpoint("Interface", PrivateDnsEnabled=True, **inbound(True))],
+            {},
+        ),
         (
             [table("main", main=True), table("other", "s-1")],
             [
@@ -83,12 +103,34 @@ def test_of_several_the_one_that_gives_addresses_itself_and_then_the_lowest_id_w
             ],
             {},
         ),
-        ([table("main", main=True)], [endpoint("Interface", PrivateDnsEnabled=True) | {"State": "pending"}], {}),
+        (
+            [table("main", main=True)],
+            [endpoint("Interface", PrivateDnsEnabled=True) | {"State": "pending"}],
+            {},
+        ),
     ],
     ids=[
-        *("no way", "internet gateway", "NAT", "transit gateway", "S3 endpoint", "S3 endpoint beside a gateway"),
-        *("endpoint of another table", "DynamoDB's", "deleted", "interface endpoint", "without private DNS"),
-        *("private DNS for all", "private DNS for inbound resolvers", "the gateway of other tables", "pending"),
+        *(
+            "no way",
+            "internet gateway",
+            "NAT",
+            "transit gateway",
+            "S3 endpoint",
+            "S3 endpoint beside a gateway",
+        ),
+        *(
+            "endpoint of another table",
+            "DynamoDB's",
+            "deleted",
+            "interface endpoint",
+            "without private DNS",
+        ),
+        *(
+            "private DNS for all",
+            "private DNS for inbound resolvers",
+            "the gateway of other tables",
+            "pending",
+        ),
     ],
 )
 def test_private_is_what_reaches_s3_without_a_public_address(
@@ -116,26 +158,43 @@ def test_launch_doctor_and_dry_run_take_the_same_subnet_where_a_zone_has_two(
         doctor_places._network(Ec2Account(Ec2Api(home.world.clients)), choices, "us-east-1", found)
         assert found[0].subnets == prospect.spec.subnets
         asked: list[Any] = []
-        monkeypatch.setattr(doctor_places, "_requests", lambda ec2, spec, asked=asked: asked.append(spec) or ())
-        settings = Settings.model_construct(ec2=choices, campaign=Settings.model_fields["campaign"].default)
-        list(doctor_places.examine_region(Ec2Account(Ec2Api(home.world.clients)), settings, "us-east-1"))
+        monkeypatch.setattr(
+            doctor_places, "_requests", lambda ec2, spec, asked=asked: asked.append(spec) or ()
+        )
+        settings = Settings.model_construct(
+            ec2=choices, campaign=Settings.model_fields["campaign"].default
+        )
+        list(
+            doctor_places.examine_region(
+                Ec2Account(Ec2Api(home.world.clients)), settings, "us-east-1"
+            )
+        )
         assert (asked[0].subnets, asked[0].public) == (prospect.spec.subnets, prospect.spec.public)
         here = Workspace(settings=settings, warehouse=None, provider=home.provider)  # type: ignore[arg-type]
         surveyor, _ = dry_run._surveyor(here, home.world.clients)
-        assert surveyor is not None and surveyor.account("us-east-1").network.subnets == prospect.spec.subnets
+        assert (
+            surveyor is not None
+            and surveyor.account("us-east-1").network.subnets == prospect.spec.subnets
+        )
         with home.acquire(cluster):
             assert len(home.world.alive()) == 2 and all(one.leads_out for one in home.world.alive())
 
 
-def test_nothing_private_is_launched_where_s3_is_out_of_reach_and_the_fix_is_named(tmp_path: Path) -> None:
+def test_nothing_private_is_launched_where_s3_is_out_of_reach_and_the_fix_is_named(
+    tmp_path: Path,
+) -> None:
     home = Home(tmp_path, choices=PRIVATELY)
     home.world.account.pairs = True
-    with pytest.raises(NotSupported, match=r"S3 gateway endpoint.*com\.amazonaws\.us-east-1\.s3.*NAT gateway"):
+    with pytest.raises(
+        NotSupported, match=r"S3 gateway endpoint.*com\.amazonaws\.us-east-1\.s3.*NAT gateway"
+    ):
         home.prospect(home.two(), lease_id="r-1", deadline_s=1800.0)
     assert home.world.bought() == 0
 
 
-def test_an_endpoint_serves_no_bucket_of_another_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_serves_no_bucket_of_another_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = FakeAws()
     served = {"VpcEndpoints": [endpoint("Gateway", RouteTableIds=["rtb-1"])]}
     monkeypatch.setattr(type(world.account), "describe_vpc_endpoints", lambda *_, **__: served)
@@ -152,9 +211,14 @@ def test_nothing_is_launched_into_a_local_zone(monkeypatch: pytest.MonkeyPatch) 
     zones = ("us-east-1-atl-1a", "us-east-1-wl1-bos-wlz-1")
 
     def more(**words: Any) -> Any:
-        return {"Subnets": [subnet(f"subnet-{zone}", zone) for zone in zones] + plain(**words)["Subnets"]}
+        return {
+            "Subnets": [subnet(f"subnet-{zone}", zone) for zone in zones]
+            + plain(**words)["Subnets"]
+        }
 
-    monkeypatch.setattr(type(world.account), "describe_subnets", lambda self, **words: more(**words))
+    monkeypatch.setattr(
+        type(world.account), "describe_subnets", lambda self, **words: more(**words)
+    )
     found = network_of(Ec2Api(world.clients), "us-east-1", CHOICES)
     assert sorted(found.subnets) == ["us-east-1a", "us-east-1b", "us-east-1c"]
 
@@ -163,17 +227,23 @@ def test_who_may_not_read_route_tables_goes_by_what_subnets_say_and_is_warned_bu
     tmp_path: Path,
 ) -> None:
     """An account whose policy is older than this version goes on as before."""
-    world = FakeAws(faults=[Fault(action="ec2:DescribeRouteTables", code="UnauthorizedOperation", times=9)])
+    world = FakeAws(
+        faults=[Fault(action="ec2:DescribeRouteTables", code="UnauthorizedOperation", times=9)]
+    )
     api = Ec2Api(world.clients)
     with pytest.raises(NotSupported, match="internet gateway"):
         network_of(api, "us-east-1", CHOICES)
     plain = world.account.describe_subnets
 
     def mapped(**words: Any) -> Any:
-        return {"Subnets": [one | {"MapPublicIpOnLaunch": True} for one in plain(**words)["Subnets"]]}
+        return {
+            "Subnets": [one | {"MapPublicIpOnLaunch": True} for one in plain(**words)["Subnets"]]
+        }
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(world.account), "describe_subnets", lambda self, **words: mapped(**words))
+        patch.setattr(
+            type(world.account), "describe_subnets", lambda self, **words: mapped(**words)
+        )
         found = network_of(api, "us-east-1", CHOICES)
     assert len(found.subnets) == 3 and "ec2:DescribeRouteTables" in found.note
     with pytest.raises(AwsRefused, match="ec2:DescribeRouteTables"):

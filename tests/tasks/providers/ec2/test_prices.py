@@ -42,8 +42,13 @@ G9 = instance_type_of(answer())
 
 
 def test_list_prices_by_type() -> None:
-    listed = [json.loads(product(name, "us-east-1", usd)) for name, usd in (("a", 0.5), ("b", None), ("c", 3.25))]
-    assert on_demand_prices(listed) == {"a": 0.5, "c": 3.25}, "a price of 0 is unknown; reserved terms do not count"
+    listed = [
+        json.loads(product(name, "us-east-1", usd))
+        for name, usd in (("a", 0.5), ("b", None), ("c", 3.25))
+    ]
+    assert on_demand_prices(listed) == {"a": 0.5, "c": 3.25}, (
+        "a price of 0 is unknown; reserved terms do not count"
+    )
 
 
 def test_of_two_list_prices_the_higher_counts_and_other_units_do_not() -> None:
@@ -66,8 +71,19 @@ def test_a_price_is_positive_or_unknown(text: object, usd: float | None) -> None
 
 def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order() -> None:
     rows = [
-        {"InstanceType": "a", "AvailabilityZone": zone, "SpotPrice": usd, "Timestamp": NOON - timedelta(hours=age)}
-        for zone, usd, age in (("1a", "0.2", 1), ("1a", "0.9", 5), ("1b", "0.3", 9), ("1b", "0.0", 2), ("1a", "0.7", 3))
+        {
+            "InstanceType": "a",
+            "AvailabilityZone": zone,
+            "SpotPrice": usd,
+            "Timestamp": NOON - timedelta(hours=age),
+        }
+        for zone, usd, age in (
+            ("1a", "0.2", 1),
+            ("1a", "0.9", 5),
+            ("1b", "0.3", 9),
+            ("1b", "0.0", 2),
+            ("1a", "0.7", 3),
+        )
     ]
     newest = {("a", "1a"): 0.2, ("a", "1b"): None}
     assert newest_spot_prices(rows) == newest == newest_spot_prices(rows[::-1])
@@ -76,15 +92,25 @@ def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order()
 def test_an_unknown_price_makes_an_offer_without_one() -> None:
     (offer,) = on_demand_offers([G9], {"other": 1.0}, region="us-east-1", price_as_of=NOON)
     assert offer.usd_per_hour is None
-    found = spot_offers([G9], {(G9.name, "1a"): None, ("other", "1a"): 1.0}, {}, region="us-east-1", price_as_of=NOON)
-    assert [(o.instance_type.name, o.zone, o.usd_per_hour) for o in found] == [(G9.name, "1a", None)]
+    found = spot_offers(
+        [G9],
+        {(G9.name, "1a"): None, ("other", "1a"): 1.0},
+        {},
+        region="us-east-1",
+        price_as_of=NOON,
+    )
+    assert [(o.instance_type.name, o.zone, o.usd_per_hour) for o in found] == [
+        (G9.name, "1a", None)
+    ]
 
 
 def test_the_advisors_bucket_is_the_part_of_machines_that_a_month_interrupts_and_the_unknown_counts_as_the_worst() -> (
     None
 ):
     month = 365.25 * 24 / 12
-    assert 1 - math.exp(-bucket_hazard(1) * month) == pytest.approx(ADVISED_MONTHLY_SHARE[1], rel=1e-6)
+    assert 1 - math.exp(-bucket_hazard(1) * month) == pytest.approx(
+        ADVISED_MONTHLY_SHARE[1], rel=1e-6
+    )
     worst = bucket_hazard(len(ADVISED_MONTHLY_SHARE) - 1)
     assert bucket_hazard(None) == bucket_hazard(7) == bucket_hazard(-1) == worst
 
@@ -101,7 +127,9 @@ def test_a_spot_offer_says_who_knows_how_often_it_is_interrupted(
     buckets: dict[str, int], bucket: int | None, says: str
 ) -> None:
     """And the provider's rule is the model's: what one is given of a type that nobody lists, the other takes."""
-    (spot,) = spot_offers([G9], {(G9.name, "1a"): 1.0}, buckets, region="us-east-1", price_as_of=NOON)
+    (spot,) = spot_offers(
+        [G9], {(G9.name, "1a"): 1.0}, buckets, region="us-east-1", price_as_of=NOON
+    )
     assert spot.interruptions_per_hour == bucket_hazard(bucket) and says in spot.interruption_source
     nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
     unlisted = fit_hazard(nothing).gangs([(G9.name, "1a", None)], np.ones((1, 1))).per_hour[0]
@@ -109,7 +137,11 @@ def test_a_spot_offer_says_who_knows_how_often_it_is_interrupted(
 
 
 def test_the_advisor_is_read_by_region_and_may_be_absent() -> None:
-    body = {"spot_advisor": {"us-east-1": {"Linux": {"a": {"s": 70, "r": 2}, "b": {"s": 1}}, "Windows": {}}}}
+    body = {
+        "spot_advisor": {
+            "us-east-1": {"Linux": {"a": {"s": 70, "r": 2}, "b": {"s": 1}}, "Windows": {}}
+        }
+    }
     assert advised_buckets(body, "us-east-1") == {"a": 2}
     assert advised_buckets(body, "eu-west-1") == advised_buckets({}, "us-east-1") == {}
 
@@ -121,7 +153,9 @@ FILE: dict[str, Any] = {
 OWN = Ec2.model_validate(FILE)
 
 
-def of(name: str, market: str = "on-demand", usd: float | None = 1.0, region: str = "us-east-1") -> Offer:
+def of(
+    name: str, market: str = "on-demand", usd: float | None = 1.0, region: str = "us-east-1"
+) -> Offer:
     return Offer(instance_type=replace(machine("small"), name=name), market=market, zone="a", region=region,
                  usd_per_hour=usd, interruptions_per_hour=0.0, price_as_of=AS_OF)  # fmt: skip
 
@@ -157,33 +191,58 @@ def test_billed_twice_is_billed_once_and_other_terms_start_from_what_everybody_p
 
 def test_a_volume_costs_what_its_region_asks_and_the_dearest_where_that_is_not_known() -> None:
     here, there, nowhere = billed(
-        [of("l1.large", region=region) for region in ("us-east-1", "eu-central-1", "xx-nowhere-1")], Ec2(volume_gib=730)
+        [of("l1.large", region=region) for region in ("us-east-1", "eu-central-1", "xx-nowhere-1")],
+        Ec2(volume_gib=730),
     )
-    assert here.storage_usd_per_hour == pytest.approx(0.08) and there.storage_usd_per_hour == pytest.approx(0.0952)
+    assert here.storage_usd_per_hour == pytest.approx(
+        0.08
+    ) and there.storage_usd_per_hour == pytest.approx(0.0952)
     assert nowhere.storage_usd_per_hour == pytest.approx(0.152)
-    assert here.total_usd_per_hour == pytest.approx(1.08 + here.other_usd_per_hour) and here.other_usd_per_hour > 0
-    assert of("l1.large").total_usd_per_hour == 1.0, "nothing that is not billed is beside a machine"
+    assert (
+        here.total_usd_per_hour == pytest.approx(1.08 + here.other_usd_per_hour)
+        and here.other_usd_per_hour > 0
+    )
+    assert of("l1.large").total_usd_per_hour == 1.0, (
+        "nothing that is not billed is beside a machine"
+    )
 
 
 def test_no_region_costs_more_than_the_caps_count() -> None:
     for region in (*ec2_prices.GP3_USD_PER_GIB_MONTH, "xx-nowhere-1"):
-        beside = ec2_prices.storage_usd_per_hour(region, 100) + ec2_prices.other_usd_per_hour(public=True)
+        beside = ec2_prices.storage_usd_per_hour(region, 100) + ec2_prices.other_usd_per_hour(
+            public=True
+        )
         assert beside < ec2_prices.most_usd_per_hour_beside(100)
-    address = ec2_prices.other_usd_per_hour(public=True) - ec2_prices.other_usd_per_hour(public=False)
+    address = ec2_prices.other_usd_per_hour(public=True) - ec2_prices.other_usd_per_hour(
+        public=False
+    )
     assert address == pytest.approx(0.005), "a machine in a private subnet has none"
-    assert 0.005 < ec2_prices.other_usd_per_hour(public=True) < 0.016, "an address, and about a cent of requests"
+    assert 0.005 < ec2_prices.other_usd_per_hour(public=True) < 0.016, (
+        "an address, and about a cent of requests"
+    )
 
 
 def test_packaged_prices_are_billed_as_live_ones_are() -> None:
     own = Ec2.model_validate(
-        {"instance_types": ["g5.xlarge", "g4dn.xlarge"], "prices": {"g5.xlarge": {"on_demand_usd_per_hour": 0.7}}}
+        {
+            "instance_types": ["g5.xlarge", "g4dn.xlarge"],
+            "prices": {"g5.xlarge": {"on_demand_usd_per_hour": 0.7}},
+        }
     )
     offers = {one.instance_type.name: one for one in Ec2Provider(own).packaged_offers()}
-    assert offers["g5.xlarge"].usd_per_hour == 0.7 and (offers["g5.xlarge"].public_usd_per_hour or 0) > 0.9
-    assert all(one.storage_usd_per_hour > 0 and one.other_usd_per_hour > 0 for one in offers.values())
+    assert (
+        offers["g5.xlarge"].usd_per_hour == 0.7
+        and (offers["g5.xlarge"].public_usd_per_hour or 0) > 0.9
+    )
+    assert all(
+        one.storage_usd_per_hour > 0 and one.other_usd_per_hour > 0 for one in offers.values()
+    )
 
 
-ZONES = [{"ZoneId": f"use1-az{n}", "ZoneName": f"us-east-1{name}"} for n, name in enumerate("abc", start=1)]
+ZONES = [
+    {"ZoneId": f"use1-az{n}", "ZoneName": f"us-east-1{name}"}
+    for n, name in enumerate("abc", start=1)
+]
 
 
 class Scored:
@@ -195,22 +254,35 @@ class Scored:
     def get_spot_placement_scores(self, **words: Any) -> dict[str, Any]:
         self.asked.append(words)
         rest = self.pages[len(self.asked) :]
-        return {"SpotPlacementScores": self.pages[len(self.asked) - 1], "NextToken": "more" if rest else ""}
+        return {
+            "SpotPlacementScores": self.pages[len(self.asked) - 1],
+            "NextToken": "more" if rest else "",
+        }
 
     def describe_availability_zones(self) -> dict[str, Any]:
         return {"AvailabilityZones": ZONES}
 
 
 def test_scores_are_by_zone_name_whatever_page_they_stand_on() -> None:
-    pages = [[{"AvailabilityZoneId": "use1-az2", "Score": 9}], [{"AvailabilityZoneId": "use1-az1", "Score": 3}]]
+    pages = [
+        [{"AvailabilityZoneId": "use1-az2", "Score": 9}],
+        [{"AvailabilityZoneId": "use1-az1", "Score": 3}],
+    ]
     ec2 = Scored(pages)
     found = Ec2Api(lambda service, region: ec2).placement_scores("us-east-1", ["g5.xlarge"], 4)
     assert found == {"us-east-1b": 9, "us-east-1a": 3}
-    assert zone_scores([{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}], ZONES) == {}
+    assert (
+        zone_scores(
+            [{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}], ZONES
+        )
+        == {}
+    )
     assert ec2.asked[0]["TargetCapacity"] == 4 and ec2.asked[0]["SingleAvailabilityZone"] is True
 
 
-def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_warned_once(tmp_path: Path) -> None:
+def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_warned_once(
+    tmp_path: Path,
+) -> None:
     home = Home(tmp_path)
     home.world.account.spot |= {"us-east-1b": 0.9, "us-east-1c": 0.9}
     zones = {zone: number for number, zone in enumerate(("us-east-1a", "us-east-1b", "us-east-1c"))}
@@ -226,7 +298,10 @@ def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_warned_o
         patch.setattr(Ec2Api, "placement_scores", scored)
         seen = [home.prospect(home.mixed(), lease_id=f"r-{n}", deadline_s=600.0) for n in range(4)]
     assert asked == ["3 g4dn.12xlarge in us-east-1"] * 2
-    assert [[rung.zone[-1] for rung in one.rungs[:3]] for one in seen] == [list("acb"), *[list("abc")] * 3]
+    assert [[rung.zone[-1] for rung in one.rungs[:3]] for one in seen] == [
+        list("acb"),
+        *[list("abc")] * 3,
+    ]
     assert [any("GetSpotPlacementScores" in sentence for sentence in one.said) for one in seen] == [
         *(False, True, False, False)
     ]

@@ -23,7 +23,9 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def left_running(home: Home, lease_id: str = "r-1", region: str = "us-east-1", *, deaf: bool = False) -> None:
+def left_running(
+    home: Home, lease_id: str = "r-1", region: str = "us-east-1", *, deaf: bool = False
+) -> None:
     """A controller that is killed while its machines run; `deaf` ones do not end themselves."""
     cluster = Cluster.of((2, home.offer(zone=f"{region}a")))
     with pytest.raises(Killed), home.acquire(cluster, lease_id):
@@ -44,7 +46,9 @@ def rewritten(home: Home, *without: str, **changes: object) -> None:
     """The lease's file, with other values and without some."""
     file = home.leases.directory("r-1") / "lease.json"
     body = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in body.items() if name not in without}))
+    file.write_text(
+        json.dumps({name: value for name, value in body.items() if name not in without})
+    )
 
 
 def the_second_uploads_a_record(home: Home) -> None:
@@ -57,7 +61,10 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home: H
     assert len(home.world.alive()) == 2
     the_second_uploads_a_record(home)
     [sentence] = home.provider.reap(home.world.now)
-    assert "r-1 (2xg4dn.12xlarge): its controller (process" in sentence and "2 machines in us-east-1" in sentence
+    assert (
+        "r-1 (2xg4dn.12xlarge): its controller (process" in sentence
+        and "2 machines in us-east-1" in sentence
+    )
     assert home.world.alive() == [] and home.provider.leases() == []
     [ended] = home.provider.ended()
     assert ended.outcome == "reaped" and home.records() == {"a"}
@@ -69,7 +76,10 @@ def test_a_lease_that_is_looked_after_is_left_alone(home: Home) -> None:
         home.leases.used_file.unlink()  # as a lease of an older version
         assert home.provider.reap(home.world.now) == [] and len(home.world.alive()) == 2
         assert home.leases.used(home.world.now) == [("us-east-1", "srift")], "and is noted"
-        assert len(home.provider.reap(home.world.now, all_of_them=True)) == 1 and home.world.alive() == []
+        assert (
+            len(home.provider.reap(home.world.now, all_of_them=True)) == 1
+            and home.world.alive() == []
+        )
 
 
 def test_two_regions_are_looked_through_whoever_launched(home: Home, tmp_path: Path) -> None:
@@ -84,7 +94,9 @@ def test_two_regions_are_looked_through_whoever_launched(home: Home, tmp_path: P
     assert home.world.account.groups == {} and home.world.account.placements == {}
 
 
-def test_machines_of_others_and_without_our_tag_are_none_of_ours(home: Home, tmp_path: Path) -> None:
+def test_machines_of_others_and_without_our_tag_are_none_of_ours(
+    home: Home, tmp_path: Path
+) -> None:
     choices = home.choices.model_copy(update={"deployment": "theirs"})
     theirs = Home(tmp_path / "theirs", home.world, choices)
     left_running(theirs, "t-1", deaf=True)
@@ -132,7 +144,10 @@ def test_machines_of_a_lease_that_cannot_be_read_live_on_until_it_can(home: Home
     with home.acquire(home.two()):
         rewritten(home, **UNKNOWN_KEY)
         error = not_swept(home)
-        assert list(error.unswept) == ["lease r-1"] and "of_a_newer_version" in error.unswept["lease r-1"]
+        assert (
+            list(error.unswept) == ["lease r-1"]
+            and "of_a_newer_version" in error.unswept["lease r-1"]
+        )
         assert len(home.world.alive()) == 2 and home.leases.ids() == ["r-1"]
         [held] = home.provider.leases()
         assert held.usd_per_hour is None and "cannot be read" in held.problem
@@ -146,7 +161,10 @@ def test_machines_of_a_lease_that_cannot_be_read_live_on_until_it_can(home: Home
 
 WRONG: dict[str, dict[str, object]] = {
     "no deadline": {"deadline_at": None},
-    "moments without a zone": {"started_at": "2026-11-20T00:00:00", "deadline_at": "2026-11-20T00:00:00"},
+    "moments without a zone": {
+        "started_at": "2026-11-20T00:00:00",
+        "deadline_at": "2026-11-20T00:00:00",
+    },
     "a moment that is a number": {"started_at": 5},
     "a deployment that is a number": {"deployment": 5},
     "no cluster": {"cluster": None},
@@ -165,26 +183,39 @@ WRONG: dict[str, dict[str, object]] = {
 }
 
 
-def test_a_lease_with_a_wrong_value_or_without_one_ends_neither_its_machines_nor_the_reaping(home: Home) -> None:
+def test_a_lease_with_a_wrong_value_or_without_one_ends_neither_its_machines_nor_the_reaping(
+    home: Home,
+) -> None:
     before = home.world.now
     with home.acquire(home.two()):
         file = home.leases.directory("r-1") / "lease.json"
         right = file.read_text()
         changes = {how: ((), values) for how, values in WRONG.items()}
-        changes |= {f"no {one}": ((one,), {}) for one in ("machines", "asked", "refusals", "ended_at", "region")}
+        changes |= {
+            f"no {one}": ((one,), {})
+            for one in ("machines", "asked", "refusals", "ended_at", "region")
+        }
         for how, (without, values) in changes.items():
             file.write_text(right)
             rewritten(home, *without, **values)
             error = not_swept(home)
-            assert list(error.unswept) == ["lease r-1"] and "cannot be read" in error.unswept["lease r-1"], how
+            assert (
+                list(error.unswept) == ["lease r-1"]
+                and "cannot be read" in error.unswept["lease r-1"]
+            ), how
             assert len(home.world.alive()) == 2 and home.provider.not_swept_since(before) == []
-            assert "cannot be read" in home.provider.leases()[0].problem and home.provider.ended() == []
+            assert (
+                "cannot be read" in home.provider.leases()[0].problem
+                and home.provider.ended() == []
+            )
             with pytest.raises(LeaseUnreadable):
                 home.provider.closed()
         file.write_text(right)
 
 
-def test_a_lease_that_cannot_be_read_tells_where_its_machines_are_and_their_deadline_ends_them(home: Home) -> None:
+def test_a_lease_that_cannot_be_read_tells_where_its_machines_are_and_their_deadline_ends_them(
+    home: Home,
+) -> None:
     left_running(home, region="eu-west-1", deaf=True)
     rewritten(home, **UNKNOWN_KEY)
     chosen(home, regions=("us-east-1",), deployment="another")
@@ -192,7 +223,9 @@ def test_a_lease_that_cannot_be_read_tells_where_its_machines_are_and_their_dead
     home.world.pass_s(2000)
     error = not_swept(home)
     assert len(error.done) == 2 and all("its deadline was" in one for one in error.done)
-    assert home.world.alive() == [] and home.leases.ids() == ["r-1"], "its dollars are still not known"
+    assert home.world.alive() == [] and home.leases.ids() == ["r-1"], (
+        "its dollars are still not known"
+    )
 
 
 def moved_away_elsewhere(home: Home) -> None:
@@ -209,7 +242,12 @@ def test_machines_of_a_lease_that_is_moved_away_are_found_in_a_region_that_srift
     assert len(home.provider.reap(home.world.now)) == 2 and home.world.alive() == []
     home.world.pass_s(31 * 86400)
     home.world.faults = [
-        Fault(action="", code="ExpiredToken", times=999, when=lambda words: words["region"] == "eu-west-1")
+        Fault(
+            action="",
+            code="ExpiredToken",
+            times=999,
+            when=lambda words: words["region"] == "eu-west-1",
+        )
     ]
     assert home.provider.reap(home.world.now) == [], "nobody looks there for ever"
 
@@ -289,12 +327,19 @@ def stay_on(home: Home) -> None:
         one.ended_at = None
 
 
-def test_a_region_that_does_not_answer_fails_the_reaping_once_the_other_is_swept(home: Home, tmp_path: Path) -> None:
+def test_a_region_that_does_not_answer_fails_the_reaping_once_the_other_is_swept(
+    home: Home, tmp_path: Path
+) -> None:
     other = Home(tmp_path / "other", home.world)
     left_running(other, "o-2", "eu-west-1")
     stay_on(home)
     home.world.faults = [
-        Fault(action="ec2:DescribeInstances", code=SILENT, times=99, when=lambda words: words["region"] == "us-east-1")
+        Fault(
+            action="ec2:DescribeInstances",
+            code=SILENT,
+            times=99,
+            when=lambda words: words["region"] == "us-east-1",
+        )
     ]
     error = not_swept(home)
     assert list(error.unswept) == ["us-east-1"] and "check the network" in str(error)
@@ -304,7 +349,10 @@ def test_a_region_that_does_not_answer_fails_the_reaping_once_the_other_is_swept
     home.world.faults = []
     home.provider.reap(home.world.now)
     assert home.controller().not_swept_since(before) == [], "another process reads when that was"
-    assert home.provider.not_swept_since(home.world.now + timedelta(hours=1)) == ["us-east-1", "eu-west-1"]
+    assert home.provider.not_swept_since(home.world.now + timedelta(hours=1)) == [
+        "us-east-1",
+        "eu-west-1",
+    ]
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "UnauthorizedOperation", "NoCredentialsError"])
@@ -313,17 +361,23 @@ def test_a_session_that_has_expired_or_may_not_look_is_no_all_clear(home: Home, 
     stay_on(home)
     home.world.faults = [Fault(action="", code=code, times=999)]
     error = not_swept(home)
-    assert {*error.unswept} == {"lease r-1", "us-east-1", "eu-west-1"} and code in error.unswept["eu-west-1"]
+    assert {*error.unswept} == {"lease r-1", "us-east-1", "eu-west-1"} and code in error.unswept[
+        "eu-west-1"
+    ]
     assert "`srift reap --provider ec2` again" in str(error)
     assert home.provider.not_swept_since(home.world.now) == ["us-east-1", "eu-west-1"]
 
 
-def test_a_machine_that_may_not_be_ended_or_does_not_end_is_no_all_clear(home: Home, tmp_path: Path) -> None:
+def test_a_machine_that_may_not_be_ended_or_does_not_end_is_no_all_clear(
+    home: Home, tmp_path: Path
+) -> None:
     other = Home(tmp_path / "other", home.world)
     left_running(other, "o-1", deaf=True)
     home.world.pass_s(2000)
     before = home.world.now
-    home.world.faults = [Fault(action="ec2:TerminateInstances", code="UnauthorizedOperation", times=99)]
+    home.world.faults = [
+        Fault(action="ec2:TerminateInstances", code="UnauthorizedOperation", times=99)
+    ]
     assert "ec2:TerminateInstances" in not_swept(home).unswept["us-east-1"]
     home.world.faults, home.world.immortal = [], True
     error = not_swept(home)
@@ -331,21 +385,29 @@ def test_a_machine_that_may_not_be_ended_or_does_not_end_is_no_all_clear(home: H
     assert home.provider.not_swept_since(before) == ["us-east-1"]
 
 
-def test_without_credentials_no_region_is_called_empty(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_no_region_is_called_empty(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
     blind = Ec2Provider(home.choices, home=home.path, node_package=home.package)
     with pytest.raises(NotSwept, match="no AWS credentials") as raised:
         blind.reap(home.world.now)
     assert {*raised.value.unswept} == {"us-east-1", "eu-west-1"}
     without_bucket = Ec2Provider(
-        home.choices.model_copy(update={"bucket": None}), home=home.path / "new", node_package=home.package
+        home.choices.model_copy(update={"bucket": None}),
+        home=home.path / "new",
+        node_package=home.package,
     )
     [sentence] = without_bucket.reap(home.world.now)
-    assert "was not looked at" in sentence, "nothing can have been launched from there, and that is no all-clear"
+    assert "was not looked at" in sentence, (
+        "nothing can have been launched from there, and that is no all-clear"
+    )
 
 
 @pytest.mark.parametrize(("forgotten", "over"), [(False, 1.05), (True, 1.25)])
-def test_what_a_dead_controllers_machines_cost_ends_with_them(home: Home, forgotten: bool, over: float) -> None:
+def test_what_a_dead_controllers_machines_cost_ends_with_them(
+    home: Home, forgotten: bool, over: float
+) -> None:
     left_running(home)
     home.world.pass_s(9 * 3600)
     assert home.world.alive() == [], "they ended themselves"
@@ -357,8 +419,12 @@ def test_what_a_dead_controllers_machines_cost_ends_with_them(home: Home, forgot
     assert ended.usd is not None and 0.95 * could_live < ended.usd < over * could_live
 
 
-@pytest.mark.parametrize("away_s", [2400.0, 3 * 3600.0], ids=["EC2 still shows them", "EC2 has forgotten them"])
-def test_machines_that_were_never_heard_of_and_ended_themselves_are_paid_for(home: Home, away_s: float) -> None:
+@pytest.mark.parametrize(
+    "away_s", [2400.0, 3 * 3600.0], ids=["EC2 still shows them", "EC2 has forgotten them"]
+)
+def test_machines_that_were_never_heard_of_and_ended_themselves_are_paid_for(
+    home: Home, away_s: float
+) -> None:
     cluster = home.two("on-demand")
     home.world.faults = [Fault(action="ec2:RunInstances", code=KILLED, after=True)]
     home.killed_in(cluster)
@@ -371,19 +437,31 @@ def test_machines_that_were_never_heard_of_and_ended_themselves_are_paid_for(hom
 
 
 @pytest.mark.parametrize("action", ["ec2:CreateFleet", "ec2:DescribeInstances"])
-def test_spot_machines_that_were_never_priced_count_at_what_was_bid_for_them(home: Home, action: str) -> None:
+def test_spot_machines_that_were_never_priced_count_at_what_was_bid_for_them(
+    home: Home, action: str
+) -> None:
     cluster = home.two()
     home.world.account.spot["us-east-1a"] = 1.49
-    first = action == "ec2:CreateFleet"  # the quota's look at what is held comes before anything is bought
+    first = (
+        action == "ec2:CreateFleet"
+    )  # the quota's look at what is held comes before anything is bought
     home.world.faults = [
-        Fault(action=action, code=KILLED, after=True, when=lambda words: first or home.world.bought() > 0)
+        Fault(
+            action=action,
+            code=KILLED,
+            after=True,
+            when=lambda words: first or home.world.bought() > 0,
+        )
     ]
     home.killed_in(cluster)
     home.world.pass_s(2400.0)
     home.provider.reap(home.world.now)
     [ended] = home.provider.ended()
     beside = 0.03  # at most: volume, address and requests
-    assert ended.usd is not None and 2 * 1.49 * 1800 / 3600 < ended.usd < 2 * (1.6 + beside) * 2000 / 3600
+    assert (
+        ended.usd is not None
+        and 2 * 1.49 * 1800 / 3600 < ended.usd < 2 * (1.6 + beside) * 2000 / 3600
+    )
 
 
 def test_a_replacement_counts_as_the_machine_that_it_replaces(home: Home) -> None:
@@ -402,7 +480,9 @@ def test_what_a_machine_uploads_while_it_goes_down_is_fetched(home: Home) -> Non
     def sleep(seconds: float) -> None:
         home.world.pass_s(seconds)
         if home.world.instances[machine].ended_at is not None:
-            home.world.s3.upload(home.world.now, "r-1", machine, "records/last.json", {"run_id": "last"})
+            home.world.s3.upload(
+                home.world.now, "r-1", machine, "records/last.json", {"run_id": "last"}
+            )
 
     home.provider._api.clock = replace(home.world.clock, sleep=sleep)
     home.provider.reap(home.world.now)

@@ -17,7 +17,9 @@ from tasks.providers.ec2.catalogue import DEVICE_TFLOPS, wanted
 from tasks.providers.ec2.snapshot import FILE, combined, packaged
 from tests.tasks.providers.ec2.test_catalogue import answer
 
-INSTALLED = {"moto", "apache-libcloud"} <= {one.metadata["Name"] for one in metadata.distributions()}
+INSTALLED = {"moto", "apache-libcloud"} <= {
+    one.metadata["Name"] for one in metadata.distributions()
+}
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -26,7 +28,11 @@ def test_it_says_where_it_comes_from_and_under_which_licence() -> None:
     assert {one["package"] for one in body["sources"]} == {"moto", "apache-libcloud"}
     assert {one["licence"] for one in body["sources"]} == {"Apache-2.0"}
     assert all(one["version"] and one["what"] for one in body["sources"])
-    assert [one["package"] for one in body["sources"] if "Apache Software Foundation" in one.get("notice", "")]
+    assert [
+        one["package"]
+        for one in body["sources"]
+        if "Apache Software Foundation" in one.get("notice", "")
+    ]
     assert datetime.fromisoformat(body["prices_as_of"]).tzinfo is not None
     assert FILE.stat().st_size < 200_000
 
@@ -68,7 +74,9 @@ def test_sources_are_combined_by_type_and_region() -> None:
     assert combined([answer()], {}, {})["g9.2xlarge"][-1] == {}
 
 
-@pytest.mark.skipif(not INSTALLED, reason="its sources are not installed: pip install -e '.[snapshot]'")
+@pytest.mark.skipif(
+    not INSTALLED, reason="its sources are not installed: pip install -e '.[snapshot]'"
+)
 def test_the_command_makes_the_file_that_is_here_from_the_packages_that_it_names() -> None:
     made = ec2_snapshot.make(datetime(2026, 11, 20, tzinfo=UTC))
     there = json.loads(gzip.decompress(FILE.read_bytes()))
@@ -80,5 +88,7 @@ def test_the_packages_that_it_is_made_from_are_never_imported() -> None:
         "import sys, tasks.providers.ec2.snapshot as s; s.packaged(); import tasks.providers.ec2.provider;"
         "print([m for m in ('moto', 'libcloud', 'boto3', 'botocore') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

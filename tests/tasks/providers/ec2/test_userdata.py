@@ -26,7 +26,9 @@ def script(deadline_s: float = 3601.0, **changed: str) -> str:
     return user_data(NodeBoot(**GOOD | changed), deadline_s)
 
 
-def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot_when_its_timer_is_lost(tmp_path: Path) -> None:
+def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot_when_its_timer_is_lost(
+    tmp_path: Path,
+) -> None:
     first, *lines = script().splitlines()
     assert first == "#!/bin/bash"
     assert next(line for line in lines if not line.startswith("#")).startswith("shutdown -h +61 ")
@@ -54,7 +56,9 @@ def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it(
         compile(code, "embedded", "exec")
 
 
-def test_it_leaves_a_thousand_bytes_of_what_ec2_takes_and_one_that_is_too_long_is_refused_with_its_size() -> None:
+def test_it_leaves_a_thousand_bytes_of_what_ec2_takes_and_one_that_is_too_long_is_refused_with_its_size() -> (
+    None
+):
     assert len(script(prefix="p" * 100, lease_id="l" * 60).encode()) < MOST_BYTES - 1000
     with pytest.raises(NotSupported, match="20000 bytes"):
         fitting("x" * 20_000)

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.providers.local.cpu_shares import Affinity, CgroupsV1, CgroupsV2, detect, place, quota_cores
+from tasks.providers.local.cpu_shares import (
+    Affinity,
+    CgroupsV1,
+    CgroupsV2,
+    detect,
+    place,
+    quota_cores,
+)
 
 
 def tree(tmp_path: Path, kind: str, options: str) -> Path:
@@ -20,13 +27,19 @@ def tree(tmp_path: Path, kind: str, options: str) -> Path:
     (top / "cgroup.controllers").write_text("cpu memory\n")
     for folder in (top, top / "mine"):
         (folder / "cgroup.subtree_control").write_text("memory\n")
-    (tmp_path / "mounts").write_text(f"tmpfs / tmpfs rw 0 0\ncgroup {top} {kind} rw,{options} 0 0\n")
+    (tmp_path / "mounts").write_text(
+        f"tmpfs / tmpfs rw 0 0\ncgroup {top} {kind} rw,{options} 0 0\n"
+    )
     (tmp_path / "own").write_text(f"{'1:cpu,cpuacct' if kind == 'cgroup' else '0:'}:/mine\n")
     return top
 
 
-@pytest.mark.parametrize(("cores", "quota", "period"), [(0.2, "2000", "10000"), (1.0, "10000", "10000")])
-def test_version_1_gives_the_share_and_takes_it_back(tmp_path: Path, cores: float, quota: str, period: str) -> None:
+@pytest.mark.parametrize(
+    ("cores", "quota", "period"), [(0.2, "2000", "10000"), (1.0, "10000", "10000")]
+)
+def test_version_1_gives_the_share_and_takes_it_back(
+    tmp_path: Path, cores: float, quota: str, period: str
+) -> None:
     top = tree(tmp_path, "cgroup", "cpu,cpuacct")
     shares = detect(tmp_path / "mounts", tmp_path / "own")
     assert isinstance(shares, CgroupsV1) and shares.base == top / "mine" and not shares.why_not
@@ -36,7 +49,9 @@ def test_version_1_gives_the_share_and_takes_it_back(tmp_path: Path, cores: floa
     shares.settle("srift-a", cores)
     assert (group / "cpu.cfs_quota_us").read_text() == quota
     assert (group / "cpu.cfs_period_us").read_text() == period
-    assert int((group / "cpu.shares").read_text()) > 100 * 1024, "the rest of the machine goes before a measurement"
+    assert int((group / "cpu.shares").read_text()) > 100 * 1024, (
+        "the rest of the machine goes before a measurement"
+    )
     shares.settle("srift-a", None)
     assert (group / "cpu.cfs_quota_us").read_text() == "-1"
     assert (group / "cpu.shares").read_text() == "1024"
@@ -89,13 +104,22 @@ def test_a_share_too_small_for_a_short_period_gets_a_longer_one(tmp_path: Path) 
     assert quota >= 1000 and quota / period == pytest.approx(0.05)
 
 
-def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(tmp_path: Path) -> None:
+def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
+    tmp_path: Path,
+) -> None:
     tree(tmp_path, "cgroup", "cpu")
-    (tmp_path / "mounts").write_text("cgroup /proc cgroup rw,cpu 0 0\n")  # a place where nothing can be made
+    (tmp_path / "mounts").write_text(
+        "cgroup /proc cgroup rw,cpu 0 0\n"
+    )  # a place where nothing can be made
     shares = detect(tmp_path / "mounts", tmp_path / "own")
     assert isinstance(shares, Affinity)
     assert shares.why_not.startswith("/proc: ")
-    assert shares.enforces(1.0) and shares.enforces(2) and not shares.enforces(0.4) and not shares.enforces(1.5)
+    assert (
+        shares.enforces(1.0)
+        and shares.enforces(2)
+        and not shares.enforces(0.4)
+        and not shares.enforces(1.5)
+    )
     (tmp_path / "mounts").write_text("tmpfs / tmpfs rw 0 0\n")
     assert "no cgroup hierarchy" in detect(tmp_path / "mounts", tmp_path / "own").why_not
 
@@ -103,7 +127,9 @@ def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(t
 TWO_CORES = {0: 0.0, 1: 0.0}
 
 
-def loads(shares: list[float], placed: list[set[int]], before: dict[int, float]) -> dict[int, float]:
+def loads(
+    shares: list[float], placed: list[set[int]], before: dict[int, float]
+) -> dict[int, float]:
     after = dict(before)
     for share, cores in zip(shares, placed, strict=True):
         for core in cores:
@@ -115,7 +141,10 @@ def test_no_core_is_promised_twice_by_any_cluster_that_fits_two_cores() -> None:
     for size in range(1, 5):
         for shares in combinations_with_replacement((0.2, 0.4, 0.8, 1.0), size):
             if sum(shares) <= 1.75:
-                assert max(loads(list(shares), place(shares, TWO_CORES), TWO_CORES).values()) <= 1.0 + 1e-9
+                assert (
+                    max(loads(list(shares), place(shares, TWO_CORES), TWO_CORES).values())
+                    <= 1.0 + 1e-9
+                )
 
 
 def test_hosts_of_other_leases_are_kept_clear_of() -> None:
@@ -127,13 +156,24 @@ def test_shares_that_do_not_pack_are_not_held_on_one_core() -> None:
 
 
 @given(st.lists(st.floats(0.1, 1.0), min_size=1, max_size=12), st.integers(1, 8))
-def test_those_held_on_a_core_never_ask_for_more_than_it_has(shares: list[float], count: int) -> None:
+def test_those_held_on_a_core_never_ask_for_more_than_it_has(
+    shares: list[float], count: int
+) -> None:
     free = dict.fromkeys(range(count), 0.0)
-    held = [(share, cores) for share, cores in zip(shares, place(shares, free), strict=True) if len(cores) < count]
-    assert max(loads([share for share, _ in held], [cores for _, cores in held], free).values()) <= 1.0 + 1e-9
+    held = [
+        (share, cores)
+        for share, cores in zip(shares, place(shares, free), strict=True)
+        if len(cores) < count
+    ]
+    assert (
+        max(loads([share for share, _ in held], [cores for _, cores in held], free).values())
+        <= 1.0 + 1e-9
+    )
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6), st.integers(1, 8))
-def test_every_share_gets_enough_cores_where_there_are_enough(shares: list[float], count: int) -> None:
+def test_every_share_gets_enough_cores_where_there_are_enough(
+    shares: list[float], count: int
+) -> None:
     for share, cores in zip(shares, place(shares, dict.fromkeys(range(count), 0.0)), strict=True):
         assert len(cores) >= min(count, share) - 1e-6 and cores <= set(range(count))

@@ -72,11 +72,14 @@ def test_a_lease_comes_back_as_it_was_written(tmp_path: Path, sleeper: Process) 
         store.create(written)
 
 
-def test_a_lease_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = LeaseStore(tmp_path)
     path, seen = stored(store, lease()), []
     monkeypatch.setattr(
-        "os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, "reaped" in path.read_text()))
+        "os.fsync",
+        lambda handle: seen.append((os.fstat(handle).st_size, "reaped" in path.read_text())),
     )
     store.write(lease(outcome="reaped"))
     assert seen == [(path.stat().st_size, False)]
@@ -124,11 +127,15 @@ def test_a_lease_that_cannot_be_read_is_said_and_neither_ended_nor_cleared_away(
     file = stored(local.store, lease())
     file.write_text(UNREADABLE[how](json.loads(file.read_text())))
     monkeypatch.setattr(local.store, "end", lambda *_: pytest.fail("its hosts were ended"))
-    with pytest.raises(NotSwept, match=f"(?s)lease one: {file} cannot be read.*srift reap --provider local"):
+    with pytest.raises(
+        NotSwept, match=f"(?s)lease one: {file} cannot be read.*srift reap --provider local"
+    ):
         local.reap(NOW, all_of_them=True)
     assert file.exists()
     [found] = local.leases()
-    assert found.lease_id == "one" and found.usd_per_hour is None and "cannot be read" in found.problem
+    assert (
+        found.lease_id == "one" and found.usd_per_hour is None and "cannot be read" in found.problem
+    )
     with pytest.raises(LeaseUnreadable):
         local.forget("one")
 
@@ -164,7 +171,9 @@ def test_a_lease_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
         LeaseStore(tmp_path).directory(name)
 
 
-def test_the_recorded_process_is_ended_and_the_dollars_are_counted(tmp_path: Path, sleeper: Process) -> None:
+def test_the_recorded_process_is_ended_and_the_dollars_are_counted(
+    tmp_path: Path, sleeper: Process
+) -> None:
     local = provider(tmp_path, lease(processes=(sleeper,)))
     [sentence] = local.reap(NOW + timedelta(minutes=10))
     assert "1 processes" in sentence and not is_running(sleeper)
@@ -181,8 +190,12 @@ def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: P
 
 
 @pytest.mark.parametrize("case", ["other start", "other boot"])
-def test_a_recycled_process_number_is_left_alone(tmp_path: Path, sleeper: Process, case: str) -> None:
-    stale = replace(sleeper, start_ticks=sleeper.start_ticks - 1) if case == "other start" else sleeper
+def test_a_recycled_process_number_is_left_alone(
+    tmp_path: Path, sleeper: Process, case: str
+) -> None:
+    stale = (
+        replace(sleeper, start_ticks=sleeper.start_ticks - 1) if case == "other start" else sleeper
+    )
     boot = boot_id() if case == "other start" else "an earlier one"
     local = provider(tmp_path, lease(processes=(stale,), boot_id=boot))
     [sentence] = local.reap(NOW)
@@ -191,7 +204,9 @@ def test_a_recycled_process_number_is_left_alone(tmp_path: Path, sleeper: Proces
     assert end([replace(sleeper, start_ticks=0)]) == [] and is_running(sleeper)
 
 
-def test_a_live_controllers_lease_is_ended_only_with_all_of_them(tmp_path: Path, sleeper: Process) -> None:
+def test_a_live_controllers_lease_is_ended_only_with_all_of_them(
+    tmp_path: Path, sleeper: Process
+) -> None:
     local = provider(tmp_path, lease(controller=sleeper))
     assert local.reap(NOW) == []
     assert [one.controller_alive for one in local.leases()] == [True]
@@ -214,7 +229,9 @@ def test_a_mark_is_read_as_it_was_written() -> None:
 
 def test_revocations_follow_the_hazard_and_the_seed() -> None:
     spot = replace(offer(), interruptions_per_hour=2.0)
-    many = Cluster.of((4000, spot), (1, replace(spot, market="on-demand", interruptions_per_hour=0.0)))
+    many = Cluster.of(
+        (4000, spot), (1, replace(spot, market="on-demand", interruptions_per_hour=0.0))
+    )
     drawn = draw_revocations(many, 7)
     assert len(drawn) == 4000 and 4000 not in drawn
     assert sum(drawn.values()) / 4000 == pytest.approx(1800, rel=0.05)
