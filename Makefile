@@ -27,7 +27,7 @@ ROWS      ?= $(SEEDS)/training_runs_t4.parquet
 FACTS     ?= $(SEEDS)/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-emulated mutants check up bench bench-models bench-held-out bench-campaign bench-planner bench-answer bench-world bench-spot bench-strategies clean
+.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-slow mutants check up bench bench-models bench-held-out bench-campaign bench-planner bench-answer bench-world bench-spot bench-strategies clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -45,14 +45,14 @@ chaos: setup ## what may go wrong on EC2, seeded: ARGS="--scenarios 200 --seed 2
 
 test: setup ## the checks and every test that holds a guard: PYTEST_ARGS="tests/models -x" is passed on to pytest
 	@($(CHECKS)) > $(VENV)/check.log 2>&1 & checks=$$!; \
-	$(PYTEST) -m "not emulated" $(PYTEST_ARGS); tests=$$?; \
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS); tests=$$?; \
 	wait $$checks || { cat $(VENV)/check.log; exit 1; }; exit $$tests
 
 test-fast: setup ## the tests that start neither hosts nor processes
-	$(PYTEST) -m "not local" $(PYTEST_ARGS)
+	$(PYTEST) -m "not local and not slow" $(PYTEST_ARGS)
 
-test-emulated: setup ## the whole pipeline on emulated EC2, whose parts `make test` holds (root)
-	$(BIN)/pytest -m emulated $(PYTEST_ARGS) tests/local
+test-slow: setup ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 10 minutes)
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 mutants: setup ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*' --jobs 2" (three to twenty minutes)
 	@$(BIN)/python -m tests.mutants $(ARGS)

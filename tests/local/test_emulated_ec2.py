@@ -21,7 +21,7 @@ from tests.local.emulated import needs_machines
 from tests.world import World
 from tests.world.proof import UNEQUAL, Campaign, Operator, prove
 
-pytestmark = [pytest.mark.local, pytest.mark.emulated, needs_machines]
+pytestmark = [pytest.mark.local, pytest.mark.slow, needs_machines]
 
 
 def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(
