@@ -12,7 +12,15 @@ from typing import Any
 from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.execution.job import Clock, Job
 from tasks.node.record import CPU, Devices, Item, write_json
-from tasks.providers.base import EndedLease, Lease, NoCapacity, NodeState, ProviderError
+from tasks.providers.base import (
+    EndedLease,
+    Lease,
+    NoCapacity,
+    NodeState,
+    Provider,
+    ProviderError,
+    RunningCluster,
+)
 from tests.warehouse.builders import NOON, record, setup
 
 SMALL = InstanceType(
@@ -54,7 +62,7 @@ def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
     return Job(**whole | changes)
 
 
-class FakeCluster:
+class FakeCluster(RunningCluster):
     """Two or so machines. `script` is called once a poll, with this; it ends with a cluster that does nothing more."""
 
     def __init__(
@@ -147,7 +155,7 @@ def fails(error: BaseException) -> Step:
     return step
 
 
-class FakeProvider:
+class FakeProvider(Provider):
     """Leases in memory, their mailboxes under `home`; each acquisition plays the next of `scripts`."""
 
     name = "local"

@@ -20,7 +20,14 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit
 from tasks.market import offers as prices
-from tasks.providers.base import EndedLease, Lease, NotSwept, ProviderError, RunningCluster
+from tasks.providers.base import (
+    EndedLease,
+    Lease,
+    NotSwept,
+    Provider,
+    ProviderError,
+    RunningCluster,
+)
 from tasks.recommendation import publication as publish
 from tasks.recommendation import recommend
 from tasks.training import registry
@@ -47,7 +54,7 @@ goals = [{{ goal = "cheapest_within_deadline", hours = 4.0 }}, {{ goal = "fastes
 
 
 @dataclass
-class DescribedMachines:
+class DescribedMachines(Provider):
     """A provider of the synthetic world's types that starts nothing. `unpriced` types have no price."""
 
     name: str = "local"

@@ -27,7 +27,7 @@ from ..execution.job import START_UP_S, Served, workload_names
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
-from ..providers.base import Lease, LeaseUnreadable, closed_leases
+from ..providers.base import Lease, LeaseUnreadable
 from ..providers.ec2.capacity_ladder import SPOT_MARGIN
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
@@ -118,7 +118,7 @@ def caps_of(
         lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem
     }
     try:
-        closed = closed_leases(workspace.provider)
+        closed = workspace.provider.closed()
     except LeaseUnreadable as error:  # since a moment ago
         closed, unknown = [], unknown or str(error)
     worst |= {lease.lease_id: lease.usd for lease in closed}  # over, and not in the ledger yet

@@ -19,7 +19,6 @@ from models.domain.setup_table import rows_of
 from warehouse import append
 from warehouse.database import WarehouseMissing
 
-from ..providers.base import closed_leases
 from ..reporting.progress import reporter
 from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
@@ -64,7 +63,7 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
     if not names:
         return
     leases = [one.lease_id for one in workspace.provider.leases()]
-    leases += [one.lease_id for one in closed_leases(workspace.provider)]
+    leases += [one.lease_id for one in workspace.provider.closed()]
     unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
     for name in names:
         if any(one.startswith(f"{name}-") for one in leases):

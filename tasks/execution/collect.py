@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from warehouse import append
 
@@ -132,17 +132,6 @@ def _keep_rejected(lease: EndedLease, folder: Path) -> None:
 SWEPT_WITHIN = timedelta(hours=1)  # of anything that is bought
 
 
-@runtime_checkable
-class Sweeping(Protocol):
-    """A provider whose machines may run where this home does not know of them."""
-
-    def not_swept_since(self, moment: datetime) -> list[str]:
-        """Regions that were not looked through since `moment`."""
-
-    def was_used(self) -> bool:
-        """Whether this home holds leases of it, or ever looked through it."""
-
-
 def reap_now(provider: str | None = None) -> list[str]:
     """A sentence for each thing ended or brought home; empty where nothing was left. Raises NotSwept.
 
@@ -185,9 +174,7 @@ def _used() -> list[Workspace]:
         open_workspace(one)
         for one in sorted(PROVIDERS, key=lambda one: not capabilities(one).spends_money)
     ]
-    return [
-        one for one in found if not isinstance(one.provider, Sweeping) or one.provider.was_used()
-    ]
+    return [one for one in found if one.provider.was_used()]
 
 
 def say_all(sentences: Iterable[str]) -> None:
@@ -226,11 +213,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
     """Before anything is bought. Raises ProviderError where a region was not swept within the last hour."""
-    regions = (
-        workspace.provider.not_swept_since(now - SWEPT_WITHIN)
-        if isinstance(workspace.provider, Sweeping)
-        else []
-    )
+    regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
             f"nothing was bought: machines that should be dead may run in {', '.join(regions)}, which the reaper has "

@@ -17,7 +17,7 @@ from models.domain.workload import Mode
 from ..node.data import FAILED
 from ..node.record import ELASTIC, Item, Plan, RankLayout, WorkloadFile, write_json
 from ..node.requirements import INSTALL_S
-from ..providers.base import NotSupported, ProviderError, Revocable, RunningCluster
+from ..providers.base import NotSupported, ProviderError, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
 from .liveness import (
     MOST_REPLACEMENTS,
@@ -557,7 +557,7 @@ class _ElasticAttempt(_Attempt):
         lose_at = self.clock.monotonic() + self.session.job.lose_after_s.get(run_id, math.inf)
         while True:
             self.session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
-            if self.clock.monotonic() > lose_at and isinstance(self.running, Revocable):
+            if self.clock.monotonic() > lose_at:
                 lose_at = math.inf
                 self.running.revoke(self.nodes[-1])
             if not self._missing():

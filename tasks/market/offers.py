@@ -17,7 +17,7 @@ from models.domain.workload import Workload
 from warehouse import append, reads
 from warehouse.database import WarehouseMissing
 
-from ..providers.base import OwnBill, PackagedPrices, ProviderError
+from ..providers.base import ProviderError
 from ..workspace.prefect_runtime import Step
 from ..workspace.workspace import Workspace, capabilities, refresh_command
 
@@ -37,11 +37,7 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
                 "name"
             ]
         )
-        packaged = (
-            workspace.provider.packaged_types()
-            if isinstance(workspace.provider, PackagedPrices)
-            else []
-        )
+        packaged = workspace.provider.packaged_types()
         types = [one for one in packaged if one.name not in noted]
     with workspace.warehouse.transact() as connection:
         append.note_workloads(
@@ -281,16 +277,12 @@ def current_offers(workspace: Workspace) -> list[Offer]:
         for row in rows_of(frame)
         if row["instance_type"] in types
     ]
-    return workspace.provider.billed(found) if isinstance(workspace.provider, OwnBill) else found
+    return workspace.provider.billed(found)
 
 
 def _to_store(workspace: Workspace) -> list[Offer]:
     """Offers that came with the package, where they are no older than the last snapshot and differ from it."""
-    offers = (
-        workspace.provider.packaged_offers()
-        if isinstance(workspace.provider, PackagedPrices)
-        else []
-    )
+    offers = workspace.provider.packaged_offers()
     if not offers or not workspace.warehouse.exists():
         return offers
     last = current_offers(workspace)

@@ -1,10 +1,10 @@
-"""What every provider of machines must do, and how it says no. Lack of capacity and interruption are results here.
+"""The contract of a provider of machines, and its errors.
 
 ProviderError
-+-- NoCapacity       the machines are not to be had now; a row, not a failure of the flow
-+-- NotSupported     this machine or account can never serve the request; says what to do
-+-- LeaseUnreadable  a lease is there and cannot be read; its machines may run
-+-- NotSwept         the reaper could not look everywhere; carries what it did all the same
++-- NoCapacity       no machines at the moment: recorded as a row, not a failure of the flow
++-- NotSupported     this machine or account can never serve the request
++-- LeaseUnreadable  a lease file exists and cannot be read; its machines may run
++-- NotSwept         the reaper could not look everywhere; carries what it ended
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
-MOST_DEPTH = (
-    32  # of the JSON that a node writes: a record of ours is six deep, and Python recurses by level
-)
+MAX_JSON_DEPTH = 32  # records are six deep; json and DuckDB recurse by level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What holds of all machines of a provider, whatever srift.toml says of them.
+    """Facts about all machines of a provider.
 
-    `spends_money`: they are paid for, so that nothing is launched without a dollar cap. `simulated`: they are parts of
-    this computer, with the prices, revocations and CPU shares of srift.toml; no market is there to learn of.
+    `spends_money`: machines cost dollars, so nothing starts without a cap. `simulated`: machines
+    are shares of this computer, with prices and revocations from srift.toml.
     """
 
     spends_money: bool
@@ -37,19 +35,19 @@ class Capabilities:
 
 
 class ProviderError(Exception):
-    """A provider could not do what it was asked; the message says what to do."""
+    """A request to a provider failed; the message says what to do."""
 
 
 class NoCapacity(ProviderError):
-    """The machines are not to be had now."""
+    """The provider has no such machines at the moment."""
 
 
 class NotSupported(ProviderError):
-    """Never to be had here."""
+    """The provider can never serve the request here."""
 
 
 class LeaseUnreadable(ProviderError):
-    """A lease is on the disk and cannot be read. `body`: its JSON where it is JSON, else empty."""
+    """A lease file cannot be read. `body`: its JSON object, empty if it is none."""
 
     def __init__(self, message: str, *, body: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -57,10 +55,9 @@ class LeaseUnreadable(ProviderError):
 
 
 class NotSwept(ProviderError):
-    """The reaper could not look everywhere. `unswept`: a reason for each region or lease, by its name.
+    """The reaper could not look everywhere. `unswept`: region or lease -> reason.
 
-    `done`: a sentence for each thing that it ended or loaded all the same. `provider`: for which to reap again, empty
-    for several.
+    `done`: a sentence for each thing that it ended. `provider`: empty for several.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -68,18 +65,17 @@ class NotSwept(ProviderError):
         self.provider, self.unswept, self.done = provider, dict(unswept), list(done)
 
     def __str__(self) -> str:
-        """What was not looked at and why, what may still run, and what to type."""
         reasons = "".join(f"\n  {name}: {why}" for name, why in self.unswept.items())
-        again = f"`srift reap --provider {self.provider}`" if self.provider else "`srift reap`"
+        command = "srift reap" + (f" --provider {self.provider}" if self.provider else "")
         return (
-            f"not everything could be looked at:{reasons}\nMachines that should be dead may still run there; put this "
-            f"right and run {again} again"
+            f"the reaper could not look everywhere:{reasons}\n"
+            f"Machines past their deadline may still run there. Fix this and run `{command}`."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Machines that somebody holds: on disk as long as they may be alive, so that the reaper can end them."""
+    """Machines that a controller holds. `problem`: why the lease file cannot be read."""
 
     lease_id: str
     provider: str
@@ -89,22 +85,20 @@ class Lease:
     deadline_at: datetime
     controller_pid: int
     controller_alive: bool
-    problem: str = (
-        ""  # why it cannot be read: then nothing but its id is known, and its dollars least of all
-    )
+    problem: str = ""
 
     def usd_until(self, now: datetime) -> float | None:
-        """Dollars from the start to `now`; None where the price is unknown. Machines do not outlive the deadline."""
+        """Dollars from the start to `now`, at most to the deadline; None if the price is unknown."""
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedLease:
-    """Machines that are gone, whose mailbox may not have been loaded. `outcome`: "released" or "reaped".
+    """A lease without machines whose mailbox may not be loaded yet.
 
-    `refusals`: a sentence for each way of having them that was tried and refused; where all were, `outcome` is
-    "refused", and there were none.
+    `outcome`: "released", "reaped", or "refused" if there never were machines. `refusals`: a
+    sentence for each refused request.
     """
 
     lease_id: str
@@ -120,10 +114,10 @@ class EndedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """What the provider (not the node) knows of one machine. `reason` is empty while it is alive.
+    """The provider's view of one machine. `reason`: why it is not alive.
 
-    `leaving_s`: a notice says that it goes in so many seconds, alive until then; `notice` says which: "interruption",
-    or "rebalance", by which the market only warns.
+    `leaving_s`: seconds until an announced end. `notice`: "interruption", or "rebalance", which is
+    a warning only.
     """
 
     alive: bool
@@ -136,9 +130,8 @@ class NodeState:
 class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
-    `cluster` is what was got: its markets, zones and prices may differ from what was asked for, its types do not.
-    Machines that have not reported themselves within `ready_within_s` are taken for lost. `checkpoints` is a folder
-    that all of them see at that path and that outlives each; None where there is none yet.
+    `cluster` has the zones and prices of the machines. A machine that has not reported within
+    `ready_within_s` is lost. `checkpoints`: a folder that all machines share, if there is one.
     """
 
     lease_id: str
@@ -147,140 +140,124 @@ class RunningCluster(Protocol):
     addresses: list[str]
     ready_within_s: float
     checkpoints: Path | None
-
-    @property
-    def image_id(self) -> str:
-        """The machine image that all of them started from; "" where there is none."""
+    image_id: str  # of all machines; "" if the provider has no images
 
     def settle(self) -> None:
-        """Every worker is armed: put the instance types' CPU shares in force. Starting up is not what is measured."""
+        """Apply the CPU shares of the instance types, once every worker is armed."""
+        return
 
     def unsettle(self) -> None:
-        """Lift the shares again, so that another attempt starts quickly."""
+        """Lift the CPU shares, so that the next attempt starts quickly."""
+        return
 
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """The mailbox store's clock, by which liveness is judged; never a node's."""
+        """Clock of the mailbox store, by which liveness is judged."""
 
     def usd_so_far(self) -> float | None:
-        """Dollars since the machines were acquired; None where a price is unknown."""
+        """Dollars since the machines were acquired; None if a price is unknown."""
 
     def replace(self, node: int) -> bool:
-        """Order another machine in place of one lost or leaving, which is let go; False where none is to be had.
+        """Replace a lost or leaving machine; False if there is none to replace it.
 
-        Afterwards `addresses[node]`, `nodes()[node]`, `cluster` and the mailbox's folder of the node are the new one's.
+        Afterwards `addresses`, `nodes()`, `cluster` and the node's mailbox folder are the new
+        machine's.
         """
 
-
-@runtime_checkable
-class Revocable(Protocol):
-    """A running cluster whose machines can be taken away to see what a job does then."""
-
     def revoke(self, index: int) -> None:
-        """Take a machine away as its market would: at once, with everything that runs on it."""
+        """Take a machine away as its market would. Does nothing where the market is a real one."""
+        return
 
 
 class Provider(Protocol):
-    """A source of machines."""
+    """A source of machines. Methods with a body are optional."""
 
     name: str
 
     def instance_types(self) -> list[InstanceType]:
-        """Types that can be had here; what is left out is said by `limits`. Raises ProviderError without an answer."""
+        """Types that can be launched here. Raises ProviderError if nobody answers."""
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Every type in every market, at `now`. Raises ProviderError without an answer."""
+        """Every type in every market at `now`. Raises ProviderError if nobody answers."""
 
     def limits(self) -> list[str]:
-        """Plain sentences on what this provider cannot do here and how to put it right; empty when it can do all."""
+        """Sentences on what this provider cannot do here and how to fix it."""
 
     def fits(self, cluster: Cluster) -> str:
-        """Empty if the cluster could be acquired on idle machines, else the reason why never (used by the planner)."""
+        """Why the cluster can never be acquired on idle machines; empty if it can."""
 
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> AbstractContextManager[RunningCluster]:
-        """Machines with agents running, released on exit whatever happens. Raises NoCapacity or NotSupported."""
+        """Machines with agents, released on exit. Raises NoCapacity or NotSupported."""
 
     def leases(self) -> list[Lease]:
-        """What is held now, and each lease that cannot be read, with its `problem`."""
+        """Held leases, and each unreadable lease with its `problem`."""
 
     def ended(self) -> list[EndedLease]:
-        """Leases that are over and not yet forgotten."""
+        """Leases that ended and are not forgotten."""
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End whatever outlived its deadline or its controller; one plain sentence for each thing ended.
+        """End what outlived its deadline or controller; a sentence for each thing ended.
 
-        Raises NotSwept, once all else is done, where something could not be looked at.
+        Raises NotSwept, after everything else is done, if something could not be looked at.
         """
 
-
-@runtime_checkable
-class OwnBill(Protocol):
-    """A provider whose machines cost more than their own price, or other than everybody's."""
-
-    def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """`offers` as this installation pays for them: own prices, and what is beside the machine. Again: the same."""
-
-
-@runtime_checkable
-class PlacementScores(Protocol):
-    """A provider that tells how likely a request for spot machines is to be served."""
-
-    def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
-        """1 (unlikely) to 10 by zone, for `count` machines of any of `names`. Raises ProviderError."""
-
-
-@runtime_checkable
-class Closing(Protocol):
-    """A provider whose leases may be over, and paid for, before what they measured is here."""
-
     def closed(self) -> list[EndedLease]:
-        """Leases that are over and not forgotten. Raises LeaseUnreadable."""
-
-
-def closed_leases(provider: Provider) -> list[EndedLease]:
-    """Leases that are over and not forgotten, whether what they measured is here or not. Raises LeaseUnreadable."""
-    return provider.closed() if isinstance(provider, Closing) else provider.ended()
-
-
-@runtime_checkable
-class Launching(Protocol):
-    """A provider that is set up to launch fewer clusters than it can advise about."""
+        """As `ended`, also leases whose uploads are not fetched yet. Raises LeaseUnreadable."""
+        return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Empty if the cluster would be launched, else the reason why not; as Provider.fits, of this installation."""
+        """Why this installation would not launch the cluster; empty if it would."""
+        return self.fits(cluster)
 
-
-@runtime_checkable
-class PackagedPrices(Protocol):
-    """A provider that carries a dated snapshot with it, for when nobody can be asked."""
+    def billed(self, offers: Sequence[Offer]) -> list[Offer]:
+        """`offers` at this installation's own prices, with storage and other costs; idempotent."""
+        return list(offers)
 
     def packaged_types(self) -> list[InstanceType]:
-        """As Provider.instance_types, of the snapshot."""
+        """Types of the dated snapshot that comes with the package."""
+        return []
 
     def packaged_offers(self) -> list[Offer]:
-        """As Provider.offers, of the snapshot; `price_as_of` says how old it is."""
+        """Offers of the dated snapshot that comes with the package."""
+        return []
+
+    def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
+        """Zone -> 1 (unlikely) to 10 that a spot request for `count` machines is served.
+
+        Empty if this provider has no scores. Raises ProviderError.
+        """
+        return {}
+
+    def not_swept_since(self, moment: datetime) -> list[str]:
+        """Regions that the reaper has not looked through since `moment`."""
+        return []
+
+    def was_used(self) -> bool:
+        """Whether this home may have left machines or leases here."""
+        return True
 
 
-def json_of_node(text: str, **how: Any) -> Any:
-    """What a node wrote, by `json.loads`. Raises ValueError, also where it is nested deeper than MOST_DEPTH."""
+def json_of_node(text: str, **options: Any) -> Any:
+    """`json.loads` for text from a node. Raises ValueError, also beyond MAX_JSON_DEPTH levels."""
+    too_deep = ValueError(f"it is nested more than {MAX_JSON_DEPTH} deep")
     try:
-        body = json.loads(text, **how)
+        body = json.loads(text, **options)
     except RecursionError:
-        raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
+        raise too_deep from None
     level = [body]
-    for _ in range(MOST_DEPTH + 1):
-        level = [value for one in level for value in _values(one)]
-        if not level:
-            return body
-    raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-
-
-def _values(one: Any) -> Sequence[Any]:
-    return list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else ()
+    for _ in range(MAX_JSON_DEPTH + 1):
+        inner: list[Any] = []
+        for value in level:
+            inner += value.values() if isinstance(value, dict) else ()
+            inner += value if isinstance(value, list) else ()
+        level = inner
+    if level:
+        raise too_deep
+    return body

@@ -1,8 +1,7 @@
-"""Leases on disk, whatever their machines are: one directory each, whose lease.json is written before anything is asked
-for and marked at the end.
+"""Leases on disk, one directory each. lease.json is written before any machine is asked for.
 
 <root>/<lease_id>/lease.json   what was started, and how it ended
-                  mailbox/     what the nodes report; stays until it was loaded and the lease forgotten
+                  mailbox/     what the nodes report; kept until it is loaded
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
@@ -27,7 +26,6 @@ from models.domain.cluster import Cluster
 from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderError
 from tasks.providers.local.processes import Process, boot_id, is_running, myself
 
-SCHEMA = 1  # of lease.json; what an older version wrote has none
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 
@@ -38,12 +36,11 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
-"""Of a lease.json: read only where it says its time zone, and then in UTC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
-    """What every lease.json tells. `ended_at`, `usd` and `outcome` ("released" or "reaped") are set at the end."""
+    """Content of every lease.json. `ended_at`, `usd` and `outcome` are set at the end."""
 
     lease_id: str
     cluster: str
@@ -56,13 +53,12 @@ class HeldLease:
     ended_at: Moment | None = None
     usd: float | None = None
     outcome: str = ""
-    schema: int = SCHEMA
 
     @classmethod
     def new(
-        cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **more: Any
+        cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **fields: Any
     ) -> Self:
-        """The lease of `cluster` from `now` on, held by this process; `more` is what its kind tells besides."""
+        """A lease of `cluster` from `now`, held by this process."""
         return cls(
             lease_id=lease_id,
             cluster=cluster.name,
@@ -72,24 +68,22 @@ class HeldLease:
             deadline_at=now + timedelta(seconds=deadline_s),
             boot_id=boot_id(),
             controller=myself(),
-            **more,
+            **fields,
         )
 
     @property
     def controller_alive(self) -> bool:
-        """Whether the very process that acquired it still runs."""
         return self.boot_id == boot_id() and is_running(self.controller)
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
-        """Why it is to be ended while it is held; empty where it is not."""
+        """Why the reaper ends this lease; empty if it does not."""
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
         if now >= self.deadline_at:
             return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
-        return "everything was to be ended" if all_of_them else ""
+        return "all leases are to be ended" if all_of_them else ""
 
     def held(self, provider: str) -> Lease:
-        """As every provider states what is held."""
         return Lease(
             lease_id=self.lease_id,
             provider=provider,
@@ -102,7 +96,6 @@ class HeldLease:
         )
 
     def over(self, mailbox: Path) -> EndedLease:
-        """As every provider states what has ended."""
         assert self.ended_at is not None
         return EndedLease(
             lease_id=self.lease_id,
@@ -120,54 +113,35 @@ L = TypeVar("L", bound=HeldLease)
 
 
 class LeaseFolder(Generic[L]):
-    """The leases below `root`, each an instance of `kind`.
-
-    `keys` have a default and stand in every lease.json all the same: one without them is of no version of Srift.
-    """
+    """The leases below `root`, each an instance of `kind`."""
 
     kind: type[L]
-    keys: ClassVar[frozenset[str]] = frozenset({"ended_at"})
 
     def __init__(self, root: Path) -> None:
         self.root = root
         strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
         one: Any = GenericAlias(tuple, (self.kind,))  # a dataclass alone takes no configuration
-        self._form: TypeAdapter[tuple[L]] = TypeAdapter(one, config=strict)
-
-    def parsed(self, lease_id: str, body: dict[str, Any]) -> L:
-        """The lease that lease.json holds. Raises ValueError where any of it is not what this version writes."""
-        schema = body.get("schema", 0)
-        if type(schema) is not int or schema > SCHEMA:
-            raise ValueError(f"a newer version of Srift wrote it (schema {schema!r})")
-        if missing := self.keys - body.keys():
-            raise ValueError(f"{min(missing)} is missing")
-        (lease,) = self._form.validate_json(json.dumps([body]))
-        if lease.lease_id != lease_id:
-            raise ValueError(f"it tells of lease {lease.lease_id}")
-        return lease
+        self._schema: TypeAdapter[tuple[L]] = TypeAdapter(one, config=strict)
 
     def directory(self, lease_id: str) -> Path:
-        """Raises ProviderError where the id is no plain name."""
+        """Raises ProviderError if the id is not a plain name."""
         if NAME.match(lease_id) is None:
-            raise ProviderError(
-                f"lease id {lease_id!r}: only letters, digits, '_', '.' and '-' are allowed"
-            )
+            raise ProviderError(f"lease id {lease_id!r} must be letters, digits, '_', '.' and '-'")
         return self.root / lease_id
 
     def mailbox(self, lease_id: str) -> Path:
-        """Where its nodes report."""
         return self.directory(lease_id) / "mailbox"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One acquisition or reaping at a time in this home; the kernel lets go when a holder dies."""
+        """One acquisition or reaping at a time in this home; the lock ends with its process."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def create(self, lease: L) -> Path:
-        """The lease's new directory, with lease.json in it. Raises ProviderError where there is one already."""
+        """Make the lease's directory with lease.json. Raises ProviderError if it exists."""
         directory = self.directory(lease.lease_id)
         try:
             directory.mkdir()
@@ -178,36 +152,35 @@ class LeaseFolder(Generic[L]):
         except OSError as error:
             self.forget(lease.lease_id)
             raise ProviderError(
-                f"{directory} cannot be written, so nothing was started: {error.strerror}"
+                f"{directory} cannot be written ({error.strerror}); nothing was started"
             ) from error
         return directory
 
     def write(self, lease: L) -> None:
-        """Written beside, to the disk, and renamed: a reader sees all of it or the old one. Raises OSError."""
+        """Raises OSError; then the file is as it was."""
         replace_durably(self.directory(lease.lease_id) / "lease.json", asdict(lease))
 
     def read(self, lease_id: str) -> L | None:
-        """None where there is no lease of that id. Raises LeaseUnreadable where there is one that cannot be read."""
+        """None if there is no lease of that id. Raises LeaseUnreadable."""
         path = self.directory(lease_id) / "lease.json"
         body: Any = None
         try:
             body = json.loads(path.read_text())
-            if not isinstance(body, dict):
-                raise ValueError("it is no JSON object")
-            return self.parsed(lease_id, body)
+            (lease,) = self._schema.validate_json(json.dumps([body]))
+            if lease.lease_id != lease_id:
+                raise ValueError(f"it is of lease {lease.lease_id}")
+            return lease
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, RecursionError) as error:
-            why = why_unreadable(error)
             raise LeaseUnreadable(
-                f"{path} cannot be read ({why}): the lease and its machines are left as they are. "
-                "Make it readable, or use the version of Srift that wrote it; to give it up, move "
-                f"{path.parent} out of {self.root}, and the next `srift reap` ends its machines",
+                f"{path} cannot be read ({why_unreadable(error)}); its machines were left alone. "
+                f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`",
                 body=body if isinstance(body, dict) else None,
             ) from error
 
     def ids(self) -> list[str]:
-        """Every lease that has a directory, ended or not, oldest name first."""
+        """Every lease that has a directory, ended or not."""
         if not self.root.is_dir():
             return []
         return sorted(
@@ -215,7 +188,7 @@ class LeaseFolder(Generic[L]):
         )
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Every readable lease, ended or not; and by its id why each of the others cannot be read."""
+        """Every readable lease, ended or not; and by id why the others cannot be read."""
         found: list[L] = []
         unreadable: dict[str, LeaseUnreadable] = {}
         for lease_id in self.ids():
@@ -223,23 +196,22 @@ class LeaseFolder(Generic[L]):
                 lease = self.read(lease_id)
             except LeaseUnreadable as error:
                 unreadable[lease_id] = error
-                continue
-            found += [] if lease is None else [lease]
+            else:
+                found += [] if lease is None else [lease]
         return found, unreadable
 
     def all(self) -> list[L]:
-        """Every readable lease, ended or not."""
         return self.read_all()[0]
 
     def known(self) -> list[L]:
-        """Every lease, ended or not. Raises LeaseUnreadable where one cannot be read: what it holds nobody knows."""
+        """Every lease, ended or not. Raises LeaseUnreadable if any cannot be read."""
         found, unreadable = self.read_all()
         for error in unreadable.values():
             raise error
         return found
 
     def unknown(self, lease_id: str, error: LeaseUnreadable, provider: str) -> Lease:
-        """As every provider states a lease that cannot be read: nothing is known of its controller or its dollars."""
+        """An unreadable lease: its controller and dollars are unknown."""
         try:
             moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
         except OSError:
@@ -257,20 +229,20 @@ class LeaseFolder(Generic[L]):
         )
 
     def forget(self, lease_id: str) -> None:
-        """Delete a lease's directory, mailbox included. Nothing happens where it is gone already."""
+        """Delete a lease's directory, mailbox included, if it is there."""
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
     def forget_ended(self, lease_id: str) -> None:
-        """As `forget`. Raises ProviderError while it is held, or where nobody can tell."""
+        """As `forget`. Raises ProviderError while the lease is held or unreadable."""
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
             raise ProviderError(f"lease {lease_id} is still held; end it first: srift reap")
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> Path | None:
-        """Move the mailbox of a lease that nothing tells of to home/rejected, and forget the lease.
+        """Forget a directory without lease.json; move its mailbox to home/rejected if it has records.
 
-        Returns where it lies now, or None where the nodes had recorded nothing. Raises ProviderError; then all stays.
+        Returns the mailbox's new place. Raises ProviderError if it cannot be moved.
         """
         mailbox, target = self.mailbox(lease_id), None
         if any(mailbox.glob("node-*/records/*.json")):
@@ -289,22 +261,20 @@ class LeaseFolder(Generic[L]):
 
 
 def replace_durably(path: Path, body: Any) -> None:
-    """JSON beside `path`, to the disk, and renamed. Raises OSError; then `path` is as it was."""
+    """Write JSON with fsync and rename. Raises OSError; then `path` is as it was."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w") as file:
             json.dump(body, file, default=datetime.isoformat, indent=1)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # else a machine that loses power keeps the name of a file without its content
+            os.fsync(file.fileno())  # a rename alone may survive a power loss without its content
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file of JSON cannot be read, in one line."""
+    """Why a JSON file cannot be read, in one line."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ValidationError):

@@ -27,7 +27,7 @@ from warehouse import reads
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import job_conditions, spot_experience
 from ..market.offers import with_known_facts
-from ..providers.base import PlacementScores, ProviderError
+from ..providers.base import ProviderError
 from ..reporting.tables import as_caution
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
@@ -107,8 +107,6 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
 
     Only of clusters whose spot machines are of one type: a score is of a request that any of its types may serve.
     """
-    if not isinstance(workspace.provider, PlacementScores):
-        return list(rows)
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     scored = []
     for row in rows:

@@ -16,7 +16,7 @@ from models.domain.suggestions import nearest_names
 from models.domain.workload import Workload
 from warehouse.database import Warehouse
 
-from ..providers.base import Capabilities, Launching, Provider
+from ..providers.base import Capabilities, Provider
 from ..providers.ec2 import provider as ec2
 from ..providers.ec2.snapshot import packaged
 from ..providers.local import provider as local
@@ -100,12 +100,7 @@ class Workspace:
 
     def launches(self, cluster: Cluster) -> str:
         """Why a campaign would not buy `cluster`, though there may be measurements of it; empty where it would."""
-        provider = self.provider
-        return (
-            provider.launches(cluster)
-            if isinstance(provider, Launching)
-            else provider.fits(cluster)
-        )
+        return self.provider.launches(cluster)
 
 
 def open_workspace(provider: str = "local") -> Workspace:

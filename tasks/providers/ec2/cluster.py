@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NodeState, ProviderError, json_of_node
+from tasks.providers.base import NodeState, ProviderError, RunningCluster, json_of_node
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.capacity_ladder import Rung
 from tasks.providers.ec2.launch import Launcher
@@ -32,7 +32,7 @@ _REASONS = {
 }
 
 
-class Ec2Cluster:
+class Ec2Cluster(RunningCluster):
     """A RunningCluster. Safe to ask from several threads."""
 
     ready_within_s = READY_WITHIN_S
@@ -48,20 +48,10 @@ class Ec2Cluster:
         self.cluster: Cluster = rung.cluster
         self.addresses = [one.address for one in launcher.lease.current]
         self.mirror = mirror
+        self.image_id = launcher.lease.image_id
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at: datetime | None = None
-
-    @property
-    def image_id(self) -> str:
-        """Of every machine."""
-        return self._launcher.lease.image_id
-
-    def settle(self) -> None:
-        """A machine of EC2 is what it is."""
-
-    def unsettle(self) -> None:
-        """Nothing was put in force."""
 
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order; what AWS says is some seconds old at most, unless AWS is silent."""

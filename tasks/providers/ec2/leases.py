@@ -186,7 +186,6 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     """The leases of one home."""
 
     kind = Ec2Lease
-    keys = LeaseFolder.keys | {"machines", "asked", "refusals"}
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases-ec2")

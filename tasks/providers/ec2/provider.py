@@ -19,6 +19,7 @@ from tasks.providers.base import (
     Lease,
     NotSupported,
     NotSwept,
+    Provider,
     ProviderError,
     RunningCluster,
 )
@@ -53,7 +54,7 @@ _NO_HOME = "this provider was opened for prices alone: it has no folder for leas
 CAPABILITIES = Capabilities(spends_money=True, simulated=False)
 
 
-class Ec2Provider:
+class Ec2Provider(Provider):
     """Types and prices of the regions in `choices`. `clients` stands in for boto3's, with credentials of its own.
 
     Leases lie under `home`/leases-ec2; without it there are prices only. `node_package` is what machines get.

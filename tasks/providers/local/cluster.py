@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NoCapacity, NodeState, ProviderError
+from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster
 from tasks.providers.local import network as local_hosts
 from tasks.providers.local.cpu_shares import CpuShares, members, pin, place, promised_to_others
 from tasks.providers.local.leases import LeaseStore, LocalLease
@@ -42,7 +42,7 @@ class Surroundings:
     refuse_if_taken: Callable[[float], None]
 
 
-class LocalCluster:
+class LocalCluster(RunningCluster):
     """A RunningCluster of local hosts. Safe to ask from several threads."""
 
     ready_within_s = 60.0

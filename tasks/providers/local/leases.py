@@ -34,7 +34,6 @@ class LeaseStore(LeaseFolder[LocalLease]):
     """The leases of one home. `token` tells its hosts and groups from another home's."""
 
     kind = LocalLease
-    keys = LeaseFolder.keys | {"processes", "groups"}
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases")

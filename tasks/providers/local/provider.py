@@ -19,6 +19,7 @@ from tasks.providers.base import (
     NoCapacity,
     NotSupported,
     NotSwept,
+    Provider,
     ProviderError,
 )
 from tasks.providers.local import catalogue as local_catalogue
@@ -32,7 +33,7 @@ _CARRIED = ("HOME", "LANG")  # no credentials and no settings of ours reach a ho
 CAPABILITIES = Capabilities(spends_money=False, simulated=True)
 
 
-class LocalProvider(LocalCatalogue):
+class LocalProvider(LocalCatalogue, Provider):
     """Hosts on this machine, leases under `home`/leases. `python` runs a copy of `node_package` on each host."""
 
     name = "local"

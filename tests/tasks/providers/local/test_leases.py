@@ -111,7 +111,6 @@ def test_a_mailbox_that_cannot_be_moved_stays(tmp_path: Path) -> None:
 
 UNREADABLE = {
     "unknown key": lambda body: json.dumps(body | {"of_a_newer_version": 1}),
-    "newer schema": lambda body: json.dumps(body | {"schema": 2}),
     "torn": lambda body: json.dumps(body)[:40],
     "not an object": lambda body: "[]",
     "a key is missing": lambda body: json.dumps({"lease_id": "one"}),
@@ -154,15 +153,6 @@ def test_a_file_that_cannot_be_opened_is_no_lease_that_is_not_there(
         with pytest.raises(LeaseUnreadable, match="Too many open files"):
             store.read("one")
     assert store.read("one") == lease() and store.read("two") is None
-
-
-def test_a_lease_of_an_older_version_has_no_schema_and_is_read(tmp_path: Path) -> None:
-    store = LeaseStore(tmp_path)
-    file = stored(store, lease())
-    body = json.loads(file.read_text())
-    assert body.pop("schema") == 1
-    file.write_text(json.dumps(body))
-    assert store.read("one") == lease()
 
 
 @pytest.mark.parametrize("name", ["", "../one", "a/b", "a:b", ".lock"])
