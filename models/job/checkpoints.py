@@ -1,7 +1,9 @@
-"""Seconds to write a checkpoint, or to read one back, by its bytes and the type of machine.
+"""Seconds to write or read a checkpoint, by its bytes and the type of machine.
 
-seconds = (a + k MB) exp(u_type)      linear in bytes (CM-DARE [P]); u: a type's disk against the others'
-log a, log k ~ normal around CM-DARE's cloud, u ~ normal around 0; learned from checkpoints that were written
+    seconds = (a + k MB) exp(u_type) exp(v_workload)
+
+Linear in bytes (CM-DARE [P]: 3.6 s + 0.02 s/MB on its cloud's storage). log a and log k are normal
+around CM-DARE's, u and v around 0.
 """
 
 from __future__ import annotations
@@ -11,120 +13,92 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import least_squares
 
 from ..domain.numeric import FloatArray
 
-# CM-DARE [P, physics.md]: 3.6 s + 0.02 s/MB on its cloud's storage. Ours may differ by a factor: half of a or k is one
-# standard deviation. Relative spread: CM-DARE's networks lie about a tenth around its line, repeats a twentieth. How
-# far the disks of two types differ is a guess.
+# Standard deviations in logs. CM-DARE's networks lie about a tenth around its line, repeats a
+# twentieth; the other two are guesses. No read times are published, and a page cache may serve a
+# read: their prior is wider.
 _PRIOR_LOG = np.log([3.6, 0.02])
-_PRIOR_SD, _TYPE_SD, _BETWEEN, _WITHIN = 0.5, 0.3, 0.1, 0.05
-_RESTORE_SD = 1.0  # of reading, which is taken to last as long: nobody has published any, and a page cache may serve it
-_SPREAD_WEIGHT = 6.0  # checkpoints that the prior of the spread of repeats counts as
-_STEPS, _SETTLED = 50, 1e-9  # of the fit, at most, and the largest change in the last one
-_STATE_PER_WEIGHT = (
-    3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
-)
+_PRIOR_SD, _TYPE_SD, _WORKLOAD_SD, _REPEAT_SD = 0.5, 0.3, 0.1, 0.05
+_READ_SD = 1.0
+_SPREAD_WEIGHT = 6.0  # checkpoints that the prior of the repeats' spread counts as
+_STATE_PER_WEIGHT = 3  # Adam keeps two moments beside the weights
 
 
 def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
-    """Bytes of a checkpoint: as `measured`, or else by those of the gradient; 0 where neither is known (None, NaN)."""
+    """Return `measured`, else an estimate from the gradient's bytes, else 0."""
     if measured is not None and measured > 0:
         return float(measured)
-    return (
-        0.0
-        if gradient_bytes is None or np.isnan(gradient_bytes)
-        else _STATE_PER_WEIGHT * float(gradient_bytes)
-    )
+    if gradient_bytes is None or np.isnan(gradient_bytes):
+        return 0.0
+    return _STATE_PER_WEIGHT * float(gradient_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointModel:
-    """log a, log k and the deviations of `types`, with their (2 + types, 2 + types) covariance; `spread` of repeats."""
+    """log a, log k and u of `types`, their covariance, and the spread of repeats."""
 
     location: FloatArray
     covariance: FloatArray
     types: tuple[str, ...] = ()
-    spread: float = _WITHIN
+    repeat_sd: float = _REPEAT_SD
 
     def seconds(self, state_bytes: float, types: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-        """(types,) expected seconds of a workload's checkpoints on each type, and standard deviations of their logs."""
-        slopes, known = _slopes(self.location, np.full(len(types), state_bytes / 1e6))
-        own = [self.types.index(one) if one in self.types else -1 for one in types]
-        mine = np.array(own, dtype=int)[:, None] == np.arange(len(self.types))
-        gradient = np.hstack([slopes, mine])
+        """Return (types,) expected seconds and standard deviations of their logs."""
+        parts = np.exp(self.location[:2]) * [1.0, state_bytes / 1e6]
+        is_type = np.array([[name == known for known in self.types] for name in types], dtype=float)
+        is_type = is_type.reshape(len(types), len(self.types))
+        gradient = np.hstack([np.tile(parts / parts.sum(), (len(types), 1)), is_type])
         variance = np.einsum("ij,jk,ik->i", gradient, self.covariance, gradient)
-        variance += np.where(np.array(own) < 0, _TYPE_SD**2, 0.0) + _BETWEEN**2 + self.spread**2
-        return np.exp(known + gradient[:, 2:] @ self.location[2:]), np.sqrt(variance)
+        variance += np.where(is_type.any(axis=1), 0.0, _TYPE_SD**2)
+        variance += _WORKLOAD_SD**2 + self.repeat_sd**2
+        return parts.sum() * np.exp(is_type @ self.location[2:]), np.sqrt(variance)
 
 
-def fit_restores(read: pd.DataFrame) -> CheckpointModel | None:
-    """Of reading checkpoints back, as `fit_checkpoints` is of writing them, with a wider prior; None for no rows."""
-    return fit_checkpoints(read, prior_sd=_RESTORE_SD) if len(read) else None
+PRIOR = CheckpointModel(_PRIOR_LOG, np.diag([_PRIOR_SD**2] * 2))
+
+
+def fit_reads(read: pd.DataFrame) -> CheckpointModel | None:
+    """Fit seconds to read checkpoints as `fit_checkpoints` does; None without rows."""
+    return fit_checkpoints(read, prior_sd=_READ_SD) if len(read) else None
 
 
 def fit_checkpoints(written: pd.DataFrame, *, prior_sd: float = _PRIOR_SD) -> CheckpointModel:
-    """Learned from `written`: workload, instance_type, bytes, seconds, one row a checkpoint; the prior for none.
+    """Fit columns workload, instance_type, bytes, seconds, a row a checkpoint; the prior without
+    rows.
 
-    Checkpoints of one workload and size on one type are repeats; a workload's lie around the line together. Raises
-    ValueError where bytes or seconds are not above 0.
+    Raises:
+        ValueError: for bytes or seconds that are not above 0.
     """
     if not len(written):
         return PRIOR
     numbers = written[["bytes", "seconds"]].to_numpy(dtype=float)
     if not ((numbers > 0) & np.isfinite(numbers)).all():
         raise ValueError("bytes and seconds of checkpoints must be above 0")
-    logs = written.assign(
-        log_s=np.log(written["seconds"].astype(float)), mb=written["bytes"].astype(float) / 1e6
+    logs = written.assign(mb=numbers[:, 0] / 1e6, log_s=np.log(numbers[:, 1]))
+    repeats = logs.groupby(["workload", "instance_type", "mb"])["log_s"]
+    square = float(((logs["log_s"] - repeats.transform("mean")) ** 2).sum())
+    freedom = len(logs) - repeats.ngroups + _SPREAD_WEIGHT
+    repeat_sd = float(np.sqrt((square + _SPREAD_WEIGHT * _REPEAT_SD**2) / freedom))
+    # the median: a checkpoint written while the disk was busy does not move it
+    cells = repeats.agg(["median", "size"]).reset_index()
+    noise = repeat_sd * np.sqrt(np.pi / 2 / cells["size"].to_numpy())
+    types, workloads = (
+        pd.get_dummies(cells[name].astype(str)) for name in ("instance_type", "workload")
     )
-    groups = logs.groupby(["workload", "instance_type", "mb"])["log_s"]
-    apart = float(((logs["log_s"] - groups.transform("mean")) ** 2).sum())
-    free = len(logs) - groups.ngroups
-    spread = float(np.sqrt((apart + _SPREAD_WEIGHT * _WITHIN**2) / (free + _SPREAD_WEIGHT)))
-    cells = groups.agg(
-        ["median", "size"]
-    ).reset_index()  # one checkpoint while the disk was busy moves no median
-    types, type_at = np.unique(cells["instance_type"].astype(str), return_inverse=True)
-    networks, network_at = np.unique(cells["workload"].astype(str), return_inverse=True)
-    mb, middle = cells["mb"].to_numpy(), cells["median"].to_numpy()
-    noise = spread * np.sqrt(np.pi / 2 / cells["size"].to_numpy())  # standard error of a median
-    many = 2 + len(types)
-    prior = np.concatenate(
-        [np.full(2, prior_sd), np.full(len(types), _TYPE_SD), np.full(len(networks), _BETWEEN)]
-    )
-    centre = np.concatenate([_PRIOR_LOG, np.zeros(len(types) + len(networks))])
+    dummies = np.hstack([types.to_numpy(float), workloads.to_numpy(float)])
+    mean = np.concatenate([_PRIOR_LOG, np.zeros(dummies.shape[1])])
+    sd = np.repeat([prior_sd, _TYPE_SD, _WORKLOAD_SD], [2, types.shape[1], workloads.shape[1]])
 
-    dummies = np.hstack([np.eye(len(types))[type_at], np.eye(len(networks))[network_at]])
+    def residuals(location: FloatArray) -> FloatArray:
+        line = np.log(np.exp(location[0]) + np.exp(location[1]) * cells["mb"].to_numpy())
+        error = (line + dummies @ location[2:] - cells["median"].to_numpy()) / noise
+        return np.concatenate([error, (location - mean) / sd])
 
-    def residuals(location: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """With their derivatives."""
-        slopes, line = _slopes(location, mb)
-        off = np.concatenate(
-            [(line + dummies @ location[2:] - middle) / noise, (location - centre) / prior]
-        )
-        return off, np.vstack([np.hstack([slopes, dummies]) / noise[:, None], np.diag(1 / prior)])
-
-    # Gauss-Newton with halved steps: scipy.optimize takes longer to import than all of an answer's fits together
-    location, (off, jacobian) = centre, residuals(centre)
-    for _ in range(_STEPS):
-        step = np.linalg.lstsq(jacobian, -off)[0]
-        while (
-            np.abs(step).max() > _SETTLED
-            and not (nearer := residuals(location + step))[0] @ nearer[0] < off @ off
-        ):
-            step = step / 2
-        if np.abs(step).max() <= _SETTLED:
-            break
-        location, (off, jacobian) = location + step, nearer
-    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=float)
-    return CheckpointModel(location[:many], covariance[:many, :many], tuple(types.tolist()), spread)
-
-
-def _slopes(location: FloatArray, mb: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(rows, 2) derivatives of log(a + k MB) by log a and log k, and (rows,) its value."""
-    parts = np.stack([np.full(len(mb), np.exp(location[0])), np.exp(location[1]) * mb], axis=1)
-    whole = parts.sum(axis=1)
-    return parts / whole[:, None], np.log(whole)
-
-
-PRIOR = CheckpointModel(_PRIOR_LOG, np.eye(2) * _PRIOR_SD**2)
+    found = least_squares(residuals, mean)
+    kept = 2 + types.shape[1]
+    jacobian = np.asarray(found.jac)
+    covariance = np.linalg.inv(jacobian.T @ jacobian)[:kept, :kept]
+    return CheckpointModel(found.x[:kept], covariance, tuple(types.columns), repeat_sd)

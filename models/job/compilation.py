@@ -14,8 +14,8 @@ import pandas as pd
 from ..domain.setup_table import rows_of
 from ..domain.workload import Mode, variant
 
-# Of one shape of a small network on one core; of a sharded one each part is compiled. How far others may lie from that,
-# and repeats from each other, is a guess, in logs.
+# Of one shape of a small network on one core; of a sharded one each part is compiled. How far
+# others may lie from that, and repeats from each other, is a guess, in logs.
 COMPILE_S = 40.0
 _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
@@ -37,7 +37,9 @@ class CompileModel:
 
 
 def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
-    """Learned from `compiled`: workload, the columns of its mode, and seconds, one row a run that compiled."""
+    """Learned from `compiled`: workload, the columns of its mode, and seconds, one row a run that
+    compiled.
+    """
     logs: dict[tuple[str, Mode], list[float]] = {}
     for row in rows_of(compiled):
         at = str(row["workload"]), Mode(*(str(row[name]) for name in Mode._fields))

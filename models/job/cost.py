@@ -30,15 +30,15 @@ from .job_conditions import JobConditions, Stated, pools_of
 class JobCosts:
     """Time and money of a job on every setup. Arrays are (setups,) or (setups, draws).
 
-    `usd_per_hour` is of the whole bill, NaN where a price is unknown. `hours` are expected; `hours_by_draw` expected
-    under each draw of the step times; `sampled_hours` also draw start-up and interruptions. `interruptions` are
-    expected, `interruption_risk` is the chance of any. `cluster` numbers the clusters with their markets and zones:
-    setups that share one are its batch splits.
+    `usd_per_hour` is of the whole bill, NaN where a price is unknown. `hours` are expected;
+    `hours_by_draw` expected under each draw of the step times; `sampled_hours` also draw start-up
+    and interruptions. `interruptions` are expected, `interruption_risk` is the chance of any.
+    `cluster` numbers the clusters with their markets and zones: setups that share one are its
+    batch splits.
     """
 
     setups: Sequence[Setup]
     predictions: pd.DataFrame
-    work_hours: FloatArray
     conditions: Conditions
     usd_per_hour: FloatArray
     hours: FloatArray
@@ -72,10 +72,9 @@ class JobCosts:
 def cost_at(
     step_s: float, *, steps: int, conditions: Conditions, usd_per_hour: float
 ) -> tuple[float, float]:
-    """Expected hours and dollars of a job of `steps` at a measured step time; NaN where the step or the price is.
+    """Return expected hours and dollars of `steps` at a measured step time; NaN where an input is.
 
-    `conditions` are those of its one cluster. Only the part of the hours that is work scales with the step; start-up
-    and interruptions are at their expectation.
+    `conditions` are those of one cluster. Only the hours of work scale with the step.
     """
     if not np.isfinite(step_s):
         return float("nan"), float("nan")
@@ -92,46 +91,42 @@ def job_costs(
     job_conditions: JobConditions | None = None,
     seed: int = 0,
 ) -> JobCosts:
-    """Hours and dollars of `workload` on each of `setups`.
+    """Return hours and dollars of `workload` on each of `setups`.
 
-    `predictions` (columns of StepTimeModel.predict) and `step_draws` (setups, draws; seconds, joint) are aligned with
-    `setups` by position; `job_conditions` says what start-up, checkpoints and interruptions clusters meet (None:
-    `Stated()`). Raises ValueError where they are not aligned.
+    `predictions` (columns of StepTimeModel.predict) and `step_draws` (setups, draws; seconds, joint)
+    are aligned with `setups` by position.
+
+    Raises:
+        ValueError: for inputs that are not aligned.
     """
     draws = np.asarray(step_draws, dtype=float)
     if not len(setups) == len(predictions) == len(draws):
-        raise ValueError(
-            f"{len(setups)} setups, {len(predictions)} predictions, {len(draws)} draws: one of each a setup"
-        )
-    step_hours = (
-        np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float)
-        / 3600
-    )
-    work_hours = (
-        predictions["step_s"].to_numpy(dtype=float) * step_hours if len(setups) else np.zeros(0)
-    )
-    pools, counts = pools_of([setup.cluster for setup in setups])
+        raise ValueError("setups, predictions and draws differ in length")
+    steps = [-(-workload.samples // setup.global_batch) for setup in setups]
+    step_hours = np.array(steps, dtype=float) / 3600
+    work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
-    met = job_conditions or Stated()
-    compiling_s = [met.compilation.seconds(workload.name, setup.mode) for setup in setups]
-    conditions = met.gangs(pools, counts, state_bytes).later(compiling_s)
+    known = job_conditions or Stated()
+    compile_s = [known.compilation.seconds(workload.name, setup.mode) for setup in setups]
+    pools, counts = pools_of([setup.cluster for setup in setups])
+    conditions = known.gangs(pools, counts, state_bytes).later(compile_s)
     work_by_draw = draws * step_hours[:, None]
-    members = (
-        tuple((o.instance_type.name, o.market, o.zone) for o in one.cluster.members)
-        for one in setups
+    usd_per_hour = [setup.cluster.total_usd_per_hour for setup in setups]
+    machines = (
+        tuple(
+            (offer.instance_type.name, offer.market, offer.zone) for offer in setup.cluster.members
+        )
+        for setup in setups
     )
     return JobCosts(
         setups=setups,
         predictions=predictions.reset_index(drop=True),
-        work_hours=work_hours,
         conditions=conditions,
-        usd_per_hour=np.array(
-            [setup.cluster.total_usd_per_hour for setup in setups], dtype=float
-        ),  # None becomes NaN
+        usd_per_hour=np.array(usd_per_hour, dtype=float),  # None becomes NaN
         hours=expected_hours(work_hours, conditions),
         hours_by_draw=expected_hours(work_by_draw, conditions),
         sampled_hours=drawn_hours(work_by_draw, work_hours, conditions, seed=seed),
         interruptions=expected_interruptions(work_hours, conditions),
         interruption_risk=interruption_risk(work_hours, conditions, seed=seed),
-        cluster=numbered(members)[1],
+        cluster=numbered(machines)[1],
     )

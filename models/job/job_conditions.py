@@ -1,8 +1,7 @@
-"""What start-up, checkpoints and interruptions a job meets on a cluster: as stated, or by what launches have taught.
+"""Start-up, checkpoints and interruptions of jobs on clusters: as stated, or learned from launches.
 
-A cluster may mix markets: only its spot machines are interrupted, all of them must start, and what is replaced is a
-spot machine, whose type is as likely as its share of the interruptions. Of many clusters at once, since a planner asks
-about all that can be had.
+A cluster may mix markets: all of its machines must start, only its spot machines are interrupted.
+The replaced machine is a spot machine, its type as likely as its share of the interruptions.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import FloatArray
-from .capacity import AvailabilityModel, StartupModel
+from .capacity import AvailabilityModel, gang_startup
 from .checkpoints import PRIOR, CheckpointModel
 from .compilation import CompileModel
 from .duration import REPLACEMENT_S, STARTUP_S, Conditions
 from .interruption_rates import HazardModel
-from .restarts import RestartModel
+from .log_seconds import LogSeconds
+from .restarts import NO_RESTARTS
 
-RETRY_S = 60.0  # between two requests for machines that were not to be had
+RETRY_S = 60.0  # between two requests for machines
 
 
 class Pool(NamedTuple):
-    """Machines of one type, market and zone, and the interruptions an hour that are advised of one of them."""
+    """A type, market and zone, and the advised interruptions an hour of one machine."""
 
     instance_type: str
     market: str
@@ -36,15 +36,14 @@ class Pool(NamedTuple):
 
     @classmethod
     def of(cls, offer: Offer) -> Pool:
-        """The pool that `offer` sells from."""
         return cls(offer.instance_type.name, offer.market, offer.zone, offer.interruptions_per_hour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """The pools' own rates, taken to be known and memoryless, and the same seconds for all clusters.
+    """The pools' advised rates as memoryless, and the same seconds for all clusters.
 
-    `checkpoint_s` None: by the checkpoint's bytes, as the prior of checkpoints says.
+    `checkpoint_s` None: the prior of checkpoints by their bytes.
     """
 
     startup_s: float = STARTUP_S
@@ -55,145 +54,136 @@ class Stated:
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes."""
+        """Return conditions of clusters of `counts` (clusters, pools) machines with checkpoints of
+        `state_bytes`.
+        """
+        checkpoint_s = self.checkpoint_s
+        if checkpoint_s is None:
+            checkpoint_s = float(PRIOR.seconds(state_bytes, [""])[0][0])
         return Conditions.certain(
             advised_hazards(pools, counts),
             startup_s=self.startup_s,
-            checkpoint_s=float(PRIOR.seconds(state_bytes, [""])[0][0])
-            if self.checkpoint_s is None
-            else self.checkpoint_s,
+            checkpoint_s=checkpoint_s,
             replacement_s=self.replacement_s,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What our own launches and interruptions have taught, each beside its prior.
+    """Models learned from launches and interruptions.
 
-    `hazard` None: the pools' own rates hold. `availability` None: whatever is asked for can be had. `restores` None:
-    reading a checkpoint lasts as long as writing it. Where `restarts` have seen machines replaced, they tell how long
-    that takes; else a machine's start-up does.
+    `hazard` None: the pools' advised rates. `availability` None: every request is granted. `reads`
+    None: a checkpoint is read as slowly as it is written. `restarts` tell how long a replacement
+    takes once one was observed, else start-up does.
     """
 
-    startup: StartupModel
+    startup: LogSeconds
     checkpoints: CheckpointModel = PRIOR
     hazard: HazardModel | None = None
     availability: AvailabilityModel | None = None
     retry_s: float = RETRY_S
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
-    restores: CheckpointModel | None = None
-    restarts: RestartModel = RestartModel()  # noqa: RUF009 (frozen)
+    reads: CheckpointModel | None = None
+    restarts: LogSeconds = NO_RESTARTS
 
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes.
+        """Return conditions of clusters of `counts` (clusters, pools) machines with checkpoints of
+        `state_bytes`.
 
-        One machine writes them, and all read them back: the slowest that the cluster has is meant. Raises ValueError
-        for an unknown market.
+        One machine writes a checkpoint and all read it: the slowest of the cluster counts.
+
+        Raises:
+            ValueError: for an unknown market.
         """
-        launch_s, launch_log_sd = self.startup.gangs(
-            [(one.instance_type, one.market) for one in pools], counts
-        )
-        startup_s, startup_log_sd = self._waited(launch_s, launch_log_sd, pools, counts)
-        often, doubt, lasting, fleeting, rates = self._hazards(pools, counts)
-        again_s = self._replaced(pools)
-        taken = np.where([one.market == "spot" for one in pools], counts, 0)
-        shares = taken * rates
-        shares = np.where(
-            shares.sum(axis=1, keepdims=True) > 0, shares, taken
-        )  # rates that are 0 tell none apart
-        types = [one.instance_type for one in pools]
-        seconds, log_sd = self.checkpoints.seconds(state_bytes, types)
-        writer = (
-            np.where(counts > 0, seconds, 0.0).argmax(axis=1)
-            if len(pools)
-            else np.zeros(0, dtype=np.intp)
-        )
-        write_s = read_s = seconds[writer]
-        if self.restores is not None and len(pools):
-            read_s = np.where(counts > 0, self.restores.seconds(state_bytes, types)[0], 0.0).max(
-                axis=1
-            )
+        startup_s, startup_log_sd = self._startup(pools, counts)
+        spot = np.array([pool.market == "spot" for pool in pools], dtype=bool)
+        hazard, doubt, bunching, rates = self._hazards(pools, counts * spot)
+        types = [pool.instance_type for pool in pools]
+        write_s, log_sd = self.checkpoints.seconds(state_bytes, types)
+        read_s = write_s if self.reads is None else self.reads.seconds(state_bytes, types)[0]
+        # without a last column of zeros, no clusters of no pools would have no slowest machine
+        padded = np.hstack([np.where(counts > 0, write_s, 0.0), np.zeros((len(counts), 1))])
+        writer = padded.argmax(axis=1)
+        losses = counts * spot * rates
+        losses = np.where(losses.sum(axis=1, keepdims=True) > 0, losses, counts * spot)
+        replaced_s = losses @ self._replacement_s(pools) / np.maximum(losses.sum(axis=1), 1e-300)
         return Conditions(
-            hazard_per_hour=often,
+            hazard_per_hour=hazard,
             doubt=doubt,
-            lasting=lasting,
-            passing=fleeting,
+            bunching=bunching,
             startup_s=startup_s,
             startup_log_sd=startup_log_sd,
-            checkpoint_s=write_s,
-            checkpoint_log_sd=log_sd[writer],
-            replacement_s=read_s + (shares @ again_s) / np.maximum(shares.sum(axis=1), 1e-300),
+            checkpoint_s=padded.max(axis=1),
+            checkpoint_log_sd=np.append(log_sd, 0.0)[writer],
+            replacement_s=np.where(counts > 0, read_s, 0.0).max(axis=1, initial=0.0) + replaced_s,
         )
 
-    def _replaced(self, pools: Sequence[Pool]) -> FloatArray:
-        """(pools,) seconds from the loss of a machine until the job has another one at work, by refusals too."""
-        alone = np.eye(len(pools), dtype=np.int64)
-        again_s, _ = self.startup.gangs([(one.instance_type, one.market) for one in pools], alone)
-        if "replaced" in self.restarts.seen:
-            again_s = self.restarts.seconds("replaced", [one.instance_type for one in pools])
-        return self._waited(again_s, np.zeros_like(again_s), pools, alone)[0]
+    def _startup(
+        self, pools: Sequence[Pool], counts: NDArray[np.int64]
+    ) -> tuple[FloatArray, FloatArray]:
+        launch_s, log_sd = gang_startup(
+            self.startup, [(pool.instance_type, pool.market) for pool in pools], counts
+        )
+        return self._with_refusals(launch_s, log_sd, pools, counts)
 
-    def _waited(
+    def _replacement_s(self, pools: Sequence[Pool]) -> FloatArray:
+        """Return (pools,) seconds from a machine's loss until the job has another at work."""
+        alone = np.eye(len(pools), dtype=np.int64)
+        if not any(outcome == "replaced" for outcome, _ in self.restarts.members):
+            return self._startup(pools, alone)[0]
+        types = [pool.instance_type for pool in pools]
+        again_s = self.restarts.expected_s("replaced", types)
+        return self._with_refusals(again_s, np.zeros_like(again_s), pools, alone)[0]
+
+    def _with_refusals(
         self,
         launch_s: FloatArray,
         log_sd: FloatArray,
         pools: Sequence[Pool],
         counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
-        """(mean seconds, standard deviation of their log) with the refusals before all can be had, by moments."""
+        """Add the retries before all machines are granted: (mean seconds, standard deviation of
+        their log).
+        """
         if self.availability is None:
             return launch_s, log_sd
-        chance = self.availability.gangs([one[:3] for one in pools], counts.astype(float))
+        chance = self.availability.gangs([pool[:3] for pool in pools], counts.astype(float))
         mean = launch_s + self.retry_s * (1 - chance) / chance
         variance = launch_s**2 * np.expm1(log_sd**2) + self.retry_s**2 * (1 - chance) / chance**2
         return mean, np.asarray(np.sqrt(np.log1p(variance / mean**2)), dtype=float)
 
     def _hazards(
-        self, pools: Sequence[Pool], counts: NDArray[np.int64]
-    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-        """(clusters,) rate, its doubt, bunching that stays and that passes; and (pools,) the rate of one machine."""
-        nothing = np.zeros(len(counts))
+        self, pools: Sequence[Pool], spot_counts: NDArray[np.int64]
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Return (clusters,) hazard, doubt and bunching, and (pools,) the rate of one machine."""
         if self.hazard is None:
-            rates = np.array([one.interruptions_per_hour for one in pools], dtype=float)
-            return advised_hazards(pools, counts), nothing, nothing, nothing, rates
-        at = np.flatnonzero([one.market == "spot" for one in pools])
-        spots = [
-            (pools[one].instance_type, pools[one].zone, pools[one].interruptions_per_hour)
-            for one in at.tolist()
-        ]
-        found = self.hazard.gangs(spots, counts[:, at].astype(float))
-        rates = np.zeros(len(pools))
-        rates[at] = found.machine
-        left = found.concentration
-        return (
-            found.per_hour,
-            found.doubt,
-            left * self.hazard.drift,
-            left * self.hazard.shock,
-            rates,
-        )
+            rates = np.array([pool.interruptions_per_hour for pool in pools], dtype=float)
+            nothing = np.zeros(len(spot_counts))
+            return advised_hazards(pools, spot_counts), nothing, nothing, rates
+        spots = [(pool.instance_type, pool.zone, pool.interruptions_per_hour) for pool in pools]
+        gangs = self.hazard.gangs(spots, spot_counts.astype(float))
+        return *gangs, self.hazard.rates(spots)[:, 0]
 
 
 JobConditions = Stated | Learned
 
 
 def advised_hazards(pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
-    """(clusters,) interruptions an hour: the sum over the spot machines; on-demand ones are safe."""
-    rates = [one.interruptions_per_hour if one.market == "spot" else 0.0 for one in pools]
+    """Return (clusters,) interruptions an hour: the sum over the spot machines."""
+    rates = [pool.interruptions_per_hour if pool.market == "spot" else 0.0 for pool in pools]
     return np.asarray(counts @ np.array(rates, dtype=float), dtype=float)
 
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
-    """All pools that the clusters buy from, and (clusters, pools) how many machines from each."""
-    bought = [
-        [(Pool.of(offer), count) for count, offer in cluster.counted()] for cluster in clusters
-    ]
-    pools = list(dict.fromkeys(pool for members in bought for pool, _ in members))
-    column = {pool: at for at, pool in enumerate(pools)}
-    counts = np.zeros((len(clusters), len(pools)), dtype=np.int64)
-    for row, members in enumerate(bought):
-        for pool, count in members:
-            counts[row, column[pool]] += count
-    return pools, counts
+    """Return the pools that the clusters buy from, and (clusters, pools) machines from each."""
+    column: dict[Pool, int] = {}
+    bought = []
+    for row, cluster in enumerate(clusters):
+        for count, offer in cluster.counted():
+            bought.append((row, column.setdefault(Pool.of(offer), len(column)), count))
+    counts = np.zeros((len(clusters), len(column)), dtype=np.int64)
+    for row, at, count in bought:
+        counts[row, at] += count
+    return list(column), counts

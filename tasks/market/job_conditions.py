@@ -13,11 +13,12 @@ import pandas as pd
 from models.campaign.candidates import EC2_COSTS, Costs
 from models.job import duration as spot
 from models.job import launch_history as exposure
-from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
-from models.job.checkpoints import fit_checkpoints, fit_restores
+from models.job.capacity import PRIOR_S, fit_availability, fit_startup
+from models.job.checkpoints import fit_checkpoints, fit_reads
 from models.job.compilation import fit_compilation
 from models.job.interruption_rates import fit_hazard
 from models.job.job_conditions import JobConditions, Learned, Stated
+from models.job.log_seconds import LogSeconds
 from models.job.restarts import fit_restarts
 from warehouse import reads
 
@@ -50,7 +51,7 @@ def job_conditions(workspace: Workspace) -> JobConditions:
         startup=_startup(workspace, launches),
         checkpoints=fit_checkpoints(written),
         compilation=fit_compilation(compiled),
-        restores=fit_restores(_restored(restarts)),
+        reads=fit_reads(_restored(restarts)),
         restarts=fit_restarts(restarts),
     )
     if workspace.simulated:
@@ -72,18 +73,19 @@ def _restored(restarts: pd.DataFrame) -> pd.DataFrame:
     return read.rename(columns={"restore_bytes": "bytes", "restore_s": "seconds"})
 
 
-def _startup(workspace: Workspace, launches: pd.DataFrame) -> StartupModel:
+def _startup(workspace: Workspace, launches: pd.DataFrame) -> LogSeconds:
     """Local hosts start alike in both markets, so that each launch tells of both."""
     if not workspace.simulated:
         return fit_startup(launches, EC2_STARTUP_S)
     one, *_ = LOCAL_STARTUP_S
     found = fit_startup(launches.assign(market=one), LOCAL_STARTUP_S, LOCAL_SLOPE)
-    pools = {
-        (name, market): known
-        for (name, _), known in found.pools.items()
+    members = {
+        (market, name): known
+        for (_, name), known in found.members.items()
         for market in LOCAL_STARTUP_S
     }
-    return replace(found, pools=pools, markets=dict.fromkeys(LOCAL_STARTUP_S, found.markets[one]))
+    groups = dict.fromkeys(LOCAL_STARTUP_S, found.groups[one])
+    return replace(found, members=members, groups=groups)
 
 
 def _advised(workspace: Workspace) -> dict[str, float]:
@@ -118,7 +120,7 @@ def seconds_to_work(workspace: Workspace, market: str) -> float | None:
     launches = exposure.launches(reads.launched(workspace.warehouse, workspace.provider.name)[0])
     if (not workspace.simulated and market not in set(launches["market"])) or not len(launches):
         return None
-    return float(np.exp(_startup(workspace, launches).markets[market][0]))
+    return float(np.exp(_startup(workspace, launches).groups[market][0]))
 
 
 def costs_of(workspace: Workspace) -> Costs:

@@ -38,7 +38,7 @@ from models.domain.setup_table import rows_of
 from models.job.checkpoints import checkpoint_bytes
 from models.job.duration import best_interval
 from models.job.job_conditions import Learned, pools_of
-from models.job.restarts import ElasticJob, RestartModel
+from models.job.restarts import NO_RESTARTS
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch
@@ -49,6 +49,7 @@ from tasks.providers.base import RunningCluster
 from tasks.providers.local.processes import hosts
 from tasks.reporting.progress import reporter
 from tasks.workspace.workspace import Workspace
+from tests.benchmarks.elastic_job import ElasticJob
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
 from warehouse.reads import mart
 
@@ -246,9 +247,7 @@ def planned(
         2, round(float(best_interval(write_s / 3600, 3600 / LOSS_EVERY_S)) * 3600 / step_s[n])
     )
     read_s = (
-        write_s
-        if known.restores is None
-        else float(known.restores.seconds(size, [asked.kind])[0][0])
+        write_s if known.reads is None else float(known.reads.seconds(size, [asked.kind])[0][0])
     )
     outcome = "replaced" if asked.kind == REPLACED else "fewer"
     return ElasticJob(
@@ -258,7 +257,7 @@ def planned(
         startup_s=float(met.startup_s[0]),
         checkpoint_s=write_s,
         restore_s=read_s,
-        lost_s=float(known.restarts.seconds(outcome, [asked.kind])[0]),
+        lost_s=float(known.restarts.expected_s(outcome, [asked.kind])[0]),
         replaced=asked.kind == REPLACED,
     )
 
@@ -352,7 +351,7 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
         known = job_conditions(here)
         assert isinstance(known, Learned)
         job = planned(here, asked, steps, known)
-        prior = planned(here, asked, steps, replace(known, restores=None, restarts=RestartModel()))
+        prior = planned(here, asked, steps, replace(known, reads=None, restarts=NO_RESTARTS))
         done = run(here, asked, job, f"elastic-{datetime.now(UTC):%Y%m%dT%H%M%S}-{number:02d}")
         values = done["body"]["values"]
         own = {key: median(seconds) for key, seconds in steps_made(done["body"]).items() if seconds}

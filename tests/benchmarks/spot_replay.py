@@ -211,7 +211,7 @@ def replay(
             [Offered(kind, "spot", zone, 0.0) for kind, zone in zones], counts, state_bytes
         )
         nothing = np.zeros(1)
-        certain = replace(conditions, doubt=nothing, lasting=nothing, passing=nothing)
+        certain = replace(conditions, doubt=nothing, bunching=nothing)
         work = np.full((1, _DRAWS), job.work_hours)
         p90, memoryless = (
             float(np.quantile(drawn_hours(work, [job.work_hours], one, seed=seed), 0.9))

@@ -1,4 +1,4 @@
-"""Start-up seconds: shrunk from launches to market to prior; a gang waits for its last machine, if it can be had."""
+"""Start-up seconds of gangs, and the chance to get them."""
 
 from __future__ import annotations
 
@@ -9,115 +9,93 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from models.job.capacity import PRIOR_S, StartupModel, TypeInMarket, fit_availability, fit_startup
+from models.job.capacity import PRIOR_S, fit_availability, fit_startup, gang_startup
+from models.job.log_seconds import LogSeconds
 
 NONE = pd.DataFrame({"instance_type": [], "market": [], "machines": [], "seconds": []})
 
 
-def launches(kind: str, market: str, median_s: float, many: int, machines: int = 1) -> pd.DataFrame:
-    seconds = median_s * np.exp(np.random.default_rng(5).normal(0, 0.1, many))
+def launches(
+    kind: str, market: str, median_s: float, count: int, machines: int = 1
+) -> pd.DataFrame:
+    seconds = median_s * np.exp(np.random.default_rng(5).normal(0, 0.1, count))
     return pd.DataFrame(
         {"instance_type": kind, "market": market, "machines": machines, "seconds": seconds}
     )
 
 
-def gang(model: StartupModel, *machines: TypeInMarket) -> tuple[float, float]:
-    """(mean seconds, standard deviation of the log) of machines asked for together."""
+def quantile(model: LogSeconds, *machines: tuple[str, str], at: float = 0.5) -> float:
+    """Seconds within which machines that are requested together are at work with probability
+    `at`.
+    """
     pools = sorted(set(machines))
-    mean_s, log_sd = model.gangs(pools, np.array([[machines.count(one) for one in pools]]))
-    return float(mean_s[0]), float(log_sd[0])
+    counts = np.array([[machines.count(pool) for pool in pools]])
+    mean_s, log_sd = gang_startup(model, pools, counts)
+    return float((mean_s * np.exp(-(log_sd**2) / 2 + log_sd * ndtri(at)))[0])
 
 
-def quantile(ready: tuple[float, float], at: float) -> float:
-    """Seconds within which a gang is ready with probability `at`: start-up is lognormal."""
-    mean_s, log_sd = ready
-    return float(mean_s * np.exp(-(log_sd**2) / 2 + log_sd * ndtri(at)))
+def test_without_launches_the_prior_is_wide() -> None:
+    model = fit_startup(NONE)
+    assert quantile(model, ("any", "spot")) == pytest.approx(PRIOR_S["spot"], rel=0.01)
+    assert quantile(model, ("any", "spot"), at=0.9) > 1.7 * PRIOR_S["spot"]
 
 
-def test_without_launches_the_prior_is_said_with_its_doubt() -> None:
-    ready = gang(fit_startup(NONE), ("any", "spot"))
-    assert quantile(ready, 0.5) == pytest.approx(PRIOR_S["spot"], rel=0.01)
-    assert quantile(ready, 0.9) > 1.7 * PRIOR_S["spot"]
+def test_launches_outweigh_the_prior_and_inform_other_types_of_the_market() -> None:
+    model = fit_startup(pd.concat([launches(kind, "spot", 200.0, 20) for kind in "abcd"]))
+    assert quantile(model, ("a", "spot")) == pytest.approx(200.0, rel=0.1)
+    assert 150 < quantile(model, ("z", "spot")) < 210
+    demand = quantile(model, ("a", "on-demand"))
+    assert demand == pytest.approx(PRIOR_S["on-demand"], rel=0.01)
 
 
-def test_own_launches_outweigh_the_prior_and_tell_of_other_types() -> None:
-    seen = pd.concat([launches(kind, "spot", 200.0, 20) for kind in "abcd"])
-    model = fit_startup(seen)
-    known, new = gang(model, ("a", "spot")), gang(model, ("z", "spot"))
-    assert quantile(known, 0.5) == pytest.approx(200.0, rel=0.1)
-    assert 150 < quantile(new, 0.5) < 210
-    assert new[1] > known[1]
-    assert quantile(gang(model, ("a", "on-demand")), 0.5) == pytest.approx(
-        PRIOR_S["on-demand"], rel=0.01
-    )
-
-
-@given(many=st.integers(1, 30), few=st.integers(1, 30))
-def test_a_larger_gang_is_never_ready_sooner(many: int, few: int) -> None:
+@given(few=st.integers(1, 30), more=st.integers(0, 30))
+def test_a_larger_gang_is_never_ready_sooner(few: int, more: int) -> None:
     model = fit_startup(launches("a", "spot", 90.0, 10))
-    small, large = (gang(model, *[("a", "spot")] * count)[0] for count in sorted((many, few)))
-    assert small <= large * (1 + 1e-9)
+    large = quantile(model, *[("a", "spot")] * (few + more))
+    assert quantile(model, *[("a", "spot")] * few) <= large * (1 + 1e-9)
 
 
-def test_a_mixed_gang_waits_for_its_slowest_kind() -> None:
-    model = fit_startup(
-        pd.concat([launches("a", "spot", 300.0, 20), launches("a", "on-demand", 60.0, 20)])
-    )
-    mixed, alike = (
-        gang(model, ("a", "on-demand"), ("a", "spot")),
-        gang(model, ("a", "spot"), ("a", "spot")),
-    )
-    assert mixed[0] == pytest.approx(alike[0], rel=0.01)
+def test_a_mixed_gang_waits_for_its_slowest_pool() -> None:
+    rows = [launches("a", "spot", 300.0, 20), launches("a", "on-demand", 60.0, 20)]
+    model = fit_startup(pd.concat(rows))
+    mixed = quantile(model, ("a", "on-demand"), ("a", "spot"))
+    assert mixed == pytest.approx(quantile(model, ("a", "spot"), ("a", "spot")), rel=0.01)
 
 
-def test_ninety_of_a_hundred_launches_are_ready_by_the_90th_percentile() -> None:
-    seen = launches("a", "spot", 90.0, 400)
-    ready = gang(fit_startup(seen.iloc[:200]), ("a", "spot"))
-    assert 0.84 <= float((seen["seconds"].iloc[200:] <= quantile(ready, 0.9)).mean()) <= 0.96
+def test_the_90_percent_quantile_covers_launches_held_out() -> None:
+    rows = launches("a", "spot", 90.0, 400)
+    ready_s = quantile(fit_startup(rows.iloc[:200]), ("a", "spot"), at=0.9)
+    assert 0.84 <= float((rows["seconds"].iloc[200:] <= ready_s).mean()) <= 0.96
 
 
-def test_what_more_machines_take_is_learned_and_told_of_types_that_were_never_launched_so() -> None:
-    """Hosts on one machine start one after another: twice as many take twice as long."""
-    seen = [launches("a", "spot", 5.0 * many, 8, many) for many in (1, 2, 4)]
-    model = fit_startup(pd.concat([*seen, launches("b", "spot", 10.0, 8, 2)]), slope=(0.5, 0.5))
+def test_growth_with_machines_is_learned_for_all_types() -> None:
+    rows = [launches("a", "spot", 5.0 * n, 8, n) for n in (1, 2, 4)]
+    model = fit_startup(pd.concat([*rows, launches("b", "spot", 10.0, 8, 2)]), slope=(0.5, 0.5))
     for kind in "ab":
-        assert quantile(gang(model, *[(kind, "spot")] * 4), 0.5) == pytest.approx(20.0, rel=0.08)
-    independent = fit_startup(
-        pd.concat([launches("a", "spot", 90.0, 20, many) for many in (1, 16)])
-    )
-    assert gang(independent, *[("a", "spot")] * 16)[0] == pytest.approx(
-        gang(independent, ("a", "spot"))[0], rel=0.1
-    )
+        assert quantile(model, *[(kind, "spot")] * 4) == pytest.approx(20.0, rel=0.08)
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    "rows",
     [
-        (launches("a", "reserved", 9.0, 1), "market"),
-        (launches("a", "spot", 0.0, 1), "above 0"),
-        (launches("a", "spot", 9.0, 1, machines=0), "at least one machine"),
+        launches("a", "reserved", 9.0, 1),
+        launches("a", "spot", 0.0, 1),
+        launches("a", "spot", 9.0, 1, machines=0),
     ],
 )
-def test_what_cannot_be_a_launch_is_refused(rows: pd.DataFrame, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_impossible_launches_are_refused(rows: pd.DataFrame) -> None:
+    with pytest.raises(ValueError):
         fit_startup(rows)
 
 
-def requests(*rows: tuple[str, str, str, bool]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["instance_type", "market", "zone", "granted"])
-
-
-@given(few=st.integers(1, 6), more=st.integers(1, 6))
-def test_a_larger_gang_is_never_easier_to_get(few: int, more: int) -> None:
-    pools, counts = [("a", "spot", "z")], np.array([[few + more], [few]], dtype=float)
-    large, small = fit_availability(requests()).gangs(pools, counts)
-    assert 0 < large < small < 1
-
-
-def test_refusals_lower_the_chance_and_grants_raise_it() -> None:
+def test_refusals_lower_the_chance_and_a_larger_gang_has_less() -> None:
+    pools = [("a", "spot", "x"), ("a", "spot", "y")]
+    rows = [(*pools[0], True)] * 30 + [(*pools[1], False)] * 30
     model = fit_availability(
-        requests(*[("a", "spot", "x", True)] * 30, *[("a", "spot", "y", False)] * 30)
+        pd.DataFrame(rows, columns=["instance_type", "market", "zone", "granted"])
     )
-    assert model.one(("a", "spot", "y")) < 0.2 < 0.85 < model.one(("a", "spot", "x"))
-    with pytest.raises(ValueError, match="market"):
-        model.one(("a", "reserved", "x"))
+    granted, refused, both, larger = model.gangs(
+        pools, np.array([[1, 0], [0, 1], [1, 1], [5, 0]], dtype=float)
+    )
+    assert refused < 0.2 < 0.85 < granted
+    assert both == pytest.approx(granted * refused) and 0 < larger < granted

@@ -1,78 +1,62 @@
-"""Compiling counts in a job's start-up, as it was measured, and in no other mode's."""
+"""Seconds of compilation, by workload and mode."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.workload import Mode
+from models.domain.cluster import Cluster
+from models.domain.workload import Mode, Setup
 from models.job.compilation import COMPILE_S, CompileModel, fit_compilation
 from models.job.cost import job_costs
 from models.job.job_conditions import Stated
-from models.planner.candidates import Supply
-from models.planner.planner import candidates, plan
-from tests.models.planning import GBPS, JointModel, frame, offer, workload
+from tests.models.planning import LineModel, frame, offer, workload
 
 COMPILED = Mode(switches="compile")
 
 
-def fitted(*rows: tuple[str, Mode, float]) -> CompileModel:
-    return fit_compilation(
-        pd.DataFrame([{"workload": name, **mode._asdict(), "seconds": s} for name, mode, s in rows])
-    )
+def fitted(count: int) -> CompileModel:
+    row = {"workload": "lm", **COMPILED._asdict(), "seconds": 200.0}
+    return fit_compilation(pd.DataFrame([row] * count))
 
 
-def test_a_mode_that_compiles_nothing_takes_no_seconds_and_one_that_was_never_compiled_those_of_the_prior() -> (
-    None
-):
+def test_without_runs_the_prior_holds_in_compiled_modes_alone() -> None:
     assert CompileModel().seconds("lm", Mode()) == 0.0
     assert CompileModel().seconds("lm", COMPILED) == COMPILE_S
     assert CompileModel().seconds("lm", COMPILED._replace(strategy="fsdp")) == 2 * COMPILE_S
 
 
-def test_what_was_measured_replaces_the_prior_of_its_workload_in_its_mode_alone() -> None:
-    model = fitted(*[("lm", COMPILED, 200.0)] * 4)
+def test_measured_seconds_replace_the_prior_of_their_workload_and_mode() -> None:
+    model = fitted(4)
     assert model.seconds("lm", COMPILED) == pytest.approx(200.0, rel=0.03)
-    assert (
-        fitted(("lm", COMPILED, 200.0)).seconds("lm", COMPILED)
-        < model.seconds("lm", COMPILED)
-        < 200.0
-    )
+    assert fitted(1).seconds("lm", COMPILED) < model.seconds("lm", COMPILED) < 200.0
     for name, mode in (("cnn", COMPILED), ("lm", COMPILED._replace(precision="bf16"))):
         assert model.seconds(name, mode) == COMPILE_S
-    assert model.seconds("lm", Mode()) == 0.0
 
 
-def test_hours_of_a_compiled_mode_are_longer_by_compiling_at_every_start() -> None:
-    model = JointModel(
-        lines={"small": (0.01, 0.0005)}, gbps=GBPS, memory={"small": np.nan}, slower=0.0
+@pytest.mark.parametrize("market", ["on-demand", "spot"])
+def test_each_start_and_each_replacement_compiles(market: str) -> None:
+    plain = Setup(
+        workload="mlp",
+        cluster=Cluster.of((1, offer("small", market))),
+        layout=(1,),
+        batch_per_device=(64,),
     )
-    job = replace(workload("lm", 16), modes=(Mode(), COMPILED))
-    met = Stated(compilation=fitted(*[("lm", COMPILED, 900.0)] * 50))
-    supply = Supply(
-        offers=[offer("small"), offer("small", "spot")],
-        max_hosts=1,
-        fits=lambda _: "",
-        job_conditions=met,
+    compiled = Setup(
+        workload="mlp",
+        cluster=plain.cluster,
+        layout=(1,),
+        batch_per_device=(64,),
+        switches="compile",
     )
-    setups = [one for one in candidates(job, supply, model) if one.accumulation_steps == 1]
-    rows = frame(setups)
+    rows, model = frame([plain, plain]), LineModel()
     costs = job_costs(
-        job, setups, model.predict(rows), model.draws(rows, count=4, seed=0), job_conditions=met
+        workload("mlp", 64),
+        [plain, compiled],
+        model.predict(rows),
+        model.draws(rows, count=4, seed=0),
+        job_conditions=Stated(compilation=CompileModel()),
     )
-    hours = {
-        (one.cluster.market, one.switches): (float(h), float(again))
-        for one, h, again in zip(setups, costs.hours, costs.conditions.replacement_s, strict=True)
-    }
-    for market in ("on-demand", "spot"):
-        plain, compiled = hours[market, "none"], hours[market, "compile"]
-        assert compiled[0] - plain[0] >= 0.249 and compiled[1] - plain[1] == pytest.approx(
-            900.0, rel=0.01
-        )
-    short = replace(job, samples=16_000)  # seconds of work
-    assert {row["switches"] for row in plan(short, supply, model).rows} == {"none"}
-    first = plan(replace(short, modes=(COMPILED,)), supply, model).rows[0]
-    assert first["switches"] == "compile" and first["hours"] > 0.25
+    assert costs.hours[1] - costs.hours[0] >= 0.999 * COMPILE_S / 3600
+    before, after = costs.conditions.replacement_s
+    assert after - before == pytest.approx(COMPILE_S)

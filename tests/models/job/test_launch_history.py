@@ -1,4 +1,6 @@
-"""From machines that were held to what is learned from: every hour and every interruption is counted once."""
+"""From machines that were held to what is learned from: every hour and every interruption is
+counted once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.job import launch_history as exposure
+from models.job import launch_history
 
 NIGHT = pd.Timestamp("2026-11-20 22:30")
 NO_REFUSALS = pd.DataFrame({"cluster": [], "market": [], "zone": []})
@@ -37,7 +39,7 @@ def test_a_launch_takes_as_long_as_its_last_machine_whatever_replaced_one_later(
         machine(number=1, startup_s=500.0),
         machine("m", startup_s=90.0),
     ]
-    assert exposure.launches(pd.DataFrame(rows)).to_dict("records") == [
+    assert launch_history.launches(pd.DataFrame(rows)).to_dict("records") == [
         {"instance_type": "a", "market": "spot", "machines": 3, "seconds": 130.0},
         {"instance_type": "a", "market": "on-demand", "machines": 3, "seconds": 60.0},
         {"instance_type": "a", "market": "spot", "machines": 1, "seconds": 90.0},
@@ -52,7 +54,7 @@ def test_exposure_is_that_of_spot_machines_by_zone_and_day() -> None:
         machine(asked_at=later),
         machine(market="on-demand"),
     ]
-    found = exposure.windows(pd.DataFrame([*rows, machine(zone="z2"), machine(hours=0.0)]))
+    found = launch_history.windows(pd.DataFrame([*rows, machine(zone="z2"), machine(hours=0.0)]))
     assert found.to_dict("records") == [
         {"instance_type": "a", "zone": "z1", "hours": 2.5, "interruptions": 1},
         {"instance_type": "a", "zone": "z1", "hours": 2.0, "interruptions": 0},
@@ -63,7 +65,9 @@ def test_exposure_is_that_of_spot_machines_by_zone_and_day() -> None:
 def test_machines_lost_together_are_one_event() -> None:
     both = [machine("x", interrupted=True)] * 2
     one = [machine("y", interrupted=True), machine("y"), machine("y")]
-    assert exposure.together(pd.DataFrame([*both, *one, machine("z")])).to_dict("records") == [
+    assert launch_history.together(pd.DataFrame([*both, *one, machine("z")])).to_dict(
+        "records"
+    ) == [
         {"machines": 2, "lost": 2},
         {"machines": 3, "lost": 1},
     ]
@@ -71,7 +75,7 @@ def test_machines_lost_together_are_one_event() -> None:
 
 def test_a_refusal_is_one_request_a_type_and_a_launch_another() -> None:
     refused = pd.DataFrame([{"cluster": "4xa+1xb", "market": "spot", "zone": "z1"}])
-    found = exposure.requests(pd.DataFrame([machine(), machine(), machine("m")]), refused)
+    found = launch_history.requests(pd.DataFrame([machine(), machine(), machine("m")]), refused)
     assert sorted(found.itertuples(index=False, name=None)) == [
         *([("a", "spot", "z1", False)] + [("a", "spot", "z1", True)] * 2),
         ("b", "spot", "z1", False),
@@ -80,5 +84,8 @@ def test_a_refusal_is_one_request_a_type_and_a_launch_another() -> None:
 
 def test_without_machines_there_is_nothing_to_learn_from() -> None:
     for nothing in (pd.DataFrame(), pd.DataFrame(columns=list(machine()))):
-        assert exposure.launches(nothing).empty and exposure.windows(nothing).empty
-        assert exposure.together(nothing).empty and exposure.requests(nothing, NO_REFUSALS).empty
+        assert launch_history.launches(nothing).empty and launch_history.windows(nothing).empty
+        assert (
+            launch_history.together(nothing).empty
+            and launch_history.requests(nothing, NO_REFUSALS).empty
+        )

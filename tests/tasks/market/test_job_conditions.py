@@ -91,9 +91,8 @@ def test_launches_of_one_type_tell_of_the_others_and_little_of_another_market(
     here = ec2(tmp_path)
     held(here, 20)
     conditions = job_conditions(here)
-    other, spots = (
-        conditions.startup.log_median(*one)[0]
-        for one in (("s.large", "on-demand"), ("s.small", "spot"))
+    (other, _), (spots, _) = conditions.startup.log_medians(
+        [("on-demand", "s.large"), ("spot", "s.small")]
     )
     assert 120 < np.exp(other) < 220 and np.exp(spots) == pytest.approx(EC2_STARTUP_S["spot"])
 
@@ -107,7 +106,7 @@ def test_local_hosts_start_alike_in_both_markets_whichever_was_launched(tmp_path
         "local hosts are revoked as srift.toml states"
     )
     by_market = {
-        market: float(np.exp(conditions.startup.log_median("s.large", market)[0]))
+        market: float(np.exp(conditions.startup.log_medians([(market, "s.large")])[0, 0]))
         for market in LOCAL_STARTUP_S
     }
     assert 120 < by_market["on-demand"] < 220 and by_market["spot"] == by_market["on-demand"]
@@ -125,7 +124,7 @@ def test_a_launch_counts_once_though_it_tells_of_both_markets(tmp_path: Path) ->
     conditions = job_conditions(here)
     assert (
         isinstance(conditions, Learned)
-        and conditions.startup.launch_sd == fit_startup(launches).launch_sd
+        and conditions.startup.noise_sd == fit_startup(launches).noise_sd
     )
 
 
@@ -148,11 +147,9 @@ def test_before_the_first_launch_ec2_goes_by_the_prior_and_the_advised_rates(
         and conditions.hazard is not None
         and conditions.availability is not None
     )
-    log_median, doubt = conditions.startup.log_median("s.small", "spot")
+    log_median, doubt = conditions.startup.log_medians([("spot", "s.small")])[0]
     assert np.exp(log_median) == pytest.approx(EC2_STARTUP_S["spot"]) and doubt > 0.5
-    assert conditions.hazard.gangs(
-        [("s.small", "a", 0.2)], np.ones((1, 1))
-    ).per_hour == pytest.approx(0.2)
+    assert conditions.hazard.rates([("s.small", "a", 0.2)])[0, 0] == pytest.approx(0.2)
 
 
 def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(
@@ -166,9 +163,9 @@ def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(
     held(here, 60, market="spot", zone="calm", hours=24.0)
     conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.hazard is not None
-    bad, calm = conditions.hazard.gangs(
-        [("s.small", zone, advised) for zone in ("bad", "calm")], np.eye(2)
-    ).per_hour
+    bad, calm = conditions.hazard.rates([("s.small", zone, advised) for zone in ("bad", "calm")])[
+        :, 0
+    ]
     assert calm < advised / 4 and bad > 10 * calm
 
 
@@ -193,12 +190,8 @@ def test_refusals_and_grants_say_how_long_one_waits(tmp_path: Path) -> None:
         append.append_records(connection, refused, refresh_id="r", loaded_at=NOON)
     conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.availability is not None
-    assert (
-        conditions.availability.one(("s.small", "spot", "full"))
-        < 0.3
-        < 0.9
-        < conditions.availability.one(("s.small", "spot", "open"))
-    )
+    granted = conditions.availability.granted
+    assert granted["s.small", "spot", "full"] < 0.3 < 0.9 < granted["s.small", "spot", "open"]
 
 
 def test_own_launches_on_spot_are_described_in_words_and_local_hosts_have_none(

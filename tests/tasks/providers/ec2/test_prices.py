@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -132,7 +131,7 @@ def test_a_spot_offer_says_who_knows_how_often_it_is_interrupted(
     )
     assert spot.interruptions_per_hour == bucket_hazard(bucket) and says in spot.interruption_source
     nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
-    unlisted = fit_hazard(nothing).gangs([(G9.name, "1a", None)], np.ones((1, 1))).per_hour[0]
+    unlisted = fit_hazard(nothing).rates([(G9.name, "1a", bucket_hazard(None))])[0, 0]
     assert (spot.interruptions_per_hour == pytest.approx(unlisted)) == (bucket is None)
 
 
