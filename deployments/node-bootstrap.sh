@@ -8,40 +8,36 @@ boots=${SRIFT_BASE:-/var/lib}/cloud/scripts/per-boot
 umask 022
 export PYTHONDONTWRITEBYTECODE=1
 python=@python@
-user=${SRIFT_USER:-srift} # SRIFT_USER, SRIFT_BASE and SRIFT_METADATA: an emulated host's
+user=${SRIFT_USER:-srift} # SRIFT_USER, SRIFT_BASE and AWS_EC2_METADATA_SERVICE_ENDPOINT: an emulated host's
 work=$(mktemp -d "${SRIFT_BASE:-/var/lib}/srift-XXXXXX") && mkdir "$work"/{boot,code,mailbox} && chmod 755 "$work" ||
   { shutdown -h now; exit 1; }
 
 cat >"$work/boot/metadata.py" <<'@mark@'
 @metadata@
 @mark@
-cat >"$work/boot/s3.py" <<'@mark@'
-@s3@
-@mark@
 cat >"$work/boot/fetch.py" <<'@mark@'
 import hashlib, json, sys, time
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 from metadata import Metadata
-from s3 import Absent, Bucket
 
 verb, bucket, region, endpoint, prefix, lease, role_id, value = sys.argv[1:9]
-metadata = Metadata()
-store = Bucket(bucket, region=region, endpoint=endpoint or None, keys=metadata.keys, attempts=8)
-if verb == "failed":
-    key = f"{prefix}/leases/{lease}/{role_id}:{metadata.instance_id()}/out/failed.json"
-    store.put(key, json.dumps({"reason": value, "failed_unix": time.time()}).encode())
-    sys.exit()
 for left in reversed(range(8)):
     try:
-        archive = store.get(f"{prefix}/code/{value}.tar.gz")
+        s3 = boto3.client("s3", region_name=region, endpoint_url=endpoint or None)
+        if verb == "failed":
+            machine = f"{role_id}:{Metadata().require('instance-id')}"
+            body = json.dumps({"reason": value, "failed_unix": time.time()})
+            s3.put_object(Bucket=bucket, Key=f"{prefix}/leases/{lease}/{machine}/out/failed.json", Body=body)
+        else:
+            s3.download_file(bucket, f"{prefix}/code/{value}.tar.gz", sys.argv[9])
         break
-    except Absent:  # the rights of a role that a machine was just given are not known everywhere at once
+    except (BotoCoreError, ClientError):  # the rights of a role that a machine was just given are not known everywhere at once
         if not left:
             raise
         time.sleep(4)
-if hashlib.sha256(archive).hexdigest() != value:
+if verb == "fetch" and hashlib.sha256(open(sys.argv[9], "rb").read()).hexdigest() != value:
     sys.exit("the archive of the code is not the one that was asked for")
-with open(sys.argv[9], "wb") as file:
-    file.write(archive)
 @mark@
 
 boot() { # VERB VALUE [FILE]
@@ -54,7 +50,11 @@ failed() {
   exit 1
 }
 
+export AWS_METADATA_SERVICE_NUM_ATTEMPTS=5 AWS_METADATA_SERVICE_TIMEOUT=2
+unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE # the role's alone are used
 [ -x "$python" ] || { missing=$python; python=python3; failed "the image has no $missing: see [ec2] python"; }
+# AWS's Deep Learning AMIs have boto3 in their Python.
+"$python" -c "import boto3" || "$python" -m pip install --quiet boto3 || echo "srift: $python has no boto3"
 id -u "$user" >/dev/null 2>&1 || useradd --system --no-create-home --shell /usr/sbin/nologin "$user" ||
   failed "user $user could not be made"
 said=$(boot fetch @code_sha256@ "$work/code.tar.gz" 2>&1) ||

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from tasks.providers.ec2.userdata import NodeBoot, user_data
@@ -88,6 +89,7 @@ class Machine:
             "SRIFT_BASE": str(self.base),
             "SRIFT_USER": "nobody",
             "AWS_SECRET_ACCESS_KEY": "leaks",
+            "PYTHONPATH": str(Path(boto3.__file__).parents[1]),
         }
         file = self.base / "user-data"
         file.write_text(script)

@@ -36,8 +36,6 @@ MUTANTS = (
         "models/planner/test_batch_split.py models/planner/test_search.py"),
     _of("hopeless", "models/planner/search.py", r"(value > )limit \* \(1 \+ 1e-9\)", r"\g<1>0.9 * limit",
         "models/planner/test_search.py"),
-    _of("s3-connection", "tasks/node/on_ec2/s3.py", r"S3Error\(method, key, 0, type\(error\).__name__\)",
-        "S3Error(method, key, 0, f'{type(error).__name__} {headers}')", "tasks/node/on_ec2/test_s3.py"),
     _of("fence-root", "tasks/node/on_ec2/metadata_fence.py", r'return f"root cannot reach it either[^"]*"', 'return ""',
         "tasks/node/on_ec2/test_metadata_fence.py"),
     _of("affords-dollars", "tasks/campaign/budget.py", r" and \w+\.usd \+ launch\.est_usd <= \w+\.cap_usd", "",

@@ -1,6 +1,6 @@
-"""The user-data of a rented machine: deployments/node-bootstrap.sh with its values and two files of the node in it.
+"""The user-data of a rented machine: deployments/node-bootstrap.sh with its values and one file of the node in it.
 
-Pure but for the three files of this checkout that it reads. It holds no secret: the machine's role has the rights.
+Pure but for the two files of this checkout that it reads. It holds no secret: the machine's role has the rights.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ def user_data(boot: NodeBoot, deadline_s: float) -> str:
         "seconds": str(int(deadline_s)),
         "mark": _MARK,
         "metadata": _bare(_ON_EC2 / "metadata.py"),
-        "s3": _bare(_ON_EC2 / "s3.py"),
     }
     script = re.sub(r"@([a-z0-9_]+)@", lambda found: values[found[1]], _read(_TEMPLATE))
     return fitting(script)

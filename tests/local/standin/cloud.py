@@ -20,8 +20,10 @@ class Cloud(BaseHTTPRequestHandler):
     def answer(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"same"')
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -43,8 +45,10 @@ class Cloud(BaseHTTPRequestHandler):
         file = self.folder / path.strip("/")
         file = file / ".list" if file.is_dir() else file
         if not file.is_file():
-            return self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            return self.answer(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
         return self.answer(200, file.read_bytes())
+
+    do_HEAD = do_GET
 
     def log_message(self, *_: object) -> None:
         pass

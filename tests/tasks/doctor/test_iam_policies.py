@@ -128,13 +128,6 @@ def test_tags_are_written_by_exactly_the_calls_that_make_something(recorded: Rec
 
 
 def test_a_machine_may_do_in_s3_what_its_client_does_and_nothing_else() -> None:
-    """GET with a key is GetObject, PUT is PutObject, the listing is of data alone; deletions it has none of."""
-    client, fetch = (
-        ast.unparse(ast.parse((ROOT / "tasks" / "node" / "on_ec2" / f"{name}.py").read_text()))
-        for name in ("s3", "fetch")
-    )
-    assert set(re.findall(r"'(GET|PUT|POST|DELETE|HEAD)'", client + fetch)) == {"GET", "PUT"}
-    assert "list-type" not in client and "list-type" in fetch
     assert allowed("node-policy") == {"s3:GetObject", "s3:PutObject", "s3:ListBucket"}
 
 
@@ -200,11 +193,6 @@ def test_every_call_of_aws_carries_the_name_of_its_action() -> None:
             assert isinstance(first, ast.Name) or ACTION.fullmatch(ast.literal_eval(first)), (
                 ast.unparse(first)
             )
-    importing = re.compile(r"import boto|from boto")
-    makers = [
-        file.name for file in (ROOT / "tasks").rglob("*.py") if importing.search(file.read_text())
-    ]
-    assert makers == ["api.py"]
 
 
 @pytest.mark.parametrize(

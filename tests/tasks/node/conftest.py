@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.node import device_check, measuring
-from tasks.node.on_ec2 import courier, metadata, s3, sync
+from tasks.node.on_ec2 import courier, metadata, sync
 
 
 class Clock:
@@ -43,6 +43,6 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(now=0.0)
-    for module in (courier, device_check, measuring, metadata, s3, sync):
+    for module in (courier, device_check, measuring, metadata, sync):
         monkeypatch.setattr(module, "time", clock)
     return clock

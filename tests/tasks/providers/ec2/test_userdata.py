@@ -51,7 +51,7 @@ def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it(
     assert "--endpoint" not in script()
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     embedded = re.findall(r"<<'(\w+)'\n(.*?)\n\1\n", text, re.DOTALL)
-    assert len(embedded) == 3
+    assert len(embedded) == 2
     for _, code in embedded:
         compile(code, "embedded", "exec")
 
