@@ -1,17 +1,18 @@
-"""Instance types and prices as of now; on its own clock it also re-prices the table, without measuring anything."""
+"""Read instance types and prices now; on its own schedule also re-price the table."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from prefect import flow
+from prefect import flow, task
 
 from flows.publish import publish
 from tasks.data_files.public import with_public_workloads
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.reporting.progress import reporter
-from tasks.workspace.prefect_runtime import recorded_flow_run
 from tasks.workspace.workspace import new_refresh_id, open_workspace
+
+take_offers = task(retries=2, retry_delay_seconds=10)(snapshot_offers)
 
 
 @flow(name="market", log_prints=True)
@@ -21,19 +22,19 @@ def market(
     republish: bool = True,
     buying: bool = False,
 ) -> str:
-    """Take a snapshot of what is on offer; then publish anew unless a parent flow will. Returns a sentence.
+    """Store the current offers and return a summary.
 
-    It also says what keeps a parent flow that is `buying` from it.
+    `republish` also publishes a new table. `buying` adds the provider's launch limits to the
+    summary.
     """
     now = datetime.now(UTC)
     workspace = open_workspace(provider)
-    with recorded_flow_run(workspace.home):
-        workspace.warehouse.migrate()
-        workspace = with_public_workloads(workspace)
-        stamp = refresh_id or new_refresh_id(now)
-        note_definitions(workspace, now)
-        sentence = snapshot_offers(workspace, stamp, now, buying=buying)
-        reporter().say(sentence)
-        if republish:
-            publish(provider, stamp)
-    return sentence
+    workspace.warehouse.migrate()
+    workspace = with_public_workloads(workspace)
+    refresh_id = refresh_id or new_refresh_id(now)
+    note_definitions(workspace, now)
+    summary = take_offers(workspace, refresh_id, now, buying=buying)
+    reporter().say(summary)
+    if republish:
+        publish(provider, refresh_id)
+    return summary

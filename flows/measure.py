@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from prefect import flow
+from prefect import flow, task
 
 from flows.market import market
 from flows.reap import reap
@@ -26,9 +26,11 @@ from tasks.providers.base import ProviderError
 from tasks.reporting.progress import MONEY_SHORT, announce, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.locking import patience_s, refresh_lock
-from tasks.workspace.prefect_runtime import recorded_flow_run
 from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace, refuse_to_spend
+
+serve = task(serve_launch)
+load = task(collect_launch)
 
 
 @flow(name="measure", log_prints=True)
@@ -67,10 +69,7 @@ def measure_named(
     clusters_of(workspace, wish, offers_now(workspace, now))
     refuse_unless_well(workspace.settings, provider, max_usd)
     refresh_id = new_refresh_id(now)
-    with (
-        recorded_flow_run(workspace.home),
-        refresh_lock(workspace.home, refresh_id, patience_s=patience_s()),
-    ):
+    with refresh_lock(workspace.home, refresh_id, patience_s=patience_s()):
         for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
         reap(provider)
@@ -112,9 +111,9 @@ def _serve(
     )  # before what is left of the month is read
     try:
         for number, launch in enumerate(launches):
-            served = serve_launch(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)
+            served = serve(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)
             started = time.monotonic()
-            collected = collect_launch(workspace, served, tally.refresh_id, datetime.now(UTC))
+            collected = load(workspace, served, tally.refresh_id, datetime.now(UTC))
             tally.add(served, collected, load_s=time.monotonic() - started, cluster=launch.cluster)
             reporter().say(
                 f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,46 +20,53 @@ from tasks.doctor.report import refuse_unless_well
 from tasks.providers.base import NotSwept
 from tasks.reporting.progress import reporter, seconds_listed
 from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
-from tasks.workspace.prefect_runtime import recorded_flow_run
-from tasks.workspace.workspace import capabilities, new_refresh_id, open_workspace, refuse_to_spend
+from tasks.workspace.workspace import (
+    Workspace,
+    capabilities,
+    new_refresh_id,
+    open_workspace,
+    refuse_to_spend,
+)
 
 
 @flow(name="refresh", log_prints=True)
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
-    """The whole story once. A paid one ends before anything is bought where the reaper could not look everywhere.
+    """Refresh prices, measurements, model and table.
 
-    Returns the refresh id, what was measured, the rule's sentence, and seconds by phase. Where another refresh is at
-    work to the end of this one's patience, the run is Cancelled, as by Prefect's limits.
+    Returns the refresh id, the campaign's summary, the promotion rule's sentence and seconds by
+    phase. The run is Cancelled if another refresh holds the home.
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
     refuse_unless_well(workspace.settings, provider, max_usd)
     refresh_id = new_refresh_id(datetime.now(UTC))
-    with ExitStack() as stack:
-        stack.enter_context(recorded_flow_run(workspace.home))
-        try:
-            stack.enter_context(refresh_lock(workspace.home, refresh_id, patience_s=patience_s()))
-        except Busy as busy:
-            return Cancelled(message=str(busy))
-        clock = time.monotonic()
-        buying = (
-            max_usd != 0
-        )  # what would keep machines from being had is of no interest where none are asked for
-        for limit in workspace.provider.limits() if buying else ():
+    try:
+        with refresh_lock(workspace.home, refresh_id, patience_s=patience_s()):
+            return _refresh(workspace, refresh_id, max_usd)
+    except Busy as busy:
+        return Cancelled(message=str(busy))
+
+
+def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
+    provider, buying = workspace.provider.name, max_usd != 0
+    clock = time.monotonic()
+    if buying:
+        for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
-        _reap(provider, max_usd)
-        if provider == PROVIDER:
-            load_public(workspace, datetime.now(UTC))
-        market(provider, refresh_id, republish=False, buying=buying)
-        before_s = time.monotonic() - clock
-        measured = measure(refresh_id, provider, max_usd)
-        clock = time.monotonic()
-        promotion = retrain(refresh_id, provider)
-        retrain_s, clock = time.monotonic() - clock, time.monotonic()
-        rows = publish(provider, refresh_id)
-        seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrain_s}
-        seconds["publish"] = time.monotonic() - clock
-        store_timings(workspace, refresh_id, seconds)
+    _reap(provider, max_usd)
+    if provider == PROVIDER:
+        load_public(workspace, datetime.now(UTC))
+    market(provider, refresh_id, republish=False, buying=buying)
+    before_s = time.monotonic() - clock
+    measured = measure(refresh_id, provider, max_usd)
+    clock = time.monotonic()
+    promotion = retrain(refresh_id, provider)
+    retrain_s, clock = time.monotonic() - clock, time.monotonic()
+    rows = publish(provider, refresh_id)
+    publish_s = time.monotonic() - clock
+    seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrain_s}
+    seconds["publish"] = publish_s
+    store_timings(workspace, refresh_id, seconds)
     reporter().say(f"seconds: {seconds_listed(seconds)}")
     return {
         "refresh_id": refresh_id,
@@ -72,7 +78,7 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _reap(provider: str, max_usd: float | None) -> None:
-    """Raises NotSwept where something could not be looked at and money is to be spent."""
+    """Raises NotSwept if a region could not be searched and the refresh may spend money."""
     try:
         reap(provider)
     except NotSwept as error:

@@ -1,11 +1,12 @@
-"""What became of promises, drift, then challenger, scoreboard, champion or refusal."""
+"""Judge earlier promises and drift, then fit a challenger and promote or refuse it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from prefect import flow
+from prefect import flow, task
 
+from flows.spread import each_by_task
 from tasks.monitoring.checks import judge_promises, note_alarms, note_drift
 from tasks.reporting.progress import DRIFTED, PROMOTION_REFUSED, announce, reporter
 from tasks.training.registry import load_champion
@@ -13,31 +14,39 @@ from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import LEARNED, counted_runs, training_frames
 
+judge = task(judge_promises)
+find_drift = task(note_drift)
+find_slow_runs = task(note_alarms)
+fit_challenger = task(challenge)
+register_challenger = task(register)
+
 
 @flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Fit on everything measured under today's definitions; returns the promotion rule's sentence."""
+    """Fit on all runs under the current definitions; return the promotion rule's sentence."""
     workspace = open_workspace(provider)
-    workspace.warehouse.migrate()  # a deployment of its own may be the first after an upgrade
+    workspace.warehouse.migrate()
     frames = training_frames(workspace.warehouse, provider)
     champion, now = load_champion(workspace.home, provider), datetime.now(UTC)
-    judge_promises(workspace, frames, refresh_id, now)
-    for drift in note_drift(
-        workspace, frames, champion, refresh_id, now
-    ):  # before the challenger has seen those runs
+    judge(workspace, frames, refresh_id, now)
+    # Drift is judged on runs that the champion has not seen.
+    for drift in find_drift(workspace, frames, champion, refresh_id, now):
         reporter().say(drift)
         announce(DRIFTED, f"model.{provider}", drift)
-    for slow in note_alarms(workspace, frames, champion, refresh_id, now):
+    for slow in find_slow_runs(workspace, frames, champion, refresh_id, now):
         reporter().say(slow)
     counted = counted_runs(workspace.warehouse, provider)
     if counted > len(frames["runs"]):
         reporter().say(
-            f"{counted:,} runs count, and the model learns from {len(frames['runs']):,} of them: {LEARNED}"
+            f"the model learns from {len(frames['runs']):,} of {counted:,} runs: {LEARNED}"
         )
-    challenger = challenge(frames, champion, workspace.settings.shared.dask)
+    each = each_by_task(workspace.settings.shared.dask)
+    challenger = fit_challenger(frames, champion, each)
     if challenger is None:
-        return "nothing was ever measured: there is no challenger"
-    version, decision = register(workspace, challenger, frames, refresh_id, datetime.now(UTC))
+        return "there is no challenger: nothing was measured"
+    version, decision = register_challenger(
+        workspace, challenger, frames, refresh_id, datetime.now(UTC)
+    )
     sentence = f"model version {version}: {decision.reason}"
     reporter().say(sentence)
     if not decision.promote:

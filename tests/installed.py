@@ -232,13 +232,13 @@ def furnish(folder: Path) -> None:
         plots=[plot],
     )
     registry.promote(here.home, "local", version, "the first")
-    prices.note_definitions.fn(here, NOON)
-    prices.snapshot_offers.fn(here, "refresh-1", NOON)
-    rows = recommend.recommend_all.fn(
+    prices.note_definitions(here, NOON)
+    prices.snapshot_offers(here, "refresh-1", NOON)
+    rows = recommend.recommend_all(
         here,
         registry.load_champion(here.home, "local"),
         prices.current_offers(here),
         measured().runs,
     )
-    publish.store_publication.fn(here, rows, champion(version), "refresh-1", NOON)
-    publish.export_copies.fn(here)
+    publish.store_publication(here, rows, champion(version), "refresh-1", NOON)
+    publish.export_copies(here)

@@ -70,6 +70,7 @@ HEAVY = {
     "matplotlib",
     "mlflow",
     "prefect",
+    "prefect_dask",
     "sklearn",
     "sqlalchemy",
 }
@@ -80,7 +81,6 @@ LATE = {
         "tasks/training/pyfunc_model.py",
         "srift_models.step_time.serialization",
     ),  # there only where a model is loaded
-    ("tasks/workspace/prefect_runtime.py", ".prefect_server"),  # which imports Prefect at its top
 }
 MANY_PARAMETERS, MOST_FUNCTIONS_OF_MANY = 7, 8  # self apart
 MOST_LOOSE_FILES = 6  # directly in models/ and in tasks/: what has a home has a folder

@@ -42,7 +42,6 @@ from ..recommendation.recommend import comparable, contending, planned
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
-from ..workspace.prefect_runtime import Step
 from ..workspace.workspace import Workspace, open_workspace
 from .budget import Tally, allowance, patience_s
 
@@ -51,7 +50,6 @@ MOST_LISTS = (
 )
 
 
-@Step
 def shop(
     workspace: Workspace,
     offers: Sequence[Offer],
@@ -354,9 +352,7 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], max_usd: float | None
     champion = load_champion(workspace.home, provider)
     for sentence in filter(None, [nothing_to_buy(offers, workspace.settings.campaign.market)]):
         reporter().say(sentence)
-    launches = shop.fn(
-        workspace, offers, _of_today(frames, workspace.measurable), champion, max_usd
-    )
+    launches = shop(workspace, offers, _of_today(frames, workspace.measurable), champion, max_usd)
     if launches and (warning := outdating(workspace)):
         reporter().say(warning)
     if not launches:
@@ -384,7 +380,6 @@ def _of_today(
     return current
 
 
-@Step
 def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tally) -> Served:
     """Acquire, measure and release one cluster within every cap; its mailbox waits to be loaded.
 
@@ -433,7 +428,7 @@ def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tal
         with suppress(
             Exception
         ):  # the first error is the story; `srift reap` loads what this could not
-            collect.fn(workspace, lease_id.rpartition("-")[0], datetime.now(UTC))
+            collect(workspace, lease_id.rpartition("-")[0], datetime.now(UTC))
         raise
 
 

@@ -19,7 +19,6 @@ from ..node.record import Item
 from ..providers.base import EndedLease, NotSwept, ProviderError
 from ..reporting.progress import reporter
 from ..workspace.locking import alone, at_work_elsewhere
-from ..workspace.prefect_runtime import Step, crash_dead_flow_runs
 from ..workspace.workspace import PROVIDERS, Workspace, capabilities, new_refresh_id, open_workspace
 from .claims import settle
 from .job import Served
@@ -28,7 +27,6 @@ from .outcomes import AttemptEnd, item_row, launch_row
 from .record_loader import Collected, EndedLaunch, load_mailbox
 
 
-@Step
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
     """Load every lease that is over, then forget it; one still held is left alone. Loading twice adds nothing.
 
@@ -46,7 +44,6 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
     return collected
 
 
-@Step
 def collect_launch(
     workspace: Workspace, served: Served, refresh_id: str, now: datetime
 ) -> Collected:
@@ -55,7 +52,7 @@ def collect_launch(
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
         with workspace.warehouse.transact() as connection:
             append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
-    return collect.fn(workspace, refresh_id, now)
+    return collect(workspace, refresh_id, now)
 
 
 def _load_lease(
@@ -145,15 +142,12 @@ def reap_now(provider: str | None = None) -> list[str]:
     try:
         for workspace in workspaces:
             try:
-                sentences += end_and_collect.fn(workspace, datetime.now(UTC))
+                sentences += end_and_collect(workspace, datetime.now(UTC))
             except NotSwept as error:
                 sentences += error.done
                 unswept.append(error)
             except Exception as error:
                 failed.append(error)
-        sentences += crash_dead_flow_runs(
-            workspaces[0].home
-        )  # machines first: Prefect may take minutes to answer
     except BaseException:
         say_all([*sentences, *map(str, unswept)])
         raise
@@ -183,7 +177,6 @@ def say_all(sentences: Iterable[str]) -> None:
         reporter().say(sentence)
 
 
-@Step
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     """End leases past their deadline or without a controller, and load what ended ones hold. Returns what it did.
 
@@ -197,7 +190,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
         ended, unswept = error.done, error.unswept
     try:
         workspace.warehouse.migrate()
-        collected = collect.fn(workspace, new_refresh_id(now), now)
+        collected = collect(workspace, new_refresh_id(now), now)
         if not unswept:
             settle(workspace, now)
     except BaseException:

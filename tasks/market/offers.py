@@ -18,11 +18,9 @@ from warehouse import append, reads
 from warehouse.database import WarehouseMissing
 
 from ..providers.base import ProviderError
-from ..workspace.prefect_runtime import Step
 from ..workspace.workspace import Workspace, capabilities, refresh_command
 
 
-@Step
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Write down today's definitions of workloads and instance types: what measured others is history.
 
@@ -54,7 +52,6 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
         )
 
 
-@Step
 def snapshot_offers(
     workspace: Workspace, refresh_id: str, now: datetime, *, buying: bool = True
 ) -> str:

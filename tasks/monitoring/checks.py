@@ -22,11 +22,9 @@ from warehouse.database import WarehouseMissing
 from ..market.job_conditions import job_conditions
 from ..providers.base import ProviderError
 from ..training.registry import Champion
-from ..workspace.prefect_runtime import Step
 from ..workspace.workspace import Workspace
 
 
-@Step
 def note_drift(
     workspace: Workspace,
     frames: Mapping[str, pd.DataFrame],
@@ -102,7 +100,6 @@ _OUTCOMES += ["reference_s", "usual_reference_s", "usual_spread"]
 Row = dict[str, Any]
 
 
-@Step
 def note_alarms(
     workspace: Workspace,
     frames: Mapping[str, pd.DataFrame],
@@ -204,7 +201,6 @@ def _input_share(profiles: pd.DataFrame) -> dict[tuple[str, str], float]:
     )
 
 
-@Step
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:

@@ -21,7 +21,7 @@ from ..data_files.imports import asked_of_public
 from ..data_files.public import only_public
 from ..market.offers import OffersWanted, current_offers, note_definitions, snapshot_offers
 from ..reporting.progress import reporter
-from ..training.registry import Champion, load_champion, older_champion, older_sentence
+from ..training.registry import Champion, load_champion
 from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
@@ -62,12 +62,8 @@ def answer(
     """
     workspace = asked_of_public(open_workspace(provider), question.workload, datetime.now(UTC))
     champion = load_champion(workspace.home, provider)
-    if champion is None:
-        older = older_champion(workspace.home, provider)
-        if older is not None:
-            raise WarehouseMissing(older_sentence(provider, older))
-        if only_public(workspace.warehouse, provider, question.workload):
-            champion = _fitted_on_public(workspace)
+    if champion is None and only_public(workspace.warehouse, provider, question.workload):
+        champion = _fitted_on_public(workspace)
     workspace = replace(
         workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload)
     )
@@ -131,8 +127,8 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
     reporter().say(
         f"no model of {workspace.provider.name} machines is in force yet: fitting one on public step times, once"
     )
-    note_definitions.fn(workspace, now)
-    reporter().say(snapshot_offers.fn(workspace, new_refresh_id(now), now, buying=False))
+    note_definitions(workspace, now)
+    reporter().say(snapshot_offers(workspace, new_refresh_id(now), now, buying=False))
     return first_champion(workspace, now)
 
 

@@ -21,14 +21,12 @@ from ..reporting.metrics import write_metrics
 from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.locking import alone
-from ..workspace.prefect_runtime import Step
 from ..workspace.settings import IMPORTED
 from ..workspace.workspace import Workspace, capabilities, refresh_command
 
 Row = dict[str, Any]
 
 
-@Step
 def store_publication(
     workspace: Workspace,
     rows: Sequence[Row],
@@ -47,7 +45,6 @@ def store_publication(
     return publish(workspace.warehouse, rows, publication)
 
 
-@Step
 def export_copies(workspace: Workspace) -> list[Row]:
     """Replace published files, metrics and the report page; returns what changed against the last publication."""
     with alone(

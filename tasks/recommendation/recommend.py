@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -31,8 +31,6 @@ from ..providers.base import ProviderError
 from ..reporting.tables import as_caution
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
-from ..workspace.parallel import side_by_side_if_long
-from ..workspace.prefect_runtime import Step
 from ..workspace.settings import IMPORTED
 from ..workspace.workspace import Workspace, refresh_command
 
@@ -65,17 +63,18 @@ GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured o
 MOST_SCORES = 20  # different questions for spot placement scores in one publication
 
 Row = dict[str, Any]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
-@Step
 def recommend_all(
-    workspace: Workspace, champion: Champion | None, offers: Sequence[Offer], runs: pd.DataFrame
+    workspace: Workspace,
+    champion: Champion | None,
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+    *,
+    each: Each = map,
 ) -> list[Row]:
-    """Rows for every workload of srift.toml and each of its goals.
-
-    Where planning takes long it is spread, a workload each: over processes, or over the Dask cluster that `[shared]`
-    names. Local machines are this one, which alone can say what fits on it: they are planned for here.
-    """
+    """Rows for every workload of srift.toml and each of its goals; `each` maps over workloads."""
     cases: list[Case] = []
 
     def asked() -> Iterator[_Asked | None]:
@@ -85,13 +84,10 @@ def recommend_all(
 
     workloads = workspace.workloads
     model = None if champion is None else champion.model
-    scheduler = "" if workspace.simulated else workspace.settings.shared.dask
     with one_thread():
         conditions, experience = job_conditions(workspace), spot_experience(workspace)
         learning = reads.learning(workspace.warehouse, workspace.provider.name)
-        plans = side_by_side_if_long(
-            partial(_planned, shared=model), asked(), len(workloads), scheduler
-        )
+        plans = list(each(partial(_planned, shared=model), asked()))
         rows = [
             row
             for case, found in zip(cases, plans, strict=True)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,9 +28,10 @@ class Reporter:
     """Plain lines to standard error (a flow run's log, a pipe)."""
 
     def say(self, text: str) -> None:
-        """One finished step, in a sentence."""
-        sys.stderr.write(f"{text}\n")  # not print: Prefect would take it for its log
-        sys.stderr.flush()
+        """Log a finished step: to the flow run, else to standard error."""
+        if not log_to_run(text):
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     def start(self, runs: int) -> None:
         """A campaign of `runs` begins."""
@@ -49,7 +51,8 @@ class LiveReporter(Reporter):
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:
-        """Print above the bar."""
+        """Print above the bar, and log to the flow run."""
+        log_to_run(text)
         self._console.print(text, highlight=False, markup=False)
 
     def start(self, runs: int) -> None:
@@ -117,9 +120,29 @@ def seconds_listed(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
 
 
-def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row]) -> None:
-    """The table and what changed, on the page of the flow run. Needs a Prefect run around it."""
-    from prefect.artifacts import create_markdown_artifact, create_table_artifact
+def log_to_run(text: str) -> bool:
+    """Log to Prefect's run; False outside a run."""
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.exceptions import MissingContextError
+    from prefect.logging import get_run_logger
+
+    try:
+        get_run_logger().info(text)
+    except MissingContextError:
+        return False
+    return True
+
+
+def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
+    """Attach the table, its changes and a link to the report page to the flow run."""
+    from prefect.artifacts import (
+        create_link_artifact,
+        create_markdown_artifact,
+        create_table_artifact,
+    )
+
+    create_link_artifact(key="report", link=report.as_uri(), link_text="report.html")
 
     shown = (
         "workload",

@@ -28,7 +28,7 @@ import pandas as pd
 import models
 from models.domain.workload import workload_and_mode
 from models.step_time.model import StepTimeModel
-from models.step_time.serialization import OtherFormat, dump, load
+from models.step_time.serialization import dump, load
 from warehouse.lake import WHILE_LOCKED
 
 from ..workspace.home import (
@@ -39,7 +39,6 @@ from ..workspace.home import (
     is_damage,
     registry_damage,
 )
-from ..workspace.workspace import refresh_command
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -351,8 +350,6 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         model = load((folder / "artifacts" / "model.json").read_text())
         held_out = folder / "artifacts" / "scoreboard.json"
         scoreboard = pd.DataFrame(json.loads(held_out.read_text())) if held_out.exists() else None
-    except OtherFormat:
-        return None  # an older version's: the next retraining puts one in force that can be read
     except RegistryError:
         raise
     except _unreadable() as error:
@@ -362,27 +359,6 @@ def load_champion(home: Path, provider: str) -> Champion | None:
             "mlflow.db and be refreshed"
         ) from error
     return Champion(version=number, model=model, scoreboard=scoreboard)
-
-
-def older_champion(home: Path, provider: str) -> int | None:
-    """Version of a champion that an older version of the project wrote; None where there is none, or it can be read.
-
-    Raises RegistryError where the registry does not say.
-    """
-    if load_champion(home, provider) is not None or not (
-        (home / "mlflow.db").exists() or OPERATORS_STORE in os.environ
-    ):
-        return None
-    with _client(home) as client:
-        return _number_of(client, name_of(provider), ALIAS)
-
-
-def older_sentence(provider: str, version: int) -> str:
-    """What to say of it, and how to put it right."""
-    return (
-        f"version {version} of {name_of(provider)} was written by an older Srift: run"
-        f" `{refresh_command(provider, '0')}` to fit it anew"
-    )
 
 
 def load_served(home: Path, provider: str) -> PyFuncModel:

@@ -6,13 +6,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from models.domain.setup_table import rows_of
-from models.monitoring.cross_validation import fitted, summarise
+from models.monitoring.cross_validation import Each, fitted, summarise
 from models.monitoring.promotion import Decision, verdict
 from models.step_time.dataset import TrainingData, at_nominal_speed
 from models.step_time.model import StepTimeModel
@@ -21,7 +20,6 @@ from warehouse import append, reads
 from ..workspace.blas_threads import one_thread
 from ..workspace.locking import refresh_lock
 from ..workspace.parallel import side_by_side
-from ..workspace.prefect_runtime import Step
 from ..workspace.workspace import Workspace, code_commit, new_refresh_id
 from . import plots, registry
 from .registry import Champion, Provenance
@@ -43,19 +41,18 @@ class Challenger:
     over: int | None = None
 
 
-@Step
 def challenge(
-    frames: Mapping[str, pd.DataFrame], champion: Champion | None, scheduler: str = ""
+    frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = side_by_side
 ) -> Challenger | None:
-    """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit.
+    """Fit on all rows, score on held-out groups, compare with the champion on the same runs.
 
-    With the address of a `scheduler` of Dask, held-out groups are fitted by its workers.
+    `each` maps over held-out groups. Returns None if there is nothing to fit.
     """
     data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
         return None
     with one_thread():
-        model, held_out = fitted(data, seed=SEED, each=partial(side_by_side, scheduler=scheduler))
+        model, held_out = fitted(data, seed=SEED, each=each)
         decision = verdict(data, held_out, model, None if champion is None else champion.model)
     return Challenger(
         model=model,
@@ -74,14 +71,13 @@ def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-        challenger = challenge.fn(frames, None, workspace.settings.shared.dask)
+        challenger = challenge(frames, None)
         if challenger is None:
             return None
-        register.fn(workspace, challenger, frames, refresh_id, now)
+        register(workspace, challenger, frames, refresh_id, now)
     return registry.load_champion(workspace.home, workspace.provider.name)
 
 
-@Step
 def register(
     workspace: Workspace,
     challenger: Challenger,

@@ -15,7 +15,6 @@ from typing import Any
 from warehouse import append
 
 from ..reporting.progress import reporter
-from .prefect_runtime import Step
 from .workspace import Workspace
 
 _PATIENCE_S = 6 * 3600.0  # of a run that a schedule started: longer than any refresh takes
@@ -108,7 +107,6 @@ def alone(home: Path, what: str) -> Iterator[None]:
         yield
 
 
-@Step
 def store_timings(workspace: Workspace, refresh_id: str, seconds: Mapping[str, float]) -> None:
     """Keep the seconds by phase, so that `BENCHMARKS.md` and a slow night can be read from the warehouse."""
     rows = [{"phase": phase, "seconds": spent} for phase, spent in seconds.items()]

@@ -47,7 +47,6 @@ from models.domain.workload import (
 from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
-from .dask_cluster import MISSING
 from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
 from .workload_data import (
@@ -308,8 +307,8 @@ class Shared(_Section):
             raise ValueError(
                 f"{address!r} is no address of a scheduler of Dask, such as tcp://host:8786 or tls://host:8786"
             )
-        if address and find_spec("distributed") is None:
-            raise ValueError(MISSING)
+        if address and find_spec("prefect_dask") is None:
+            raise ValueError("Dask is not installed: type `pip install 'srift[dask]'`")
         return address
 
     @model_validator(mode="after")

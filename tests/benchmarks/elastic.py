@@ -289,11 +289,11 @@ def run(here: Workspace, asked: Asked, job: ElasticJob, lease_id: str) -> dict[s
     here.provider.acquire = partial(market.acquired, acquire)  # type: ignore[method-assign]
     try:
         tally = Tally(cap_usd=math.inf, stop_at=time.monotonic() + _MOST_S)
-        served = serve_launch.fn(here, launch, lease_id, tally)
+        served = serve_launch(here, launch, lease_id, tally)
     finally:
         here.provider.acquire = acquire  # type: ignore[method-assign]
     seconds = sum(value for name, value in served.seconds.items() if name != "release hosts")
-    collect_launch.fn(here, served, lease_id, datetime.now(UTC))
+    collect_launch(here, served, lease_id, datetime.now(UTC))
     found = here.warehouse.select(
         "select body from raw_elastic where lease_id = $lease", {"lease": lease_id}
     )

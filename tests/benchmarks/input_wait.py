@@ -195,8 +195,8 @@ def main(
         os.chdir(folder)
         here, now = open_workspace("local"), datetime.now(UTC)
         here.warehouse.migrate()
-        note_definitions.fn(here, now)
-        snapshot_offers.fn(here, new_refresh_id(now), now)
+        note_definitions(here, now)
+        snapshot_offers(here, new_refresh_id(now), now)
         measure_all(
             here, [*profiling(here, PROFILED, names), *training(here, KNOWN, names)], "known"
         )

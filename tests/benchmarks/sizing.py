@@ -195,8 +195,8 @@ def measured_on_hosts(home: Path | None, repeats: int) -> TrainingData:
         os.chdir(folder)
         here, now = open_workspace("local"), datetime.now(UTC)
         here.warehouse.migrate()
-        note_definitions.fn(here, now)
-        snapshot_offers.fn(here, new_refresh_id(now), now)
+        note_definitions(here, now)
+        snapshot_offers(here, new_refresh_id(now), now)
         for least in range(1, repeats + 1):
             for launch in list(wanted(here, least)):
                 measure_all(here, [launch], f"sizing-{new_refresh_id(datetime.now(UTC))}")

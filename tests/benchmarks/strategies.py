@@ -811,8 +811,8 @@ def project(text: str, workloads: Iterable[str], home: Path | None) -> Iterator[
         os.chdir(folder)
         here, now = open_workspace("local"), datetime.now(UTC)
         here.warehouse.migrate()
-        note_definitions.fn(here, now)
-        snapshot_offers.fn(here, new_refresh_id(now), now)
+        note_definitions(here, now)
+        snapshot_offers(here, new_refresh_id(now), now)
         yield here
         os.chdir(ROOT)
 

@@ -69,8 +69,8 @@ def measure_all(here: Workspace, launches: Sequence[Launch], trial_id: str) -> p
     )
     reporter().start(sum(len(launch.items) for launch in launches))
     for number, launch in enumerate(launches):
-        served = serve_launch.fn(here, launch, f"{trial_id}-{number:02d}", tally)
-        tally.add(served, collect_launch.fn(here, served, trial_id, datetime.now(UTC)), load_s=0.0)
+        served = serve_launch(here, launch, f"{trial_id}-{number:02d}", tally)
+        tally.add(served, collect_launch(here, served, trial_id, datetime.now(UTC)), load_s=0.0)
         reporter().say(
             f"  {launch.cluster.name}: {len(served.recorded)} of {len(launch.items)} runs, {served.outcome}"
         )

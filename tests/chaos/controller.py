@@ -136,7 +136,7 @@ class Campaigns:
         cap_usd = self.caps[refresh_id] = self.scenario.cap_usd
         unswept = world.unswept
         try:
-            sentences = end_and_collect.fn(here, world.now)
+            sentences = end_and_collect(here, world.now)
         except NotSwept as error:
             world.struck["refresh refused: not swept"] += 1
             world.note(str(error))
@@ -226,11 +226,11 @@ class Campaigns:
         """As flows/measure.py, for one launch."""
         world = self.home.world
         self.started[lease_id] = launch
-        served = serve_launch.fn(here, launch, lease_id, tally)
+        served = serve_launch(here, launch, lease_id, tally)
         world.note(f"{lease_id}: {served.outcome}")
         if served.mailbox is not None:
             self.served[lease_id] = (launch, served.outcome)
-        collected = collect_launch.fn(here, served, tally.refresh_id, world.now)
+        collected = collect_launch(here, served, tally.refresh_id, world.now)
         self.served[lease_id] = (
             launch,
             served.outcome,
@@ -247,7 +247,7 @@ class Campaigns:
             node.kinds.discard("uploads fail")
         for number in range(3):
             try:
-                for sentence in end_and_collect.fn(self.here, world.now):
+                for sentence in end_and_collect(self.here, world.now):
                     world.note(f"reaped: {sentence}")
             except NotSwept as error:
                 world.note(str(error))
@@ -314,6 +314,6 @@ def _template() -> tuple[Path, list[Offer]]:
     home = Home(state, FakeAws(), CHOICES)
     settings = settings.model_copy(update={"home": state, "ec2": CHOICES})
     here = Workspace(settings=settings, warehouse=fresh(state), provider=home.provider)
-    note_definitions.fn(here, home.world.now)
-    snapshot_offers.fn(here, "prices", home.world.now)
+    note_definitions(here, home.world.now)
+    snapshot_offers(here, "prices", home.world.now)
     return root, current_offers(here)

@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from tasks.doctor import report as doctor
-from tasks.workspace import prefect_server as own_server
-from tasks.workspace.home import Wrong
 from tests.conftest import SmallDisk
 from tests.flows.test_cli import assert_fails, enter, printed, srift, without_a_server
 from tests.installed import DescribedMachines, furnished
@@ -203,21 +201,3 @@ def test_what_nobody_foresaw_keeps_its_traceback(
     without_a_server(monkeypatch)
     monkeypatch.setattr("flows.refresh.refresh", stumble)
     assert isinstance(CliRunner().invoke(app, ["refresh"]).exception, ValueError)
-
-
-def test_a_server_whose_database_is_damaged_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
-
-    monkeypatch.setattr(own_server._OwnServer, "start", lambda self: pytest.fail("it was started"))
-    damage(tmp_path / "prefect.db")
-    with temporary_settings(updates={PREFECT_API_URL: None, PREFECT_HOME: tmp_path}):
-        with (
-            pytest.raises(Wrong, match=r"its database is damaged.*\n  mv "),
-            own_server.own_server(),
-        ):
-            pass
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: FULL)
-        with pytest.raises(Wrong, match="is full"), own_server.own_server():
-            pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import os
 import re
@@ -23,10 +22,8 @@ from prefect.exceptions import CancelledRun
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tasks.providers.base import NotSwept
 from tasks.workspace.credential import make_credential, serving
 from tests.installed import NOON, DescribedMachines, furnished, write_project
-from warehouse.database import Warehouse, WarehouseBusy
 
 README = Path(__file__).parents[2] / "README.md"
 VERBS = (
@@ -501,36 +498,6 @@ def test_a_reaping_looks_at_every_provider_that_was_used_from_here_and_status_na
     )
 
 
-def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_failed(
-    new: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    blind = DescribedMachines(unswept={"us-east-1": "the AWS session has expired"})
-    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
-    monkeypatch.setattr(
-        "tasks.execution.collect.crash_dead_flow_runs", lambda home: ["a flow run was killed"]
-    )
-
-    def busy(self: Warehouse) -> list[str]:
-        raise WarehouseBusy("the warehouse is held by process 1")
-
-    monkeypatch.setattr(Warehouse, "migrate", busy)
-    result = srift("reap")
-    lines = (
-        "machine i-1: it was ended",
-        "us-east-1: the AWS session has expired",
-        "a flow run was killed",
-    )
-    found = [result.stderr.find(line) for line in (*lines, "the warehouse is held by process 1")]
-    assert result.exit_code == 1 and -1 < found[0] < found[1] < found[2] < found[3]
-    flow = importlib.import_module("flows.reap")
-    monkeypatch.setattr(flow, "crash_dead_flow_runs", lambda home: ["another was killed"])
-    monkeypatch.setattr(flow, "end_and_collect", flow.end_and_collect.fn)
-    with pytest.raises(WarehouseBusy):
-        flow.reap.fn()
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "machine i-1: it was ended" and said[-1] == "another was killed"
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -544,19 +511,6 @@ def test_a_wrong_srift_toml_is_refused_by_every_verb(new: Path, words: list[str]
     assert_fails(srift(*words), 2, "campaign.max_uds", "did you mean 'max_usd'")
 
 
-def test_reap_tells_of_flow_runs_that_were_killed_by_hand_and_by_schedule(
-    new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "tasks.execution.collect.crash_dead_flow_runs", lambda home: [f"killed in {home.name}"]
-    )
-    assert printed("reap") == {"ended": ["killed in state"], "not_swept": {}}
-    flow = importlib.import_module("flows.reap")
-    monkeypatch.setattr(flow, "end_and_collect", lambda *_: ["a host was left"])
-    monkeypatch.setattr(flow, "crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
-    assert flow.reap.fn() == ["a host was left", "killed in state"]
-
-
 def test_a_home_that_the_command_makes_is_its_owners_and_one_that_is_there_stays_and_is_noted(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -566,38 +520,6 @@ def test_a_home_that_the_command_makes_is_its_owners_and_one_that_is_there_stays
     (new / "state").chmod(0o755)
     shown = srift("doctor")
     assert stat.S_IMODE((new / "state").stat().st_mode) == 0o755 and "chmod 700" in shown.output
-
-
-def test_machines_are_ended_before_prefect_hears_of_killed_runs_and_both_are_said(
-    new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-
-    def ends(*_: object) -> list[str]:
-        order.append("machines")
-        raise NotSwept("local", {"lease r-1": "it cannot be read"}, ["a host was left"])
-
-    def crashes(home: Path) -> list[str]:
-        order.append("runs")
-        return ["a run was killed"]
-
-    flow = importlib.import_module("flows.reap")
-    said: list[str] = []
-    for module in (importlib.import_module("tasks.execution.collect"), flow):
-        monkeypatch.setattr(module, "crash_dead_flow_runs", crashes)
-    monkeypatch.setattr("tasks.execution.collect.end_and_collect", SimpleNamespace(fn=ends))
-    monkeypatch.setattr(flow, "end_and_collect", ends)
-    monkeypatch.setattr(
-        "tasks.execution.collect.reporter", lambda: SimpleNamespace(say=said.append)
-    )
-    result = srift("reap", "--json")
-    assert (
-        json.loads(result.stdout)["ended"] == ["a host was left", "a run was killed"]
-        and result.exit_code == 1
-    )
-    with pytest.raises(NotSwept):
-        flow.reap.fn()
-    assert said == ["a host was left", "a run was killed"] and order == 2 * ["machines", "runs"]
 
 
 def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:

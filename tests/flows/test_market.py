@@ -126,8 +126,8 @@ class Market:
         self.here = replace(self.here, provider=Ec2Provider(self.choices, self.world.clients))
         now = datetime.now(UTC)
         with emulated():
-            prices.note_definitions.fn(self.here, now)
-            return prices.snapshot_offers.fn(self.here, snapshot, now)
+            prices.note_definitions(self.here, now)
+            return prices.snapshot_offers(self.here, snapshot, now)
 
     def learn(self, folder: Path) -> None:
         files = imports.ImportFiles(
@@ -142,11 +142,11 @@ class Market:
     def publish(self, publication: str) -> pd.DataFrame:
         """As the flow `publish` does; returns what a reader of the exported file sees."""
         runs = mart(self.here.warehouse, "runs", provider="ec2")
-        rows = recommend.recommend_all.fn(
+        rows = recommend.recommend_all(
             self.here, self.champion, prices.current_offers(self.here), runs
         )
-        publish.store_publication.fn(self.here, rows, self.champion, publication, datetime.now(UTC))
-        publish.export_copies.fn(self.here)
+        publish.store_publication(self.here, rows, self.champion, publication, datetime.now(UTC))
+        publish.export_copies(self.here)
         with duckdb.connect(
             str(self.here.published / "recommendations.duckdb"), read_only=True
         ) as published:

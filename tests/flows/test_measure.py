@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import Task
 
 from models.campaign.budget import Allowance
 from models.domain.cluster import Cluster
 from tasks.campaign.named import Wish, clusters_of
 from tasks.providers.base import EndedLease
-from tasks.workspace.prefect_runtime import Step
 from tasks.workspace.workspace import open_workspace
 from tests.fakes import FakeProvider, armed, finished, ready
 from tests.flows.test_cli import assert_fails, enter, printed, srift
@@ -86,7 +86,7 @@ def acting(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     furnish(folder)
     machines = Acting(home=folder / "state")
     monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: machines)
-    monkeypatch.setattr(Step, "__call__", lambda self, *a, **k: self.fn(*a, **k))
+    monkeypatch.setattr(Task, "__call__", lambda self, *a, **k: self.fn(*a, **k))
     for name in ("measure_named", "market", "reap"):
         monkeypatch.setattr(flow, name, getattr(flow, name).fn)
     monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)

@@ -16,7 +16,7 @@ from tasks.execution.collect import refuse_unless_swept
 from tasks.providers.base import NotSwept, ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.reporting.progress import Reporter
-from tasks.workspace.locking import at_work, refresh_lock
+from tasks.workspace.locking import refresh_lock
 from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace
 from tests.account import project
@@ -166,26 +166,4 @@ def test_one_that_is_refused_the_home_ends_cancelled_with_the_reason_and_does_no
     assert isinstance(ended, State) and ended.is_cancelled()
     assert "refresh first (process" in str(ended.message) and "nothing was started" in str(
         ended.message
-    )
-
-
-@pytest.mark.parametrize("name", ["refresh", "market", "reap"])
-def test_a_flow_that_is_started_alone_is_known_to_the_reaper_while_it_runs_and_a_refresh_has_the_home_for_itself(
-    home: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    flow = importlib.import_module(f"flows.{name}")
-    seen: list[tuple[bool, bool]] = []
-    record = home / "flow-runs" / "6b0c2ab0-0000-4000-8000-000000000000"
-
-    def step(*_: Any, **__: Any) -> dict[str, Any]:
-        seen.append((record.exists(), at_work(home) is not None))
-        return {"seconds": {}}
-
-    for one in ("end_and_collect", "note_definitions", "snapshot_offers", *STEPS):
-        if one != name and hasattr(flow, one):
-            monkeypatch.setattr(flow, one, step)
-    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", record.name)
-    getattr(flow, name).fn()
-    assert (
-        set(seen) == {(True, name == "refresh")} and not record.exists() and at_work(home) is None
     )

@@ -20,6 +20,7 @@ from unittest import mock
 
 import duckdb
 import pandas as pd
+from prefect import Task
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -28,7 +29,6 @@ from flows.retrain import retrain
 from tasks.market.offers import current_offers
 from tasks.recommendation.recommend import recommend_all
 from tasks.training.registry import load_champion
-from tasks.workspace.prefect_runtime import Step
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import mart
 
@@ -138,7 +138,7 @@ def standing_in(folder: Path) -> Iterator[Path]:
     }
     with (
         mock.patch.dict(os.environ, state),
-        mock.patch.object(Step, "__call__", lambda self, *a, **k: self.fn(*a, **k)),
+        mock.patch.object(Task, "__call__", lambda self, *a, **k: self.fn(*a, **k)),
     ):
         for name in (
             "AWS_PROFILE",
@@ -310,7 +310,7 @@ def table(provider: str) -> list[dict[str, Any]]:
     """What a publication would hold now: every workload of srift.toml by each goal."""
     here = open_workspace(provider)
     runs = mart(here.warehouse, "runs", provider=provider)
-    return recommend_all.fn(here, load_champion(here.home, provider), current_offers(here), runs)
+    return recommend_all(here, load_champion(here.home, provider), current_offers(here), runs)
 
 
 def unpack(folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     seen = served(installation, Loss(after=5), monkeypatch)
     assert seen.outcome == "finished" and seen.rows == [], seen.outcome
     assert left_over(installation.home) == []
-    collect.fn(installation, "r", datetime.now(UTC))
+    collect(installation, "r", datetime.now(UTC))
     body = json.loads(installation.warehouse.select("select body from raw_elastic")["body"].iloc[0])
     first, second = body["values"]["starts"]
     assert (first["step"], first["nodes"], first["batches"]) == (0, [0, 1], [8, 8])

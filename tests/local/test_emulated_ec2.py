@@ -102,8 +102,8 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
             cluster=Cluster.of((2, offer)), items=tuple(runs), est_s=60.0, est_usd=0.01, reason="r"
         )
         tally = Tally(cap_usd=5.0, stop_at=time.monotonic() + 200.0, refresh_id="r")
-        served = serve_launch.fn(workspace, launch, "r-00", tally)
-        tally.add(served, collect.fn(workspace, "r", datetime.now(UTC)), load_s=0.0)
+        served = serve_launch(workspace, launch, "r-00", tally)
+        tally.add(served, collect(workspace, "r", datetime.now(UTC)), load_s=0.0)
         stored = world.client("s3").list_objects_v2(Bucket=world.bucket, Prefix="srift/data/")[
             "Contents"
         ]

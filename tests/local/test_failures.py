@@ -183,7 +183,7 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(
         and "revoked on request" in reasons["revoked"]
     )
     assert left_over(installation.home) == []
-    collect.fn(installation, "r", datetime.now(UTC))
+    collect(installation, "r", datetime.now(UTC))
     assert known(installation.home) == {
         "before": "measured",
         "killed": "failed",
@@ -238,7 +238,7 @@ def test_a_full_disk_loses_nothing_that_was_reported(
         )
         served = Accident(unreported=fill).serve(installation, asked, monkeypatch)
         assert "free some space" in served.outcome, served.outcome
-        collect.fn(installation, "r", datetime.now(UTC))
+        collect(installation, "r", datetime.now(UTC))
         assert known(installation.home) == {"before": "measured", "unreported": "failed"}
         assert left_over(installation.home) == [] and installation.provider.ended() == []
     finally:
@@ -273,8 +273,8 @@ def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_ow
     ]
     launch = Launch(cluster=cluster, items=tuple(runs), est_s=20.0, est_usd=0.001, reason="r")
     tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 100.0, refresh_id="r")
-    served = serve_launch.fn(installation, launch, "r-00", tally)
-    tally.add(served, collect.fn(installation, "r", datetime.now(UTC)), load_s=0.0)
+    served = serve_launch(installation, launch, "r-00", tally)
+    tally.add(served, collect(installation, "r", datetime.now(UTC)), load_s=0.0)
     assert served.outcome == "finished", served.outcome
     assert known(installation.home) == {
         "r-00-000": "failed",

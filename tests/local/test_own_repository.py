@@ -132,7 +132,7 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
         installation.provider, asked, stop_at=time.monotonic() + 200.0, watch=lambda *_: None
     )
     assert (served.recorded, served.rows) == ({"repo", "itself", "clash"}, []), served.outcome
-    collect.fn(installation, "r", datetime.now(UTC))
+    collect(installation, "r", datetime.now(UTC))
     assert known(installation.home) == {"repo": "measured", "itself": "measured", "clash": "failed"}
     [failed] = mart(installation.warehouse, "failed_runs").to_dict("records")
     assert (failed["reason"], failed["told_by"], failed["cause"] or "") == (clash, "node", "")

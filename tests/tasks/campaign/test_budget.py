@@ -38,8 +38,8 @@ LAUNCHED = "refresh-1-00"
 @pytest.fixture
 def here(tmp_path: Path) -> Workspace:
     made = install(tmp_path, provider=DescribedMachines(name="ec2"))
-    note_definitions.fn(made, NOON)
-    snapshot_offers.fn(made, "refresh-1", NOON)
+    note_definitions(made, NOON)
+    snapshot_offers(made, "refresh-1", NOON)
     return made
 
 
@@ -250,7 +250,7 @@ def test_where_spending_is_not_known_nothing_more_is_spent(here: Workspace) -> N
 
 def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
     machines(here).unpriced = frozenset({"s.large"})
-    snapshot_offers.fn(here, "refresh-2", NOON)
+    snapshot_offers(here, "refresh-2", NOON)
     assert "not known" in refusal(here)
 
 
@@ -282,7 +282,7 @@ def test_nothing_was_spent_before_the_first_refresh_and_money_on_this_machine_is
 
 
 def test_a_launch_that_does_not_fit_asks_for_no_machine_and_leaves_a_row(here: Workspace) -> None:
-    served = campaign.serve_launch.fn(
+    served = campaign.serve_launch(
         here, launch(here), LAUNCHED, tally(0.05)
     )  # acquiring would raise AssertionError
     assert served.outcome.startswith("refused: at worst it would cost") and served.over_cap
@@ -300,8 +300,8 @@ def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
     monkeypatch.setattr(
         campaign, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s))
     )
-    campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(1.0))
-    campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.21))
+    campaign.serve_launch(here, launch(here), LAUNCHED, tally(1.0))
+    campaign.serve_launch(here, launch(here), LAUNCHED, tally(0.21))
     (longest_s, patience_s), (deadline_s, less_s) = seen
     assert (
         patience_s == 150.0

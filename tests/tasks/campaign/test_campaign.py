@@ -55,7 +55,7 @@ def shop(
     here: Workspace, max_usd: float | None, asked: Champion | None = None, past: bool = True
 ) -> list[Launch]:
     frames = FRAMES if past else {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
-    return campaign.shop.fn(here, here.provider.offers(NOON), frames, asked, max_usd)
+    return campaign.shop(here, here.provider.offers(NOON), frames, asked, max_usd)
 
 
 def test_the_caps_hold_and_every_line_says_why(here: Workspace) -> None:
@@ -273,7 +273,7 @@ def test_a_champion_that_has_not_met_a_workload_a_type_or_its_new_definition_doe
     ):
         others = [one for one in met if one.instance_type.name != stranger.name]
         offers = [*others, replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001)]
-        launches = campaign.shop.fn(here, offers, dict(FRAMES), champion(), None)
+        launches = campaign.shop(here, offers, dict(FRAMES), champion(), None)
         bought = {offer.instance_type for launch in launches for offer in launch.cluster.members}
         assert stranger in bought
 
@@ -328,7 +328,7 @@ def test_what_a_lost_launch_did_not_measure_is_asked_for_again(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading(monkeypatch)
-    monkeypatch.setattr(campaign, "shop", campaign.shop.fn)
+    monkeypatch.setattr(campaign, "shop", campaign.shop)
     tally = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0)
     asked = list(
         campaign.within(here, None, tally)
@@ -369,7 +369,7 @@ def test_with_a_champion_a_run_is_bought_for_the_choice_that_it_may_change(here:
     assert shop(here, None, asked=champion()) == launches
     runs = FRAMES["runs"]
     more = pd.concat([runs, runs.assign(run_id=[f"new-{one}" for one in range(len(runs))])])
-    again = campaign.shop.fn(
+    again = campaign.shop(
         here, here.provider.offers(NOON), dict(FRAMES) | {"runs": more}, champion(), None
     )
     assert again != launches, "what was measured since the champion was fitted changed nothing"
@@ -427,7 +427,7 @@ def stored(here: Workspace, *versions: str) -> Workspace:
         provider=provider,
         settings=here.settings.model_copy(update={"ec2": Ec2(bucket="mailbox")}),
     )
-    note_definitions.fn(ec2, NOON)
+    note_definitions(ec2, NOON)
     digests = {one.name: one.digest for one in provider.instance_types()}
     of = setup(
         provider="ec2", workload="conv", cluster="1xs.small", instance_types=["s.small"],
@@ -473,7 +473,7 @@ def test_a_workload_whose_data_are_not_to_be_had_costs_no_machine_and_is_not_ask
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reading(monkeypatch)
-    monkeypatch.setattr(campaign, "shop", campaign.shop.fn)
+    monkeypatch.setattr(campaign, "shop", campaign.shop)
     (here.settings.root / "images").mkdir()
     (here.settings.root / "images" / "1.jpg").touch()
     spec = here.settings.workloads["conv"].model_copy(update={"data": "images"})
@@ -488,7 +488,7 @@ def test_a_workload_whose_data_are_not_to_be_had_costs_no_machine_and_is_not_ask
         asked.append(names)
         if names == {"conv"}:  # no machine is asked for: this provider would raise
             alone += 1
-            served = campaign.serve_launch.fn(here, launch, f"r-{alone:02d}", tally)
+            served = campaign.serve_launch(here, launch, f"r-{alone:02d}", tally)
             assert {row["status"] for row in served.rows} == {"failed"} and served.mailbox is None
             assert all("images is empty" in row["reason"] for row in served.rows)
             tally.add(served, Collected(), load_s=0.0)
@@ -551,7 +551,7 @@ def test_the_warning_comes_before_the_first_launch_and_in_a_dry_run(
     monkeypatch.setattr(campaign, "current_offers", lambda _: offers)
     tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 600.0, refresh_id="r")
     with monkeypatch.context() as patched:
-        patched.setattr(campaign, "shop", campaign.shop.fn)
+        patched.setattr(campaign, "shop", campaign.shop)
         launches = campaign.within(ec2, None, tally)
         assert next(launches) and [one for one in said if "would become history" in str(one)]
         assert next(launches)

@@ -232,10 +232,10 @@ def test_the_reaper_settles_what_a_killed_campaign_claimed_where_it_could_look_e
     claim(one, "r-1", 6.0, NOON)
     machines.unswept = {"eu-west-1": "it does not answer"}
     with pytest.raises(NotSwept):
-        end_and_collect.fn(one, NOON)
+        end_and_collect(one, NOON)
     assert left(other) == 4.0
     machines.unswept = {}
-    end_and_collect.fn(one, NOON)
+    end_and_collect(one, NOON)
     assert left(other) == 10.0
 
 

@@ -66,7 +66,7 @@ def ran(home: Path, *script: Step) -> Workspace:
 
 
 def brought(here: Workspace) -> Collected:
-    return collect.fn(here, "r", NOON)
+    return collect(here, "r", NOON)
 
 
 def known(here: Workspace) -> dict[str, str]:
@@ -102,10 +102,10 @@ def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by
     [lease] = fake(here).over
     kept = tmp_path / "kept"
     shutil.copytree(lease.mailbox.parent, kept)
-    assert end_and_collect.fn(here, NOON) == [
+    assert end_and_collect(here, NOON) == [
         "3 rows that had not been loaded are in the warehouse now"
     ]
-    assert end_and_collect.fn(here, NOON) == []
+    assert end_and_collect(here, NOON) == []
     shutil.copytree(kept, lease.mailbox.parent)  # it died after loading, before forgetting
     fake(here).over.append(lease)
     assert brought(here).new == 0 and set(known(here)) == {"a", "b", "c"}
@@ -126,7 +126,7 @@ def test_what_was_measured_is_loaded_though_the_reaper_could_not_look_everywhere
     here = ran(tmp_path)
     monkeypatch.setattr(here.provider, "reap", blind)
     with pytest.raises(NotSwept, match="has expired") as raised:
-        end_and_collect.fn(here, NOON)
+        end_and_collect(here, NOON)
     assert raised.value.done == [
         "machine i-1: it was ended",
         "3 rows that had not been loaded are in the warehouse now",
@@ -149,7 +149,7 @@ def test_what_was_ended_is_said_though_the_warehouse_fails(
     monkeypatch.setattr(here.provider, "reap", blind)
     monkeypatch.setattr(here.warehouse, "migrate", broken)
     with pytest.raises(type(error)):
-        end_and_collect.fn(here, NOON)
+        end_and_collect(here, NOON)
     said = capsys.readouterr().err
     assert (
         said.startswith("machine i-1: it was ended\n")
@@ -167,7 +167,7 @@ def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(
 
     here = installation(tmp_path, (measured, fails(error())))
     with pytest.raises(error):
-        serve_launch.fn(here, LAUNCH, "r-00", Tally(cap_usd=1.0, stop_at=float("inf")))
+        serve_launch(here, LAUNCH, "r-00", Tally(cap_usd=1.0, stop_at=float("inf")))
     assert fake(here).held == [] and fake(here).over == []
     assert known(here)["r-00-000"] == "measured" and len(known(here)) == 2
     assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
@@ -193,13 +193,13 @@ def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump({"refresh_id": "r", "pid": 1, "started_at": "then"}, file)
         file.flush()
-        end_and_collect.fn(here, NOON)
+        end_and_collect(here, NOON)
         assert [one.lease_id for one in fake(here).over] == ["r-00"] and set(known(here)) == {
             "a",
             "b",
         }
         file.seek(0), file.truncate()  # about to say who it is
-        end_and_collect.fn(here, NOON)
+        end_and_collect(here, NOON)
         assert [one.lease_id for one in fake(here).over] == ["r-00"]
     assert brought(here).new == 1 and fake(here).over == []
 
@@ -233,7 +233,7 @@ def test_a_launch_that_got_no_machines_is_stored_once(tmp_path: Path) -> None:
     here = installation(tmp_path, refusal="others hold the cores")
     refused = serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
     for _ in range(2):
-        collect_launch.fn(here, refused, "r", NOON)
+        collect_launch(here, refused, "r", NOON)
     assert known(here) == {"r-00-refused": "refused"}
     assert mart(here.warehouse, "failed_runs").reason.tolist() == ["others hold the cores"]
 
@@ -251,17 +251,17 @@ def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_it
         digest = here.settings.workload_digest("tiny")
         return {"a": setup(workload_digest=digest, instance_digests=[small, small])}
 
-    note_definitions.fn(here, NOON)
+    note_definitions(here, NOON)
     one = job("a", run_setups=run_setups())
     serve(here.provider, one, stop_at=100.0, watch=lambda *_: None, clock=fast())
     brought(here)
     assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"]
     (tmp_path / "tiny.py").write_text("def build(): ... # with another layer\n")
-    note_definitions.fn(here, NOON)
+    note_definitions(here, NOON)
     assert training_frames(here.warehouse, "local")["runs"].empty
     assert known(here) == {"a": "measured"}, "what was measured is history, not gone"
     (tmp_path / "tiny.py").write_text("def build(): ...\n")
-    note_definitions.fn(here, NOON)
+    note_definitions(here, NOON)
     assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], (
         "it is its old self again"
     )

@@ -89,7 +89,7 @@ def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
 def launched(home: Path, *script: Step) -> tuple[Workspace, pd.DataFrame]:
     here = installation(home, script)
     serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
-    collect.fn(here, "r", NOON)
+    collect(here, "r", NOON)
     return here, mart(here.warehouse, "machines")
 
 
@@ -111,7 +111,7 @@ def test_each_machine_tells_once_when_it_was_at_work_and_how_long_it_was_held(
         finished(1),
     )
     here, found = launched(tmp_path, *script)
-    collect.fn(here, "r", NOON)
+    collect(here, "r", NOON)
     assert len(mart(here.warehouse, "machines")) == len(found) == 2
     assert found["instance_type"].tolist() == ["small", "small"] and set(found["market"]) == {
         "spot"

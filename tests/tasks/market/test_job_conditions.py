@@ -156,7 +156,7 @@ def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(
     tmp_path: Path,
 ) -> None:
     here = ec2(tmp_path)
-    snapshot_offers.fn(here, "refresh-1", NOON)
+    snapshot_offers(here, "refresh-1", NOON)
     offers = {(o.instance_type.name, o.market): o for o in here.provider.offers(NOON)}
     advised = offers["s.small", "spot"].interruptions_per_hour
     held(here, 30, market="spot", zone="bad", hours=4.0, interrupted=True)

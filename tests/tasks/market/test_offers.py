@@ -25,9 +25,9 @@ from warehouse.reads import mart
 def noted(folder: Path, machines: DescribedMachines, *, snapshot: bool = False) -> Workspace:
     """An installation that noted its machines, and where asked for a first snapshot of their prices."""
     here = install(folder, provider=machines)
-    prices.note_definitions.fn(here, NOON)
+    prices.note_definitions(here, NOON)
     if snapshot:
-        prices.snapshot_offers.fn(here, "refresh-1", NOON)
+        prices.snapshot_offers(here, "refresh-1", NOON)
     return here
 
 
@@ -41,7 +41,7 @@ def by_type(offer: Offer) -> tuple[str, str]:
 
 
 def test_offers_come_back_as_they_were(here: Workspace) -> None:
-    said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    said = prices.snapshot_offers(here, "refresh-1", NOON)
     assert said == "prices: 10 offers of 5 instance types, 2 unpriced"
     assert sorted(prices.current_offers(here), key=by_type) == sorted(
         here.provider.offers(NOON), key=by_type
@@ -57,22 +57,22 @@ def test_offers_come_back_as_they_were(here: Workspace) -> None:
 def test_the_newest_snapshot_counts_and_silence_keeps_the_last(
     tmp_path: Path, here: Workspace
 ) -> None:
-    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    prices.snapshot_offers(here, "refresh-1", NOON)
     later = NOON + timedelta(hours=1)
     machines = here.provider
     assert isinstance(machines, DescribedMachines)
     machines.unpriced = frozenset()
-    prices.snapshot_offers.fn(here, "refresh-2", later)
+    prices.snapshot_offers(here, "refresh-2", later)
     assert {offer.price_as_of for offer in prices.current_offers(here)} == {later}
     assert all(offer.usd_per_hour for offer in prices.current_offers(here))
     machines.down = "the price list did not answer"
-    said = prices.snapshot_offers.fn(here, "refresh-3", later + timedelta(hours=1))
+    said = prices.snapshot_offers(here, "refresh-3", later + timedelta(hours=1))
     assert "the price list did not answer" in said and "last snapshot" in said
     assert {offer.price_as_of for offer in prices.current_offers(here)} == {later}
 
 
 def test_definitions_are_noted_once(here: Workspace) -> None:
-    prices.note_definitions.fn(here, NOON + timedelta(hours=1))
+    prices.note_definitions(here, NOON + timedelta(hours=1))
     with here.warehouse.read() as connection:
         assert connection.execute("select count(*) from raw_instance_types").fetchall() == [(5,)]
     workloads = mart(here.warehouse, "workloads", provider="local")
@@ -85,10 +85,10 @@ def test_a_market_without_a_price_is_named_with_what_to_set(
     machines = here.provider
     assert isinstance(machines, DescribedMachines)
     machines.unpriced = frozenset(one.name for one in machines.instance_types())
-    said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    said = prices.snapshot_offers(here, "refresh-1", NOON)
     assert "no instance type has a price on the spot market" in said
     assert "spot_usd_per_hour" in said and 'market = "on-demand"' in said
-    said = prices.snapshot_offers.fn(here, "refresh-2", NOON, buying=False)
+    said = prices.snapshot_offers(here, "refresh-2", NOON, buying=False)
     assert said == "prices: 10 offers of 5 instance types, 10 unpriced", (
         "nothing is to be bought, so nothing lacks"
     )
@@ -111,8 +111,8 @@ class WithPackage(DescribedMachines):
 def test_who_cannot_be_asked_answers_from_the_package_at_first(tmp_path: Path) -> None:
     here = install(tmp_path, provider=WithPackage(down="no credentials"))
     assert len(prices.offers_now(here, NOON)) == 2, "a dry run has them too"
-    prices.note_definitions.fn(here, NOON)
-    said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    prices.note_definitions(here, NOON)
+    said = prices.snapshot_offers(here, "refresh-1", NOON)
     assert (
         "2 offers" in said
         and "1 unpriced" in said
@@ -123,7 +123,7 @@ def test_who_cannot_be_asked_answers_from_the_package_at_first(tmp_path: Path) -
         (0, "b"),
         (9.0, "a"),
     ]
-    again = prices.snapshot_offers.fn(here, "refresh-2", NOON)
+    again = prices.snapshot_offers(here, "refresh-2", NOON)
     assert "the last snapshot stays in use (prices of 2026-11-19)" in again, (
         "the same is not stored twice"
     )
@@ -135,7 +135,7 @@ def test_prices_that_were_asked_for_are_never_replaced_by_older_ones_of_the_pack
     machines = WithPackage()
     here = noted(tmp_path, machines, snapshot=True)
     machines.down = "expired"
-    said = prices.snapshot_offers.fn(here, "refresh-2", NOON + timedelta(hours=1))
+    said = prices.snapshot_offers(here, "refresh-2", NOON + timedelta(hours=1))
     assert "expired; the last snapshot stays in use (prices of 2026-11-20)" in said
     assert {o.price_as_of for o in prices.current_offers(here)} == {NOON}
     assert {o.price_as_of for o in prices.offers_now(here, NOON)} == {NOON}
@@ -159,7 +159,7 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: 
         .to_dict()
     )
     machines.down = "expired"
-    prices.note_definitions.fn(here, NOON + timedelta(hours=1))
+    prices.note_definitions(here, NOON + timedelta(hours=1))
     after = mart(here.warehouse, "instance_types", provider="local").set_index("name")
     assert len(before) == 2 and len(after) == 5, "what was never noted comes from the package"
     assert {name: after.loc[name, "digest"] for name in before} == before
@@ -169,9 +169,9 @@ def test_where_no_price_was_ever_known_that_is_said(tmp_path: Path) -> None:
     here = install(tmp_path, provider=DescribedMachines(down="expired"))
     with pytest.raises(ProviderError, match="expired"):
         prices.offers_now(here, NOON)
-    prices.note_definitions.fn(here, NOON)
+    prices.note_definitions(here, NOON)
     assert (
-        prices.snapshot_offers.fn(here, "refresh-1", NOON)
+        prices.snapshot_offers(here, "refresh-1", NOON)
         == "prices: expired; and none were ever known"
     )
 
@@ -255,14 +255,14 @@ def test_a_market_without_prices_is_no_matter_where_nothing_can_be_launched(tmp_
     able = replace(bare, settings=bare.settings.model_copy(update={"ec2": bucket}))
     for here, hint in ((bare, False), (able, True)):
         assert (
-            "nothing can be measured" in prices.snapshot_offers.fn(here, "refresh-1", NOON)
+            "nothing can be measured" in prices.snapshot_offers(here, "refresh-1", NOON)
         ) is hint
 
 
 def test_offers_are_listed_as_asked_in_order_and_what_is_unknown_comes_last(
     here: Workspace,
 ) -> None:
-    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    prices.snapshot_offers(here, "refresh-1", NOON)
     rows = prices.listed(here, prices.OffersWanted())
     assert len(rows) == 10 and set(rows[0]) == set(prices.COLUMNS)
     known = [row["usd_per_hour"] for row in rows if row["usd_per_hour"] is not None]

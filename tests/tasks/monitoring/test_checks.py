@@ -70,12 +70,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def test_without_a_champion_nothing_is_judged(here: Workspace) -> None:
-    assert note_drift.fn(here, frames("n.medium"), None, "r1", NOON) == []
+    assert note_drift(here, frames("n.medium"), None, "r1", NOON) == []
     assert mart(here.warehouse, "drift").empty
 
 
 def test_runs_as_predicted_are_no_drift_and_are_judged_all_the_same(here: Workspace) -> None:
-    assert note_drift.fn(here, frames(), half_fitted(), "r1", NOON) == []
+    assert note_drift(here, frames(), half_fitted(), "r1", NOON) == []
     judged = mart(here.warehouse, "drift")
     assert len(judged) and not judged["drifting"].any() and set(judged["model_version"]) == {"3"}
     assert drifting_types(here) == {}
@@ -84,10 +84,10 @@ def test_runs_as_predicted_are_no_drift_and_are_judged_all_the_same(here: Worksp
 def test_a_slow_type_is_named_kept_until_measured_again_and_over_when_it_is_learned(
     here: Workspace,
 ) -> None:
-    (said,) = note_drift.fn(here, frames("n.medium"), half_fitted(), "r1", NOON)
+    (said,) = note_drift(here, frames("n.medium"), half_fitted(), "r1", NOON)
     assert said.startswith("drift: n.medium in a runs slower than predicted since 2026-11-21")
     assert list(drifting_types(here)) == ["n.medium"] and drifting_types(here)["n.medium"] > LATER
-    again = note_drift.fn(here, frames("n.medium"), half_fitted(), "r1", NOON)
+    again = note_drift(here, frames("n.medium"), half_fitted(), "r1", NOON)
     assert again == [said] and mart(here.warehouse, "drift")["refresh_id"].unique().tolist() == [
         "r1"
     ]
@@ -95,17 +95,17 @@ def test_a_slow_type_is_named_kept_until_measured_again_and_over_when_it_is_lear
         **frames("n.medium"),
         "runs": frames("n.medium")["runs"].query("measured_at < @LATER"),
     }
-    assert note_drift.fn(here, nothing_new, half_fitted(), "r2", NOON) == [said], (
+    assert note_drift(here, nothing_new, half_fitted(), "r2", NOON) == [said], (
         "it ended although nothing was measured"
     )
-    assert note_drift.fn(here, frames(), half_fitted(), "r3", NOON) == []
+    assert note_drift(here, frames(), half_fitted(), "r3", NOON) == []
     assert drifting_types(here) == {}
 
 
 def test_the_next_campaign_buys_it_first_and_says_why(here: Workspace) -> None:
     past = frames("n.medium")
-    note_drift.fn(here, past, half_fitted(), "r1", NOON)
-    launches = campaign.shop.fn(here, here.provider.offers(NOON), past, half_fitted(), None)
+    note_drift(here, past, half_fitted(), "r1", NOON)
+    launches = campaign.shop(here, here.provider.offers(NOON), past, half_fitted(), None)
     first = launches[0]
     assert "n.medium" in {offer.instance_type.name for offer in first.cluster.members}
     assert any("n.medium drifted" in item.reason for item in first.items)
@@ -133,7 +133,7 @@ def test_where_everything_drifts_every_type_is_measured_again_and_a_type_that_is
     with here.warehouse.transact() as connection:
         rows = [gone | {"model_version": "1"}, whole]
         append(connection, "raw_drift", rows, provider="local", refresh_id="r0", judged_at=NOON)
-    (said,) = note_drift.fn(here, frames(), None, "r1", NOON)
+    (said,) = note_drift(here, frames(), None, "r1", NOON)
     assert said.startswith("drift: everything runs slower")
     assert set(drifting_types(here)) == {one.name for one in here.provider.instance_types()} | {
         "s.gone"
@@ -150,10 +150,10 @@ class Silent(DescribedMachines):
 def test_a_provider_that_does_not_answer_silences_no_drift_and_stops_nothing(
     here: Workspace,
 ) -> None:
-    noted = note_drift.fn(here, frames("n.medium"), half_fitted(), "r1", NOON)
+    noted = note_drift(here, frames("n.medium"), half_fitted(), "r1", NOON)
     assert len(noted) == 1
     silent = replace(here, provider=Silent())
-    assert note_drift.fn(silent, frames("n.medium"), half_fitted(), "r2", NOON) == noted
+    assert note_drift(silent, frames("n.medium"), half_fitted(), "r2", NOON) == noted
     assert set(drifting_types(silent)) == {"n.medium"}
 
 
@@ -194,7 +194,7 @@ def ran(
 
 def note(here: Workspace, refresh_id: str = "r1") -> list[str]:
     frames = {name: getattr(measured(), name) for name in reads.TRAINING_FRAMES}
-    return note_alarms.fn(here, frames, champion(), refresh_id, NOON)
+    return note_alarms(here, frames, champion(), refresh_id, NOON)
 
 
 def test_a_slow_run_is_said_once_stored_and_over_when_a_later_one_is_not_slow(
@@ -210,7 +210,7 @@ def test_a_slow_run_is_said_once_stored_and_over_when_a_later_one_is_not_slow(
     )
     assert note(defined, "r2") == [said]
     assert mart(defined.warehouse, "alarms")["refresh_id"].tolist() == ["r1"]
-    export_copies.fn(defined)
+    export_copies(defined)
     assert status.status_of("local")["alarms"] == [said]
     ran(defined, "usual-again", 0.0001, hours=2)
     assert mart(defined.warehouse, "alarms").empty
@@ -221,7 +221,7 @@ def test_without_a_champion_or_of_machines_that_it_has_not_met_nothing_is_judged
 ) -> None:
     assert note(defined) == []
     ran(defined, "slow", 60.0)
-    assert note_alarms.fn(defined, {}, None, "r1", NOON) == []
+    assert note_alarms(defined, {}, None, "r1", NOON) == []
 
 
 def test_only_the_first_of_a_goal_and_only_of_machines_like_its_own_has_a_note(
@@ -274,7 +274,7 @@ def test_a_slow_machine_is_distinguished_from_slow_code_and_said_even_where_nobo
         ran(defined, f"usual-{at}", 0.0001, hours=at, reference_s=[0.1, 0.1])
     ran(defined, "slow", 60.0, hours=9, lease_id="later", reference_s=[0.15, 0.2])
     caution = "slow machine: node 1 (s.small in a) of later took 0.2 s for fixed work, 100% more than usual of its type"
-    (without,) = note_alarms.fn(defined, {}, None, "r1", NOON)
+    (without,) = note_alarms(defined, {}, None, "r1", NOON)
     alarm, machine = note(defined)
     assert without == machine == f"{caution} (0.1 s); so were 1 of its 3 others"
     assert "measured on a slow machine: fixed work beside it took 73% longer" in alarm
@@ -294,10 +294,10 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def published(here: Workspace) -> Workspace:
-    snapshot_offers.fn(here, "refresh-1", NOON)  # how often spot machines are interrupted
-    rows = recommend_all.fn(here, champion(), here.provider.offers(NOON), measured().runs)
-    store_publication.fn(here, rows, champion(), "refresh-1", NOON)
-    export_copies.fn(here)
+    snapshot_offers(here, "refresh-1", NOON)  # how often spot machines are interrupted
+    rows = recommend_all(here, champion(), here.provider.offers(NOON), measured().runs)
+    store_publication(here, rows, champion(), "refresh-1", NOON)
+    export_copies(here)
     return here
 
 
@@ -332,11 +332,11 @@ def measure(here: Workspace, ranks: tuple[int, ...], times: float) -> dict[str, 
 
 def test_what_was_promised_and_measured_since_is_judged_once(published: Workspace) -> None:
     nothing = reads.training_frames(published.warehouse, "local")
-    assert judge_promises.fn(published, nothing, "refresh-2", NOON + DAY) == 0
+    assert judge_promises(published, nothing, "refresh-2", NOON + DAY) == 0
     frames = measure(published, (1, 2, 3), 1.0)
-    new = judge_promises.fn(published, frames, "refresh-2", NOON + DAY)
+    new = judge_promises(published, frames, "refresh-2", NOON + DAY)
     assert new == 4, "conv has four goals"
-    assert judge_promises.fn(published, frames, "refresh-3", NOON + 2 * DAY) == 0
+    assert judge_promises(published, frames, "refresh-3", NOON + 2 * DAY) == 0
     ledger = mart(published.warehouse, "regret_ledger")
     assert set(ledger["verdict"]) == {"compared"} and set(ledger["publication_id"]) == {"refresh-1"}
     assert ledger["measured_hours"].tolist() == pytest.approx(
@@ -354,8 +354,8 @@ def test_the_ledger_is_published_and_status_tells_of_it(
     before = status.status_of("local")
     assert before["ledger"]["measured"] == 0 and before["ledger_sentence"] == ""
     frames = measure(published, (1,), 100.0)
-    judge_promises.fn(published, frames, "refresh-2", NOON + DAY)
-    export_copies.fn(published)
+    judge_promises(published, frames, "refresh-2", NOON + DAY)
+    export_copies(published)
     status_now = status.status_of("local")
     assert status_now["ledger"]["failures"] == 2, "a deadline and a budget"
     print_status(status_now)

@@ -37,9 +37,9 @@ def lease(name: str, *, alive: bool, usd_per_hour: float | None = 0.5) -> Lease:
 
 
 def publish(here: Workspace, at: datetime) -> None:
-    rows = recommend_all.fn(here, None, here.provider.offers(at), measured().runs)
-    store_publication.fn(here, rows, None, f"refresh-{at:%d%H}", at)
-    export_copies.fn(here)
+    rows = recommend_all(here, None, here.provider.offers(at), measured().runs)
+    store_publication(here, rows, None, f"refresh-{at:%d%H}", at)
+    export_copies(here)
 
 
 @pytest.fixture
@@ -156,10 +156,10 @@ def test_an_old_table_and_a_missing_workload_are_stale(
 
 def test_what_the_published_reasons_say_of_the_model_is_reported(here: Workspace) -> None:
     offers = here.provider.offers(NOON)
-    rows = recommend_all.fn(
+    rows = recommend_all(
         here, replace(champion(), scoreboard=scores(0.599)), offers, measured().runs
     )
-    store_publication.fn(here, rows, champion(), "refresh-1", datetime.now(UTC))
-    export_copies.fn(here)
+    store_publication(here, rows, champion(), "refresh-1", datetime.now(UTC))
+    export_copies(here)
     (said,) = [one for one in status.status_of("local")["stale"] if "mean error" in one]
     assert said.startswith("model version 3: mean error 59.9% on setups held out")

@@ -106,7 +106,7 @@ def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = Asked(tmp_path, monkeypatch)
-    prices.note_definitions.fn(world.here, NOON)
+    prices.note_definitions(world.here, NOON)
     model = fit(TrainingData(**training_frames(world.here.warehouse, "ec2")), seed=1)
     assert model.met_workload(world.answer("foreign", samples=1, batch=1))
     assert not model.met_workload(world.here.settings.workload("conv")), (
@@ -117,8 +117,8 @@ def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
 def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Prices of noon, and measurements of conv that were imported: the cheapest setup three times among them."""
     here = install(folder)
-    prices.note_definitions.fn(here, NOON)
-    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    prices.note_definitions(here, NOON)
+    prices.snapshot_offers(here, "refresh-1", NOON)
     monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: here)
     monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
     best = answer("local", QUESTION, top=1)[0]

@@ -103,7 +103,7 @@ def test_what_was_measured_here_is_distinguished_from_what_was_imported(here: Wo
 def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(
     here: Workspace,
 ) -> None:
-    prices.note_definitions.fn(here, NOON)
+    prices.note_definitions(here, NOON)
     assert ("conv", "local") not in known(here) and ("conv", "") in known(here)
     with here.warehouse.transact() as connection:
         note_workloads(

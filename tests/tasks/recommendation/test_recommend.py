@@ -39,7 +39,7 @@ def here(tmp_path: Path) -> Workspace:
 def rows_of(
     here: Workspace, offers: list[Offer] | None = None, asked: Champion | None = None
 ) -> list[Any]:
-    return recommend_all.fn(
+    return recommend_all(
         here, asked, here.provider.offers(NOON) if offers is None else offers, measured().runs
     )
 
@@ -383,7 +383,7 @@ def test_a_new_workload_whose_flops_are_known_is_not_guessed_at_where_no_device_
     tmp_path: Path,
 ) -> None:
     here = install(tmp_path, "conv", "new_workload")
-    note_definitions.fn(here, NOON)
+    note_definitions(here, NOON)
     facts = {
         "workload": "new_workload",
         "digest": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,7 @@ def test_seconds_are_listed_longest_first() -> None:
 @pytest.fixture
 def artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made: dict[str, Any] = {}
+    monkeypatch.setattr("prefect.artifacts.create_link_artifact", lambda **_: None)
     monkeypatch.setattr(
         "prefect.artifacts.create_table_artifact", lambda key, table: made.update({key: table})
     )
@@ -128,7 +130,7 @@ def test_artifacts_hold_the_table_without_nan_and_what_changed(artifacts: dict[s
         "previous_usd": 1.0,
         "previous_market": "spot",
     }
-    report.publish_artifacts([row], [cheaper, change])
+    report.publish_artifacts([row], [cheaper, change], Path("/report.html"))
     (shown,) = artifacts["recommendations"]
     assert shown["hours"] == 1.2346 and shown["usd"] is None and shown["rank"] == 1
     assert artifacts["what-changed"].splitlines()[
@@ -141,7 +143,7 @@ def test_artifacts_hold_the_table_without_nan_and_what_changed(artifacts: dict[s
 
 
 def test_no_change_is_said_too(artifacts: dict[str, Any]) -> None:
-    report.publish_artifacts([], [])
+    report.publish_artifacts([], [], Path("/report.html"))
     assert "Nothing changed" in artifacts["what-changed"]
 
 

@@ -43,7 +43,7 @@ def publish(here: Workspace, refresh_id: str, at: Any, *, dearer: float = 1.0) -
         for one in here.provider.offers(at)
         if one.instance_type.name != "s.small" or dearer == 1.0
     ]
-    rows = recommend_all.fn(here, champion(), offers, measured().runs)
+    rows = recommend_all(here, champion(), offers, measured().runs)
     rows += [
         row | {"workload": HOSTILE, "reason": f"{row['reason']} <i>"}
         for row in rows
@@ -61,7 +61,7 @@ def publish(here: Workspace, refresh_id: str, at: Any, *, dearer: float = 1.0) -
         | unmet
         | {"constraint_hours": None, "reason": "nothing costs as little as $0.001"}
     )
-    store_publication.fn(here, rows, champion(), refresh_id, at)
+    store_publication(here, rows, champion(), refresh_id, at)
 
 
 def history(here: Workspace) -> None:
@@ -147,12 +147,12 @@ def history(here: Workspace) -> None:
 def used(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A home with two publications and a past; only read what is in it."""
     here = install(tmp_path_factory.mktemp("used"))
-    prices.note_definitions.fn(here, NOON)
-    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    prices.note_definitions(here, NOON)
+    prices.snapshot_offers(here, "refresh-1", NOON)
     history(here)
     publish(here, "refresh-5", NOON + 5 * DAY)
     publish(here, "refresh-6", NOON + 6 * DAY, dearer=2.0)
-    export_copies.fn(here)
+    export_copies(here)
     return here
 
 
@@ -325,8 +325,8 @@ def test_where_there_is_nothing_yet_the_page_says_why_and_what_fills_it(tmp_path
         recommendation(**unmet | {"goal": goal, "reason": "no price is known"})
         for goal in ("cheapest", "fastest")
     ]
-    store_publication.fn(here, rows, None, "refresh-1", NOON)
-    export_copies.fn(here)
+    store_publication(here, rows, None, "refresh-1", NOON)
+    export_copies(here)
     page = here.report_page.read_text()
     for said in (
         *(
@@ -358,13 +358,13 @@ def test_a_page_that_cannot_be_drawn_keeps_the_old_one_and_never_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, told = install(tmp_path), Said()
-    store_publication.fn(here, [recommendation()], None, "refresh-1", NOON)
-    export_copies.fn(here)
+    store_publication(here, [recommendation()], None, "refresh-1", NOON)
+    export_copies(here)
     before = here.report_page.read_text()
     monkeypatch.setattr(report_page, "draw", lambda *_: {}["step_s"])
-    store_publication.fn(here, [recommendation()], None, "refresh-2", NOON + DAY)
+    store_publication(here, [recommendation()], None, "refresh-2", NOON + DAY)
     with reporting_to(told):
-        export_copies.fn(here)
+        export_copies(here)
     assert read_published(here.published)["publication_id"].tolist() == ["refresh-2"]
     assert here.report_page.read_text() == before
     (said,) = told.said
@@ -373,6 +373,6 @@ def test_a_page_that_cannot_be_drawn_keeps_the_old_one_and_never_the_table(
         "warehouse.export.fsync", lambda path: {}[str(path)] if "html" in str(path) else None
     )
     monkeypatch.setattr(report_page, "draw", lambda *_: "half a page")
-    export_copies.fn(here)
+    export_copies(here)
     assert here.report_page.read_text() == before
     assert not [path for path in here.published.iterdir() if path.name.startswith(".")], "litter"

@@ -28,7 +28,7 @@ def rows(tmp_path: Path) -> Rows:
         "new_workload",
         provider=DescribedMachines(unpriced=frozenset({"s.whole"})),
     )
-    return recommend_all.fn(here, champion(), here.provider.offers(NOON), measured().runs)
+    return recommend_all(here, champion(), here.provider.offers(NOON), measured().runs)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_model_with_a_large_error_and_missing_prices_are_printed_once_above_al
     few = DescribedMachines(unpriced=frozenset({"s.whole", "s.large"}))
     here, offers = install(tmp_path, "conv", "lm", provider=few), few.offers(NOON)
     doubtful = replace(champion(), scoreboard=scores(0.599))
-    rows = recommend_all.fn(here, doubtful, offers, measured().runs)
+    rows = recommend_all(here, doubtful, offers, measured().runs)
     firsts = [row for row in rows if row["rank"] == 1]
     assert len(firsts) > 4 and all(
         "mean error 59.9% on setups held out" in row["reason"] for row in firsts
@@ -95,7 +95,7 @@ def test_a_model_with_a_large_error_and_missing_prices_are_printed_once_above_al
     assert shown.count("note: model version 3: mean error 59.9% on setups held out") == 1
     assert shown.count("note: 2 of 5 instance types on offer have no known price") == 1
     assert shown.count("59.9%") == 1 and "caution" not in shown
-    sure = recommend_all.fn(
+    sure = recommend_all(
         here, replace(champion(), scoreboard=scores(0.05)), offers[4:], measured().runs
     )
     assert not [row for row in sure if "mean error" in row["reason"]]

@@ -232,21 +232,6 @@ def test_a_providers_champion_comes_back_bit_for_bit(home: Path, tmp_path: Path)
     assert list(tmp_path.iterdir()) == [], "asking for a champion made a store"
 
 
-def test_a_champion_that_an_older_version_wrote_counts_as_none(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "dump", lambda model: '{"format": "srift-step-time-1"}')
-    number = logged(home, "older")
-    registry.promote(home, "older", number, "in its day")
-    assert registry.load_champion(home, "older") is None
-    assert (
-        registry.older_champion(home, "older") == number
-        and registry.older_champion(home, "never") is None
-    )
-    said = registry.older_sentence("ec2", number)
-    assert f"version {number} " in said and "`srift refresh --provider ec2 --max-usd 0`" in said
-
-
 def test_a_server_that_is_away_is_told_from_a_machine_that_registers() -> None:
     with (
         pytest.raises(registry.RegistryError, match=r"did not answer: .*refused"),

@@ -60,8 +60,8 @@ def challenger(promote: bool) -> Challenger:
 
 
 def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted() -> None:
-    assert challenge.fn(frames(runs=measured().runs.head(0)), None) is None, "nothing was measured"
-    made = challenge.fn(few(), None)
+    assert challenge(frames(runs=measured().runs.head(0)), None) is None, "nothing was measured"
+    made = challenge(few(), None)
     assert made is not None and made.decision.promote
     assert set(made.model.trained_on) <= set(few()["runs"]["run_id"])
     assert {"workload", "setup"} <= set(made.scoreboard["split"]) == set(made.held_out["split"])
@@ -73,7 +73,7 @@ def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted() -> None:
 
 
 def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion() -> None:
-    made = challenge.fn(few(), champion())
+    made = challenge(few(), champion())
     assert made is not None and not made.decision.promote
     assert made.decision.reason.startswith("Refused")
 
@@ -81,9 +81,9 @@ def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion()
 def test_a_machine_that_has_one_host_at_a_time_trains_again_and_again() -> None:
     alone = few()["runs"][few()["runs"]["cluster"].str.fullmatch("1x[^+]*")]
     assert len(alone)
-    first = challenge.fn(frames(runs=alone), None)
+    first = challenge(frames(runs=alone), None)
     assert first is not None and first.decision.promote
-    again = challenge.fn(frames(runs=alone), Champion(version=1, model=first.model))
+    again = challenge(frames(runs=alone), Champion(version=1, model=first.model))
     assert again is not None and again.decision.reason
 
 
@@ -92,7 +92,7 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
     here: Workspace, logged: dict[str, Any], promote: bool
 ) -> None:
     made = challenger(promote)
-    assert register.fn(here, made, frames(), "refresh-9", NOON) == (4, made.decision)
+    assert register(here, made, frames(), "refresh-9", NOON) == (4, made.decision)
     assert logged["moves"] == [
         ("promote" if promote else "refuse", "local", 4, "so says the rule.")
     ]
@@ -124,9 +124,9 @@ def test_one_that_another_machine_came_before_is_judged_against_that_one(
     """Two machines judged theirs against version 1; the other one was quicker, and its version 3 learned from more."""
     monkeypatch.setattr(registry, "promote", lambda *words, over: None if over == 3 else 3)
     monkeypatch.setattr(registry, "load_champion", lambda *_: Champion(version=3, model=model()))
-    made = challenge.fn(few(), None)
+    made = challenge(few(), None)
     assert made is not None and made.decision.promote
-    version, decision = register.fn(here, replace(made, over=1), few(), "refresh-9", NOON)
+    version, decision = register(here, replace(made, over=1), few(), "refresh-9", NOON)
     assert not decision.promote and decision.reason.startswith("Refused")
     assert logged["moves"] == [("refuse", "local", 4, decision.reason)]
     (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
@@ -152,7 +152,7 @@ def test_what_was_held_out_is_drawn_for_the_versions_page(
         challenger(True),
         held_out=predictions_of(model(), measured()).assign(split="setup", group="one"),
     )
-    register.fn(here, made, frames(), "refresh-9", NOON)
+    register(here, made, frames(), "refresh-9", NOON)
     assert seen == [b"\x89PNG"] * 3
 
 

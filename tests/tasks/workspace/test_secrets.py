@@ -59,8 +59,8 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         here.warehouse.migrate()
         refuse_unless_well(here.settings, "ec2", 5.0)
         findings = examine(here.settings, "ec2")
-        prices.note_definitions.fn(here, now)
-        said = [prices.snapshot_offers.fn(here, "refresh-1", now)]
+        prices.note_definitions(here, now)
+        said = [prices.snapshot_offers(here, "refresh-1", now)]
         offers, _ = dry_run.with_spot(here.provider.packaged_offers(), "on-demand")  # type: ignore[attr-defined]
         offer = next(one for one in offers if one.instance_type.name == "g4dn.xlarge")
         with here.provider.acquire(
@@ -72,8 +72,8 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
                 InstanceId=instances[0]["InstanceId"], Attribute="userData"
             )["UserData"]["Value"]
             stored = {key: _content(aws, key) for key in list(aws.keys())}
-        collect.fn(here, "refresh-1", now)
-        publication.export_copies.fn(here)
+        collect(here, "refresh-1", now)
+        publication.export_copies(here)
         with pytest.raises(ProviderError) as refused:
             ec2_api.Ec2Api(aws.clients).ask(
                 "s3:GetObject", "us-east-1", Bucket=BUCKET, Key="nothing"

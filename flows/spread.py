@@ -1,0 +1,36 @@
+"""Map a function as Prefect tasks: on threads, or on the Dask cluster that srift.toml names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prefect import task
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from tasks.providers.local.cpu_shares import quota_cores
+
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+
+
+def each_by_task(dask: str) -> Each:
+    """Return a `map` that runs each call as a task; `dask` is a scheduler's address or empty."""
+
+    def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+        name = getattr(function, "func", function).__name__.strip("_")
+        call = task(name=name, retries=2 if dask else 0)(lambda value: function(value))
+        with _runner(dask) as runner:
+            return list(runner.map(call, {"value": list(values)}).result())
+
+    return each
+
+
+def _runner(dask: str) -> TaskRunner[Any]:
+    if not dask:
+        cores = min(len(os.sched_getaffinity(0)), quota_cores())
+        return ThreadPoolTaskRunner(max_workers=max(1, int(cores)))
+    from prefect_dask.task_runners import DaskTaskRunner
+
+    runner: TaskRunner[Any] = DaskTaskRunner(address=dask)
+    return runner
