@@ -1,4 +1,4 @@
-"""May a challenger replace the champion: better by more than noise where both predict, and intervals that cover."""
+"""The promotion rule: a challenger must be better by more than noise, with intervals that cover."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from ..step_time.dataset import TrainingData
 from ..step_time.model import StepTimeModel
 from .cross_validation import known_of, predictions_of, summarise
 
-# Fewest rows that say anything about coverage, and the coverage that they must show.
 _ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
-# Mean error on setups held out beyond which whoever reads the model's answers is warned.
+# Mean error on held-out setups from which answers carry a warning.
 LARGE_ERROR = 0.25
-# Fewest rows that a champion has not seen to be judged on them.
-_FRESH_ROWS = 8
-# Fewest setups whose differences tell better from noise.
-_FEWEST_SETUPS = 3
+_FRESH_ROWS = 8  # runs that are new to the champion, to judge it on them
+_FEWEST_SETUPS = 3  # whose differences distinguish better from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """May the challenger be promoted, and why, in one plain sentence with numbers."""
+    """May the challenger be promoted, and the reason."""
 
     promote: bool
     reason: str
@@ -35,129 +32,101 @@ def verdict(
     challenger: StepTimeModel,
     champion: StepTimeModel | None,
 ) -> Decision:
-    """May the challenger, whose held-out rows are `scored`, replace the champion.
+    """Decide by `scored`, the challenger's held-out rows, and the champion's predictions.
 
-    They are compared on the runs that both can predict: those that the champion has not seen, if 8 or more. With fewer,
-    all of them: the champion then has the advantage of having seen them, and stays, unless the challenger has met more
-    workloads or instance types, which such a comparison may not outweigh. A champion that has met no workload as it is
-    defined now counts as absent.
+    Both are compared on runs that are new to the champion, if there are 8. With fewer, all runs
+    count, which favours the champion; they do not count if the challenger knows more workloads or
+    instance types. A champion without any workload as it is defined now counts as absent.
     """
     if champion is None:
         return decide(scored, None)
     before, now = known_of(champion, data), known_of(challenger, data)
-    news = (
-        ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True))
-        if now > before
-        else ""
-    )
+    news = ""
+    if now > before:
+        news = ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True))
     if not any(what == "workload" for what, _ in before):
         return decide(scored, None, news=news)
     rival = predictions_of(champion, data)
     fresh = rival[~rival["run_id"].isin(champion.trained_on) & rival["row"].isin(scored["row"])]
-    if len(fresh) >= _FRESH_ROWS or news:
-        rival = fresh if len(fresh) >= _FRESH_ROWS else rival.iloc[:0]
+    if len(fresh) >= _FRESH_ROWS:
+        rival = fresh
+    elif news:
+        rival = rival.iloc[:0]
     return decide(scored, rival, news=news)
 
 
 def caution(scoreboard: pd.DataFrame) -> str:
-    """What a reader of the model's answers is to know of its `scoreboard`; empty where nothing is beyond a bound.
-
-    The bounds: LARGE_ERROR for the mean error on setups held out, and the coverage that a promotion asks for.
-    """
+    """Return the warning that the model's answers carry; empty where none is due."""
     if not len(scoreboard):
-        return "nothing could be held out to judge it by"
-    own = scoreboard[scoreboard["group"] == "all"].set_index("split")
-    error = _mean_error(own)
-    large = f"mean error {error:.1%} on setups held out" if error > LARGE_ERROR else ""
-    return ", ".join(filter(None, [large, _coverage_short(own)]))
+        return "nothing could be held out to judge the model"
+    pooled = scoreboard[scoreboard["group"] == "all"]
+    error = _mean_error(pooled)
+    large = f"mean error {error:.1%} on held-out setups" if error > LARGE_ERROR else ""
+    return ", ".join(filter(None, [large, _coverage_short(pooled)]))
 
 
-def _mean_error(own: pd.DataFrame) -> float:
-    """Of the pooled splits, each by its rows."""
-    return float(np.average(own["mean_error"].to_numpy(float), weights=own["rows"].to_numpy(float)))
+def _mean_error(pooled: pd.DataFrame) -> float:
+    return float(np.average(pooled["mean_error"].to_numpy(float), weights=pooled["rows"]))
 
 
-def _coverage_short(own: pd.DataFrame) -> str:
-    """Which pooled split's intervals cover too little to be believed; empty where none does."""
-    for split, row in own.iterrows():
-        if row["rows"] >= _ENOUGH_ROWS and row["coverage_90"] < _LEAST_COVERAGE:
-            by = str(split).replace("_", " ")
-            return f"90 % intervals cover only {row['coverage_90']:.0%} of {int(row['rows'])} rows held out by {by}"
+def _coverage_short(pooled: pd.DataFrame) -> str:
+    """Describe the first split whose intervals cover too little; empty where none does."""
+    short = pooled[(pooled["rows"] >= _ENOUGH_ROWS) & (pooled["coverage_90"] < _LEAST_COVERAGE)]
+    for _, row in short.iterrows():
+        return (
+            f"90 % intervals cover {row['coverage_90']:.0%} of {row['rows']} rows held out by"
+            f" {row['split'].replace('_', ' ')}"
+        )
     return ""
 
 
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Decision:
-    """The promotion rule, on held-out rows of the challenger and `predictions_of` the champion (None: none).
+    """Apply the rule to held-out rows of the challenger and `predictions_of` the champion.
 
-    Refused where the challenger's 90 % intervals cover less than 80 % of enough rows; else promoted if no champion
-    exists, or if its mean error on the runs that both predict is lower by more than noise: a bootstrap over setups
-    (workload on cluster), with each run counted once however many splits hold it out, has its 5 % quantile above zero.
-    With `news`, the workloads and instance types that only the challenger has met, it must only not be worse by more
-    than noise.
+    Refuse if the challenger's 90 % intervals cover less than 80 % of 20 rows or more. Else promote
+    if there is no champion, or if the mean error on runs of both is lower by more than noise: the
+    5 % quantile of a bootstrap over setups is above 0. With `news`, workloads and instance types
+    that only the challenger knows, it must not be worse by more than noise.
     """
     pooled = summarise(challenger)
-    own = pooled[pooled["group"] == "all"].set_index("split")
-    more = f"it has met {news}, which the champion has not" if news else ""
-    if not len(own):
-        if champion is None:
-            because = more or "there is no champion"
-            return Decision(
-                promote=True, reason=f"Promoted: {because}, and no held-out row to judge by yet."
-            )
-        return Decision(
-            promote=False, reason="Refused: no held-out row to judge the challenger by."
-        )
-    short = _coverage_short(own)
+    pooled = pooled[pooled["group"] == "all"]
+    more = f"it knows {news}" if news else ""
+    short = _coverage_short(pooled)
     if champion is None:
-        error = _mean_error(own)
-        caveat = f", although {short}" if short else ""
-        because = more or "there is no champion"
-        return Decision(
-            promote=True,
-            reason=f"Promoted: {because}; mean error {error:.1%} on setups held out{caveat}.",
-        )
+        error = f"mean error {_mean_error(pooled):.1%}" if len(pooled) else "not judged"
+        because = "; ".join(filter(None, [more or "no champion", error, short]))
+        return Decision(promote=True, reason=f"Promoted: {because}.")
+    if not len(pooled):
+        return Decision(promote=False, reason="Refused: no held-out row to judge by.")
     if short:
-        return Decision(
-            promote=False, reason=f"Refused: {short}; at least {_LEAST_COVERAGE:.0%} is asked."
-        )
+        return Decision(promote=False, reason=f"Refused: {short}, not {_LEAST_COVERAGE:.0%}.")
     pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
-        if more:
-            return Decision(
-                promote=True,
-                reason=f"Promoted: {more}; too few runs are new to both to compare them on.",
-            )
-        return Decision(
-            promote=False, reason="Refused: challenger and champion share no run to be compared on."
-        )
-    low, high, setups = _noise(
-        pairs["before"] - pairs["now"], challenger.groupby("row")["setup"].first()
-    )
+        because = more or "no run to compare challenger and champion on"
+        return Decision(promote=bool(more), reason=f"{_WORD[bool(more)]}: {because}.")
+    setup = challenger.groupby("row")["setup"].first()
+    low, high, setups = _noise(pairs["before"] - pairs["now"], setup)
+    better = setups >= _FEWEST_SETUPS and low > 0
+    promote = better or bool(more and high >= 0)
     numbers = (
-        f"mean error {pairs['now'].mean():.1%} against the champion's {pairs['before'].mean():.1%} on {len(pairs)} "
-        f"runs of {setups} workloads on clusters"
+        f"mean error {pairs['now'].mean():.1%}, champion {pairs['before'].mean():.1%}"
+        f" on {len(pairs)} runs of {setups} setups"
     )
-    if setups >= _FEWEST_SETUPS and low > 0:
-        return Decision(promote=True, reason=f"Promoted: {numbers}; better by more than noise.")
-    if more and high >= 0:
-        return Decision(
-            promote=True, reason=f"Promoted: {more}; {numbers}, not worse by more than noise."
-        )
-    why = (
-        "not better"
-        if pairs["now"].mean() >= pairs["before"].mean()
-        else "better by less than noise"
-    )
-    return Decision(promote=False, reason=f"Refused: {numbers}; {why}.")
+    margin = "by more than noise" if better else "not by more than noise"
+    because = "; ".join(filter(None, [more, numbers, margin]))
+    return Decision(promote=promote, reason=f"{_WORD[promote]}: {because}.")
+
+
+_WORD = {True: "Promoted", False: "Refused"}
 
 
 def _errors(scored: pd.DataFrame) -> pd.Series[float]:
-    """Relative error of each run, the mean over the splits that hold it out."""
+    """Return the relative error of each run, the mean over the splits that hold it out."""
     return (scored["step_s"] / scored["measured_s"] - 1).abs().groupby(scored["row"]).mean()
 
 
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, float, int]:
-    """5 % and 95 % quantiles of the mean gain when whole setups are drawn again, and how many setups there are."""
+    """Return 5 % and 95 % quantiles of the mean gain over resampled setups, and their number."""
     grouped = gain.groupby(setup.loc[gain.index])
     total, count = grouped.sum().to_numpy(float), grouped.size().to_numpy(float)
     # a fixed seed: the decision is a function of the predictions

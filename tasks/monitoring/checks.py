@@ -124,7 +124,7 @@ def note_alarms(
     found = alarm.alarms(
         runs.assign(slowness=slowness(runs)), predicted, _input_share(frames["profiles"])
     )
-    rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
+    rows = [row | {"model_version": str(champion.version)} for row in found]
     with workspace.warehouse.transact() as connection:
         append.append(
             connection,

@@ -175,10 +175,10 @@ MUTANTS = (
         "models/monitoring/test_drift.py"),
     _of("drift-tail", "models/monitoring/drift.py", r"bdtrc\(int\(out\.sum\(\)\) - 1,", "bdtrc(int(out.sum()),",
         "models/monitoring/test_drift.py"),
-    _of("ledger-met", "models/monitoring/regret_ledger.py", r"np\.isfinite\(one\.loss\)\)", "np.isfinite(one.usd))",
+    _of("ledger-met", "models/monitoring/regret_ledger.py", r"np\.isfinite\(rival\.loss\)", "np.isfinite(rival.usd)",
         "models/monitoring/test_regret_ledger.py"),
-    _of("ledger-since", "models/monitoring/regret_ledger.py", r"_within\((measured\.get\(key, \(\)\)), row, until\)",
-        r"list(\1)", "models/monitoring/test_regret_ledger.py"),
+    _of("ledger-since", "models/monitoring/regret_ledger.py", r"known\.between\(other, after, until\)",
+        "known.runs.get(other, ())", "models/monitoring/test_regret_ledger.py"),
     # Machines that go, and what they may see.
     _of("spot-margin", "tasks/execution/liveness.py", r"left\.under_way_s \+ MARGIN_S <= loss\.leaving_s", "True",
         "tasks/execution/test_liveness.py"),

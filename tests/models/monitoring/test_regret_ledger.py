@@ -1,4 +1,4 @@
-"""The ledger keeps the score: promise against outcome, regret against measured rivals, failures apart."""
+"""Promise against outcome, regret against measured rivals, failures apart."""
 
 from __future__ import annotations
 
@@ -90,95 +90,59 @@ def judged(promises: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[d
     )
 
 
-def test_a_choice_and_its_rivals_that_were_measured_give_promise_outcome_and_regret() -> None:
+def test_a_measured_choice_has_its_promise_outcome_and_regret() -> None:
     runs = [run("a", 1, 0.11), run("b", 1, 0.13), run("c", 2, 0.10), run("d", 3, 0.5)]
     (row,) = judged([promise(1), promise(2), promise(3)], runs)
     assert (row["publication_id"], row["cluster"], row["runs"]) == ("night-0", "2xa", 2)
-    assert (row["promised_step_s"], row["promised_step_high_s"]) == (0.1, pytest.approx(0.11))
-    assert row["measured_step_s"] == pytest.approx(0.12) and row["within_interval"] is False
+    assert row["promised_step_s"] == 0.1 and row["within_interval"] is False
+    assert row["measured_step_s"] == pytest.approx(0.12)
     assert row["measured_hours"] == row["measured_usd"] == pytest.approx(hours(0.12))
-    assert (row["rivals_named"], row["rivals_measured"]) == (2, 2)
-    assert (row["best_rival_rank"], row["best_rival_cluster"], row["best_rival_step_s"]) == (
-        2,
-        "1xb",
-        0.1,
-    )
-    assert row["verdict"] == "compared"
+    assert (row["rivals_named"], row["rivals_measured"], row["best_rival_rank"]) == (2, 2, 2)
+    assert row["verdict"] == "compared" and row["met_constraint"] is None
     assert row["regret"] == pytest.approx(hours(0.12) / hours(0.10) - 1)
-    assert row["met_constraint"] is None and row["measured_p_meets"] is None
-    (slow,) = judged([promise(1)], [run("a", 1, 0.2)])
-    assert slow["measured_hours"] < 2 * hours(0.1), "start-up grew with the step time"
 
 
-def test_what_was_measured_before_the_promise_or_at_an_unknown_time_judges_nothing() -> None:
-    assert judged([promise(1), promise(2)], [run("a", 1, 0.1, night=-1), run("b", 2, 0.1)]) == []
-    assert judged([promise(1)], [run("a", 1, 0.1) | {"measured_at": pd.NaT}]) == []
-    (row,) = judged([promise(1), promise(2)], [run("a", 1, 0.1), run("b", 2, 0.05, night=-1)])
-    assert (
-        row["verdict"] == "no_rival_measured"
-        and row["regret"] is None
-        and row["rivals_measured"] == 0
-    )
-    assert row["measured_step_s"] == 0.1
-    twin = promise(2, cluster="2xa", market="spot", usd_per_hour=0.4)
-    (row,) = judged([promise(1), twin], [run("a", 1, 0.1)])
-    assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0, (
-        "the same machines in another market"
-    )
+def test_runs_before_the_promise_or_at_an_unknown_time_judge_nothing() -> None:
+    both = [promise(1), promise(2)]
+    assert judged(both, [run("a", 1, 0.1, night=-1), run("b", 2, 0.1)]) == []
+    assert judged(both, [run("a", 1, 0.1) | {"measured_at": pd.NaT}]) == []
+    (row,) = judged(both, [run("a", 1, 0.1), run("b", 2, 0.05, night=-1)])
+    assert row["verdict"] == "no_rival_measured" and row["regret"] is None
+    other_market = promise(2, cluster="2xa", market="spot", usd_per_hour=0.4)
+    (row,) = judged([promise(1), other_market], [run("a", 1, 0.1)])
+    assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0
 
 
 def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> None:
     goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
-    asked = [promise(1, **goal), promise(2, **goal)]
-    (missed,) = judged(asked, [run("a", 1, 0.11), run("b", 2, 0.2)])
+    promises = [promise(1, **goal), promise(2, **goal)]
+    (missed,) = judged(promises, [run("a", 1, 0.11), run("b", 2, 0.2)])
     assert missed["verdict"] == "missed_constraint" and missed["regret"] is None
     assert missed["met_constraint"] is False and missed["measured_p_meets"] == 0.0
-    assert missed["best_rival_cluster"] is None, "a rival that misses it too was called the best"
-    (met,) = judged(asked, [run("a", 1, 0.1), run("b", 2, 0.2)])
-    assert met["verdict"] == "compared" and met["met_constraint"] is True and met["regret"] == 0.0
+    assert missed["best_rival_cluster"] is None
+    (kept,) = judged(promises, [run("a", 1, 0.1), run("b", 2, 0.2)])
+    assert kept["verdict"] == "compared" and kept["regret"] == 0.0
 
 
-def test_where_no_probability_was_required_overshooting_is_weighed_and_missed_below_even_odds() -> (
-    None
-):
+def test_without_a_required_probability_overshooting_is_weighed() -> None:
     goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105)}
-    late = promise(2, usd_per_hour=0.5, **goal)
+    late = promise(2, usd_per_hour=0.5, **goal)  # half the price, two per cent late
     (row,) = judged([promise(1, **goal), late], [run("a", 1, 0.1), run("b", 2, 0.107)])
-    over = np.log(hours(0.107) / hours(0.105))
-    weighed = (
-        np.log(0.5 * hours(0.107)) + 10 * over
-    )  # half the price, two per cent late: it was the better choice
-    assert row["verdict"] == "compared" and row["best_rival_cluster"] == "1xb"
-    assert (
-        row["regret"] == pytest.approx(hours(0.1) / np.exp(weighed) - 1, rel=1e-2)
-        and row["regret"] > 0.3
-    )
+    loss = np.log(0.5 * hours(0.107)) + 10 * np.log(hours(0.107) / hours(0.105))
+    assert row["best_rival_cluster"] == "1xb"
+    assert row["regret"] == pytest.approx(hours(0.1) / np.exp(loss) - 1, rel=1e-2)
     (missed,) = judged([promise(1, **goal), late], [run("a", 1, 0.11), run("b", 2, 0.1)])
-    assert (
-        missed["verdict"] == "missed_constraint"
-        and missed["met_constraint"] is False
-        and missed["regret"] is None
-    )
+    assert missed["verdict"] == "missed_constraint"
 
 
-def test_what_misses_the_constraint_is_no_comparison_and_on_the_spot_market_it_is_met_with_a_probability() -> (
-    None
-):
-    goal = {"goal": "fastest_within_budget", "constraint_usd": 1.01 * hours(0.1), "p_required": 0.9}
-    dear = promise(2, usd_per_hour=3.0, **goal)
-    (row,) = judged([promise(1, **goal), dear], [run("a", 1, 0.1), run("b", 2, 0.05)])
-    assert row["verdict"] == "compared" and row["regret"] == 0.0 and row["rivals_measured"] == 1
-    goal = {
-        "goal": "cheapest_within_deadline",
-        "constraint_hours": hours(0.105),
-        "p_required": 0.9,
-        "market": "spot",
-    }
-    (row,) = judged([promise(1, interruptions_per_hour=1.0, **goal)], [run("a", 1, 0.1)])
+def test_a_spot_choice_meets_its_deadline_with_a_probability() -> None:
+    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
+    spot_row = promise(1, interruptions_per_hour=1.0, market="spot", **goal)
+    (row,) = judged([spot_row], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
 
 
-def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
+def test_no_run_counts_for_two_equal_promises() -> None:
     nights = [
         promise(rank, night=n, promised_again_at=NIGHT + (n + 1) * DAY)
         for n in range(9)
@@ -186,114 +150,50 @@ def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
     ]
     runs = [run("a", 1, 0.1, night=2.5), run("b", 2, 0.1, night=4.5), run("c", 1, 0.2, night=6.5)]
     rows = judged(nights, runs)
-    assert [row["publication_id"] for row in rows] == ["night-2", "night-6"]
-    assert [row["measured_step_s"] for row in rows] == [0.1, 0.2], "a run counted for two promises"
-    assert [row["verdict"] for row in rows] == ["compared", "no_rival_measured"]
-    later = [promise(1, night=1, cluster="1xb"), promise(2, night=1, cluster="2xa")]
-    rows = judged([promise(1), promise(2), *later], [run("a", 1, 0.1, night=1.5)])
-    assert [(row["publication_id"], row["cluster"]) for row in rows] == [("night-0", "2xa")], (
-        "replaced before it was"
-    )
-
-
-def test_the_order_of_promises_and_runs_is_no_matter() -> None:
-    goals = ("fastest", "cheapest")
-    nights = [
-        promise(rank, night=n, goal=goal, promised_again_at=NIGHT + (n + 1) * DAY)
-        for n in (1, 4)
-        for goal in goals[: 2 if n == 4 else 1]
-        for rank in (1, 2)
-    ]
-    measured = [
-        ("a", 1, 0.1, 1.4),
-        ("b", 2, 0.1, 1.2),
-        ("c", 1, 0.2, 4.8),
-        ("d", 1, 0.3, 4.2),
-        ("e", 2, 0.4, 4.5),
-    ]
-    runs = [run(name, rank, step_s, night=night) for name, rank, step_s, night in measured]
-    rows = judged(nights, runs)
     assert rows == judged(nights[::-1], runs[::-1])
-    assert [row["publication_id"] for row in rows] == ["night-1", "night-4", "night-4"]
-    assert [(row["first_measured_at"], row["newest_measured_at"]) for row in rows] == [
-        (NIGHT + 1.2 * DAY, NIGHT + 1.4 * DAY),
-        *[(NIGHT + 4.2 * DAY, NIGHT + 4.8 * DAY)] * 2,
-    ]
-    late = judged([promise(rank, night=4, goal="cheapest") for rank in (1, 2)] + nights[:2], runs)
-    assert [row["publication_id"] for row in late] == ["night-1", "night-4"], (
-        "the earliest promise first"
-    )
+    assert [row["publication_id"] for row in rows] == ["night-2", "night-6"]
+    assert [row["measured_step_s"] for row in rows] == [0.1, 0.2]
+    assert [row["verdict"] for row in rows] == ["compared", "no_rival_measured"]
+    assert rows[0]["first_measured_at"] == NIGHT + 2.5 * DAY
+    assert rows[0]["newest_measured_at"] == NIGHT + 4.5 * DAY
 
 
 def test_more_runs_are_other_evidence_for_the_same_promise() -> None:
     runs = [run("a", 1, 0.1), run("b", 2, 0.1), run("c", 3, 0.1)]
-    asked = [promise(1), promise(2), promise(3)]
-    (few,), (again,), (more,) = (
-        judged(asked, runs[:2]),
-        judged(asked, runs[1::-1]),
-        judged(asked, runs),
-    )
-    assert few == again
+    promises = [promise(1), promise(2), promise(3)]
+    (few,), (more,) = judged(promises, runs[:2]), judged(promises, runs)
     assert few["promise_id"] == more["promise_id"] and few["evidence"] != more["evidence"]
     assert (few["evidence_runs"], more["evidence_runs"]) == (2, 3)
 
 
 @given(steps=st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3), limit=st.floats(0.01, 1.0))
-@settings(max_examples=60, deadline=None)
-def test_regret_is_never_negative_and_zero_only_for_the_best(
-    steps: list[float], limit: float
-) -> None:
+@settings(max_examples=40, deadline=None)
+def test_regret_is_zero_only_for_the_best(steps: list[float], limit: float) -> None:
     goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(limit), "p_required": 0.9}
-    (row,) = judged(
-        [promise(r, **goal) for r in (1, 2, 3)], [run(str(r), r, steps[r - 1]) for r in (1, 2, 3)]
-    )
+    runs = [run(str(rank), rank, steps[rank - 1]) for rank in (1, 2, 3)]
+    (row,) = judged([promise(rank, **goal) for rank in (1, 2, 3)], runs)
     if row["verdict"] == "missed_constraint":
         assert hours(steps[0]) > hours(limit)
     else:
-        assert row["regret"] >= 0
-        assert (row["regret"] == 0) == (steps[0] <= min(steps))
+        assert row["regret"] >= 0 and (row["regret"] == 0) == (steps[0] <= min(steps))
 
 
 def test_the_summary_counts_failures_apart() -> None:
+    columns = ["verdict", "regret", "within_interval"]
     rows = [("compared", 0.1, True), ("compared", 0.3, False), ("missed_constraint", None, False)]
-    summary = ledger_summary(pd.DataFrame(rows, columns=["verdict", "regret", "within_interval"]))
+    summary = ledger_summary(pd.DataFrame(rows, columns=columns))
     assert (summary["measured"], summary["compared"], summary["failures"]) == (3, 2, 1)
     assert summary["mean_regret"] == pytest.approx(0.2) and summary["worst_regret"] == 0.3
     assert summary["within_interval"] == pytest.approx(1 / 3)
-    assert (
-        ledger_summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))[
-            "mean_regret"
-        ]
-        is None
-    )
+    assert ledger_summary(pd.DataFrame(columns=columns))["mean_regret"] is None
 
 
-def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
+def test_learned_start_up_counts_for_promise_and_rival() -> None:
     seen = [("a", "on-demand", 7200.0)] * 40 + [("b", "on-demand", 3600.0)] * 40
     launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"]).assign(machines=1)
     conditions = Learned(startup=fit_startup(launches))
     runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
-    (row,) = judge(
-        pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, conditions
-    )
-    assert row["measured_hours"] == pytest.approx(1.0 + 2.0, rel=0.05), (
-        "an hour of work after two of start-up"
-    )
-    assert row["best_rival_hours"] == pytest.approx(1.0 + 1.0, rel=0.05) and row["regret"] > 0.4
-
-
-def test_of_a_mixed_cluster_only_the_spot_machines_are_lost() -> None:
-    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
-    hunted = {
-        "instance_type": "a",
-        "market": "spot",
-        "zone": "z",
-        "count": 1,
-        "interruptions_per_hour": 0.5,
-    }
-    safe = hunted | {"market": "on-demand", "interruptions_per_hour": 0.0}
-    often = [
-        judged([promise(1, **goal) | {"pools": pools}], [run("a", 1, 0.1)])[0]["measured_p_meets"]
-        for pools in ([hunted | {"count": 2}], [hunted, safe], [safe | {"count": 2}])
-    ]
-    assert often[0] < often[1] < often[2] == 1.0
+    promises = pd.DataFrame([promise(1), promise(2)])
+    (row,) = judge(promises, runs, WORKLOADS, {"a": 1, "b": 1}, conditions)
+    assert row["measured_hours"] == pytest.approx(3.0, rel=0.05)
+    assert row["best_rival_hours"] == pytest.approx(2.0, rel=0.05)
