@@ -25,7 +25,7 @@ from typing import Any
 from ..domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
-from ..domain.workload import Mode, Workload, variant, workload_and_mode
+from ..domain.workload import Mode, Workload
 from ..job.restarts import PRIOR_S
 from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
@@ -33,6 +33,7 @@ from .candidates import (
     Costs,
     Measurement,
     Schedule,
+    Trained,
     in_order,
     learning_runs,
     probe_of,
@@ -102,6 +103,7 @@ def shopping_list(
     ]
     if campaign.max_usd <= 0 or campaign.max_seconds <= 0 or not priced or not workloads:
         return []
+    workloads = in_each_mode(workloads)
     clusters = list(
         clusters_of(priced, max_hosts=campaign.max_hosts, fits=campaign.fits, most=MOST_CLUSTERS)
     )
@@ -119,9 +121,9 @@ def shopping_list(
         [*workloads, *_only_profiled(workloads)], past, layouts=layouts, seed=campaign.seed
     )
     wanted = {
-        (_profiled_as(one).name, offer.instance_type.name)
+        (_trained(_profiled_as(one)), offer.instance_type.name)
         for one, offer in product(workloads, priced)
-        if computes(offer.instance_type.device, workload_and_mode(one.name)[1])
+        if computes(offer.instance_type.device, one.modes[0])
     }
     known.profiled |= set(product(known.workloads, layouts)) - wanted
     left = [candidate for key, candidate in candidates.items() if key not in known.settled]
@@ -193,7 +195,8 @@ def elastic_launch(
     every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
     run = Measurement(
         kind="elastic",
-        workload=variant(str(recommended["workload"]), mode),
+        workload=str(recommended["workload"]),
+        mode=mode,
         nodes=tuple(range(len(types))),
         devices=parse_numbers(str(recommended["layout"]), len(types), "layout"),
         batches=parse_numbers(str(recommended["batch_per_device"]), len(types), "batch_per_device"),
@@ -219,7 +222,7 @@ def _learning_of(
     runs = [
         run for workload, mode in wanted for run in learning_runs(workload, mode, cluster, costs)
     ]
-    return list({(run.workload, run.seed): run for run in reversed(runs)}.values())[::-1]
+    return list({(run.trained, run.seed): run for run in reversed(runs)}.values())[::-1]
 
 
 def after(campaign: Campaign, launches: Sequence[Launch]) -> Campaign:
@@ -230,18 +233,26 @@ def after(campaign: Campaign, launches: Sequence[Launch]) -> Campaign:
     )
 
 
+def in_each_mode(workloads: Iterable[Workload]) -> list[Workload]:
+    """Each workload once for each of its modes, in that mode alone."""
+    return [replace(one, modes=(mode,)) for one in workloads for mode in one.modes]
+
+
+def _trained(workload: Workload) -> Trained:
+    return workload.name, workload.modes[0]
+
+
 def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:
     """What modes of several devices among `workloads` are profiled as and is not among them: never trained itself."""
-    met = {one.name for one in workloads}
-    return list(
-        {one.name: one for one in map(_profiled_as, workloads) if one.name not in met}.values()
-    )
+    met = {_trained(one) for one in workloads}
+    alone = {_trained(_profiled_as(one)): _profiled_as(one) for one in workloads}
+    return [one for trained, one in alone.items() if trained not in met]
 
 
 def _profiled_as(workload: Workload) -> Workload:
-    """A variant in its mode of one device, which shares nothing: its profiles are copied (`dataset.by_variant`)."""
-    name, mode = workload_and_mode(workload.name)
-    return replace(workload, name=variant(name, mode.alone)) if mode.of_several else workload
+    """The workload in its mode of one device, which shares nothing."""
+    mode = workload.modes[0]
+    return replace(workload, modes=(mode.alone,)) if mode.of_several else workload
 
 
 def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
@@ -467,11 +478,11 @@ def _before_training(
     return [*profiles, *sweeps]
 
 
-def _alternating(trains: Sequence[Measurement], workloads: Sequence[str]) -> list[Measurement]:
+def _alternating(trains: Sequence[Measurement], workloads: Sequence[Trained]) -> list[Measurement]:
     """Workloads by turns, each in its own order: cut short anywhere, all of them have been served alike."""
-    before: Counter[str] = Counter()
+    before: Counter[Trained] = Counter()
     keyed = []
     for candidate in trains:
-        keyed.append(((before[candidate.workload], workloads.index(candidate.workload)), candidate))
-        before[candidate.workload] += 1
+        keyed.append(((before[candidate.trained], workloads.index(candidate.trained)), candidate))
+        before[candidate.trained] += 1
     return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]

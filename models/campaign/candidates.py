@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
-from ..domain.setup_table import Key, rows_of, setup_key
-from ..domain.workload import Mode, Setup, Workload, joined, variant, workload_and_mode
+from ..domain.setup_table import Key, modes_of, rows_of, setup_key
+from ..domain.workload import MODES, Mode, Setup, Workload, joined
 from ..job.compilation import COMPILE_S
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
@@ -21,6 +21,9 @@ from ..step_time.machine_specs import computes
 Expected = Callable[
     [pd.DataFrame], pd.DataFrame
 ]  # setups as measurement columns -> step_s, step_low_s, step_high_s
+
+Trained = tuple[str, Mode]
+Lines = dict[tuple[str, Mode, str], Line]
 
 PROFILE_BATCHES = 4
 MESSAGE_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
@@ -66,7 +69,7 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 class Measurement:
     """One thing to measure, and the seconds expected for it. `kind` is one of those of node/record.py.
 
-    `workload` is named as `variant` does; `members` are instance types in rank order; `nodes` those of a launch that
+    `workload` is trained in `mode`; `members` are instance types in rank order; `nodes` those of a launch that
     serve it, and `reason` why, once it is bought. `batches` are samples a device, one a machine (profile: batches to
     try); `seed` is that of a learning run, others have their launch's. `devices` are used on each machine, empty: one
     each. `width` is the predicted 90 % interval relative to the step time, None if unknown. Of an elastic run `steps`
@@ -76,6 +79,7 @@ class Measurement:
 
     kind: str
     workload: str = ""
+    mode: Mode = MODES[0]
     members: tuple[str, ...] = ()
     nodes: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
@@ -94,9 +98,14 @@ class Measurement:
     lose_after_s: float | None = None
 
     @property
-    def trained(self) -> tuple[str, Mode]:
+    def trained(self) -> Trained:
         """Name of the workload, and how it is trained."""
-        return workload_and_mode(self.workload)
+        return self.workload, self.mode
+
+    @property
+    def label(self) -> str:
+        """The workload, with its mode where that is not the usual one."""
+        return self.workload if self.mode == Mode() else f"{self.workload} in {self.mode}"
 
     @property
     def cluster(self) -> str:
@@ -116,13 +125,14 @@ class Measurement:
             "layout": joined(self.layout),
             "batch_per_device": joined(self.batches),
             "accumulation_steps": self.accumulation_steps,
+            **self.mode._asdict(),
         }
 
     @property
     def tie_text(self) -> str:
         """Seeds the order of equals: a list stays the same only while this text does."""
         return (
-            f"Want(kind={self.kind!r}, workload={self.workload!r}, members={self.members!r}, batches={self.batches!r},"
+            f"Want(kind={self.kind!r}, workload={self.label!r}, members={self.members!r}, batches={self.batches!r},"
             f" accumulation_steps={self.accumulation_steps!r}, message_bytes={self.message_bytes!r},"
             f" global_batch={self.global_batch!r}, exact={self.exact!r}, est_s={self.est_s!r}, width={self.width!r})"
         )
@@ -153,11 +163,10 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
     return Measurement(
         kind="profile",
         workload=workload.name,
+        mode=workload.modes[0],
         members=(instance_type.name,),
         batches=tuple(sorted({round(float(size)) for size in sizes})),
-        est_s=costs.build_s
-        + est_s
-        + costs.compiling_s(workload_and_mode(workload.name)[1], PROFILE_BATCHES),
+        est_s=costs.build_s + est_s + costs.compiling_s(workload.modes[0], PROFILE_BATCHES),
     )
 
 
@@ -184,7 +193,8 @@ def learning_runs(
     return [
         Measurement(
             kind="learn",
-            workload=variant(workload.name, one),
+            workload=workload.name,
+            mode=one,
             members=tuple(offer.instance_type.name for offer in two.members),
             nodes=(0, 1),
             devices=(devices, devices) if devices > 1 else (),
@@ -207,7 +217,7 @@ def training_runs(
     expected_step: Expected | None,
     costs: Costs,
 ) -> dict[Key, Measurement]:
-    """Training runs of every workload on every given cluster, by what they would measure.
+    """Training runs of every workload, in the first of its modes, on every given cluster, by what they would measure.
 
     At the workload's global batches, and for variety at half the least and with two accumulation steps. Unequal
     machines share the batch so that they finish together, by their profiles where each has one, else by their cores. A
@@ -221,7 +231,7 @@ def training_runs(
         totals = tuple(global_batches(least, most))
         variants = [(total, 1, least <= total <= most) for total in totals]
         variants += [(totals[0] // 2, 1, False), (totals[0], 2, True)]
-        mode = workload_and_mode(workload.name)[1]
+        mode = workload.modes[0]
         for cluster in clusters:
             whole = tuple(offer.instance_type.devices for offer in cluster.members)
             if not _trains(cluster, mode, whole):
@@ -229,11 +239,11 @@ def training_runs(
             alone = len(whole) == 1 and whole[0] > 1 and not mode.of_several
             for total, steps, exact in variants:
                 planned.append(
-                    (_setup(workload.name, cluster, whole, total, steps, lines), exact, workload)
+                    (_setup(workload, cluster, whole, total, steps, lines), exact, workload)
                 )
                 if alone:
                     share = total // whole[0]
-                    setup = _setup(workload.name, cluster, (1,), share, steps, lines)
+                    setup = _setup(workload, cluster, (1,), share, steps, lines)
                     planned.append((setup, least <= share <= most, workload))
     possible = [(setup, exact, workload) for setup, exact, workload in planned if setup is not None]
     known = _expected([setup for setup, _, _ in possible], lines, expected_step)
@@ -250,16 +260,15 @@ def training_runs(
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> Measurement:
     """A training run of `setup`, whose steps are expected to take `step_s`."""
-    workload = variant(setup.workload, setup.mode)
     return Measurement(
         kind="train",
-        workload=workload,
+        workload=setup.workload,
+        mode=setup.mode,
         members=tuple(offer.instance_type.name for offer in setup.cluster.members),
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
         global_batch=setup.global_batch,
-        est_s=min(costs.run_s(step_s), costs.train_most_s)
-        + costs.compiling_s(workload_and_mode(workload)[1]),
+        est_s=min(costs.run_s(step_s), costs.train_most_s) + costs.compiling_s(setup.mode),
         devices=_devices(setup),
     )
 
@@ -273,11 +282,10 @@ def _trains(cluster: Cluster, mode: Mode, layout: tuple[int, ...]) -> bool:
     )
 
 
-def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
-    """(a, k) of forward and backward seconds by (workload, instance type), where three batches or more are profiled."""
-    lines: dict[tuple[str, str], Line] = {}
-    for name, rows in profiles.groupby(["workload", "instance_type"]) if len(profiles) else ():
-        workload, instance_type = (str(part) for part in name)
+def profiled_lines(profiles: pd.DataFrame) -> Lines:
+    """(a, k) of forward and backward seconds by (workload, mode of one device, instance type), where three batches or more are profiled."""
+    lines: Lines = {}
+    for key, rows in _by_mode(profiles):
         batch = rows["batch"].to_numpy(dtype=float)
         seconds = (rows["forward_s"] + rows["backward_s"]).to_numpy(dtype=float)
         if len(set(batch)) < _LEAST_PROFILED or not np.all(np.isfinite(seconds)):
@@ -285,34 +293,52 @@ def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
         slope, intercept = np.polyfit(batch, seconds, 1, w=1 / np.maximum(seconds, 1e-9))
         if slope <= 0:
             continue
-        lines[workload, instance_type] = (max(float(intercept), 0.0), float(slope))
+        lines[key] = (max(float(intercept), 0.0), float(slope))
     return lines
 
 
+def _by_mode(profiles: pd.DataFrame) -> Iterator[tuple[tuple[str, Mode, str], pd.DataFrame]]:
+    if not len(profiles):
+        return
+    keys = list(
+        zip(
+            profiles["workload"].astype(str),
+            modes_of(profiles),
+            profiles["instance_type"].astype(str),
+            strict=True,
+        )
+    )
+    for key in dict.fromkeys(keys):
+        yield key, profiles[[one == key for one in keys]]
+
+
 def _setup(
-    workload: str,
+    workload: Workload,
     cluster: Cluster,
     layout: tuple[int, ...],
     total: int,
     steps: int,
-    lines: Mapping[tuple[str, str], Line],
+    lines: Lines,
 ) -> Setup | None:
     types = [offer.instance_type for offer in cluster.members]
     if total < 1 or total % steps:
         return None
-    if all((workload, one.name) in lines for one in types):
-        speeds = [lines[workload, one.name] for one in types]
+    mode = workload.modes[0]
+    keys = [(workload.name, mode.alone, one.name) for one in types]
+    if all(key in lines for key in keys):
+        speeds = [lines[key] for key in keys]
     else:
         speeds = [(0.0, one.devices / one.cores) for one in types]
     shares = finish_together(speeds, total // steps, layout)
-    if shares is None or (workload_and_mode(workload)[1].of_equal_batches and len(set(shares)) > 1):
+    if shares is None or (mode.of_equal_batches and len(set(shares)) > 1):
         return None
     return Setup(
-        workload=workload,
+        workload=workload.name,
         cluster=cluster,
         layout=layout,
         batch_per_device=shares,
         accumulation_steps=steps,
+        **mode._asdict(),
     )
 
 
@@ -323,7 +349,7 @@ def _devices(setup: Setup) -> tuple[int, ...]:
 
 
 def _expected(
-    setups: Sequence[Setup], lines: Mapping[tuple[str, str], Line], expected_step: Expected | None
+    setups: Sequence[Setup], lines: Lines, expected_step: Expected | None
 ) -> dict[Key, tuple[float, float]]:
     """(step seconds, relative width) of the setups that can be predicted."""
     if expected_step is None:
@@ -331,7 +357,10 @@ def _expected(
     can = [
         one
         for one in setups
-        if all((one.workload, offer.instance_type.name) in lines for offer in one.cluster.members)
+        if all(
+            (one.workload, one.mode.alone, offer.instance_type.name) in lines
+            for offer in one.cluster.members
+        )
     ]
     if not can:
         return {}

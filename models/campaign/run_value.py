@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import parse_cluster
-from ..domain.setup_table import Key, row_key, rows_of, setup_key
-from ..domain.workload import Workload, workload_and_mode
-from .candidates import Expected, Measurement
+from ..domain.setup_table import Key, mode_of, row_key, rows_of, setup_key
+from ..domain.workload import Workload
+from .candidates import Expected, Measurement, Trained
 from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_values
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
@@ -42,6 +42,7 @@ _REGRET_VALUE = 100.0  # a run that saves 1 % of regret counts as much as one ne
 # of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
+Feature = tuple[str, *tuple[str | Trained, ...]]
 Joint = Callable[
     [pd.DataFrame], tuple[Floats, Floats, Floats]
 ]  # setups -> mean, covariance, noise of log step
@@ -67,14 +68,14 @@ class Past:
 class Model:
     """What the model in force says: who may be chosen in each workload that it has met, and step times jointly.
 
-    `choice_set` is by workload, over all its modes; `workloads` are those met, each mode one of its own, and
+    `choice_set` is by workload, over all its modes; `workloads` are those met, each with its mode, and
     `types` the instance types that it has met; `fresh` are runs (with step_s) that it has not learned from;
     `expected_step` predicts setups, NaN where it cannot (None: nobody is asked).
     """
 
     choice_set: Mapping[str, ChoiceSet]
     joint: Joint
-    workloads: frozenset[str]
+    workloads: frozenset[Trained]
     types: frozenset[str]
     fresh: pd.DataFrame
     expected_step: Expected | None = None
@@ -85,10 +86,10 @@ class Coverage:
     """What past runs and the launches already chosen tell: how often each feature was seen, and what is settled."""
 
     settled: set[Key]
-    profiled: set[tuple[str, str]]
+    profiled: set[tuple[Trained, str]]
     probed: set[tuple[str, ...]]
-    workloads: Mapping[str, Workload]
-    seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    workloads: Mapping[Trained, Workload]
+    seen: Counter[Feature] = field(default_factory=Counter)
     seed: int = 0
     drifting: Mapping[str, datetime] = field(default_factory=dict)
     decision_value: DecisionValue | None = None
@@ -102,12 +103,12 @@ class Coverage:
         Unsteady and stale runs may be repeated. What has failed twice is settled: it would again, and its time is
         another run's.
         """
-        seen: Counter[tuple[str, ...]] = Counter()
+        seen: Counter[Feature] = Counter()
         settled: set[Key] = set()
         times: Counter[Key] = Counter()
         for row in rows_of(past.runs):
             key = row_key(row, layouts)
-            workload, machines, steps, *_ = key
+            workload, mode, machines, steps = key
             at, names = row.get("measured_at"), tuple(name for name, _, _ in machines)
             if any(
                 name in past.drifting and not measured_after(at, past.drifting[name])
@@ -116,7 +117,7 @@ class Coverage:
                 continue
             times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
-            seen.update(_features(workload, names, batch, steps))
+            seen.update(_features((workload, mode), names, batch, steps))
             unsteady = (
                 float(row.get("step_spread") or 0.0) > _STEADY
             )  # NaN: unknown, taken for steady
@@ -133,21 +134,21 @@ class Coverage:
         return cls(
             settled=settled | {key for kind, key in hopeless if kind == "train"},
             profiled={
-                (str(row["workload"]), str(row["instance_type"])) for row in rows_of(past.profiles)
+                (trained_of(row), str(row["instance_type"])) for row in rows_of(past.profiles)
             }
             | {pair for kind, pair in hopeless if kind == "profile"},
             probed={
                 parse_cluster(str(name)) for name, sizes in sweeps.items() if sizes >= _PROBED_SIZES
             }
             | {members for kind, members in hopeless if kind == "probe"},
-            workloads={workload.name: workload for workload in workloads},
+            workloads={(one.name, one.modes[0]): one for one in workloads},
             seen=seen,
             seed=seed,
             drifting=past.drifting,
         )
 
-    def unprofiled(self, instance_types: set[str]) -> list[tuple[str, str]]:
-        """(workload, instance type) without a profile, in an order in which each step brings another of both."""
+    def unprofiled(self, instance_types: set[str]) -> list[tuple[Trained, str]]:
+        """(workload in its mode, instance type) without a profile, in an order in which each step brings another of both."""
         workloads, types = list(self.workloads), sorted(instance_types)
         pairs = [
             ((w - t) % len(workloads), t, w)
@@ -189,7 +190,7 @@ class Coverage:
             if self.decision_value is not None and self.decision_value.applies_to(candidate):
                 self.decision_value.add(candidate)
         elif candidate.kind == "profile":
-            self.profiled.add((candidate.workload, candidate.members[0]))
+            self.profiled.add((candidate.trained, candidate.members[0]))
         else:
             self.probed.add(candidate.members)
 
@@ -206,12 +207,10 @@ class Coverage:
     def reason(self, candidate: Measurement) -> str:
         """Why to measure this, for a person."""
         if candidate.kind == "profile":
-            return f"{candidate.workload} was never profiled on {candidate.members[0]}"
+            return f"{candidate.label} was never profiled on {candidate.members[0]}"
         if candidate.kind == "probe":
             return f"no collective was ever timed on {candidate.cluster}"
-        where = (
-            f"{candidate.workload} on {candidate.cluster} at global batch {candidate.global_batch}"
-        )
+        where = f"{candidate.label} on {candidate.cluster} at global batch {candidate.global_batch}"
         if candidate.devices == (1,):
             where += " with one device"
         if candidate.accumulation_steps > 1:
@@ -223,7 +222,7 @@ class Coverage:
             return f"{where}: {' and '.join(drifted)} drifted, recent runs lay outside their intervals{tail}"
         if candidate.width is not None:
             return f"{where}: predicted only within {candidate.width / 2:.0%} either way{tail}"
-        if not self.seen["workload and cluster", candidate.workload, candidate.cluster]:
+        if not self.seen["workload and cluster", candidate.trained, candidate.cluster]:
             return f"{where}: never run on this cluster{tail}"
         return f"{where}: not known well at this split{tail}"
 
@@ -233,18 +232,21 @@ def _attempted(row: Mapping[str, Any], layouts: Mapping[str, int]) -> tuple[str,
     kind, members = str(row["kind"]), parse_cluster(str(row["cluster"]))
     if kind == "train":
         return kind, row_key(row, layouts)
-    return kind, (str(row["workload"]), members[0]) if kind == "profile" else members
+    return kind, (trained_of(row), members[0]) if kind == "profile" else members
 
 
-def _features_of(candidate: Measurement) -> list[tuple[str, ...]]:
+def _features_of(candidate: Measurement) -> list[Feature]:
     return _features(
-        candidate.workload, candidate.members, candidate.global_batch, candidate.accumulation_steps
+        candidate.trained, candidate.members, candidate.global_batch, candidate.accumulation_steps
     )
 
 
-def _features(
-    workload: str, members: tuple[str, ...], batch: int, steps: int
-) -> list[tuple[str, ...]]:
+def trained_of(row: Mapping[str, Any]) -> Trained:
+    """The workload of a measurement row, and how it was trained."""
+    return str(row["workload"]), mode_of(row)
+
+
+def _features(workload: Trained, members: tuple[str, ...], batch: int, steps: int) -> list[Feature]:
     cluster = "+".join(sorted(members))
     return [
         ("cluster", cluster),
@@ -281,11 +283,11 @@ class _Valued:
 class DecisionValue:
     """Regret that runs are expected to save, given those taken so far, by workload over all its modes.
 
-    `types` and `workloads` are those that the model knows, each mode a workload of its own.
+    `types` and `workloads`, each with its mode, are those that the model knows.
     """
 
     types: frozenset[str]
-    workloads: frozenset[str]
+    workloads: frozenset[Trained]
     _valued: dict[str, _Valued] = field(default_factory=dict)
     _taken: dict[str, list[int]] = field(default_factory=dict)
 
@@ -300,16 +302,16 @@ class DecisionValue:
         known = cls(types=model.types, workloads=model.workloads)
         by: dict[str, list[Measurement]] = {}
         for candidate in candidates:
-            if candidate.workload in model.workloads and known.covers(candidate.members):
+            if candidate.trained in model.workloads and known.covers(candidate.members):
                 by.setdefault(candidate.trained[0], []).append(candidate)
         fresh = [
             row
             for row in rows_of(model.fresh)
-            if row["workload"] in model.workloads
+            if trained_of(row) in model.workloads
             and known.covers(parse_cluster(str(row["cluster"])))
         ]
         for name, one in model.choice_set.items():
-            met = [row for row in fresh if workload_and_mode(str(row["workload"]))[0] == name]
+            met = [row for row in fresh if row["workload"] == name]
             known._valued[name] = _valued(
                 one, by.get(name, []), model.joint, layouts, met[-_MOST_FRESH:]
             )
@@ -321,7 +323,7 @@ class DecisionValue:
 
     def applies_to(self, candidate: Measurement) -> bool:
         """Does the model know its workload and machines? Others are for variety."""
-        known = candidate.workload in self.workloads and candidate.trained[0] in self._valued
+        known = candidate.trained in self.workloads and candidate.trained[0] in self._valued
         return known and self.covers(candidate.members)
 
     def value(self, candidate: Measurement) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -173,8 +173,6 @@ MODES = tuple(
     if (mode.gathered or not mode.offloaded)
     and (mode.switches == SWITCHES[0] or not (mode.divided or mode.strategy == TABLES))
 )
-_IN = " in "
-_OTHERS = {str(mode): mode for mode in MODES[1:]}
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
@@ -234,13 +232,6 @@ class Workload:
     checkpoint_bytes: int | None = None
     modes: tuple[Mode, ...] = MODES[:1]
 
-    @property
-    def variants(self) -> tuple[Workload, ...]:
-        """The workload in each of its modes, as a workload of its own."""
-        return tuple(
-            replace(self, name=variant(self.name, one), modes=MODES[:1]) for one in self.modes
-        )
-
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
     """Rows, columns and depth of the grid of so many devices (tasks/node/strategies/grid.py); None if they are none."""
@@ -251,17 +242,6 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
         return (side, side, 1) if side > 1 and side**2 == ranks else None
     sides = (one for one in range(math.isqrt(ranks // 2), 1, -1) if ranks % one**2 == 0)
     return next(((one, one, ranks // one**2) for one in sides), None)
-
-
-def variant(workload: str, mode: Mode) -> str:
-    """What a model knows a workload in that mode as: another workload, unless it is plain data parallelism in fp32."""
-    return workload if mode == MODES[0] else f"{workload}{_IN}{mode}"
-
-
-def workload_and_mode(name: str) -> tuple[str, Mode]:
-    """What `variant` made a name of."""
-    workload, found, mode = name.rpartition(_IN)
-    return (workload, _OTHERS[mode]) if found and mode in _OTHERS else (name, MODES[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

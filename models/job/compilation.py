@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.setup_table import rows_of
-from ..domain.workload import Mode, variant
+from ..domain.workload import Mode
 
 # Of one shape of a small network on one core; of a sharded one each part is compiled. How far
 # others may lie from that, and repeats from each other, is a guess, in logs.
@@ -27,13 +27,13 @@ def prior_s(mode: Mode) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileModel:
-    """Learned seconds by what a model knows a workload in a mode as (`variant`)."""
+    """Learned seconds by workload and mode."""
 
-    learned: Mapping[str, float] = field(default_factory=dict)
+    learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
     def seconds(self, workload: str, mode: Mode) -> float:
         """Expected before the first step, and again on a machine that replaces another."""
-        return self.learned.get(variant(workload, mode), prior_s(mode)) if mode.compiled else 0.0
+        return self.learned.get((workload, mode), prior_s(mode)) if mode.compiled else 0.0
 
 
 def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
@@ -48,5 +48,5 @@ def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
     for (workload, mode), own in logs.items():
         part = len(own) / (len(own) + (_REPEAT_SD / _PRIOR_SD) ** 2)
         prior = np.log(prior_s(mode))
-        learned[variant(workload, mode)] = float(np.exp(prior + part * (np.mean(own) - prior)))
+        learned[workload, mode] = float(np.exp(prior + part * (np.mean(own) - prior)))
     return CompileModel(learned=learned)

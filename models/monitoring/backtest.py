@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import parse_cluster
-from ..domain.setup_table import column, variants_of
-from ..domain.workload import MODE_COLUMNS, workload_and_mode
-from ..step_time.dataset import TrainingData, by_variant, exchanges, flops_per_sample, valid_runs
+from ..domain.setup_table import column, modes_of
+from ..domain.workload import MODE_COLUMNS, Mode
+from ..step_time.dataset import TrainingData, exchanges, flops_per_sample, valid_runs
 from ..step_time.model import StepTimeModel, all_introduced, fit
 from .cross_validation import scores
 
@@ -119,8 +119,15 @@ def _reasons(
     model: StepTimeModel, runs: pd.DataFrame, asked: pd.DataFrame
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
     """(rows,) why each row cannot be predicted; empty where it can."""
-    met = set(variants_of(runs))
-    pairs = list(zip(variants_of(asked), asked["cluster"].astype(str), strict=True))
+    met = (
+        set(zip(runs["workload"].astype(str), modes_of(runs), strict=True)) if len(runs) else set()
+    )
+    pairs = [
+        ((str(workload), mode), str(cluster))
+        for workload, mode, cluster in zip(
+            asked["workload"], modes_of(asked), asked["cluster"], strict=True
+        )
+    ]
     unknown = {pair: _unknown(model, *pair, met) for pair in set(pairs)}
     found = np.array([unknown[pair] for pair in pairs], dtype=object)
     for name, known in MODE_COLUMNS.items():
@@ -130,17 +137,21 @@ def _reasons(
     return found
 
 
-def _unknown(model: StepTimeModel, workload: str, cluster: str, met: Set[str]) -> str:
+def _unknown(
+    model: StepTimeModel, trained: tuple[str, Mode], cluster: str, met: Set[tuple[str, Mode]]
+) -> str:
     """Why not even a first guess can be made of a workload whose rows tell nothing; empty where there is no need."""
-    if workload not in model.workloads and workload_and_mode(workload)[0] in model.workloads:
-        return f"workload {workload} (TRAIN has no row of it in that mode)"
-    if workload not in model.guessed:
-        wanting = "" if workload in model.workloads else "its flops_per_sample"
+    workload, mode = trained
+    label = workload if mode == Mode() else f"{workload} in {mode}"
+    if trained not in model.trained and (workload, Mode()) in model.trained:
+        return f"workload {label} (TRAIN has no row of it in that mode)"
+    if label not in model.guessed:
+        wanting = "" if trained in model.trained else "its flops_per_sample"
     else:
         unknown = sorted(name for name in set(parse_cluster(cluster)) if not model.can_guess(name))
         wanting = f"the peak rate of the devices of {_listed(unknown)}" if unknown else ""
-    why = "TRAIN cannot tell its compute" if workload in met else "TRAIN has no row of it"
-    return f"workload {workload} ({why}, and nobody knows {wanting})" if wanting else ""
+    why = "TRAIN cannot tell its compute" if trained in met else "TRAIN has no row of it"
+    return f"workload {label} ({why}, and nobody knows {wanting})" if wanting else ""
 
 
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -185,7 +196,7 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
             f"{guesses.total()} of {len(test)} rows are first guesses from flops_per_sample alone, since TRAIN tells"
             f" nothing of the workload - {named}"
         )
-    unlearned = len(data.runs) - len(valid_runs(by_variant(data).runs))
+    unlearned = len(data.runs) - len(valid_runs(data.runs))
     if unlearned:
         found.append(
             f"{unlearned} of {len(data.runs)} rows of TRAIN are in no mode that is predicted and were not learned from"

@@ -17,8 +17,9 @@ from scipy.special import ndtri
 
 from ..domain.cluster import cluster_name, parse_cluster
 from ..domain.numeric import Z_90, BoolArray, FloatArray
-from ..domain.setup_table import column
-from ..step_time.dataset import TrainingData, by_variant, definition_digests, valid_runs
+from ..domain.setup_table import modes_of
+from ..domain.workload import Mode
+from ..step_time.dataset import TrainingData, definition_digests, valid_runs
 from ..step_time.model import StepTimeModel, fit
 
 SPLITS = ("workload", "cluster_size", "setup")
@@ -43,14 +44,13 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """(split, group, training data without the group, the group's rows)."""
-    data = by_variant(data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     if not len(runs):
         return
     types = [parse_cluster(str(one)) for one in runs["cluster"]]
     size = np.array([len(one) for one in types])
     composition = np.array([cluster_name(sorted(one)) for one in types])
-    workload = np.array([str(one) for one in runs["workload"]])
+    workload = np.array(labels(runs))
     for name in sorted(set(workload)):
         out = (workload == name) & (size > 1)
         yield "workload", name, replace(data, runs=runs[~out]), runs[out]
@@ -110,9 +110,7 @@ def _scored(split: str, group: str, rows: pd.DataFrame, predicted: pd.DataFrame)
             "group": group,
             "row": rows.index,
             "run_id": rows["run_id"].astype(str) if "run_id" in rows else "",
-            "setup": [
-                f"{one} on {two}" for one, two in zip(rows["workload"], clusters, strict=True)
-            ],
+            "setup": [f"{one} on {two}" for one, two in zip(labels(rows), clusters, strict=True)],
             "measured_s": rows["step_s"].astype(float),
             "step_s": predicted["step_s"],
             "step_low_s": predicted["step_low_s"],
@@ -120,6 +118,16 @@ def _scored(split: str, group: str, rows: pd.DataFrame, predicted: pd.DataFrame)
         },
         index=rows.index,
     )
+
+
+def labels(rows: pd.DataFrame) -> list[str]:
+    """Each row's workload, with its mode where that is not the usual one."""
+    pairs = zip(rows["workload"].astype(str), modes_of(rows), strict=True)
+    return [_label(workload, mode) for workload, mode in pairs]
+
+
+def _label(workload: str, mode: Mode) -> str:
+    return workload if mode == Mode() else f"{workload} in {mode}"
 
 
 def _nothing() -> pd.DataFrame:
@@ -193,43 +201,32 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
     Columns as in `fitted`, with empty split and group (rows that it was trained on flatter it).
     """
-    data = by_variant(data)
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     mask = [
         known.issuperset(
             {
-                ("workload", str(work)),
+                ("workload", label),
                 *(("instance type", one) for one in parse_cluster(str(cluster))),
             }
         )
-        for work, cluster in zip(
-            column(runs, "workload", ""), column(runs, "cluster", ""), strict=True
-        )
+        for label, cluster in zip(labels(runs), runs["cluster"], strict=True)
     ]
     rows = runs.loc[np.array(mask, dtype=bool)]
     return _scored("", "", rows, model.predict(_unanswered(rows))) if len(rows) else _nothing()
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
-    """("workload", name) and ("instance type", name) that the model has met with the definitions of `data`."""
-    definitions = (
-        (
-            "workload",
-            model.workloads,
-            model.workload_digests,
-            definition_digests(data.workloads, "workload"),
-        ),
-        (
-            "instance type",
-            model.instance_types,
-            model.type_digests,
-            definition_digests(data.instance_types, "name"),
-        ),
-    )
-    return {
-        (what, one)
-        for what, names, own, today in definitions
-        for one in names
-        if own.get(one) == today.get(one)
+    """("workload", its label) and ("instance type", name) that the model has met with the definitions of `data`."""
+    workloads = definition_digests(data.workloads, "workload")
+    types = definition_digests(data.instance_types, "name")
+    known = {
+        ("workload", _label(name, mode))
+        for name, mode in model.trained
+        if model.workload_digests.get(name) == workloads.get(name)
+    }
+    return known | {
+        ("instance type", name)
+        for name in model.instance_types
+        if model.type_digests.get(name) == types.get(name)
     }

@@ -18,7 +18,7 @@ from scipy.special import bdtrc
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import BoolArray
 from ..domain.setup_table import column
-from ..step_time.dataset import TrainingData, by_variant, valid_runs
+from ..step_time.dataset import TrainingData, valid_runs
 from ..step_time.model import StepTimeModel
 from .cross_validation import predictions_of
 
@@ -56,7 +56,6 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     types that it has not met, and those without a time, are left out.
     """
     scored = predictions_of(model, data)
-    data = by_variant(data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     known = (
         runs["run_id"].astype(str).isin(model.trained_on) if len(runs) else pd.Series(dtype=bool)

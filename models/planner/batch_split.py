@@ -11,18 +11,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..domain.categorical import Keys
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
-from ..domain.setup_table import SetupArrays
-from ..domain.workload import Mode, Setup, Workload, variant
+from ..domain.workload import Mode, Setup, Workload
 from ..step_time.machine_specs import computes
+from ..step_time.setup_arrays import SetupArrays
 
 _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
 _ALMOST = (
@@ -170,7 +170,7 @@ _ARRAYS = ("mode", "cluster", "kind", "count", "samples", "total", "steps")
 class StepModel(Protocol):
     """What planning asks of a step-time model. Draws of a setup must not depend on what else is asked about."""
 
-    def compute_line(self, workload: str, instance_type: str) -> Line:
+    def compute_line(self, workload: str, instance_type: str, mode: Mode = ...) -> Line:
         """(a, k): forward and backward of one device take about a + k * batch seconds."""
 
     def peak_bytes(
@@ -180,6 +180,7 @@ class StepModel(Protocol):
         batch: int,
         ranks: int = 1,
         *,
+        mode: Mode = ...,
         accumulates: bool = False,
     ) -> float:
         """Peak memory of one of so many devices, in one or several micro-steps a step; NaN where unknown."""
@@ -229,8 +230,10 @@ class BatchSplits:
             np.repeat(self.kind, 2, axis=1)
         ]
         there = number > 0
-        return SetupArrays(
-            workloads=Keys.of([variant(self.workload, one) for one in self.modes]).take(self.mode),
+        return SetupArrays.planned(
+            self.workload,
+            self.modes,
+            self.mode,
             names=tuple(one.name for one in self.types),
             kind=np.where(there, np.repeat(self.kind, 2, axis=1), -1),
             count=number.astype(float),
@@ -290,9 +293,9 @@ def splits_of(
     most = np.where(kind >= 0, devices[kind], 0).max(axis=1, initial=0)
     fewest = np.where(kind >= 0, devices[kind], devices.max()).min(axis=1, initial=devices.max())
     for number, mode in enumerate(workload.modes):
-        name = variant(workload.name, mode)
         lines = np.array(
-            [model.compute_line(name, one.name) for one in types] + [(0.0, 1.0)], dtype=float
+            [model.compute_line(workload.name, one.name, mode) for one in types] + [(0.0, 1.0)],
+            dtype=float,
         )
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, most, ranks)
@@ -305,7 +308,18 @@ def splits_of(
         for power in sorted({1, *powers.tolist()}):
             largest = [
                 [
-                    _largest_batch(model, name, one, max(totals), ranks=power, accumulates=several)
+                    _largest_batch(
+                        partial(
+                            fits,
+                            model,
+                            workload.name,
+                            one,
+                            mode=mode,
+                            ranks=power,
+                            accumulates=several,
+                        ),
+                        max(totals),
+                    )
                     for one in types
                 ]
                 for several in (False, True)
@@ -385,19 +399,20 @@ def _divisors(total: int, *, above: int) -> list[int]:
 
 
 def fits(
-    model: StepModel, workload: str, one: InstanceType, batch: int, *, ranks: int, accumulates: bool
+    model: StepModel,
+    workload: str,
+    one: InstanceType,
+    batch: int,
+    *,
+    mode: Mode,
+    ranks: int,
+    accumulates: bool,
 ) -> bool:
     """Whether one of so many devices holds a batch; memory that nobody knows is allowed."""
-    peak = model.peak_bytes(workload, one.name, batch, ranks, accumulates=accumulates)
+    peak = model.peak_bytes(workload, one.name, batch, ranks, mode=mode, accumulates=accumulates)
     return math.isnan(peak) or peak <= one.device_memory_gib * 2**30
 
 
-def _largest_batch(
-    model: StepModel, workload: str, one: InstanceType, most: int, *, ranks: int, accumulates: bool
-) -> int:
+def _largest_batch(holds: Callable[[int], bool], most: int) -> int:
     """The largest batch up to `most` that a device holds: memory grows with the batch."""
-
-    def too_large(batch: int) -> bool:
-        return not fits(model, workload, one, batch, ranks=ranks, accumulates=accumulates)
-
-    return bisect_left(range(1, most + 1), True, key=too_large)
+    return bisect_left(range(1, most + 1), True, key=lambda batch: not holds(batch))

@@ -97,7 +97,7 @@ class Candidates:
         weight[-1] = 0  # padded
         marks = [
             sum(int(weight[named.get(name, -1)]) for name, *_ in machines)
-            for _, machines, _ in keys
+            for _, _, machines, _ in keys
         ]
         alike = np.isin((weight[self.splits.kind] * self.splits.count).sum(axis=1), marks)
         rows = np.flatnonzero(alike[self.split])

@@ -14,43 +14,31 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..domain.categorical import Keys
 from ..domain.numeric import BoolArray
-from ..domain.setup_table import SetupArrays, read_setups
-from ..domain.workload import Mode, Setup, Workload, variant, workload_and_mode
+from ..domain.workload import Mode, Setup, Workload
+from ..step_time.setup_arrays import SetupArrays, read_setups
 from .batch_split import StepModel
 
 NOT_SHOWN = "not shown to take fewer steps than ddp"
 
 
 def unproven(
-    model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[str]
+    model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
 ) -> BoolArray:
     """(rows,) whether a setup is to be taken only if it is faster than plain data parallelism, and its step, at the
     upper end of its 90 % interval, takes as long as the same setup's in that, or longer; or combines them by Adasum.
 
-    `predicted` is what the model says of `arrays`. Setups whose dense mode is not `tolerated` (names of variants)
-    compete with others alone, and those of Adasum where nothing else is.
+    `predicted` is what the model says of `arrays`. Setups whose dense mode is not `tolerated` compete with others
+    alone, and those of Adasum where nothing else is.
     """
-    dense = {}
-    averaged = any(not workload_and_mode(one)[1].combined for one in tolerated)
-    combined = [workload_and_mode(one)[1].combined for one in arrays.workloads.names]
-    for code, name in enumerate(arrays.workloads.names):
-        workload, mode = workload_and_mode(name)
-        if mode.has_to_be_faster and variant(workload, mode.dense) in tolerated:
-            dense[code] = variant(workload, mode.dense)
-    found = np.array(combined, dtype=bool)[arrays.workloads.codes] & averaged
-    at = np.flatnonzero(np.isin(arrays.workloads.codes, list(dense)))
+    codes = arrays.workloads.codes
+    averaged = any(not one.combined for one in tolerated)
+    found = np.array([one.combined and averaged for one in arrays.modes], dtype=bool)[codes]
+    doubted = [one.has_to_be_faster and one.dense in tolerated for one in arrays.modes]
+    at = np.flatnonzero(np.array(doubted, dtype=bool)[codes])
     if len(at):
-        asked = arrays.take(at)
-        asked = replace(
-            asked, workloads=Keys.of([dense[int(code)] for code in arrays.workloads.codes[at]])
-        )
-        most, beside_s = (
-            predicted["step_high_s"].to_numpy(float)[at],
-            model.predict_arrays(asked)["step_s"],
-        )
-        found[at] = most >= beside_s.to_numpy(float)
+        dense_s = model.predict_arrays(arrays.take(at).dense())["step_s"].to_numpy(float)
+        found[at] = predicted["step_high_s"].to_numpy(float)[at] >= dense_s
     return found
 
 

@@ -12,9 +12,9 @@ import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType
 from ..domain.numeric import IntArray
-from ..domain.setup_table import read_setups
-from ..domain.workload import Goal, Mode, Setup, Workload, variant
+from ..domain.workload import Goal, Mode, Setup, Workload
 from ..job.cost import JobCosts
+from ..step_time.setup_arrays import read_setups
 from .batch_split import StepModel, fits, global_batches
 from .candidates import Supply
 from .choice_rule import EVEN_ODDS, drawn_meeting
@@ -249,12 +249,11 @@ def made_to_fit(setup: Setup, workload: Workload, model: StepModel) -> str:
     if plain == setup:
         return ""
     ranks = sum(setup.layout)
-    named = variant(workload.name, plainest)
     machines = [one.instance_type for one in setup.cluster.members]
     short = [
-        (one, model.peak_bytes(named, one.name, batch, ranks))
+        (one, model.peak_bytes(workload.name, one.name, batch, ranks, mode=plainest))
         for one, batch in zip(machines, whole, strict=True)
-        if not fits(model, named, one, batch, ranks=ranks, accumulates=False)
+        if not fits(model, workload.name, one, batch, mode=plainest, ranks=ranks, accumulates=False)
     ]
     if not short:
         return ""
@@ -278,10 +277,10 @@ def obstacle(workload: Workload, supply: Supply, model: StepModel) -> str:
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
     types = list({one.instance_type.name: one.instance_type for one in able}.values())
-    names = [one.name for one in workload.variants]
     least_bytes = {
         one.name: min(
-            model.peak_bytes(name, one.name, 1, supply.max_hosts * one.devices) for name in names
+            model.peak_bytes(workload.name, one.name, 1, supply.max_hosts * one.devices, mode=mode)
+            for mode in workload.modes
         )
         for one in types
     }

@@ -192,7 +192,7 @@ class CandidateCosts:
             len(candidates.splits), np.nan
         )  # predicted, where one of a split's rows was looked at
         self._unproven = np.zeros(len(candidates.splits), dtype=bool)
-        self._tolerated = {one.name for one in workload.variants}
+        self._tolerated = workload.modes
         rows = slice(None)
         self.least_hours = expected_hours(
             self._work(rows, self._least_s), candidates.conditions(rows)

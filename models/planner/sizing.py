@@ -36,8 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import read_setups, rows_of
-from ..domain.workload import workload_and_mode
+from ..domain.setup_table import rows_of
 from ..step_time.dataset import (
     BACKWARD_PART,
     TrainingData,
@@ -49,6 +48,7 @@ from ..step_time.dataset import (
 )
 from ..step_time.machine_specs import Machine, read_machines
 from ..step_time.memory import MemoryModel, memory_of
+from ..step_time.setup_arrays import read_setups, workload_and_mode
 
 ALPHAS = (0.9, 0.8)  # efficiencies that the largest cluster is asked for
 FORMULAS = {

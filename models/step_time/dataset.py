@@ -22,9 +22,10 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
-from ..domain.setup_table import SetupArrays, as_variants, column, in_one_order, read_setups
-from ..domain.workload import MODE_COLUMNS, MODES, UPDATES_SHARED, variant, workload_and_mode
+from ..domain.setup_table import column, in_one_order, modes_of
+from ..domain.workload import MODES, UPDATES_SHARED
 from .compression import in_turn, sent_everywhere
+from .setup_arrays import SetupArrays, as_variants, read_setups, variant, workload_and_mode
 from .tensor import NOTHING, Volumes
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
@@ -134,13 +135,12 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs in the plain mode, or `by_variant`, with a positive finite step time: what can be learned from."""
+    """Return the runs in a known mode with a positive finite step time."""
     if "step_s" not in runs.columns or not len(runs):
         return runs.iloc[:0]
     step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)
     good = np.isfinite(step) & (step > 0)
-    for name, (only, *_) in MODE_COLUMNS.items():
-        good &= np.array([str(one) in (only, "") for one in column(runs, name, only)], dtype=bool)
+    good &= np.array([mode in MODES for mode in modes_of(runs)], dtype=bool)
     return runs.iloc[np.flatnonzero(good)]
 
 

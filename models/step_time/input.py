@@ -32,10 +32,10 @@ import scipy
 
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import Z_90, BoolArray, FloatArray, IntArray
-from ..domain.setup_table import SetupArrays, column, read_setups
-from ..domain.workload import workload_and_mode
+from ..domain.setup_table import column
 from .dataset import TrainingData, valid_runs
 from .machine_specs import Machine, read_machines
+from .setup_arrays import SetupArrays, read_setups, workload_and_mode
 
 # Logs that a sample's seconds may be off by: profiled on the type itself; on others, scaled by fixed work on one
 # processor; on others, nothing telling how fast a processor is, of which EC2's generations differ by up to 1.5 [D].

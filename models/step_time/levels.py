@@ -27,9 +27,9 @@ import scipy
 
 from ..domain.categorical import Keys
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from ..domain.workload import workload_and_mode
 from .formula import LEVELS, MEAN, NAMES, Line, Times, moved_step_s, step_times
 from .one_device import Points
+from .setup_arrays import workload_and_mode
 
 # Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, imbalance, and
 # octaves of speed, over which a broad and a narrow part of it are alike; and their spreads before they are learned.

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.workload import Mode, workload_and_mode
+from ..domain.workload import Mode
+from .setup_arrays import workload_and_mode
 
 # Where nobody knows any type's figure. Cores and speeds are only compared with each other, so that any one number
 # does. A link's rate is compared with measured seconds: 10 Gbit/s is usual Ethernet between servers, and lies within

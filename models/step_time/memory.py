@@ -42,18 +42,11 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray
-from ..domain.setup_table import SetupArrays
-from ..domain.workload import (
-    MSTOPK_SENT,
-    TABLES,
-    UPDATES_SHARED,
-    Mode,
-    grid_shape,
-    workload_and_mode,
-)
+from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
 from .compression import beside_gradients
 from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
+from .setup_arrays import SetupArrays, workload_and_mode
 
 Line = tuple[float, float]  # base, and bytes of a sample's activations
 Ran = tuple[

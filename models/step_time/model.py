@@ -19,8 +19,8 @@ import scipy
 
 from ..domain.cluster import InstanceType, parse_cluster
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from ..domain.setup_table import SetupArrays, column, read_setups, require_known
-from ..domain.workload import MODE_COLUMNS, MODES, Mode, Workload, variant, workload_and_mode
+from ..domain.setup_table import column, require_known
+from ..domain.workload import MODE_COLUMNS, MODES, Mode, Workload
 from .dataset import (
     Exchange,
     TrainingData,
@@ -39,6 +39,7 @@ from .memory import MemoryModel, memory_of
 from .nearest import Nearness
 from .one_device import OneDevice, Points
 from .rows import PROBE, Facts, Point, one_device_points, run_noise, run_weights
+from .setup_arrays import SetupArrays, read_setups, variant, workload_and_mode
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
@@ -397,8 +398,16 @@ class StepTimeModel:
             kept[workload] = whitener @ alone.draws(trained, count=count, seed=seed)
         return off - part.alone.tied @ kept[workload]
 
-    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+    @property
+    def trained(self) -> frozenset[tuple[str, Mode]]:
+        """Workloads with the modes in which they can be predicted."""
+        return frozenset(workload_and_mode(name) for name in self.workloads)
+
+    def compute_line(
+        self, workload: str, instance_type: str, mode: Mode = MODES[0]
+    ) -> tuple[float, float]:
         """(a, k): forward and backward of one device take about a + k * batch seconds. Raises ValueError if unknown."""
+        workload = variant(workload, mode)
         self._require([workload], [instance_type])
         least, most = self.facts.alone.reaches(workload)
         batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
@@ -418,12 +427,13 @@ class StepTimeModel:
         batch: int,
         ranks: int = 1,
         *,
+        mode: Mode = MODES[0],
         accumulates: bool = False,
     ) -> float:
         """Peak memory of one of `ranks` ranks at `batch`, in one or several micro-steps a step; NaN where nothing is
         known of the workload."""
         return self.memory.peak_bytes(
-            workload, instance_type, batch, ranks, accumulates=accumulates
+            variant(workload, mode), instance_type, batch, ranks, accumulates=accumulates
         )
 
     # how they come about

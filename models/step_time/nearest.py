@@ -15,7 +15,7 @@ from pandas.util import hash_array
 from scipy.spatial import KDTree
 
 from ..domain.numeric import FloatArray
-from ..domain.setup_table import SetupArrays
+from .setup_arrays import SetupArrays
 
 Marks = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 

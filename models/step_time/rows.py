@@ -13,14 +13,13 @@ import scipy
 from ..domain.categorical import Keys
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray
-from ..domain.setup_table import SetupArrays
-from ..domain.workload import variant, workload_and_mode
 from .compression import seconds_per_value, selection_seconds, sent_between, sums_everywhere
 from .dataset import Exchange, TrainingRows, sent
 from .formula import Line, known_overlap
 from .levels import Rows
 from .machine_specs import Machine, device_kind
 from .one_device import OneDevice, Points
+from .setup_arrays import SetupArrays, variant, workload_and_mode
 from .tensor import machine_bytes, weight_bytes
 
 # What stands for a workload where an all-reduce was timed alone.

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import SetupArrays
 from .dataset import Exchange
 from .input import Loaders
 from .machine_specs import Machine
@@ -17,6 +16,7 @@ from .memory import Held, MemoryModel, Ran
 from .model import Measured, StepTimeModel, lay_out
 from .one_device import OneDevice
 from .rows import Facts
+from .setup_arrays import SetupArrays
 from .tensor import Volumes
 
 _FORMAT = "srift-step-time-10"

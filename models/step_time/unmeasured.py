@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from ..domain.workload import Workload, variant, workload_and_mode
+from ..domain.workload import Workload
 from .dataset import sent
 from .model import StepTimeModel
 from .one_device import Sheet
+from .setup_arrays import variant, workload_and_mode
 
 _T = TypeVar("_T")
 

@@ -14,14 +14,14 @@ import pandas as pd
 
 from models.campaign import campaign as pure
 from models.campaign.campaign import STOPS, Launch, shopping_list
-from models.campaign.candidates import Measurement
+from models.campaign.candidates import Measurement, Trained
 from models.campaign.run_value import Model, Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
-from models.domain.setup_table import as_variants, rows_of
+from models.domain.setup_table import modes_of, rows_of
 from models.domain.workload import Workload
 from models.planner.learning import MOST_TRIES, unknown_learning
-from models.step_time.dataset import TrainingData, by_variant, valid_runs
+from models.step_time.dataset import TrainingData, valid_runs
 from models.step_time.model import StepTimeModel
 from models.step_time.unmeasured import with_compressed
 from warehouse import reads
@@ -65,29 +65,27 @@ def shop(
     """
     campaign = workspace.settings.campaign
     known_workloads = with_facts(workspace.measurable, frames["workloads"])
-    workloads = [one for workload in known_workloads for one in workload.variants]
     read = TrainingData(
         **{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES}
     )
-    known = by_variant(read, [one.name for one in workloads])
     bought = _bought(workspace, max_usd, max_seconds, refused)
     learned = reads.learning(workspace.warehouse, workspace.provider.name)
     learning = pure.learning_launches(bought, unknown_learning(learned, known_workloads), offers)
     others = shopping_list(
         pure.after(bought, learning),
-        workloads,
+        known_workloads,
         offers,
         Past(
-            runs=known.runs,
-            profiles=known.profiles,
-            probes=known.probes,
-            failures=as_variants(_failures(workspace)),
+            runs=read.runs,
+            profiles=read.profiles,
+            probes=read.probes,
+            failures=_failures(workspace),
             drifting=drifting_types(workspace),
             stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         ),
         model=None
         if champion is None
-        else _model(workspace, champion.model, known_workloads, offers, known.runs),
+        else _model(workspace, champion.model, known_workloads, offers, read.runs),
     )
     return [*learning, *others]
 
@@ -254,13 +252,8 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """What the champion says of the workloads and types that it has met as they are defined now.
-
-    `runs` have each precision of a workload as a workload of its own.
-    """
-    measured = frozenset(
-        model.workloads
-    )  # what physics alone says of a mode is no reason not to measure it
+    """What the champion says of the workloads and types that it has met as they are defined now."""
+    measured = model.trained  # what physics alone says of a mode is no reason not to measure it
     for workload in workloads:
         model = with_compressed(model, workload)
     known, _, _ = comparable(model, offers)
@@ -272,28 +265,29 @@ def _model(
         if found.ranked:
             choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
-    variants = measured & {one.name for workload in met for one in workload.variants}
+    trained = measured & {(workload.name, mode) for workload in met for mode in workload.modes}
     return Model(
         choice_set=choice_set,
         joint=model.joint,
-        workloads=variants,
+        workloads=trained,
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(fresh),
         expected_step=lambda setups: _expected(
-            model, variants, [one.instance_type for one in offers], setups
+            model, trained, [one.instance_type for one in offers], setups
         ),
     )
 
 
 def _expected(
     model: StepTimeModel,
-    workloads: Collection[str],
+    workloads: Collection[Trained],
     types: Sequence[InstanceType],
     setups: pd.DataFrame,
 ) -> pd.DataFrame:
     """Predictions, and NaN where `workloads` lacks one, or the champion has not met an instance type as it is now."""
     met = {one.name for one in types if model.met_type(one)}
-    known = setups["workload"].isin(list(workloads))
+    trained = zip(setups["workload"], modes_of(setups), strict=True)
+    known = np.array([one in workloads for one in trained], dtype=bool)
     known &= np.array(
         [met.issuperset(parse_cluster(str(one))) for one in setups["cluster"]], dtype=bool
     )
@@ -518,4 +512,6 @@ def _refused(job: Job, why: str) -> Served:
 
 def _label(launch: Launch, wanted: Measurement) -> str:
     hosts = f"{len(wanted.nodes)} of {len(launch.cluster.members)} hosts"
-    return " ".join(part for part in (wanted.kind, wanted.workload, "on", hosts) if part)
+    return " ".join(
+        part for part in (wanted.kind, wanted.label if wanted.workload else "", "on", hosts) if part
+    )

@@ -25,12 +25,11 @@ from models.campaign.candidates import (
 from models.domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
-from models.domain.workload import Goal, Mode, Setup, joined, variant
+from models.domain.workload import Goal, Mode, Setup, joined
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import price_or_inf, sold_together
 from models.planner.learning import vetoes
-from models.step_time.dataset import TrainingData, by_variant
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
@@ -255,7 +254,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[Measurement]:
         )
         run = training_run(setup, float(predicted["step_s"].iloc[0]), costs)
     else:
-        first = case.workload.variants[0]
+        first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), expected_step=None, costs=costs)
         whole = tuple(one.instance_type.devices for one in cluster.members)
         exact = [one for one in found.values() if one.exact and one.layout == whole]
@@ -298,19 +297,17 @@ def _quickest(case: Case, cluster: Cluster) -> Setup | None:
 def _profiles(
     case: Case, run: Measurement, cluster: Cluster, costs: Costs, reason: str
 ) -> list[Measurement]:
-    name, mode = run.trained
-    alone = replace(case.workload, name=variant(name, mode.alone), modes=(Mode(),))
+    alone = replace(case.workload, modes=(run.mode.alone,))
     try:
         frames = reads.training_frames(case.workspace.warehouse, case.workspace.provider.name)
     except WarehouseMissing:
         frames = {one: pd.DataFrame() for one in reads.TRAINING_FRAMES}
-    known = by_variant(TrainingData(**frames), [alone.name])
-    lines = profiled_lines(known.profiles)
+    lines = profiled_lines(frames["profiles"])
     types = {one.instance_type.name: one.instance_type for one in cluster.members}
     return [
         replace(profile_of(alone, kind, costs), reason=reason)
         for type_name, kind in types.items()
-        if (alone.name, type_name) not in lines
+        if (alone.name, run.mode.alone, type_name) not in lines
     ]
 
 
@@ -381,7 +378,8 @@ def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> M
     steps = int(row["accumulation_steps"])
     return Measurement(
         kind=str(row["kind"]),
-        workload=variant(workload, mode),
+        workload=workload,
+        mode=mode,
         members=members,
         batches=batches,
         accumulation_steps=steps,

@@ -22,7 +22,6 @@ from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.learning import vetoes
 from models.planner.planner import Plan
-from models.step_time.dataset import TrainingData, by_variant
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 
@@ -274,12 +273,8 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
         market=sold[0].market,
         costs=costs,
     )
-    variants = [
-        variant for one in with_facts([workload], frames["workloads"]) for variant in one.variants
-    ]
-    known = by_variant(TrainingData(**frames), [one.name for one in variants])
-    past = Past(runs=known.runs, profiles=known.profiles, probes=known.probes)
-    launches = shopping_list(campaign, variants, sold, past)
+    past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
+    launches = shopping_list(campaign, with_facts([workload], frames["workloads"]), sold, past)
     items = [
         (launch.cluster, item)
         for launch in launches

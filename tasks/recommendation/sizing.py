@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from models.domain.suggestions import nearest_names
-from models.domain.workload import workload_and_mode
 from models.planner.sizing import FORMULAS, Scaling, Series, Sizing, size_workload
 from models.step_time.dataset import TrainingData
+from models.step_time.setup_arrays import workload_and_mode
 from warehouse.database import WarehouseMissing
 from warehouse.reads import training_frames, workload_providers
 

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 import models
-from models.domain.workload import workload_and_mode
 from models.step_time.model import StepTimeModel
 from models.step_time.serialization import dump, load
 from warehouse.lake import WHILE_LOCKED
@@ -124,7 +123,7 @@ def signature() -> ModelSignature:
 
 def example(model: StepTimeModel) -> pd.DataFrame:
     """A row that `model` can answer, with the columns that a puller gives."""
-    workload, mode = workload_and_mode(model.workloads[0])
+    workload, mode = min(model.trained)
     (kind, *_) = sorted(model.measured_types) or model.instance_types
     row = {"workload": workload, "cluster": f"1x{kind}", "batch_per_device": "8"}
     row |= {"strategy": mode.strategy, "precision": mode.precision, "switches": mode.switches}

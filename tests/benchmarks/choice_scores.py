@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 from models.domain.numeric import BoolArray, FloatArray
-from models.domain.setup_table import read_setups
 from models.domain.workload import Goal, Setup
 from models.job.cost import cost_at, job_costs
 from models.job.job_conditions import Stated, pools_of
@@ -28,6 +27,7 @@ from models.planner.choice_rule import known_meeting, weighed
 from models.planner.ranking import Row, recommend
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
+from models.step_time.setup_arrays import read_setups
 
 from .setups import STEPS, job, measured_setups, recommended_pilots
 

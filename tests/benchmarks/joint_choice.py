@@ -22,11 +22,11 @@ import pandas as pd
 
 from models.campaign.campaign import Launch
 from models.domain.numeric import BoolArray
-from models.domain.setup_table import read_setups
-from models.domain.workload import COMPRESSED, Goal, Mode, variant, workload_and_mode
+from models.domain.workload import COMPRESSED, Goal, Mode
 from models.planner.compression import unproven
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
+from models.step_time.setup_arrays import read_setups, workload_and_mode
 from tasks.workspace.workspace import Workspace
 from tests.benchmarks.choice_scores import (
     RECOMMENDED,
@@ -67,9 +67,13 @@ def wanted(here: Workspace, types: Sequence[str], batches: Mapping[str, int]) ->
         ):
             each = batch_of(batch, hosts)
             if (cluster.name, name, strategy, str(each)) not in known:
-                named = variant(name, Mode(strategy=strategy))
                 items.append(
-                    Unseen(workload=named, nodes=tuple(range(hosts)), batches=(each,) * hosts)
+                    Unseen(
+                        workload=name,
+                        mode=Mode(strategy=strategy),
+                        nodes=tuple(range(hosts)),
+                        batches=(each,) * hosts,
+                    )
                 )
         if items:
             launch = launch_of(cluster, items, "to judge the choice of machines and strategy")
@@ -103,7 +107,7 @@ def contests(
         frame = rivals.frame()
         arrays = read_setups(frame, {})
         predicted = model.predict_arrays(arrays).reset_index(drop=True)
-        tolerated = {variant(workload, Mode(strategy=one)) for one in STRATEGIES}
+        tolerated = {Mode(strategy=one) for one in STRATEGIES}
         contest = Contest(
             setups=rivals.setups,
             measured_s=rivals.step_s,

@@ -21,10 +21,10 @@ import numpy as np
 import pandas as pd
 import typer
 
-from models.domain.setup_table import read_setups, variants_of
-from models.domain.workload import MODES, Mode, variant
+from models.domain.workload import MODES, Mode
 from models.step_time.dataset import TrainingData, by_variant
 from models.step_time.memory import MemoryModel, fit_memory
+from models.step_time.setup_arrays import read_setups, variant, variants_of
 from tasks.node.record import Item, WorkloadFile
 from tasks.reporting.tables import print_frame
 from tests.benchmarks.ranks import served

@@ -16,9 +16,9 @@ import typer
 
 from flows.cli import explained
 from models.domain.cluster import Cluster
-from models.domain.setup_table import read_setups
 from models.domain.suggestions import nearest_names
 from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
+from models.step_time.setup_arrays import read_setups
 from tasks.market.offers import current_offers
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame

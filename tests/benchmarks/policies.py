@@ -19,8 +19,9 @@ from models.campaign.run_value import Model, Past
 from models.campaign.value_of_information import Belief, ChoiceSet, Floats, Question, choice
 from models.domain.cluster import Cluster
 from models.domain.numeric import FloatArray
-from models.domain.setup_table import read_setups, row_key, rows_of, setup_key
-from models.domain.workload import Setup
+from models.domain.setup_table import row_key, rows_of, setup_key
+from models.domain.workload import Mode, Setup
+from models.step_time.setup_arrays import read_setups
 from tests.benchmarks.replay import NOTHING, Ground, Purchase, known_losses, measurement_of
 from tests.benchmarks.setups import job
 
@@ -132,7 +133,7 @@ class Campaign(Believing):
             model=Model(
                 choice_set={ground.workload: choice_set},
                 joint=self._moments_of,
-                workloads=frozenset([ground.workload]),
+                workloads=frozenset([(ground.workload, Mode())]),
                 types=frozenset(offers),
                 fresh=fresh,
             ),

@@ -20,12 +20,12 @@ from models.campaign.candidates import PROFILE_BATCHES, Costs, Measurement, in_o
 from models.campaign.value_of_information import Floats, Question, aim_and_meeting
 from models.domain.cluster import Cluster
 from models.domain.numeric import BoolArray
-from models.domain.setup_table import read_setups
 from models.domain.workload import Setup
 from models.monitoring.backtest import described
 from models.planner.choice_rule import misses, weighed
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
+from models.step_time.setup_arrays import read_setups
 
 from .setups import measured_setups
 

@@ -20,9 +20,10 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.numeric import BoolArray, FloatArray
-from models.domain.setup_table import SetupArrays, column, read_setups, rows_of
+from models.domain.setup_table import column, rows_of
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
+from models.step_time.setup_arrays import SetupArrays, read_setups
 
 # The terms in the order of every array of them.
 A, K, A_LOCAL, B_LOCAL, A_NET, B_NET, G = range(7)

@@ -15,7 +15,7 @@ from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import row_key, rows_of
-from models.domain.workload import Goal, Setup, Workload, workload_and_mode
+from models.domain.workload import Goal, Setup, Workload
 from models.step_time.model import StepTimeModel
 
 STEPS = 100_000  # of a job, so that start-up hardly counts
@@ -78,8 +78,7 @@ def measured_setups(
         seconds.setdefault(key, []).append(float(row["step_s"]))
         if key in found:
             continue
-        named, machines, steps = key
-        workload, mode = workload_and_mode(named)
+        workload, mode, machines, steps = key
         members = [
             offers.setdefault(name, _offer(name, devices, usd[name], provider))
             for name, _, _ in machines

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from models.domain.numeric import BoolArray, FloatArray
-from models.domain.setup_table import SetupArrays, read_setups
 from models.monitoring.backtest import backtest, described
 from models.monitoring.cross_validation import inside
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
+from models.step_time.setup_arrays import SetupArrays, read_setups
 
 from .setups import measured_setups, recommended_pilots
 

@@ -49,7 +49,6 @@ import typer
 from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
-from models.domain.setup_table import read_setups
 from models.domain.suggestions import nearest_names
 from models.domain.workload import (
     ADASUM,
@@ -62,13 +61,13 @@ from models.domain.workload import (
     UPDATES_SHARED,
     Mode,
     Workload,
-    variant,
 )
 from models.planner.compression import unproven
 from models.planner.learning import LEARNING_WINDOWS, verdict
 from models.planner.sizing import servers_busy
 from models.step_time.compression import adasum_bytes, dense_bytes, served_bytes, sparse_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.setup_arrays import read_setups
 from models.step_time.unmeasured import with_compressed
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.node.entrypoint import build
@@ -349,10 +348,12 @@ def wanted(here: Workspace, hosts: int, scale: int) -> list[Launch]:
             if not len(known) or str(scale * batch) not in set(
                 known["batch_per_device"].astype(str)
             ):
-                named = variant(name, Mode(strategy=strategy))
                 items.append(
                     Unseen(
-                        workload=named, nodes=tuple(range(hosts)), batches=(scale * batch,) * hosts
+                        workload=name,
+                        mode=Mode(strategy=strategy),
+                        nodes=tuple(range(hosts)),
+                        batches=(scale * batch,) * hosts,
                     )
                 )
         if items:
@@ -409,7 +410,7 @@ def setups_of(data: TrainingData, models: dict[str, StepTimeModel]) -> pd.DataFr
             predicted = model.predict_arrays(arrays)
             dense, sparse = np.log(predicted["step_s"].to_numpy(float))
             logs.append(dense - sparse)
-            taken.append(not unproven(model, arrays, predicted, {str(row["workload"])})[1])
+            taken.append(not unproven(model, arrays, predicted, {Mode()})[1])
         said[label] = np.array(logs)
         steps_s = np.where(taken, table["step_s_sparse"], table["step_s_dense"])
         said[regrets] = (
@@ -442,7 +443,8 @@ def served_launches(here: Workspace) -> list[Launch]:
         have = set(zip(known["workload"], known["strategy"], strict=True))
         items = [
             Unseen(
-                workload=variant(name, Mode(strategy=strategy)),
+                workload=name,
+                mode=Mode(strategy=strategy),
                 nodes=tuple(range(SERVED_HOSTS)),
                 batches=(batch,) * SERVED_HOSTS,
             )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from models.domain.setup_table import read_setups
 from models.step_time.dataset import TrainingData
+from models.step_time.setup_arrays import read_setups
 
 from .splits import Split
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 from models.domain.cluster import Cluster
-from models.domain.workload import Mode, Workload, workload_and_mode
+from models.domain.workload import Mode, Workload
 from tests.benchmarks.trial import FRACTIONS, Unseen, draw, key, split_by_cores
 from tests.models.planning import WORKLOADS, cores_fit, offers
 
@@ -71,7 +71,7 @@ def test_each_setup_is_in_a_mode_that_its_workload_tolerates_and_one_host_shares
         for one in product(("fp32", "bf16", "tf32"), ("ddp", "fsdp"), ("none", "checkpointing"))
     )
     rows = drawn(workloads=[replace(WORKLOADS[0], modes=modes), WORKLOADS[1]])
-    setups = [(*workload_and_mode(item.workload), len(item.nodes)) for _, item in rows]
+    setups = [(item.workload, item.mode, len(item.nodes)) for _, item in rows]
     assert {mode for name, mode, _ in setups if name == WORKLOADS[1].name} == {Mode()}
     ours = [(mode, hosts) for name, mode, hosts in setups if name == WORKLOADS[0].name]
     assert {mode for mode, _ in ours} == {mode for mode in modes if mode.precision != "tf32"}, (

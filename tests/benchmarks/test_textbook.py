@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.setup_table import read_setups
+from models.step_time.setup_arrays import read_setups
 from tests.benchmarks.rivals import predict_textbook, step_seconds
 
 DEVICES = {"x.large": 4}

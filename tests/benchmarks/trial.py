@@ -18,12 +18,12 @@ import pandas as pd
 from models.campaign.campaign import Launch
 from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
-from models.domain.setup_table import as_variants, variants_of
-from models.domain.workload import Mode, Workload, variant
+from models.domain.workload import MODES, Mode, Workload
 from models.monitoring.slow_runs import TAKEN
 from models.step_time.dataset import TrainingData, at_nominal_speed, by_variant
 from models.step_time.machine_specs import computes
 from models.step_time.model import StepTimeModel
+from models.step_time.setup_arrays import as_variants, variant, variants_of
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch
@@ -42,6 +42,7 @@ def launch_of(cluster: Cluster, items: Iterable[Unseen], reason: str) -> Launch:
         Measurement(
             kind="train",
             workload=item.workload,
+            mode=item.mode,
             nodes=item.nodes,
             batches=item.batches,
             accumulation_steps=item.accumulation_steps,
@@ -178,15 +179,13 @@ FRACTIONS = (0.375, 0.5, 0.75, 1.0, 1.25)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """One setup to measure on a cluster: the instances that take part and the samples each sees in a step.
-
-    `workload` is what a model knows it as in its mode.
-    """
+    """One setup to measure on a cluster: the instances that take part and the samples each sees in a step."""
 
     workload: str
     nodes: tuple[int, ...]
     batches: tuple[int, ...]
     accumulation_steps: int = 1
+    mode: Mode = MODES[0]
 
 
 Key = tuple[str, tuple[tuple[str, int], ...]]
@@ -298,16 +297,14 @@ def _setups(
         modes = [one for one in workload.modes if _trains(types, one)]
         if not modes:
             continue
-        name = variant(
-            workload.name, modes[int(rng.integers(len(modes))) if len(workload.modes) > 1 else 0]
-        )
+        mode = modes[int(rng.integers(len(modes))) if len(workload.modes) > 1 else 0]
         batches = split_by_cores(
             [t.cores for t in types], round(float(fraction) * workload.global_batch_least)
         )
-        identity = key(name, [t.name for t in types], batches)
+        identity = key(variant(workload.name, mode), [t.name for t in types], batches)
         if identity not in seen:
             seen.add(identity)
-            kept.append(Unseen(workload=name, nodes=nodes, batches=batches))
+            kept.append(Unseen(workload=workload.name, mode=mode, nodes=nodes, batches=batches))
     return tuple(kept)
 
 

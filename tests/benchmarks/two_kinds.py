@@ -13,7 +13,7 @@ from dataclasses import replace
 import pandas as pd
 
 from models.campaign.campaign import Launch
-from models.domain.workload import TABLES, Mode, variant
+from models.domain.workload import TABLES, Mode
 from tasks.workspace.workspace import Workspace
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.trial import Unseen, launch_of
@@ -48,7 +48,8 @@ def launches(here: Workspace, runs: pd.DataFrame) -> list[Launch]:
         cluster = cluster_of(here, text)
         items = [
             Unseen(
-                workload=variant(NAME, Mode(strategy=strategy)),
+                workload=NAME,
+                mode=Mode(strategy=strategy),
                 nodes=tuple(range(len(batches))),
                 batches=batches,
             )

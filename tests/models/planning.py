@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
-from models.domain.setup_table import SetupArrays, read_setups
-from models.domain.workload import Goal, Workload
+from models.domain.workload import Goal, Mode, Workload
+from models.step_time.setup_arrays import SetupArrays, read_setups
+
+PLAIN = Mode()
 
 CORES = {"small": 0.2, "medium": 0.4, "net": 0.4, "large": 0.8, "whole": 1.0}
 GBPS = {"small": 0.2, "medium": 0.2, "net": 1.0, "large": 0.5, "whole": 1.0}
@@ -93,7 +95,9 @@ class LineModel:
     shared: float = 0.05
     own: float = 0.02
 
-    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+    def compute_line(
+        self, workload: str, instance_type: str, mode: Mode = PLAIN
+    ) -> tuple[float, float]:
         return (self.a, self.k / CORES[instance_type])
 
     def peak_bytes(
@@ -103,6 +107,7 @@ class LineModel:
         batch: int,
         ranks: int = 1,
         *,
+        mode: Mode = PLAIN,
         accumulates: bool = False,
     ) -> float:
         return np.nan
@@ -171,7 +176,9 @@ class JointModel:
     own: float = 0.1
     loose: float = 1.0  # half of the setups err by so many times as much
 
-    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+    def compute_line(
+        self, workload: str, instance_type: str, mode: Mode = PLAIN
+    ) -> tuple[float, float]:
         return self.lines[instance_type]
 
     def peak_bytes(
@@ -181,6 +188,7 @@ class JointModel:
         batch: int,
         ranks: int = 1,
         *,
+        mode: Mode = PLAIN,
         accumulates: bool = False,
     ) -> float:
         return self.memory[instance_type] * batch

@@ -9,20 +9,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.campaign.campaign import Campaign, shopping_list
+from models.campaign.campaign import Campaign, in_each_mode, shopping_list
 from models.campaign.candidates import Costs, training_runs
 from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, Offer
-from models.domain.setup_table import as_variants, row_key, setup_key, variants_of
-from models.domain.workload import Mode, Setup, Workload, variant, workload_and_mode
+from models.domain.setup_table import row_key, setup_key
+from models.domain.workload import Mode, Setup, Workload
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.step_time.dataset import TrainingData, by_variant
 from models.step_time.machine_specs import computes
 from models.step_time.model import StepTimeModel, fit
+from models.step_time.setup_arrays import as_variants, variant, variants_of, workload_and_mode
 from tests.models.planning import NOTHING, LineModel, cores_fit, frame, machine, offer, workload
 from tests.models.synthetic import World
+
+PLAIN = Mode()
 
 HALF = 0.5  # of the seconds of fp32
 
@@ -85,17 +88,10 @@ def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> N
     )
 
 
-def test_a_row_and_a_setup_in_a_precision_have_the_key_of_its_variant() -> None:
+def test_a_row_and_a_setup_in_a_precision_have_one_key() -> None:
     setup = setups_of()[0]
     other = replace(setup, precision="bf16")
-    renamed = replace(setup, workload=variant("mlp", Mode("bf16")))
-    assert (
-        setup_key(other)
-        == setup_key(renamed)
-        == row_key(other.row(), {})
-        == row_key(renamed.row(), {})
-    )
-    assert setup_key(other) != setup_key(setup)
+    assert setup_key(other) == row_key(other.row(), {}) != setup_key(setup)
 
 
 def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was() -> None:
@@ -158,9 +154,11 @@ def test_a_device_computes_in_what_its_data_sheet_tells(device: str, able: tuple
 class HalfInBf16(LineModel):
     """Half of the compute, and half of the memory."""
 
-    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
-        a, k = super().compute_line(workload, instance_type)
-        return (HALF * a, HALF * k) if workload.endswith("bf16") else (a, k)
+    def compute_line(
+        self, workload: str, instance_type: str, mode: Mode = PLAIN
+    ) -> tuple[float, float]:
+        a, k = super().compute_line(workload, instance_type, mode)
+        return (HALF * a, HALF * k) if mode.precision == "bf16" else (a, k)
 
     def peak_bytes(
         self,
@@ -169,9 +167,10 @@ class HalfInBf16(LineModel):
         batch: int,
         ranks: int = 1,
         *,
+        mode: Mode = PLAIN,
         accumulates: bool = False,
     ) -> float:
-        return batch * 2.0**30 / (32 if workload.endswith("bf16") else 16)
+        return batch * 2.0**30 / (32 if mode.precision == "bf16" else 16)
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
         found = super().predict(setups)
@@ -227,7 +226,7 @@ def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it
             item.trained,
             {launch.cluster.members[node].instance_type.name for node in item.nodes},
         )
-        for launch in shopping_list(campaign, list(JOB.variants), sold("T4"), past)
+        for launch in shopping_list(campaign, [JOB], sold("T4"), past)
         for item in launch.items
         if item.workload
     ]
@@ -250,13 +249,15 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
     setups = setups_of(job)
     clusters = [Cluster(members=(one,)) for one in sold()]
     candidates = list(
-        training_runs(JOB.variants, clusters, NOTHING, expected_step=None, costs=Costs()).values()
+        training_runs(
+            in_each_mode([JOB]), clusters, NOTHING, expected_step=None, costs=Costs()
+        ).values()
     )
     choices = {"mlp": choice_set_of(job, setups, MODEL.predict(frame(setups)))}
     known = Model(
         choice_set=choices,
         joint=MODEL.joint,
-        workloads=frozenset(["mlp"]),
+        workloads=frozenset([("mlp", Mode())]),
         types=frozenset(["large", "whole"]),
         fresh=NOTHING,
     )
@@ -266,6 +267,6 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
         "bf16 was never measured"
     )
     both = DecisionValue.of(
-        replace(known, workloads=frozenset(["mlp", "mlp in bf16"])), candidates, layouts=layouts
+        replace(known, workloads=frozenset([("mlp", Mode()), ("mlp", Mode("bf16"))])), candidates, layouts=layouts
     )
     assert {one.trained[1] for one in candidates if both.applies_to(one)} == {Mode(), Mode("bf16")}

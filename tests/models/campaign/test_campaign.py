@@ -28,12 +28,11 @@ from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key, rows_of
-from models.domain.workload import Goal, Mode, Workload, joined, variant
+from models.domain.workload import Goal, Mode, Workload, joined
 from models.job.cost import job_costs
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.planner.ranking import recommend
-from models.step_time.dataset import TrainingData, by_variant
 from tests.models.planning import (
     AS_OF,
     CORES,
@@ -203,13 +202,13 @@ def test_the_first_campaign_covers_everything_and_does_so_early() -> None:
 
 def profiles_bought(*modes: Mode, device: str = "cpu") -> tuple[set[tuple[str, str]], set[str]]:
     """(workload, instance type) profiled, and the workloads trained, where the mlp tolerates `modes` alone."""
-    jobs = replace(workload("mlp", 64), modes=modes).variants
+    jobs = [replace(workload("mlp", 64), modes=modes)]
     kinds = [replace(machine(name), device=device) for name in ("large", "whole")]
     sold = [replace(offer(one.name), instance_type=one) for one in kinds]
     launches = shop(jobs=jobs, sold=sold, market=sold[0].market, max_usd=10.0, max_seconds=4000.0)
-    bought = [(item.workload, members[0]) for item, members in lines(launches, "profile")]
+    bought = [(item.label, members[0]) for item, members in lines(launches, "profile")]
     assert len(bought) == len(set(bought)), "each once"
-    return set(bought), {item.workload for item, _ in lines(launches, "train")}
+    return set(bought), {item.label for item, _ in lines(launches, "train")}
 
 
 def test_a_workload_of_sharded_modes_alone_is_profiled_unsharded_and_trained_only_as_it_tolerates() -> (
@@ -222,25 +221,15 @@ def test_a_workload_of_sharded_modes_alone_is_profiled_unsharded_and_trained_onl
     assert profiles_bought(fsdp, zero2) == (on_both, {"mlp in fp32 fsdp", "mlp in fp32 zero2"})
     compiled = Mode("bf16", "fsdp", "compile+offload")
     alone = {("mlp in bf16 compile", "large"), ("mlp in bf16 compile", "whole")}
-    assert profiles_bought(compiled, device="A10G") == (alone, {variant("mlp", compiled)})
+    assert profiles_bought(compiled, device="A10G") == (alone, {f"mlp in {compiled}"})
     assert profiles_bought(compiled) == (set(), set()), "a processor has nothing to offload to"
 
 
 def test_the_profile_of_one_device_serves_the_sharded_mode_and_is_not_bought_again() -> None:
-    fsdp = replace(workload("mlp", 64), modes=(Mode(strategy="fsdp"),)).variants
+    fsdp = [replace(workload("mlp", 64), modes=(Mode(strategy="fsdp"),))]
     profiles = measured(shop(jobs=fsdp))[1]
     assert set(profiles["workload"]) == {"mlp"}
-    frames = dict.fromkeys(("runs", "buckets", "probes", "workloads", "instance_types"), NOTHING)
-    known = by_variant(
-        TrainingData(profiles=profiles, **frames), [one.name for one in fsdp]
-    ).profiles
-    own = {
-        name: rows.drop(columns="workload").reset_index(drop=True)
-        for name, rows in known.groupby("workload")
-    }
-    assert set(own) == {"mlp", fsdp[0].name}
-    pd.testing.assert_frame_equal(own["mlp"], own[fsdp[0].name])
-    assert not list(lines(shop(profiles=known, jobs=fsdp), "profile"))
+    assert not list(lines(shop(profiles=profiles, jobs=fsdp), "profile"))
 
 
 def test_training_runs_divide_a_batch_exactly_mostly_the_workloads_own() -> None:
@@ -283,7 +272,7 @@ def test_unequal_machines_share_by_cores_until_they_are_profiled() -> None:
     ]
     assert shares(pd.DataFrame(rows)) == {(75, 25)}
     for strategy, equal in (("adasum", False), ("adasum-delta", True)):
-        jobs = list(replace(workload("mlp", 100), modes=(Mode(strategy=strategy),)).variants)
+        jobs = [replace(workload("mlp", 100), modes=(Mode(strategy=strategy),))]
         assert ((80, 20) not in shares(NOTHING)) is equal
 
 
@@ -409,8 +398,8 @@ def model(
     return Model(**(values | {"workloads": frozenset(variants(jobs))} | changes))
 
 
-def variants(jobs: Sequence[Workload]) -> list[str]:
-    return [one.name for job in jobs for one in job.variants]
+def variants(jobs: Sequence[Workload]) -> list[tuple[str, Mode]]:
+    return [(job.name, mode) for job in jobs for mode in job.modes]
 
 
 def buy(known: Model | None, **changes: Any) -> list[Launch]:
@@ -695,9 +684,7 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
     (launch,) = learning_launches(campaign, wanted, offers())
     cheapest = next(one for one in sold if not cores_fit(Cluster(members=(one, one))))
     assert launch.cluster.members == (cheapest, cheapest)
-    assert Counter(one.workload for one in launch.items) == {
-        variant(job.name, one): 2 for one in modes
-    }
+    assert Counter(one.mode for one in launch.items) == dict.fromkeys(modes, 2)
     left = after(campaign, [launch])
     assert left.max_seconds == 900.0 - launch.est_s and left.max_usd == 1.0 - launch.est_usd
     other = replace(campaign, fits=lambda one: "no" if cheapest in one.members else cores_fit(one))
@@ -705,7 +692,7 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
     (fewer,) = learning_launches(
         replace(campaign, max_seconds=1.4 * launch.est_s), wanted, [cheapest]
     )
-    assert {one.workload for one in fewer.items} == {variant(job.name, one) for one in modes[:2]}
+    assert {one.mode for one in fewer.items} == set(modes[:2])
     (dearer,) = learning_launches(
         replace(campaign, max_seconds=1.4 * launch.est_s), wanted, offers()
     )

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.domain.cluster import Offer
-from models.domain.setup_table import read_setups
 from models.domain.workload import Mode
 from models.planner.batch_split import BatchSplits, finish_together, global_batches, splits_of
+from models.step_time.setup_arrays import read_setups
 from tests.models.planning import frame, machine, offer, workload
+
+PLAIN = Mode()
 
 
 def finish_s(lines: Sequence[tuple[float, float]], batches: Sequence[int]) -> float:
@@ -130,7 +132,9 @@ class Lines:
     lines: dict[str, tuple[float, float]]
     peak: Callable[[str, int], float]
 
-    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+    def compute_line(
+        self, workload: str, instance_type: str, mode: Mode = PLAIN
+    ) -> tuple[float, float]:
         return self.lines[instance_type]
 
     def peak_bytes(
@@ -140,6 +144,7 @@ class Lines:
         batch: int,
         ranks: int = 1,
         *,
+        mode: Mode = PLAIN,
         accumulates: bool = False,
     ) -> float:
         return self.peak(instance_type, batch)

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from models.domain.cluster import Cluster, Offer, parse_cluster
 from models.domain.setup_table import setup_key
-from models.domain.workload import Setup
+from models.domain.workload import Mode, Setup
 from models.job.job_conditions import Stated
 from models.planner import candidates as module
 from models.planner.candidates import Supply, mixed_options, without_beaten_zones
 from models.planner.enumeration import clusters_of, compositions, sold_together
 from models.planner.planner import allowed, candidates
 from tests.models.planning import CORES, LineModel, cores_fit, machine, offer, offers, workload
+
+PLAIN = Mode()
 
 MODEL = LineModel()
 
@@ -106,7 +108,9 @@ def test_many_types_stay_countable() -> None:
         return "none left"
 
     class Same(LineModel):
-        def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+        def compute_line(
+            self, workload: str, instance_type: str, mode: Mode = PLAIN
+        ) -> tuple[float, float]:
             return 0.0, 1.0
 
     many = [

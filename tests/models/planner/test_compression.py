@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from models.domain.cluster import Offer
-from models.domain.setup_table import SetupArrays
-from models.domain.workload import Goal, Mode, workload_and_mode
+from models.domain.workload import Goal, Mode
 from models.planner.candidates import Supply
 from models.planner.planner import Plan, candidates, plan
+from models.step_time.setup_arrays import SetupArrays, workload_and_mode
 from tests.models.planning import GBPS, JointModel, machine, offer, workload
 
 SPARSE, ADASUM, ADASUM_DELTA = (

@@ -10,14 +10,16 @@ import pandas as pd
 import pytest
 
 from models.domain.cluster import Offer
-from models.domain.setup_table import SetupArrays
-from models.domain.workload import Goal, Mode, workload_and_mode
+from models.domain.workload import Goal, Mode
 from models.job.job_conditions import JobConditions, Stated
 from models.planner.candidates import Supply
 from models.planner.explanations import obstacle
 from models.planner.planner import plan
 from models.planner.ranking import Row
+from models.step_time.setup_arrays import SetupArrays
 from tests.models.planning import CORES, GBPS, JointModel, machine, offer, workload
+
+PLAIN = Mode()
 
 MODEL = JointModel(
     lines={"small": (0.0, 0.001)},
@@ -99,9 +101,9 @@ class Modes(JointModel):
         batch: int,
         ranks: int = 1,
         *,
+        mode: Mode = PLAIN,
         accumulates: bool = False,
     ) -> float:
-        mode = workload_and_mode(workload)[1]
         part = 0.25 if "checkpointing" in mode.switches else 1 / ranks if mode.sharded else 1.0
         return (
             super().peak_bytes(workload, instance_type, batch)

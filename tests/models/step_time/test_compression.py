@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.setup_table import read_setups
-from models.domain.workload import ADASUM, COMBINED, COMPRESSED, SERVED, Mode, variant
+from models.domain.workload import ADASUM, COMBINED, COMPRESSED, SERVED, Mode
 from models.step_time.compression import (
     DENSITY,
     adasum_bytes,
@@ -23,6 +22,7 @@ from models.step_time.dataset import by_variant, sent_part, training_rows
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.rows import one_device_points
 from models.step_time.serialization import dump, load
+from models.step_time.setup_arrays import read_setups, variant
 from models.step_time.unmeasured import with_compressed
 from tasks.node.strategies import adasum
 from tasks.node.strategies import compression as node

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.domain.setup_table import read_setups
 from models.step_time.input import Loaders, Wait, separated
 from models.step_time.machine_specs import Machine
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.serialization import dump, load
+from models.step_time.setup_arrays import read_setups
 from tests.models.synthetic import TYPES, World
 
 LINK: dict[str, Any] = {"bandwidth_gbps": 10.0, "prior_speed": 1.0}

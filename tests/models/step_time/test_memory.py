@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.domain.setup_table import read_setups
-from models.domain.workload import Mode, variant
+from models.domain.workload import Mode
 from models.step_time import serialization
 from models.step_time.machine_specs import Machine
 from models.step_time.memory import MemoryModel, fit_memory
 from models.step_time.model import fit
+from models.step_time.setup_arrays import read_setups, variant
 from tasks.data_files.backtest import read_training
 from tests.models.synthetic import World
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.domain.setup_table import SetupArrays, read_setups, row_key
+from models.domain.setup_table import row_key
 from models.step_time.nearest import Nearness
+from models.step_time.setup_arrays import SetupArrays, read_setups
 
 DEVICES = {"a": 4, "b": 1}
 

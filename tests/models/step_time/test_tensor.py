@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.workload import MODES, TENSOR, Mode, grid_shape, variant
+from models.domain.workload import MODES, TENSOR, Mode, grid_shape
 from models.step_time.compression import dense_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.serialization import dump, load
+from models.step_time.setup_arrays import variant
 from models.step_time.tensor import (
     Volumes,
     dense_elements,
