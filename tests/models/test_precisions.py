@@ -267,6 +267,8 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
         "bf16 was never measured"
     )
     both = DecisionValue.of(
-        replace(known, workloads=frozenset([("mlp", Mode()), ("mlp", Mode("bf16"))])), candidates, layouts=layouts
+        replace(known, workloads=frozenset([("mlp", Mode()), ("mlp", Mode("bf16"))])),
+        candidates,
+        layouts=layouts,
     )
     assert {one.trained[1] for one in candidates if both.applies_to(one)} == {Mode(), Mode("bf16")}

@@ -281,7 +281,7 @@ def test_a_champion_that_has_not_met_a_workload_a_type_or_its_new_definition_doe
 def test_a_mode_that_physics_alone_predicts_counts_as_never_measured(here: Workspace) -> None:
     conv = replace(here.workloads[0], modes=(Mode(), Mode(strategy="ddp-mstopk")))
     known = campaign._model(here, model(), [conv], here.provider.offers(NOON), measured().runs)
-    assert known.workloads == {"conv"} and "conv" in known.choice_set
+    assert known.workloads == {("conv", Mode())} and "conv" in known.choice_set
 
 
 def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
