@@ -25,17 +25,13 @@ from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .launch import Launch, explain, in_order, join, leave, report, wait_for, wait_for_all
 from .loader import worker_deaths_ignored
-from .precision import SCALED, arithmetic
+from .precision import arithmetic
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
 from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
 from .steps import learn, train
-from .strategies import DDP, ZERO1, refuse_model, shares_out, strategy
-from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
-from .strategies.compression import COMPRESSED
-from .strategies.grid import TENSOR
-from .strategies.servers import SERVED
+from .strategies import DDP, refuse_model, refuse_training, shares_out, strategy
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
@@ -131,27 +127,9 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if item.kind == "profile" and item.used != [1]:
             raise ValueError("a profile is of one device of one node")
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
-        if item.strategy not in (DDP, *SERVED) and item.precision == SCALED:
-            why = "no rank sees all gradients, so that none can scale them"
-            if item.strategy in ADASUM:
-                why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
-            elif item.strategy == ZERO1:
-                why = "an optimizer that scales is not shared out"
-            elif item.strategy in COMPRESSED:
-                why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
-            raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")
         if item.kind in TRAINING and len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
-        if item.strategy == DELTAS and len(set(item.batches)) > 1:
-            raise ValueError(
-                f"{DELTAS} with batches of {' and '.join(map(str, item.batches))}: a rank's own step does not tell of"
-                f" how many samples it is; take equal batches, or {GRADIENTS}"
-            )
-        if item.strategy in TENSOR and len(set(item.batches)) > 1:
-            raise ValueError(
-                f"{item.strategy} with batches of {' and '.join(map(str, item.batches))}: ranks compute with each"
-                " other's samples, block by block; take equal batches, or ddp"
-            )
+        refuse_training(item.strategy, item.precision, item.batches)
         workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")

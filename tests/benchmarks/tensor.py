@@ -336,7 +336,7 @@ def _compared(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     model = _model(case)
     whole = copy.deepcopy(model)
-    paths = {one: path for path, one in model.named_parameters()}
+    paths: dict[torch.Tensor, str] = {one: path for path, one in model.named_parameters()}
     expected = dict(whole.named_parameters())
     optimizer, reference = (
         torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, whole)

@@ -1,17 +1,17 @@
-"""Data parallelism through parameter servers [Li et al. 2014], which sum what all devices send them and send it back.
+"""Data parallelism through parameter servers [Li et al. 2014].
 
-    ps-S    the first device of each of the first S machines is a server, beside what it trains; each has an Sth of
-            every bucket
+    ps-S    the first device of each of the first S machines trains and serves an S-th of a bucket
 
-Gradients are pushed and their mean is pulled, so that the optimizer's step is every device's own, as in ddp, and is the
-same step: one server sums an entry, and sends it to all. Of P devices, each on its own machine, a server
-receives (P - 1) / S of all gradients and then sends as much; a ring sends and receives 2 (P - 1) / P.
+Ranks push gradients and pull their mean, so the optimizer's step is that of ddp on every rank. With
+P devices on a machine each, a server receives (P - 1) / S of all gradients and sends as much; a
+ring sends and receives 2 (P - 1) / P.
 
-In round r of a push rank i sends to rank i + r, where that is a server; of a pull a server i sends to rank i + r. So it
-has one peer at a time. A bucket is pushed and pulled while the backward pass goes on, one bucket after the other.
+In round r of a push rank i sends to rank i + r, if that is a server; in a pull server i sends to
+rank i + r. A server thus has one peer at a time. Buckets are exchanged one after the other, while
+the backward pass goes on.
 """
 
-# No `from __future__ import annotations`: DistributedDataParallel compares a hook's annotations with the types.
+# DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,50 +20,26 @@ from itertools import accumulate
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
+
+from .messages import Message, exchange
 
 SERVED = ("ps-1", "ps-2", "ps-4")
 
 
-def refuse(name: str, machines: Sequence[int]) -> None:
-    """Raises ValueError where `machines`, the devices of each, have no place for as many servers; says what has."""
-    count = servers_of(name)
-    if len(machines) < max(count, 2):
-        fitting = [one for one in SERVED if servers_of(one) <= len(machines) > 1]
-        raise ValueError(
-            f"{name} on {len(machines)} machine{'s' * (len(machines) != 1)}: servers lie between machines, at most one"
-            f" on each; take {' or '.join(['ddp', *fitting])}"
-        )
-
-
 def servers_of(name: str) -> int:
-    """How many servers the strategy called `name` has."""
     return int(name.removeprefix("ps-"))
 
 
-def wrapped(
-    name: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    group: dist.ProcessGroup,
-    machines: Sequence[int],
-) -> nn.Module:
-    """`model` in DistributedDataParallel with servers; `machines` are the devices of each, in rank order.
-
-    Raises ValueError as `refuse` does.
-    """
-    refuse(name, machines)
-    module = DistributedDataParallel(model, process_group=group)
-    first = [0, *accumulate(machines)][: servers_of(name)]
-    module.register_comm_hook(Servers(group, tuple(first)), through_servers)
-    return module
+def first_devices(name: str, machines: Sequence[int]) -> tuple[int, ...]:
+    """The ranks that serve."""
+    return tuple([0, *accumulate(machines)][: servers_of(name)])
 
 
 @dataclass(slots=True)
 class Servers:
-    """One rank's end of the exchange; `ranks` are the servers."""
+    """A rank's end of the exchange; `ranks` are the servers."""
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
@@ -71,55 +47,48 @@ class Servers:
         default_factory=lambda: ThreadPoolExecutor(1, "parameter-servers")
     )
 
-    def exchange(self, values: Tensor, found: Future[Tensor]) -> None:
-        """Puts the mean over ranks, or why there is none, into `found`."""
+    def answer(self, values: Tensor, future: Future[Tensor]) -> None:
+        """Complete `future` with the mean of `values` over ranks, or with the error."""
         try:
-            found.set_result(self.averaged(values))
+            future.set_result(self.averaged(values))
         except Exception as error:
-            found.set_exception(error)  # type: ignore[arg-type]  # it takes any object, as torch's own callers do
+            future.set_exception(error)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """(n,) `values` with the mean over ranks in their place. Every rank must call it.
-
-        Raises RuntimeError where one does not come within the group's timeout.
-        """
-        rank, many = dist.get_rank(self.group), dist.get_world_size(self.group)
-        part_of = dict(zip(self.ranks, torch.tensor_split(values, len(self.ranks)), strict=True))
-        own = part_of.get(rank)
+        """(n,) `values`, replaced by their mean over ranks. Every rank must call it."""
+        rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        shares = dict(zip(self.ranks, values.tensor_split(len(self.ranks)), strict=True))
+        own = shares.get(rank)
         received = None if own is None else torch.empty_like(own)
-        for ahead in range(1, many):
-            server = (rank + ahead) % many
-            self._swap(part_of.get(server), server, received, (rank - ahead) % many)
+
+        def message(tensor: Tensor | None, peer: int) -> list[Message]:
+            return [] if tensor is None else [(tensor, peer % ranks)]
+
+        for ahead in range(1, ranks):
+            server = (rank + ahead) % ranks
+            exchange(
+                message(shares.get(server), server), message(received, rank - ahead), self.group
+            )
             if own is not None and received is not None:
                 own += received
         if own is not None:
-            own /= many
-        for ahead in range(1, many):
-            server = (rank - ahead) % many
-            self._swap(own, (rank + ahead) % many, part_of.get(server), server)
+            own /= ranks
+        for ahead in range(1, ranks):
+            server = (rank - ahead) % ranks
+            exchange(message(own, rank + ahead), message(shares.get(server), server), self.group)
         return values
 
-    def _swap(self, given: Tensor | None, to: int, received: Tensor | None, sender: int) -> None:
-        """Sends and receives at once; None and what is empty are not sent."""
-        asked = [
-            dist.P2POp(how, what, group=self.group, group_peer=peer)
-            for how, what, peer in ((dist.isend, given, to), (dist.irecv, received, sender))
-            if what is not None and what.numel()
-        ]
-        for work in dist.batch_isend_irecv(asked) if asked else ():
-            work.wait()
 
-
-def through_servers(
-    state: Servers,
+def average_by_servers(
+    servers: Servers,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """The mean of a bucket over ranks; on a processor beside the backward pass."""
-    found: Future[Tensor] = Future()
+    """Average a bucket over ranks; on a CPU in a thread, beside the backward pass."""
+    future: Future[Tensor] = Future()
     values = bucket.buffer()
-    if values.is_cuda:  # another thread would exchange on a stream of its own, beside what still computes the bucket
-        state.exchange(values, found)
+    if values.is_cuda:  # a thread would use a stream that does not wait for the bucket
+        servers.answer(values, future)
     else:
-        state.thread.submit(state.exchange, values, found)
-    return found
+        servers.thread.submit(servers.answer, values, future)
+    return future

@@ -1,23 +1,24 @@
-"""Embedding tables that lie whole on one rank each, beside data parallelism for all else [Naumov et al. 2019].
+"""Embedding tables on one rank each, beside data parallelism for all else [Naumov et al. 2019].
 
-    tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model lies on one rank, the largest first, where
-            fewest numbers lie so far; ranks send it their indices, and it sends rows, or sums of rows, back
+    tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model lies on one rank, the
+            largest first, where the fewest rows' numbers lie so far; ranks send it their indices,
+            and it sends rows, or sums of rows, back
 
-Gradients go the other way, and a step is that of ddp, up to rounding. What a rank sends for a table grows with its
-samples and not with the table. Where ranks have unequal batches, tables lie on those alone that have the smallest:
-hosts with much memory look up for hosts that compute.
+Gradients go the other way, and a step is that of ddp, up to rounding. What a rank sends for a table
+grows with its samples, not with the table. If ranks have unequal batches, tables lie only on the
+ranks with the smallest: hosts with much memory look up for hosts that compute.
 
-All tables are looked up in one exchange before the model's own forward pass, so each has to be given a part of what the
-model is given, as it is: at the first step a pass without gradients tells which part. What a table is given that the
-model has computed, of another size than in the first step, or twice a step, is refused.
+All tables are looked up in one exchange before the model's forward pass. So the indices of each
+must be a view of the model's inputs; a pass without gradients at the first step finds which. A
+table is refused if its indices are computed, if their shape changes, or if it is called twice in a
+step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -26,366 +27,252 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from .messages import exchange_lists
+from .replicas import no_sync, refuse_unlike
+
 TABLES = "tables"
-_KINDS = (nn.Embedding, nn.EmbeddingBag)
 
 Table = nn.Embedding | nn.EmbeddingBag
+Lists = list[list[Tensor]]  # for each rank
 
 
-def refuse(name: str, machines: Sequence[int]) -> None:
-    """Raises ValueError where there is no second device."""
-    if sum(machines) < 2:
-        raise ValueError(f"{name} on 1 device: there is nothing to share out; take ddp")
-
-
-def refuse_model(name: str, model: nn.Module) -> None:
-    """Raises ValueError where a model has no table, or one that cannot lie elsewhere."""
-    found = _tables(model)
-    if not found:
-        raise ValueError(f"{name}: this model has no nn.Embedding and no nn.EmbeddingBag; take ddp")
-    uses = [id(part) for module in model.modules() for part in module.children()]
-    for path, table in found.items():
-        if table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
-            raise ValueError(
-                f"{name}: {path} has sparse gradients, max_norm or scale_grad_by_freq, which it cannot have elsewhere;"
-                " take ddp"
-            )
-        shared = sum(
-            table.weight is one
-            for module in model.modules()
-            for one in module.parameters(recurse=False)
-        )
-        if uses.count(id(table)) > 1 or shared > 1:
-            raise ValueError(
-                f"{name}: {path} is in two places of the model, which have to have it both; take ddp"
-            )
-
-
-def wrapped(
-    name: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    group: dist.ProcessGroup,
-    machines: Sequence[int],
-) -> nn.Module:
-    """The model, each of its tables on one rank, whose `optimizer` trains it. Raises ValueError as the refusals do."""
-    refuse(name, machines)
-    refuse_model(name, model)
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise ValueError(
-            f"{name}: a hook of the optimizer's steps, such as one that clips, sees a table on one rank alone;"
-            " take ddp or fsdp"
-        )
-    return Elsewhere(model, optimizer, group)
+def tables_of(model: nn.Module) -> dict[str, Table]:
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Which numbers of which of the model's inputs a table is given."""
+class View:
+    """Where in the model's inputs a table's indices lie."""
 
-    leaf: int
-    of_leaf: tuple[torch.Size, tuple[int, ...]]  # its size and strides
+    input: int
+    input_layout: tuple[torch.Size, tuple[int, ...]]  # size and strides
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, path: str, leaves: Sequence[Tensor]) -> Tensor:
-        """The indices. Raises ValueError where the input they are of is laid out otherwise than in the first step."""
-        leaf = leaves[self.leaf]
-        if (leaf.shape, leaf.stride()) != self.of_leaf:
-            changed = (
-                f"a part of {tuple(leaf.shape)} numbers, and of {tuple(self.of_leaf[0])} before"
+    @classmethod
+    def of(cls, path: str, indices: Tensor, inputs: Sequence[Tensor]) -> View:
+        """Raises ValueError if the indices are no view of an input with a row a sample."""
+        for place, tensor in enumerate(inputs):
+            is_view = (
+                tensor.untyped_storage().data_ptr() == indices.untyped_storage().data_ptr()
+                and tensor.dtype == indices.dtype
             )
+            if is_view and indices.dim() and len(indices) == len(inputs[0]):
+                layout = tensor.shape, tensor.stride()
+                offset = int(indices.storage_offset() - tensor.storage_offset())
+                return cls(place, layout, tuple(indices.shape), indices.stride(), offset)
+        raise ValueError(
+            f"{TABLES}: {path} is given what the model computes, not a part of the batch. Use ddp."
+        )
+
+    def indices(self, path: str, inputs: Sequence[Tensor]) -> Tensor:
+        """Raises ValueError if the input has another layout than in the first step."""
+        tensor = inputs[self.input]
+        if (tensor.shape, tensor.stride()) != self.input_layout:
+            before, now = tuple(self.input_layout[0]), tuple(tensor.shape)
             raise ValueError(
-                f"{TABLES}: {path} is given {changed}; take ddp, or batches of one size"
+                f"{TABLES}: {path} is given {now} indices, after {before} in the first step."
+                " Use ddp, or batches of one size."
             )
-        return leaf.as_strided(self.size, self.stride, leaf.storage_offset() + self.offset)
+        offset = tensor.storage_offset() + self.offset
+        return tensor.as_strided(self.size, self.stride, offset)
 
 
-class _Seat(nn.Module):
-    """Where a table was: answers with what has come of it, or notes what it is asked."""
+class Stub(nn.Module):
+    """Takes a table's place: returns what was looked up, or records the call."""
 
-    def __init__(self, path: str, width: int, pools: bool) -> None:
+    def __init__(self, path: str, table: Table) -> None:
         super().__init__()
-        self.path, self.width, self.pools = path, width, pools
-        self.asked: list[Tensor] = []
-        self.answer: Tensor | None = None
-        self.notes = False
+        self.path, self.width, self.empty = path, table.embedding_dim, table.weight.new_empty(0)
+        self.is_bag = isinstance(table, nn.EmbeddingBag)
+        self.is_recording = False
+        self.calls: list[Tensor] = []
+        self.rows: Tensor | None = None
 
-    def forward(
-        self, input: Tensor, *others: Any, **named: Any
-    ) -> Tensor:  # as torch's own calls it
-        """Raises ValueError where more than indices is given, or once too often."""
-        if any(one is not None for one in (*others, *named.values())):
-            raise ValueError(
-                f"{TABLES}: {self.path} is given offsets or weights beside indices; take ddp"
-            )
-        if self.notes:
-            self.asked.append(input)
-            size = input.shape[:1] if self.pools else input.shape
-            return torch.zeros(*size, self.width, device=input.device)
-        if self.answer is None:
-            raise ValueError(f"{TABLES}: {self.path} is asked twice in a step; take ddp")
-        answer, self.answer = self.answer, None
-        return answer
+    def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
+        """Raises ValueError for other arguments than indices, and for a second call in a step."""
+        if any(value is not None for value in (*others, *named.values())):
+            raise ValueError(f"{TABLES}: {self.path} takes offsets or weights. Use ddp.")
+        if self.is_recording:
+            self.calls.append(input)
+            return self.empty.new_zeros(self.answer_shape(input.shape))
+        if self.rows is None:
+            raise ValueError(f"{TABLES}: {self.path} is called twice in a step. Use ddp.")
+        rows, self.rows = self.rows, None
+        return rows
 
-
-@dataclass(slots=True)
-class Settled:
-    """What the first step told: by table its part and owner, and samples of each rank."""
-
-    parts: list[Part]
-    owners: list[int]
-    samples: list[int]
+    def answer_shape(self, indices: Sequence[int]) -> tuple[int, ...]:
+        return (*(indices[:1] if self.is_bag else indices), self.width)
 
 
-class Elsewhere(nn.Module):
-    """Called as the model is. Every rank of the group must call it."""
+class DistributedTables(nn.Module):
+    """A model whose tables lie on one rank each. Every rank of the group must call it."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
     ) -> None:
         super().__init__()
-        self.optimizer = optimizer
-        self.rank, self.many = dist.get_rank(group), dist.get_world_size(group)
-        device = next(model.parameters()).device
-        self.group = group
-        self.tables = _tables(model)
-        for table in self.tables.values():
+        self.optimizer, self.group = optimizer, group
+        self.rank, self.ranks = dist.get_rank(group), range(dist.get_world_size(group))
+        self.tables = tables_of(model)
+        weight = next(iter(self.tables.values())).weight
+        self.start = weight.new_zeros((), requires_grad=True)  # makes a lookup part of the graph
+        self.stubs = []
+        for path, table in self.tables.items():
             dist.broadcast(table.weight.data, group=group, group_src=0)
-        self.seats = [
-            _Seat(path, one.embedding_dim, isinstance(one, nn.EmbeddingBag))
-            for path, one in self.tables.items()
-        ]
-        for seat in self.seats:
-            _put(model, seat.path, seat)
-        whole = any(one.requires_grad for one in model.parameters())
-        self.module = DistributedDataParallel(model, process_group=group) if whole else model
-        self.start = torch.zeros((), requires_grad=True, device=device)
-        self.settled: Settled | None = None
-        self.mine: dict[int, Table] = {}
+            self.stubs.append(Stub(path, table))
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, self.stubs[-1])
+        self.module = model
+        if any(one.requires_grad for one in model.parameters()):
+            self.module = DistributedDataParallel(model, process_group=group)
+        self.views: list[View] = []
+        self.samples: list[int] = []  # of each rank
+        self.owners: list[int] = []  # of each table
+        self.own: list[Table] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Raises ValueError where a table is asked for what cannot be told beforehand."""
-        leaves = [one for one in tree_leaves((inputs, named)) if isinstance(one, Tensor)]
-        if self.settled is None:
-            self.settled = self._settle(inputs, named, leaves)
-        asked = [
-            one.of(path, leaves) for path, one in zip(self.tables, self.settled.parts, strict=True)
+        """Raises ValueError if a table cannot be looked up before the forward pass."""
+        tensors = [one for one in tree_leaves((inputs, named)) if isinstance(one, Tensor)]
+        if not self.views:
+            self._distribute(inputs, named, tensors)
+        indices = [
+            view.indices(path, tensors) for path, view in zip(self.tables, self.views, strict=True)
         ]
-        for seat, answer in zip(self.seats, _Looked.apply(self.start, self, asked), strict=True):  # type: ignore[no-untyped-call]
-            seat.answer = answer
-        found = self.module(*inputs, **named)
-        for seat in self.seats:
-            if seat.answer is not None:
-                raise ValueError(f"{TABLES}: {seat.path} is not asked in every step; take ddp")
-        return found
+        found = _Lookup.apply(self.start, self, indices)  # type: ignore[no-untyped-call]
+        for stub, rows in zip(self.stubs, found, strict=True):
+            stub.rows = rows
+        output = self.module(*inputs, **named)
+        for stub in self.stubs:
+            if stub.rows is not None:
+                raise ValueError(f"{TABLES}: {stub.path} is not called in every step. Use ddp.")
+        return output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of all but tables stay as each rank has them."""
-        inner: AbstractContextManager[None] = nullcontext()
-        if isinstance(self.module, DistributedDataParallel):
-            inner = self.module.no_sync()
-        with inner:
+        """Leave all gradients but the tables' on their ranks."""
+        with no_sync(self.module):
             yield
 
-    def _settle(
-        self, inputs: tuple[Any, ...], named: dict[str, Any], leaves: Sequence[Tensor]
-    ) -> Settled:
-        """What a pass without gradients tells, agreed on by all ranks; leaves each table with its owner alone."""
-        problem, parts = "", []
+    def to_owners(self, values: Sequence[Tensor], *, are_rows: bool) -> Lists:
+        """For each of this rank's tables: the `values` of all ranks, indices or rows."""
+        sends = [self._of(rank, values) for rank in self.ranks]
+        shapes = [
+            [self._shape(place, rank, are_rows) for place in self._of(self.rank)]
+            for rank in self.ranks
+        ]
+        found = exchange_lists(sends, shapes, values[0], self.group)
+        return [list(values) for values in zip(*found, strict=True)]
+
+    def from_owners(self, answers: Lists) -> list[Tensor]:
+        """The rows of all tables; `answers` has the rows for each rank of each own table."""
+        sends = [[rows[rank] for rows in answers] for rank in self.ranks]
+        shapes = [
+            [self._shape(place, self.rank, True) for place in self._of(owner)]
+            for owner in self.ranks
+        ]
+        found = [iter(rows) for rows in exchange_lists(sends, shapes, self.start, self.group)]
+        return [next(found[owner]) for owner in self.owners]
+
+    def _of(self, owner: int, values: Sequence[Any] | None = None) -> list[Any]:
+        """The values, by default the places, of the tables of `owner`."""
+        values = range(len(self.owners)) if values is None else values
+        return [one for one, rank in zip(values, self.owners, strict=True) if rank == owner]
+
+    def _shape(self, place: int, rank: int, is_rows: bool) -> tuple[int, ...]:
+        shape = (self.samples[rank], *self.views[place].size[1:])
+        return self.stubs[place].answer_shape(shape) if is_rows else shape
+
+    def _distribute(
+        self, inputs: tuple[Any, ...], named: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> None:
+        """Find each table's indices, agree on owners, and free the tables of other ranks."""
+        problem, views = "", []
         try:
-            parts = self._parts(inputs, named, leaves)
+            views = self._find_views(inputs, named, tensors)
         except ValueError as error:
             problem = str(error)
-        told: list[Any] = [None] * self.many
-        dist.all_gather_object(told, (problem, [one.size for one in parts]), group=self.group)
-        for problem, _ in told:
+        answers: list[Any] = [None] * len(self.ranks)
+        dist.all_gather_object(answers, (problem, len(tensors[0])), group=self.group)
+        for problem, _ in answers:
             if problem:
                 raise ValueError(problem)
-        for rank, (_, sizes) in enumerate(told):
-            for path, first, own in zip(self.tables, told[0][1], sizes, strict=True):
-                if own[1:] != first[1:]:
-                    raise ValueError(
-                        f"{TABLES}: {path} is given indices of {first} on rank 0, of {own} on rank {rank}; take ddp, or"
-                        " batches padded alike"
-                    )
-        samples = [int(sizes[0][0]) for _, sizes in told]
-        owners = self._owners([rank for rank, many in enumerate(samples) if many == min(samples)])
-        left = set()
-        for place, (owner, table) in enumerate(zip(owners, self.tables.values(), strict=True)):
-            if owner == self.rank:
-                self.mine[place] = table
-            else:
-                left.add(table.weight)
+        widths = {path: view.size[1:] for path, view in zip(self.tables, views, strict=True)}
+        refuse_unlike(f"{TABLES}: indices", widths, self.group)
+        self.samples = [samples for _, samples in answers]
+        self.views, self.owners = views, self._choose_owners()
+        self.own = self._of(self.rank, list(self.tables.values()))
+        freed = {table.weight for table in self.tables.values()} - {one.weight for one in self.own}
         for held in self.optimizer.param_groups:
-            held["params"] = [one for one in held["params"] if one not in left]
-        for weight in left:
+            held["params"] = [one for one in held["params"] if one not in freed]
+        for weight in freed:
             self.optimizer.state.pop(weight, None)
             weight.data = weight.data.new_empty(0)
-        return Settled(parts, owners, samples)
 
-    def _parts(
-        self, inputs: tuple[Any, ...], named: dict[str, Any], leaves: Sequence[Tensor]
-    ) -> list[Part]:
-        model = (
-            self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
-        )
-        training = {module: module.training for module in model.modules()}
-        for seat in self.seats:
-            seat.notes = True
+    def _find_views(
+        self, inputs: tuple[Any, ...], named: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> list[View]:
+        training = {module: module.training for module in self.module.modules()}
+        model = self.module
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        for stub in self.stubs:
+            stub.is_recording = True
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 model.eval()(*inputs, **named)
         finally:
-            for module, before in training.items():
-                module.training = before
-            for seat in self.seats:
-                seat.notes = False
-        parts = []
-        for seat in self.seats:
-            if len(seat.asked) != 1:
+            torch.clear_autocast_cache()  # else DDP finds weights without gradients
+            for module, was_training in training.items():
+                module.training = was_training
+            for stub in self.stubs:
+                stub.is_recording = False
+        for stub in self.stubs:
+            if len(stub.calls) != 1:
                 raise ValueError(
-                    f"{TABLES}: {seat.path} is asked {len(seat.asked)} times in a step, not once; take ddp"
+                    f"{TABLES}: {stub.path} is called {len(stub.calls)} times in a step, not once."
+                    " Use ddp."
                 )
-            parts.append(
-                _part(seat.path, seat.asked.pop(), leaves, int(next(iter(leaves)).shape[0]))
-            )
-        return parts
+        return [View.of(stub.path, stub.calls.pop(), tensors) for stub in self.stubs]
 
-    def _owners(self, able: Sequence[int]) -> list[int]:
-        """By table the rank it lies on: the largest first, each where fewest bytes lie so far."""
-        lies = dict.fromkeys(able, 0)
-        found: dict[str, int] = {}
-        for path, table in sorted(self.tables.items(), key=lambda one: -one[1].weight.numel()):
-            found[path] = min(lies, key=lambda rank: (lies[rank], rank))
-            lies[found[path]] += table.weight.numel()
-        return [found[path] for path in self.tables]
-
-    def numbers(self, place: int, rank: int, width: int = 0) -> int:
-        """How many indices a rank has for a table, or numbers of `width` come back for them."""
-        settled = self.settled
-        assert settled is not None
-        own = (settled.samples[rank], *settled.parts[place].size[1:])
-        if width and self.seats[place].pools:
-            own = own[:1]
-        return prod(own) * max(width, 1)
-
-    def swapped(
-        self, given: Sequence[Tensor], to_owners: bool, widths: Sequence[int]
-    ) -> list[Tensor]:
-        """All numbers of each table to its owner, or from it to all; (numbers,) one a rank and table of its own, or a
-        table."""
-        owners = self.settled.owners if self.settled is not None else []
-        ranks, places = range(self.many), range(len(owners))
-        away = [
-            sum(self.numbers(one, self.rank, widths[one]) for one in places if owners[one] == to)
-            for to in ranks
-        ]
-        here = [sum(self.numbers(one, rank, widths[one]) for one in self.mine) for rank in ranks]
-        sent, received = (away, here) if to_owners else (here, away)
-        outgoing = list(torch.split(torch.cat([one.reshape(-1) for one in given]), sent))
-        incoming = [outgoing[self.rank].new_empty(many) for many in received]
-        incoming[self.rank] = outgoing[self.rank]
-        asked = [
-            dist.P2POp(how, one, group=self.group, group_peer=peer)
-            for peer in ranks
-            if peer != self.rank
-            for how, one in ((dist.isend, outgoing[peer]), (dist.irecv, incoming[peer]))
-            if one.numel()
-        ]
-        for work in dist.batch_isend_irecv(asked) if asked else ():
-            work.wait()
-        return incoming
+    def _choose_owners(self) -> list[int]:
+        """The rank of each table: largest tables first, each where the fewest numbers lie."""
+        held = {rank: 0 for rank, count in enumerate(self.samples) if count == min(self.samples)}
+        sizes = [table.weight.numel() for table in self.tables.values()]
+        owners = [0] * len(sizes)
+        for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+            owners[place] = min(held, key=lambda rank: (held[rank], rank))
+            held[owners[place]] += sizes[place]
+        return owners
 
 
-class _Looked(torch.autograd.Function):
-    """What all tables answer a rank, in the order of seats."""
+class _Lookup(torch.autograd.Function):
+    """The rows that the tables have for a rank's indices."""
 
     @staticmethod
     def forward(
-        ctx: Any, start: Tensor, state: Elsewhere, asked: Sequence[Tensor]
+        ctx: Any, start: Tensor, state: DistributedTables, indices: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        settled = state.settled
-        assert settled is not None
-        places, ranks = range(len(asked)), range(state.many)
-        by_owner = [
-            asked[one].to(torch.int32)
-            for rank in ranks
-            for one in places
-            if settled.owners[one] == rank
-        ]
-        plain = [0] * len(asked)
-        got = state.swapped(by_owner, True, plain)
-        ctx.state, ctx.looked = state, []
-        rows = []
-        for rank_numbers, rank in zip(got, ranks, strict=True):
-            pieces = torch.split(rank_numbers, [state.numbers(one, rank) for one in state.mine])
-            shapes = [(settled.samples[rank], *settled.parts[one].size[1:]) for one in state.mine]
-            rows.append([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
-        for at, table in enumerate(state.mine.values()):
-            with torch.enable_grad():
-                ctx.looked.append(table(torch.cat([own[at] for own in rows])))
-        answers = [
-            [part.detach() for part in torch.split(one, settled.samples)] for one in ctx.looked
-        ]
-        ctx.widths = [seat.width for seat in state.seats]
-        back = [own[rank] for rank in ranks for own in answers] or [start.new_empty(0)]
-        came = state.swapped(back, False, ctx.widths)
-        found: list[Tensor] = [start] * len(asked)
-        for owner, numbers in enumerate(came):
-            theirs = [place for place in places if settled.owners[place] == owner]
-            sizes = [state.numbers(place, state.rank, ctx.widths[place]) for place in theirs]
-            for place, answer in zip(theirs, torch.split(numbers, sizes), strict=True):
-                shape = asked[place].shape[:1] if state.seats[place].pools else asked[place].shape
-                found[place] = answer.view(*shape, ctx.widths[place])
-        return tuple(found)
+        by_table = state.to_owners([one.to(torch.int32) for one in indices], are_rows=False)
+        with torch.enable_grad():
+            ctx.found = [
+                table(torch.cat(of_ranks))
+                for table, of_ranks in zip(state.own, by_table, strict=True)
+            ]
+        ctx.state = state
+        answers = [list(rows.detach().split(state.samples)) for rows in ctx.found]
+        return tuple(state.from_owners(answers))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        state, settled = ctx.state, ctx.state.settled
-        ranks = range(state.many)
-        by_owner = [
-            one
-            for rank in ranks
-            for one, owner in zip(gradients, settled.owners, strict=True)
-            if owner == rank
-        ]
-        came = state.swapped(by_owner, True, ctx.widths)
-        pieces = [
-            torch.split(numbers, [state.numbers(one, rank, ctx.widths[one]) for one in state.mine])
-            for rank, numbers in zip(ranks, came, strict=True)
-        ]
-        for at, looked in enumerate(ctx.looked):
-            if looked.requires_grad:
-                gradient = torch.cat([own[at] for own in pieces]).view(looked.shape) / state.many
-                torch.autograd.backward(looked, gradient)
+        by_table = ctx.state.to_owners(gradients, are_rows=True)
+        for rows, of_ranks in zip(ctx.found, by_table, strict=True):
+            if rows.requires_grad:
+                mean = torch.cat(of_ranks) / len(ctx.state.ranks)
+                torch.autograd.backward(rows, mean)
         return None, None, None
-
-
-def _part(path: str, indices: Tensor, leaves: Sequence[Tensor], samples: int) -> Part:
-    """Where in the inputs the indices lie. Raises ValueError where they do not."""
-    for at, leaf in enumerate(leaves):
-        same = (
-            leaf.untyped_storage().data_ptr() == indices.untyped_storage().data_ptr()
-            and leaf.dtype == indices.dtype
-        )
-        if same and indices.dim() and indices.shape[0] == samples:
-            offset = int(indices.storage_offset() - leaf.storage_offset())
-            return Part(
-                at, (leaf.shape, leaf.stride()), tuple(indices.shape), indices.stride(), offset
-            )
-    raise ValueError(
-        f"{TABLES}: {path} is given what the model computes, not a part of the batch with a row a sample, so that it"
-        " cannot be looked up beforehand; take ddp"
-    )
-
-
-def _tables(model: nn.Module) -> dict[str, Table]:
-    return {path: one for path, one in model.named_modules() if isinstance(one, _KINDS)}
-
-
-def _put(model: nn.Module, path: str, seat: nn.Module) -> None:
-    above, _, name = path.rpartition(".")
-    setattr(model.get_submodule(above), name, seat)

@@ -15,7 +15,6 @@ from tasks.node.entrypoint import build, try_once
 from tasks.node.launch import explain
 from tasks.node.precision import Arithmetic
 from tasks.node.record import WorkloadFile
-from tasks.node.strategies import strategy
 from tasks.node.switches import blocks, compiled_nothing, on, switch_on
 
 WORKLOADS = Path(workloads.__file__).parent
@@ -155,17 +154,6 @@ def test_unknown_switches_are_refused_by_name() -> None:
         ValueError, match="unknown switch 'recompile'; known: checkpointing, compile, offload"
     ):
         on("checkpointing+recompile")
-
-
-def test_what_has_no_states_shared_out_is_not_offloaded() -> None:
-    assert strategy("fsdp", "checkpointing") is strategy("fsdp")
-    with pytest.raises(ValueError, match="offload with ddp"):
-        strategy("ddp", "offload", torch.device("cuda"))
-    with pytest.raises(
-        ValueError, match="the host's processor, whose memory holds the states already"
-    ):
-        strategy("fsdp", "offload")
-    assert strategy("zero2", "offload", torch.device("cuda")) is not strategy("zero2")
 
 
 def test_layers_of_a_transformer_are_blocks_and_what_uses_weights_of_its_parts_is_not_taken_apart() -> (

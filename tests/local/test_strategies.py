@@ -1,0 +1,602 @@
+"""Every strategy on eight ranks of this machine, against one process that has all samples."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from models.step_time.compression import adasum_bytes, sparse_bytes
+from tasks.node.strategies import STRATEGIES, communicates_always, no_sync, strategy
+from tasks.node.strategies.adasum import ADASUM, combine, pair
+from tasks.node.strategies.compression import COMPRESSED, SparseExchange
+from tasks.node.strategies.grid import TENSOR
+from tasks.node.strategies.servers import SERVED
+from tasks.node.strategies.tables import DistributedTables
+from tasks.node.strategies.tensor import Divided
+from tasks.node.workloads.transformer_lm import LanguageModel
+
+pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
+
+Answers = list[dict[Any, Any]]
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+RANKS, WORLD = 4, 8
+STEPS, BATCH = 3, 4
+LOSSY = (*COMPRESSED, *ADASUM)  # other updates than those of ddp
+EXACT = [name for name in STRATEGIES if name not in LOSSY]
+MACHINES = {"ddp-mstopk": (2, 2)}
+SIZES = (1, 700, 3, 120_000, 64, 1)  # of Adasum's parameters
+ROUNDS, VALUES, DENSITY = 6, 5003, 0.05  # of MSTopK
+LAYOUTS = ((2, 2), (1, 1, 1, 1))
+
+
+class Mixed(nn.Module):
+    """Tables, linear runs among layers that stay whole, a frozen weight and a free parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.bag = nn.Embedding(50, 16, padding_idx=0), nn.EmbeddingBag(40, 16)
+        self.run = nn.Sequential(
+            nn.LayerNorm(16),
+            nn.Linear(16, 32),
+            nn.Sequential(nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 48, bias=False), nn.Tanh()),
+            nn.Linear(48, 16),
+            nn.Unflatten(1, (1, 16)),
+            nn.Flatten(),
+            nn.Linear(16, 32),
+            nn.ReLU(inplace=True),
+            nn.Linear(32, 16),
+        )
+        self.run[2][1].bias.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.is_wrong = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.words(inputs[:, :3]).sum(dim=1) + self.bag(inputs[:, 2:])
+        found: Tensor = self.run(hidden).mean(dim=1) * self.scale
+        return found * torch.nan if self.is_wrong else found
+
+
+class Encoders(nn.Module):
+    """Masked layers with samples first and second, norms before and after, one layer alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, activation="gelu")
+        self.words = nn.Embedding(50, 16)
+        self.layers = nn.TransformerEncoder(
+            layer, 2, norm=nn.LayerNorm(16), enable_nested_tensor=False
+        )
+        self.other = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
+        self.language = LanguageModel(50, 5, 16, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        text = self.words(inputs).transpose(0, 1)
+        padding = (inputs > 40).index_fill(1, torch.tensor([0]), False)
+        hidden = self.layers(
+            text, mask=torch.ones(5, 5).triu(1).bool(), src_key_padding_mask=padding
+        )
+        hidden = self.other(hidden, src_mask=torch.zeros(5, 5, dtype=text.dtype))
+        return hidden.mean(dim=(0, 2)) + self.language(inputs).mean(dim=(1, 2))
+
+
+def batch_of(rank: int, step: int, samples: int = BATCH) -> Tensor:
+    """Indices (samples, 5)."""
+    random = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randint(40, (samples, 5), generator=random)
+
+
+def loss_of(module: Any, inputs: Tensor) -> Tensor:
+    return ((module(inputs) - inputs.double().mean(dim=1) / 20) ** 2).mean()
+
+
+def adagrad(model: nn.Module, *, clips: bool = False) -> torch.optim.Optimizer:
+    """Has states before the first step, and may clip in a hook."""
+    weights = [one for one in model.parameters() if one.requires_grad]
+    groups = [{"params": weights[:2], "lr": 0.02}, {"params": weights[2:]}]
+    optimizer = torch.optim.Adagrad(groups, lr=0.05, initial_accumulator_value=1.0)
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    if clips:
+        optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def numbers(optimizer: torch.optim.Optimizer) -> int:
+    """Values of states."""
+    inner = getattr(optimizer.step, "__self__", optimizer)
+    states = getattr(inner, "optim", inner).state.values()
+    tensors = [one for state in states for one in state.values() if one.dim()]
+    return sum((one.to_local() if isinstance(one, DTensor) else one).numel() for one in tensors)
+
+
+def trained(
+    name: str, kind: Callable[[], nn.Module], group: dist.ProcessGroup, samples: Sequence[int] = ()
+) -> dict[str, Any]:
+    """How far this rank's weights are from those of one process with all samples."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    samples = samples or (BATCH,) * ranks
+    torch.manual_seed(rank)  # ranks begin with the first's weights
+    model = kind().double()
+    whole = copy.deepcopy(model)
+    for one in whole.parameters():
+        dist.broadcast(one.data, group=group, group_src=0)
+    paths = {one: path for path, one in model.named_parameters()}
+    clips = name not in ("tables", *TENSOR)
+    expected, reference = dict(whole.named_parameters()), adagrad(whole, clips=clips)
+    optimizer = adagrad(model, clips=clips)
+    machines = MACHINES.get(name, (1,) * ranks)
+    module = strategy(name, machines=machines)(model, optimizer, group, CPU)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        for micro in range(2):
+            every = [batch_of(one, 2 * step + micro, samples[one]) for one in range(ranks)]
+            (loss_of(whole, torch.cat(every)) / 2).backward()
+            with nullcontext() if micro else no_sync(module):
+                scale = ranks * samples[rank] / sum(samples) / 2
+                (loss_of(module, every[rank]) * scale).backward()
+        optimizer.step()
+        reference.step()
+    cuts = {block: (paths[one], cut) for one, (block, cut) in module.blocks.of.items()} \
+        if isinstance(module, Divided) else {}  # fmt: skip
+    held = dict(model.named_parameters()) | {
+        path: one for one, path in paths.items() if one.numel() and name == "tables"
+    }
+    by_path = {id(one): path for path, one in held.items()}
+    apart, size = 0.0, 0
+    for one in [*cuts, *(one for one in held.values() if one not in cuts)]:
+        path, cut = cuts.get(one, (by_path.get(id(one), ""), lambda values: values))
+        if path in expected:
+            value = one.full_tensor() if isinstance(one, DTensor) else one
+            target = cut(expected[path])
+            apart = max(apart, float((value - target).abs().max() / target.abs().max()))
+            size += (one.to_local() if isinstance(one, DTensor) else one).numel()
+    return {
+        "apart": apart,
+        "weights": torch.cat([one.detach().flatten() for one in held.values()])
+        if name not in ("fsdp", "zero2")
+        else torch.zeros(0),
+        "size": size,
+        "states": numbers(optimizer),
+        "always": communicates_always(module),
+        "owners": module.owners if isinstance(module, DistributedTables) else [],
+    }
+
+
+def wrong(name: str, group: dist.ProcessGroup) -> bool:
+    """Whether this rank's weights are finite after a step that goes wrong on rank 1."""
+    torch.manual_seed(0)
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    machines = MACHINES.get(name, (1,) * RANKS)
+    module = strategy(name, machines=machines)(model, optimizer, group, CPU)
+    for step in range(4):
+        model.is_wrong = step == 3 and dist.get_rank(group) == 1
+        optimizer.zero_grad()
+        loss_of(module, batch_of(dist.get_rank(group), step)).backward()
+        optimizer.step()
+    return all(bool(one.isfinite().all()) for one in module.parameters())
+
+
+def error_of(act: Callable[[], Any]) -> str:
+    """The class of what `act` raises."""
+    try:
+        act()
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def refused(name: str, change: Callable[[Any, Tensor], Tensor], group: dist.ProcessGroup) -> str:
+    """What two steps raise whose batches `change` makes from the model and a batch."""
+    model = Mixed()
+    module = strategy(name, machines=(1,) * RANKS)(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU
+    )
+
+    def steps() -> None:
+        for step in range(2):
+            loss_of(module, change(model, batch_of(0, step))).backward()
+
+    return error_of(steps)
+
+
+def computed(model: Mixed, inputs: Tensor) -> Tensor:
+    if dist.get_rank() == 1:
+        model.words.register_forward_pre_hook(lambda _, given: (given[0] + 0,))
+    return inputs
+
+
+def longer(model: Mixed, inputs: Tensor) -> Tensor:
+    return torch.cat([inputs] * 2) if dist.get_rank() == 3 else inputs
+
+
+def wider(model: Mixed, inputs: Tensor) -> Tensor:
+    return torch.cat([inputs, inputs], 1) if dist.get_rank() == 1 else inputs
+
+
+def changing(model: Mixed, inputs: Tensor) -> Tensor:
+    model.calls = getattr(model, "calls", 0) + 1  # type: ignore[assignment]
+    return inputs[: 5 - model.calls]
+
+
+def unused(group: dist.ProcessGroup) -> None:
+    """A step that leaves a divided layer without gradient."""
+    model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    model.forward = lambda inputs: model[0](inputs)  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(model.parameters())
+    strategy("tensor-1d", machines=(1,) * RANKS)(model, optimizer, group, CPU)(
+        torch.ones(2, 4)
+    ).sum().backward()
+
+
+def frozen(group: dist.ProcessGroup) -> float:
+    """The loss of a model whose divided layers are frozen, after two steps."""
+    torch.manual_seed(0)
+    model = Mixed()
+    model.run.requires_grad_(False)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    module = strategy("tensor-2d", machines=(1,) * RANKS)(model, optimizer, group, CPU)
+    for step in range(2):
+        loss = loss_of(module, batch_of(0, step))
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def sent_types(group: dist.ProcessGroup) -> set[torch.dtype]:
+    """What tensor-2d sends in bf16."""
+    model, found, plain = Mixed(), set(), dist.batch_isend_irecv
+    optimizer = torch.optim.SGD(model.parameters())
+    module = strategy("tensor-2d", machines=(1,) * RANKS)(model, optimizer, group, CPU)
+    with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            dist,
+            "batch_isend_irecv",
+            lambda asked: found.update(one.tensor.dtype for one in asked) or plain(asked),
+        )
+        module(batch_of(0, 0))
+    return found
+
+
+def adasum_steps(name: str, group: dist.ProcessGroup) -> dict[str, Any]:
+    """How far two steps are from the definition, which this rank computes for all ranks."""
+    torch.manual_seed(0)
+    model = Mixed().double()
+    copies = [copy.deepcopy(model) for _ in range(RANKS)]
+    own = adagrad(model)
+    others = [adagrad(one) for one in copies]
+    module = strategy(name, machines=(1,) * RANKS)(model, own, group, CPU)
+    apart = 0.0
+    for step in range(2):
+        before = copy.deepcopy(copies[0])
+        for module_of, optimizer, rank in [
+            (module, own, dist.get_rank(group)),
+            *zip(copies, others, range(RANKS), strict=True),
+        ]:
+            optimizer.zero_grad()
+            with no_sync(module_of):
+                loss_of(module_of, batch_of(rank, step)).backward()
+            loss_of(module_of, batch_of(rank, step + 10)).backward()
+            if name == "adasum-delta" or module_of is module:
+                optimizer.step()
+        rows = zip(*(one.parameters() for one in (model, before, *copies)), strict=True)
+        for mine, begun, *theirs in rows:
+            if not mine.requires_grad:
+                continue
+            if name == "adasum":
+                found = definition([one.grad.flatten().numpy() for one in theirs])
+                for one in theirs:
+                    one.grad = torch.from_numpy(found).view(one.shape)
+            else:
+                changes = [(one - begun).detach().flatten().numpy() for one in theirs]
+                for one in theirs:
+                    one.data = begun + torch.from_numpy(definition(changes)).view(one.shape)
+        if name == "adasum":
+            for optimizer in others:
+                optimizer.step()
+        for mine, other in zip(model.parameters(), copies[0].parameters(), strict=True):
+            apart = max(apart, float((mine - other).abs().max()))
+    return {
+        "apart": apart,
+        "weights": torch.cat([one.detach().flatten() for one in model.parameters()]),
+    }
+
+
+def definition(vectors: Sequence[Any]) -> Any:
+    """One parameter's Adasum over 2^m ranks."""
+    if len(vectors) == 1:
+        return vectors[0]
+    half = len(vectors) // 2
+    a, b = definition(vectors[:half]), definition(vectors[half:])
+    product, first, second = a @ b, a @ a, b @ b
+    return (1 - product / (2 * first or 1)) * a + (1 - product / (2 * second or 1)) * b
+
+
+def vector(kind: str, rank: int) -> Tensor:
+    """What a rank has for Adasum: every parameter of another size and scale."""
+    random = torch.Generator().manual_seed(1 if kind == "parallel" else rank)
+    made = [
+        10.0**place * (0.3 + torch.randn(size, generator=random))
+        for place, size in enumerate(SIZES)
+    ]
+    if kind == "parallel":
+        made = [(rank + 1) * one for one in made]
+    if kind == "orthogonal":
+        made = [one * (torch.arange(len(one)) % 8 == rank) for one in made]
+    if kind == "zeros":
+        made = [one * (rank == 1 or place == 2) for place, one in enumerate(made)]
+    return torch.cat(made)
+
+
+def combined(kind: str, group: dist.ProcessGroup) -> dict[str, Any]:
+    """The Adasum of all ranks, and bytes that this rank sent."""
+    values, sent, plain = vector(kind, dist.get_rank(group)), [0], dist.batch_isend_irecv
+
+    def counted(asked: Any) -> Any:
+        sent[0] += sum(one.tensor.nbytes for one in asked if one.op is dist.isend)
+        return plain(asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", counted)
+        combine(values, SIZES, group)
+    return {"values": values, "bytes": sent[0]}
+
+
+def gradient(rank: int, turn: int) -> Tensor:
+    return torch.randn(VALUES, generator=torch.Generator().manual_seed(100 * rank + turn))
+
+
+def sparse(machines: tuple[int, ...], group: dist.ProcessGroup) -> dict[str, Any]:
+    """Sums of each round, the residual, and bytes sent inside the machine and to others."""
+    state, own = SparseExchange(group, machines, density=DENSITY), dist.get_rank(group)
+    sent, plain = {"inside": 0, "between": 0}, dist.all_to_all_single
+
+    def counted(received: Any, mine: Tensor, to: list[int], *others: Any, **named: Any) -> Any:
+        for rank, count in enumerate(to):
+            place = "inside" if rank // machines[0] == own // machines[0] else "between"
+            sent[place] += count * mine.element_size() * (rank != own)
+        return plain(received, mine, to, *others, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_to_all_single", counted)
+        sums = [state.summed(0, gradient(own, turn)) for turn in range(ROUNDS)]
+    return {"sums": torch.stack(sums), "residual": state.residuals[0], **sent}
+
+
+def serve(rank: int, port: int, answer: Path) -> None:
+    """One rank: all cases in one order."""
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD)
+    everyone: Any = dist.group.WORLD
+    groups = {world: dist.new_group(range(world)) for world in (2, RANKS)}
+    hasty = {
+        name: dist.new_group([0, 1], timeout=timedelta(seconds=2))
+        for name in ("ps-1", "tensor-1d", "adasum")
+    }
+    found: dict[Any, Any] = {"tensor-2.5d": trained("tensor-2.5d", Mixed, everyone)}
+    found["random", 8] = combined("random", everyone)
+    if rank < RANKS:
+        found |= cases(groups[RANKS])
+    modules = {name: wrapped(name, hasty[name]) for name in hasty} if rank < 2 else {}
+    for name, module in modules.items() if rank == 0 else ():
+        found[name, "alone"] = error_of(partial(one_step, module))
+    torch.save(found, answer / str(rank))
+    dist.barrier()
+
+
+def cases(group: Any) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for name in STRATEGIES:
+        if name not in (*ADASUM, "tensor-2.5d"):
+            found[name] = trained(name, Mixed, group)
+        if name not in TENSOR:
+            found[name, "finite"] = wrong(name, group)
+    for name in ("tensor-1d", "tensor-2d"):
+        found[name, "encoders"] = trained(name, Encoders, group)
+    found["unequal"] = trained("tables", Mixed, group, (2, 4, 6, 4))
+    for change in (computed, wider, changing):
+        found["tables", change.__name__] = refused("tables", change, group)
+    found["tensor-1d", "longer"] = refused("tensor-1d", longer, group)
+    found["unused"] = error_of(lambda: unused(group))
+    found["frozen"], found["types"] = frozen(group), sent_types(group)
+    for name in ADASUM:
+        found[name] = adasum_steps(name, group)
+    for kind in ("random", "orthogonal", "parallel", "zeros"):
+        found[kind, RANKS] = combined(kind, group)
+    for machines in LAYOUTS:
+        found[machines] = sparse(machines, group)
+    return found
+
+
+def one_step(module: nn.Module) -> None:
+    module(torch.ones(2, 4)).sum().backward()
+
+
+def wrapped(name: str, group: Any) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return strategy(name)(model, torch.optim.SGD(model.parameters()), group, CPU)
+
+
+def main(port: int, answer: Path) -> None:
+    """All ranks, forked, so that torch is loaded once."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=serve, args=(rank, port, answer)) for rank in range(WORLD)]
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join()
+    sys.exit(max(abs(one.exitcode or 0) for one in processes))
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What each rank found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.local.test_strategies"]
+    subprocess.run(
+        [*command, str(port), str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=200,
+    )
+    return [torch.load(folder / str(rank), weights_only=False) for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_step_is_that_of_one_process(answers: Answers, name: str) -> None:
+    for one in answers[: WORLD if name == "tensor-2.5d" else RANKS]:
+        assert one[name]["apart"] < 1e-10
+        assert one[name]["always"] is (name not in ("ddp", *SERVED))
+
+
+@pytest.mark.parametrize("name", ["tensor-1d", "tensor-2d"])
+def test_divided_encoders_train_as_one_process(answers: Answers, name: str) -> None:
+    assert all(one[name, "encoders"]["apart"] < 1e-10 for one in answers[:RANKS])
+
+
+def test_ranks_hold_shares_of_weights_and_states(answers: Answers) -> None:
+    ranks = answers[:RANKS]
+    whole = ranks[0]["ddp"]
+    assert all(torch.equal(one["zero1"]["weights"], whole["weights"]) for one in ranks)
+    for name in ("zero1", "fsdp", "zero2"):
+        assert sum(one[name]["states"] for one in ranks) == whole["states"]
+        assert max(one[name]["states"] for one in ranks) < 0.6 * whole["states"]
+    for name in ("fsdp", "zero2"):
+        assert sum(one[name]["size"] for one in ranks) == whole["size"]
+    for name in TENSOR:
+        assert len({one[name]["size"] for one in ranks}) == 1
+        assert ranks[0][name]["size"] < 0.65 * whole["size"]
+
+
+def test_each_table_lies_on_one_rank_the_one_with_fewest_samples(answers: Answers) -> None:
+    assert sorted(answers[0]["tables"]["owners"]) == [0, 1]
+    for one in answers[:RANKS]:
+        assert one["unequal"]["apart"] < 1e-10 and one["unequal"]["owners"] == [0, 0]
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compression_keeps_ranks_alike_and_learns(answers: Answers, name: str) -> None:
+    ranks, plain = answers[:RANKS], answers[0]["ddp"]["weights"]
+    assert all(torch.equal(one[name]["weights"], ranks[0][name]["weights"]) for one in ranks)
+    assert not torch.equal(ranks[0][name]["weights"], plain)
+    torch.manual_seed(0)
+    begun = torch.cat([one.detach().flatten() for one in Mixed().double().parameters()])
+    assert (ranks[0][name]["weights"] - plain).norm() < 0.8 * (begun - plain).norm()
+
+
+@pytest.mark.parametrize("name", [one for one in STRATEGIES if one not in TENSOR])
+def test_all_ranks_hear_of_a_nan(answers: Answers, name: str) -> None:
+    assert not any(one[name, "finite"] for one in answers[:RANKS])
+
+
+def test_what_cannot_be_trained_is_refused_by_all_ranks(answers: Answers) -> None:
+    for one in answers[:RANKS]:
+        for reason in ("computed", "wider", "changing"):
+            assert one["tables", reason] == "ValueError", reason
+        assert one["tensor-1d", "longer"] == "ValueError" and one["unused"] == "RuntimeError"
+        assert np.isfinite(one["frozen"])
+        assert one["types"] == {torch.bfloat16, torch.float32}
+
+
+@pytest.mark.parametrize("name", ["ps-1", "tensor-1d", "adasum"])
+def test_a_missing_rank_is_an_error_within_the_timeout(answers: Answers, name: str) -> None:
+    assert answers[0][name, "alone"] in ("RuntimeError", "DistBackendError")
+
+
+@pytest.mark.parametrize("name", ADASUM)
+def test_adasum_steps_are_those_of_the_definition(answers: Answers, name: str) -> None:
+    for one in answers[:RANKS]:
+        assert one[name]["apart"] < 1e-10
+        assert torch.equal(one[name]["weights"], answers[0][name]["weights"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [("random", 8), *((kind, RANKS) for kind in ("random", "orthogonal", "parallel", "zeros"))],
+)
+def test_adasum_is_its_definition_and_sends_its_bytes(
+    answers: Answers, kind: str, world: int
+) -> None:
+    found = [one[kind, world] for one in answers[:world]]
+    formula = adasum_bytes(4.0 * sum(SIZES), len(SIZES), world)
+    for one in found:
+        assert torch.equal(one["values"], found[0]["values"])
+        assert one["bytes"] == pytest.approx(formula, abs=8 * world)
+    given = [vector(kind, rank).double().split(list(SIZES)) for rank in range(world)]
+    for place, own in enumerate(found[0]["values"].double().split(list(SIZES))):
+        expected = definition([one[place].numpy() for one in given])
+        assert np.abs(own.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_a_pair_in_one_process_is_that_of_orthogonal_vectors() -> None:
+    first, second = torch.tensor([3.0, 0.0, 1.0]), torch.tensor([0.0, 4.0, 1.0])
+    assert pair(first, second, [2, 1]).tolist() == [3.0, 4.0, 1.0]
+
+
+def by_definition(machines: tuple[int, ...]) -> tuple[Any, Any]:
+    """(rounds, values) MSTopK's sums, and (values,) the residuals, in NumPy."""
+    devices = machines[0]
+    share = ceil(VALUES / devices)
+    residual = np.zeros((len(machines), devices, share))
+    rounds = []
+    for turn in range(ROUNDS):
+        total = np.zeros((devices, share))
+        for machine, own in enumerate(residual):
+            ranks = range(machine * devices, (machine + 1) * devices)
+            summed = sum(gradient(rank, turn).double().numpy() for rank in ranks)
+            own += np.pad(summed, (0, share * devices - VALUES)).reshape(devices, share)
+            for place in range(devices):
+                picked = np.argsort(-np.abs(own[place]))[: ceil(DENSITY * share)]
+                total[place, picked] += own[place, picked]
+                own[place, picked] = 0
+        rounds.append(total.reshape(-1)[:VALUES])
+    return np.array(rounds), residual.sum(axis=0).reshape(-1)[:VALUES]
+
+
+@pytest.mark.parametrize("machines", LAYOUTS)
+def test_mstopk_sends_the_largest_entries_and_keeps_the_rest(
+    answers: Answers, machines: tuple[int, ...]
+) -> None:
+    found = [one[machines] for one in answers[:RANKS]]
+    sums, residual = by_definition(machines)
+    kept = torch.stack([one["residual"] for one in found]).view(len(machines), -1).sum(dim=0)
+    np.testing.assert_allclose(found[0]["sums"].numpy(), sums, atol=1e-5)
+    np.testing.assert_allclose(kept[:VALUES].numpy(), residual, atol=1e-5)
+    for one in found:
+        assert torch.equal(one["sums"], found[0]["sums"])
+        formula = ROUNDS * sparse_bytes(4 * VALUES, len(machines), machines[0], DENSITY)
+        assert one["between"] == pytest.approx(formula, rel=0.02)
+        dense = ROUNDS * 2 * (machines[0] - 1) / machines[0] * 4 * VALUES
+        assert one["inside"] == pytest.approx(dense, rel=0.02)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
