@@ -1,8 +1,9 @@
-"""Which few runs would settle a choice that is open, and how far: by the model's own uncertainty. Buys nothing.
+"""The few runs that settle an open choice, by the model's own uncertainty.
 
-    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of choice set c and pilots p, normal
+    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1   log steps of choice set c, pilots p
 
-Regret is in logs: what is chosen loses (`planner/choice_rule.py`), overshooting weighed, above the least there is.
+Regret is in logs: the loss of the choice (`planner/choice_rule.py`, overshooting weighed) above the
+least there is.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from .value_of_information import (
     Belief,
     ChoiceSet,
     Floats,
-    Question,
+    OpenChoice,
+    Places,
     aim_and_meeting,
     choices,
     run_values,
 )
 
-_TRUTHS = 400  # joint draws of what the step times may be
+_TRUTHS = 400  # joint draws of the step times
 _ROUNDING = 1e-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilots:
-    """`chosen` are positions among the candidates, the most telling first, each given those before it.
+    """`chosen` are positions of candidates, the most valuable first, each given those before it.
 
-    `regret` is what choosing now is expected to lose against the best there is, as a part; `after[n - 1]` what choosing
-    with the first n pilots measured is. Where a probability is required that nobody meets the constraint with now,
-    `assured[n - 1]` is the chance that somebody is known to with the first n pilots measured; it is empty elsewhere.
+    `regret` is that of choosing now, `after[n - 1]` with the first n pilots measured. If no setup
+    meets a required probability now, `assured[n - 1]` is the chance that one then does; else empty.
     """
 
     chosen: tuple[int, ...]
@@ -56,51 +57,57 @@ def choose_pilots(
     count: int,
     seed: int,
 ) -> Pilots:
-    """The `count` candidates (measurement columns) that are expected to better the choice of `goal` most.
+    """Return the `count` candidates that better the choice of `goal` most; none if it is settled.
 
-    Where no single run would change the choice, the one that moves the choice set most: two may do what one cannot.
-    Where nobody meets the constraint with the probability required, those that tell most of whoever is likeliest to.
-    `joint` gives moments of log step seconds. A goal for which fewer than two contend is settled: no pilots.
+    If no single run changes the choice, take the one that moves the choice set most: two may do what
+    one cannot. If no setup meets a required probability, take those that show most of the likeliest.
     """
-    questions = [one for one in choice_set.questions if one.name == goal]
-    if not questions or not len(candidates):
+    question = next((one for one in choice_set.questions if one.name == goal), None)
+    if question is None or not len(candidates):
         return Pilots(chosen=(), regret=0.0, after=())
     first = len(choice_set.setups)
-    frame = pd.concat(
-        [pd.DataFrame([setup.row() for setup in choice_set.setups]), candidates], ignore_index=True
-    )
-    mean, covariance, noise = joint(frame)
-    belief = now = Belief(mean=mean, covariance=covariance, noise=noise)
-    places = list(range(first, len(frame)))
-    chosen: list[int] = []
-    doubted = _likeliest(questions[0], now)
-    for _ in range(min(count, len(places))):
-        left = [place for place in places if place not in chosen]
-        value = (
-            run_values(questions, belief, left).regret
-            if doubted is None
-            else belief.mean_shift(left)[doubted] ** 2
-        )
-        if not value.any():
-            contending = np.unique(np.concatenate([one.places for one in questions]))
-            value = (belief.mean_shift(left)[contending] ** 2).mean(axis=0)
+    setups = pd.DataFrame([setup.row() for setup in choice_set.setups])
+    now = _belief(joint, pd.concat([setups, candidates], ignore_index=True))
+    belief, chosen = now, list[int]()
+    doubted = _likeliest(question, now)
+    for _ in range(min(count, len(candidates))):
+        left = [place for place in range(first, len(now.mean)) if place not in chosen]
+        if doubted is not None:
+            value = belief.mean_shift(left)[doubted] ** 2
+        else:
+            value = _value(question, belief, left, question.places)
         chosen.append(left[first_most(value)])
         belief = belief.given(chosen[-1])
     steps = [chosen[: n + 1] for n in range(len(chosen))]
+    assured: tuple[float, ...] = ()
+    if doubted is not None:
+        assured = tuple(_assured(question, now, pilots, seed=seed) for pilots in steps)
     return Pilots(
-        chosen=tuple(one - first for one in chosen),
-        regret=expected_regret(questions, now, [], seed=seed),
-        after=tuple(expected_regret(questions, now, one, seed=seed) for one in steps),
-        assured=()
-        if doubted is None
-        else tuple(_assured(questions[0], now, one, seed=seed) for one in steps),
+        chosen=tuple(place - first for place in chosen),
+        regret=expected_regret(question, now, [], seed=seed),
+        after=tuple(expected_regret(question, now, pilots, seed=seed) for pilots in steps),
+        assured=assured,
     )
+
+
+def _belief(joint: Joint, frame: pd.DataFrame) -> Belief:
+    mean, covariance, noise = joint(frame)
+    return Belief(mean=mean, covariance=covariance, noise=noise)
+
+
+def _value(question: OpenChoice, belief: Belief, runs: Sequence[int], shown: Places) -> Floats:
+    """Return (runs,) regret saved, or how far each moves the setups at `shown` if none saves any."""
+    value = run_values([question], belief, runs).regret
+    if value.any():
+        return value
+    return np.asarray((belief.mean_shift(runs)[shown] ** 2).mean(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRun:
-    """The run that tells most of a kind of device: position among the candidates, the chance that a cluster with that
-    kind is the best there is, and the regret expected of choosing with the run measured.
+    """The most valuable run on a kind of device.
+
+    `p_best` is the chance that the best setup has that kind, `after` the regret with the run.
     """
 
     kind: str
@@ -118,50 +125,36 @@ def runs_by_kind(
     kinds: Sequence[str],
     seed: int,
 ) -> list[KindRun]:
-    """One for each of the `kinds` (names of devices) that may yet be the best and that a candidate runs on alone.
+    """Return a run for each of `kinds` (devices) that may be the best, the likeliest first.
 
-    The likeliest to be the best come first. `joint` is as in `choose_pilots`.
+    Runs are those of candidates on that device alone.
     """
-    questions = [one for one in choice_set.questions if one.name == goal]
-    if not questions or not candidates:
+    question = next((one for one in choice_set.questions if one.name == goal), None)
+    if question is None or not candidates:
         return []
     first = len(choice_set.setups)
-    mean, covariance, noise = joint(
-        pd.DataFrame([setup.row() for setup in (*choice_set.setups, *candidates)])
-    )
-    now = Belief(mean=mean, covariance=covariance, noise=noise)
-    truth = _after_runs(now, [], seed=seed)[0]
-    places = questions[0].places
-    loss = weighed(
-        questions[0],
-        *aim_and_meeting(questions[0], truth[places][:, None, :], np.zeros((len(places), 1, 1))),
-    )
-    least = loss[:, 0, :].min(axis=0)
+    rows = [setup.row() for setup in (*choice_set.setups, *candidates)]
+    now = _belief(joint, pd.DataFrame(rows))
+    loss = _loss(question, _after_runs(now, [], seed=seed)[0])
     found = []
     for kind in kinds:
-        having = np.array(
-            [kind in devices_of(choice_set.setups[place]) for place in places], dtype=bool
-        )
-        own = [first + at for at, setup in enumerate(candidates) if devices_of(setup) == {kind}]
-        p_best = float(np.mean((loss[having] <= least).any(axis=0))) if having.any() else 0.0
-        if not own or p_best < LEAST_CHANCE:
+        having = [kind in devices_of(choice_set.setups[place]) for place in question.places]
+        p_best = float(np.mean((loss[having] <= loss.min(axis=0)).any(axis=0)))
+        runs = [first + at for at, one in enumerate(candidates) if devices_of(one) == {kind}]
+        if not runs or p_best < LEAST_CHANCE:
             continue
-        value = run_values(questions, now, own).regret
-        if not value.any():
-            value = (now.mean_shift(own)[places[having]] ** 2).mean(axis=0)
-        place = own[first_most(value)]
-        after = expected_regret(questions, now, [place], seed=seed)
+        place = runs[first_most(_value(question, now, runs, question.places[having]))]
+        after = expected_regret(question, now, [place], seed=seed)
         found.append(KindRun(kind=kind, candidate=place - first, p_best=p_best, after=after))
-    return sorted(found, key=lambda one: -one.p_best)
+    return sorted(found, key=lambda run: -run.p_best)
 
 
 def devices_of(setup: Setup) -> set[str]:
-    """Names of the devices of a setup's cluster."""
     return {offer.instance_type.device for offer in setup.cluster.members}
 
 
-def _likeliest(question: Question, belief: Belief) -> int | None:
-    """Place of the setup that is likeliest to meet the constraint, where none does as surely as is required."""
+def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
+    """Return the place of the setup likeliest to meet the constraint, if none meets it surely."""
     mean, variance = belief.mean[question.places], belief.variance[question.places]
     meeting = aim_and_meeting(question, mean[:, None, None], variance[:, None, None])[1]
     if meeting is None or question.p_required is None or not misses(question, meeting.chance).all():
@@ -169,50 +162,45 @@ def _likeliest(question: Question, belief: Belief) -> int | None:
     return int(question.places[np.argmax(meeting.chance[:, 0, 0])])
 
 
-def _assured(question: Question, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
-    """Chance that some setup meets the constraint as surely as is required once the runs at `pilots` are known."""
-    _, said, left = _after_runs(belief, pilots, seed=seed)
-    places = question.places
-    meeting = aim_and_meeting(question, said[places][:, None, :], left[places][:, None, None])[1]
+def _assured(question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
+    """Return the chance that some setup surely meets the constraint once `pilots` are measured."""
+    _, predicted, left = _after_runs(belief, pilots, seed=seed)
+    mean, variance = predicted[question.places][:, None, :], left[question.places][:, None, None]
+    meeting = aim_and_meeting(question, mean, variance)[1]
     return 1.0 if meeting is None else float(np.mean(~misses(question, meeting.chance).all(axis=0)))
 
 
 def expected_regret(
-    questions: Sequence[Question], belief: Belief, pilots: Sequence[int], *, seed: int
+    question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> float:
-    """Of the choices made once the runs at the places `pilots` are known, over joint draws of the truth."""
-    truth, said, left = _after_runs(belief, pilots, seed=seed)
-    return float(np.mean([_regret(one, said, left, truth) for one in questions]))
+    """Return the mean regret of choosing with the runs at `pilots` measured, over joint draws."""
+    truth, predicted, left = _after_runs(belief, pilots, seed=seed)
+    mean, variance = predicted[question.places][:, None, :], left[question.places][:, None, None]
+    picks = choices(question, *aim_and_meeting(question, mean, variance))[0]
+    loss = _loss(question, truth)
+    return float(np.mean(loss[picks, np.arange(loss.shape[1])] - loss.min(axis=0)))
+
+
+def _loss(question: OpenChoice, log_step: Floats) -> Floats:
+    """Return (places, draws) losses at known step times."""
+    known = np.zeros((len(question.places), 1, 1))
+    found = aim_and_meeting(question, log_step[question.places][:, None, :], known)
+    return np.asarray(weighed(question, *found)[:, 0, :])
 
 
 def _after_runs(
     belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> tuple[Floats, Floats, Floats]:
-    """(n, draws) truths, (n, draws) what would be expected of them once the runs at `pilots` are known, and (n,) the
-    variance that is left."""
+    """Return (n, draws) truths, (n, draws) predictions with `pilots` measured, (n,) variances."""
     picked = np.array(pilots, dtype=np.intp)
     random = np.random.default_rng(seed)
-    root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(len(belief.mean)))
-    truth = belief.mean[:, None] + root @ random.standard_normal((len(belief.mean), _TRUTHS))
-    noise = (
-        np.sqrt(belief.noise[picked])[:, None]
-        * random.standard_normal((len(belief.mean), _TRUTHS))[picked]
-    )
+    size = len(belief.mean)
+    root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))
+    truth = belief.mean[:, None] + root @ random.standard_normal((size, _TRUTHS))
+    noise = np.sqrt(belief.noise)[:, None] * random.standard_normal((size, _TRUTHS))
     across = belief.covariance[:, picked]
     inner = across[picked] + np.diag(belief.noise[picked] + _ROUNDING)
-    gain = np.linalg.solve(inner, across.T).T if len(picked) else across
-    said = belief.mean[:, None] + gain @ (truth[picked] + noise - belief.mean[picked][:, None])
-    left = np.maximum(belief.variance - (gain * across).sum(axis=1), 0.0)
-    return truth, said, left
-
-
-def _regret(question: Question, said: Floats, left: Floats, truth: Floats) -> float:
-    places = question.places
-    picks = choices(
-        question, *aim_and_meeting(question, said[places][:, None, :], left[places][:, None, None])
-    )[0]
-    loss = weighed(
-        question,
-        *aim_and_meeting(question, truth[places][:, None, :], np.zeros((len(places), 1, 1))),
-    )
-    return float(np.mean(loss[picks, 0, np.arange(loss.shape[2])] - loss.min(axis=0)[0]))
+    weights = np.linalg.solve(inner, across.T).T if len(picked) else across
+    surprise = (truth + noise)[picked] - belief.mean[picked][:, None]
+    left = np.maximum(belief.variance - (weights * across).sum(axis=1), 0.0)
+    return truth, belief.mean[:, None] + weights @ surprise, left

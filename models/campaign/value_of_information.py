@@ -1,12 +1,11 @@
-"""The value of a measurement: by how much it is expected to better the choices of the table (knowledge gradient).
+"""The value of a run: how far it is expected to better the choices of the table (knowledge gradient).
 
-    run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z,   var_c -> var_c - (...)^2
-    value(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ],   never below 0
+    run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z
+    value(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ] >= 0
 
-The choice and its loss are those of `planner/choice_rule.py`, step times being normal in logs; where a probability is
-required, a choice is valued as if overshooting were weighed. Frazier, Powell and Dayanik 2009. In logs the
-best setup nobody knows cancels, so that what the loss falls by is what regret falls by. Knows nothing of dollars,
-launches or names.
+The choice and its loss are those of `planner/choice_rule.py`; log step times are normal. Where a
+probability is required, overshooting is weighed. In logs the unknown best setup cancels, so that the
+loss falls by as much as the regret (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -30,17 +29,19 @@ from ..planner.ranking import goals_of
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-_NODES = np.linspace(
-    -3.0, 3.0, 21
-)  # outcomes of a run that are weighed, in its own standard deviations
+_NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
-_TELLING = 1e-5  # a run that moves no setup by more than this, in logs, tells nothing
-_AT_ONCE = 400_000  # setups x runs x outcomes held in memory
+_LEAST_SHIFT = 1e-5  # in logs: a run that moves no setup by more has no value
+# Of one goal: a run below either is not expected to change its choice. Near twins change places for
+# ever, and nobody gains by it.
+LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02
+_OUTCOMES = 41  # quantiles of a setup's step time at which the remaining spread is computed
+_MOST, _MOST_SAFE = 30, 10  # setups of a goal by objective, and by loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """Log step seconds of setups jointly: `mean` (n,), `covariance` (n, n), `noise` (n,) variance of a run."""
+    """Joint normal of log step seconds: `mean` (n,), `covariance` (n, n), `noise` (n,) of a run."""
 
     mean: Floats
     covariance: Floats
@@ -48,11 +49,10 @@ class Belief:
 
     @property
     def variance(self) -> Floats:
-        """(n,) of the setups themselves, without the noise of a run."""
         return np.maximum(np.diag(self.covariance), 0.0)
 
     def given(self, place: int, log_step: float | None = None) -> Belief:
-        """After one run at `place`: the exact conditional normal. Without its outcome the means stay as they are."""
+        """Condition on a run at `place`; without its outcome the means stay."""
         across = self.covariance[:, place]
         total = max(float(across[place] + self.noise[place]), 1e-12)
         moved = 0.0 if log_step is None else (log_step - float(self.mean[place])) / total
@@ -63,27 +63,23 @@ class Belief:
         )
 
     def mean_shift(self, places: Sequence[int]) -> Floats:
-        """(n, places) by how far a run at each place moves each setup's mean, in logs, when it is one sd off."""
-        across = self.covariance[:, places]
-        return np.asarray(
-            across / np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12))
-        )
+        """Return (n, places) shifts of the means by an outcome one standard deviation off."""
+        spread = np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12))
+        return np.asarray(self.covariance[:, places] / spread)
 
     def alike(self) -> Floats:
-        """(n, n) share of what a run at the column would show that a run at the row has shown already."""
+        """Return (n, n) shares of what the column's run shows that the row's run has shown."""
         spread = np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
-        correlation = self.covariance / np.outer(spread, spread)
-        return np.asarray(np.clip(correlation**2, 0.0, 1.0))
+        return np.asarray(np.clip((self.covariance / np.outer(spread, spread)) ** 2, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One goal of one job: the setups that may be chosen, and what each would cost. Arrays have one entry a setup.
+class OpenChoice:
+    """One goal of a workload, with the setups at `places` of a belief and their costs; (places,).
 
-    hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited` are "hours" or
-    "usd" (`limited` None: no constraint); `irreducible_sd` is that of log hours once the step time is known, and
-    `irreducible_mean` how far their mean then is from the log of the hours expected. `p_required` and
-    `overshoot_price` are those of the goal.
+    hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited`
+    are "hours" or "usd" (None: no constraint). `irreducible_*` are of log hours at a known step time,
+    beside the log of the expected hours.
     """
 
     name: str
@@ -101,71 +97,67 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """Of each run: by how much regret is expected to fall, and with what chance the choice becomes another."""
+class RunValues:
+    """Of each run the regret it saves, and of the choice it betters most the chance and name."""
 
     regret: Floats
     chance: Floats
+    question: tuple[str, ...]
 
 
-def choice(question: Question, belief: Belief) -> int:
-    """Position in the choice set of the one to take now: the least loss.
+def choice(question: OpenChoice, belief: Belief) -> int:
+    """Return the position of the setup to take now.
 
-    Where a probability is required that none meets the constraint with, the likeliest to. Raises ValueError where there
-    is none.
+    It loses least; if none meets a required probability, it is the likeliest to meet the constraint.
+
+    Raises:
+        ValueError: without setups.
     """
     if not len(question.places):
-        raise ValueError(f"{question.name}: nobody to choose from")
-    mean = belief.mean[question.places]
-    found = aim_and_meeting(
-        question, mean[:, None, None], belief.variance[question.places][:, None, None]
-    )
+        raise ValueError(f"{question.name}: no setup to choose from")
+    mean, variance = belief.mean[question.places], belief.variance[question.places]
+    found = aim_and_meeting(question, mean[:, None, None], variance[:, None, None])
     return int(choices(question, *found)[0, 0])
 
 
-def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
-    """The value of one run at each of the places `runs` for `question`; (runs,) arrays."""
-    found = Gain(regret=np.zeros(len(runs)), chance=np.zeros(len(runs)))
+def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Floats, Floats]:
+    """Return (runs,) regret that each run saves, and the chance that it changes the choice."""
+    regret, chance = np.zeros(len(runs)), np.zeros(len(runs))
     if len(question.places) < 2 or not len(runs):
-        return found
+        return regret, chance
     now = choice(question, belief)
     shift = belief.mean_shift(runs)[question.places]
-    telling = np.flatnonzero(np.abs(shift).max(axis=0) > _TELLING)
-    step = max(1, _AT_ONCE // (len(question.places) * len(_NODES)))
-    for first in range(0, len(telling), step):
-        some = telling[first : first + step]
-        found.regret[some], found.chance[some] = _outcomes(question, belief, shift[:, some], now)
-    return found
-
-
-def _outcomes(question: Question, belief: Belief, shift: Floats, now: int) -> tuple[Floats, Floats]:
-    """(runs,) gain and chance of another choice, over the outcomes of each run."""
-    mean = belief.mean[question.places][:, None, None] + shift[:, :, None] * _NODES
-    left = np.maximum(belief.variance[question.places][:, None] - shift**2, 0.0)[:, :, None]
-    found = aim_and_meeting(question, mean, left)
+    moving = np.abs(shift).max(axis=0) > _LEAST_SHIFT
+    shift = shift[:, moving, None]
+    mean = belief.mean[question.places][:, None, None] + shift * _NODES
+    variance = np.maximum(belief.variance[question.places][:, None, None] - shift**2, 0.0)
+    found = aim_and_meeting(question, mean, variance)
     picks, loss = choices(question, *found), weighed(question, *found)
-    better = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
-    return np.maximum(better @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
+    saved = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
+    regret[moving] = np.maximum(saved @ _WEIGHTS, 0.0)
+    chance[moving] = (picks != now) @ _WEIGHTS
+    return regret, chance
 
 
 def aim_and_meeting(
-    question: Question, mean: Floats, variance: Floats
+    question: OpenChoice, mean: Floats, variance: Floats
 ) -> tuple[Floats, Meeting | None]:
-    """Log of what is aimed at by setups (axis 0), and how they keep to the constraint (None without one)."""
+    """Return the log objective by setups (axis 0), and how they meet the constraint, if any."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
-    by = {"hours": np.log(hours)}
-    by["usd"] = by["hours"] + np.log(question.usd_per_hour)[tall]
+    logs = {"hours": np.log(hours)}
+    logs["usd"] = logs["hours"] + np.log(question.usd_per_hour)[tall]
     if question.limited is None:
-        return by[question.aim], None
+        return logs[question.aim], None
     spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
     off = np.broadcast_to(question.irreducible_mean, question.irreducible_sd.shape)[tall]
-    return by[question.aim], normal_meeting(by[question.limited] + off, spread, question.limit)
+    meeting = normal_meeting(logs[question.limited] + off, spread, question.limit)
+    return logs[question.aim], meeting
 
 
-def choices(question: Question, log_aim: Floats, meeting: Meeting | None) -> Places:
-    """Position of the choice for each (run, outcome); ties go to the first."""
+def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> Places:
+    """Return the position of the choice for each (run, outcome); ties go to the first."""
     loss = losses(question, log_aim, meeting)
     best = np.argmin(loss.round(9), axis=0)
     if meeting is None:
@@ -174,56 +166,29 @@ def choices(question: Question, log_aim: Floats, meeting: Meeting | None) -> Pla
     return np.asarray(np.where(none, np.argmax(meeting.chance, axis=0), best), dtype=np.intp)
 
 
-LEAST_REGRET, LEAST_CHANCE = (
-    1e-3,
-    0.02,
-)  # of one goal: a run below either is not expected to change its choice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunValues:
-    """Of each run: the regret that all questions together are expected to lose by it, 0 where none may change.
-
-    `chance` and `question` are those of the question that it betters most.
-    """
-
-    regret: Floats
-    chance: Floats
-    question: tuple[str, ...]
-
-
-def run_values(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -> RunValues:
-    """The value of each of `runs` (places in `belief`) for all `questions`.
-
-    A question for which regret is expected to fall by less than 0.1 %, or whose choice changes in less than 2 % of
-    outcomes, counts nothing: near twins change places for ever, and nobody gains by it.
-    """
-    total = np.zeros(len(runs))
-    most, chance, named = np.zeros(len(runs)), np.zeros(len(runs)), np.zeros(len(runs), dtype=int)
-    for number, question in enumerate(questions):
-        one = gain(question, belief, runs)
-        regret = np.where(
-            (one.regret >= LEAST_REGRET) & (one.chance >= LEAST_CHANCE), one.regret, 0.0
-        )
-        total += regret
-        more = regret > most
-        most[more], chance[more], named[more] = regret[more], one.chance[more], number
-    names = tuple(questions[at].name if most[run] > 0 else "" for run, at in enumerate(named))
-    return RunValues(regret=total, chance=chance, question=names)
-
-
-_OUTCOMES = 41  # quantiles of each setup's step time at which the spread that remains is looked at
-_LEAST_CHANCE = 0.02  # to meet a constraint, below which nobody contends
-_MOST, _MOST_SAFE = 30, 10  # setups of a goal by their objective, and those that lose least besides
+def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> RunValues:
+    """Return the value of each of `runs` (places in `belief`) for all `questions`."""
+    none = np.zeros((1, len(runs)))
+    found = [gain(question, belief, runs) for question in questions]
+    regret = np.vstack([none, *(saved for saved, _ in found)])
+    chance = np.vstack([none, *(changed for _, changed in found)])
+    regret = np.where((regret >= LEAST_REGRET) & (chance >= LEAST_CHANCE), regret, 0.0)
+    most = regret.argmax(axis=0)
+    names = ["", *(question.name for question in questions)]
+    return RunValues(
+        regret=regret.sum(axis=0),
+        chance=chance[most, np.arange(len(runs))],
+        question=tuple(names[at] for at in most),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceSet:
-    """Distinct setups of a workload that may be chosen; the questions' places are positions among `setups`."""
+    """Setups of a workload that may be chosen; places of `questions` are positions in `setups`."""
 
     workload: str
     setups: tuple[Setup, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[OpenChoice, ...]
 
 
 def choice_set_of(
@@ -234,42 +199,39 @@ def choice_set_of(
     conditions: JobConditions | None = None,
     seed: int = 0,
 ) -> ChoiceSet:
-    """Those of `setups` that may be chosen; `predictions` (step_s, step_low_s, step_high_s) are aligned by position.
+    """Return those of `setups` that may be chosen, with `predictions` aligned by position.
 
-    Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
-    that lose least as things are. A goal that nobody can meet asks nothing; `conditions` is as in
-    `job_costs`. Raises ValueError on a goal that cannot be judged.
+    Of each cluster and market its best split; of these the 30 with the least expected objective, and
+    the 10 that lose least.
+
+    Raises:
+        ValueError: for a goal that cannot be judged.
     """
     goals = goals_of(workload)
     if not setups:
         return ChoiceSet(workload=workload.name, setups=(), questions=())
-    step_s = predictions["step_s"].to_numpy(float)
-    spread = (
-        np.log(
-            predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)
-        )
-        / 2
-        / Z_90
+    step_s, low_s, high_s = (
+        predictions[name].to_numpy(float) for name in ("step_s", "step_low_s", "step_high_s")
     )
+    sd = np.log(high_s / low_s) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
-    draws = step_s[:, None] * np.exp(spread[:, None] * outcomes)
+    draws = step_s[:, None] * np.exp(sd[:, None] * outcomes)
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     places: dict[Key, int] = {}
-    chosen: list[Setup] = []
     questions = []
     for goal in goals:
         picked = _contending(goal, costs)
         if len(picked) < 2:
             continue
-        for at in picked:
-            if places.setdefault(setup_key(setups[at]), len(chosen)) == len(chosen):
-                chosen.append(setups[at])
+        keys = [setup_key(setups[at]) for at in picked]
         fixed = costs.conditions.startup_s[picked] / 3600
         questions.append(
-            Question(
+            OpenChoice(
                 name=goal.goal,
-                places=np.array([places[setup_key(setups[at])] for at in picked], dtype=np.intp),
+                places=np.array(
+                    [places.setdefault(key, len(places)) for key in keys], dtype=np.intp
+                ),
                 fixed_hours=fixed,
                 hours_per_step_s=np.maximum(costs.hours[picked] - fixed, 1e-12) / step_s[picked],
                 usd_per_hour=costs.usd_per_hour[picked],
@@ -282,34 +244,36 @@ def choice_set_of(
                 overshoot_price=goal.overshoot_price,
             )
         )
-    return ChoiceSet(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
+    by_key = {setup_key(setup): setup for setup in reversed(setups)}
+    chosen = tuple(by_key[key] for key in places)
+    return ChoiceSet(workload=workload.name, setups=chosen, questions=tuple(questions))
 
 
-def _contending(goal: Goal, costs: JobCosts) -> NDArray[np.intp]:
-    """Positions, the least expected objective first. A run tells the same whichever markets a cluster is of: those of
-    two are left to their twins of one.
+def _contending(goal: Goal, costs: JobCosts) -> Places:
+    """Return positions, the least expected objective first.
+
+    A run shows the same in any market: clusters of two markets are left out.
     """
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
     usable &= ~np.array([setup.cluster.mixed for setup in costs.setups], dtype=bool)
-    what, limit = goal.constraint, goal.limit
-    aimed = costs.expected(goal.objective)
-    meeting = None if what is None or limit is None else drawn_meeting(costs.drawn(what), limit)
-    log_aim = np.log(aimed, out=np.full(len(aimed), np.inf), where=usable)
-    order, by_loss = (
-        np.argsort(one, kind="stable") for one in (aimed, losses(goal, log_aim, meeting))
-    )
-    hopeful = usable if meeting is None else usable & (meeting.chance >= _LEAST_CHANCE)
-    able = order[hopeful[order]]
-    safe = (
-        by_loss[(usable & np.isfinite(losses(goal, log_aim, meeting)))[by_loss]]
-        if len(able)
-        else able
-    )
-    both = {*_one_of_each(able, costs, _MOST), *_one_of_each(safe, costs, _MOST_SAFE)}
-    return np.array([at for at in order if at in both], dtype=np.intp)
+    aim = costs.expected(goal.objective)
+    log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
+    meeting = None
+    hopeful = usable
+    if goal.constraint is not None and goal.limit is not None:
+        meeting = drawn_meeting(costs.drawn(goal.constraint), goal.limit)
+        hopeful = usable & (meeting.chance >= LEAST_CHANCE)
+    if not hopeful.any():
+        return np.zeros(0, dtype=np.intp)
+    loss = losses(goal, log_aim, meeting)
+    by_aim, by_loss = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
+    cheapest = by_aim[hopeful[by_aim]]
+    safest = by_loss[(usable & np.isfinite(loss))[by_loss]]
+    kept = {*_one_of_each(cheapest, costs, _MOST), *_one_of_each(safest, costs, _MOST_SAFE)}
+    return np.array([at for at in by_aim if at in kept], dtype=np.intp)
 
 
-def _one_of_each(order: NDArray[np.intp], costs: JobCosts, most: int) -> list[int]:
-    """The first of each cluster, at most so many."""
+def _one_of_each(order: Places, costs: JobCosts, most: int) -> list[int]:
+    """Return the first position of each cluster, at most `most`."""
     _, firsts = np.unique(costs.cluster[order], return_index=True)
     return [int(at) for at in order[np.sort(firsts)[:most]]]

@@ -16,7 +16,7 @@ from models.campaign.campaign import Campaign as Buying
 from models.campaign.campaign import Launch, shopping_list
 from models.campaign.candidates import Costs, Measurement
 from models.campaign.run_value import Model, Past
-from models.campaign.value_of_information import Belief, ChoiceSet, Floats, Question, choice
+from models.campaign.value_of_information import Belief, ChoiceSet, Floats, OpenChoice, choice
 from models.domain.cluster import Cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import row_key, rows_of, setup_key
@@ -319,12 +319,12 @@ class Bayesian(BestSeen):
             for question in self.ground.questions
         ]
 
-    def _objectives(self, question: Question, log_step: FloatArray) -> dict[str, FloatArray]:
+    def _objectives(self, question: OpenChoice, log_step: FloatArray) -> dict[str, FloatArray]:
         work = question.hours_per_step_s * np.exp(log_step[question.places])
         hours = np.log(question.fixed_hours + work)
         return {"hours": hours, "usd": hours + np.log(question.usd_per_hour)}
 
-    def _improvement(self, question: Question) -> FloatArray:
+    def _improvement(self, question: OpenChoice) -> FloatArray:
         mean, spread = self._process()
         by, sd = self._objectives(question, mean), np.maximum(spread[question.places], 1e-6)
         able = np.ones(len(sd))

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from models.campaign.candidates import PROFILE_BATCHES, Costs, Measurement, in_order
-from models.campaign.value_of_information import Floats, Question, aim_and_meeting
+from models.campaign.value_of_information import Floats, OpenChoice, aim_and_meeting
 from models.domain.cluster import Cluster
 from models.domain.numeric import BoolArray
 from models.domain.workload import Setup
@@ -46,7 +46,7 @@ class Ground:
     rows: pd.DataFrame  # the setups as measurement columns
     step_s: Floats
     usd_per_hour: Floats
-    questions: tuple[Question, ...]
+    questions: tuple[OpenChoice, ...]
 
     def cluster(self, place: int) -> Cluster:
         """The machines of one setup."""
@@ -103,7 +103,7 @@ def ground_of(
         :batches
     ]
     measured = measured.take(np.flatnonzero(np.isin(measured.global_batch, picked)))
-    asked: list[Question] = []
+    asked: list[OpenChoice] = []
     for size in picked:
         places = np.flatnonzero(measured.global_batch == size)
         asked += questions_at(places, measured.step_s, measured.usd_per_hour, f"{size:g}")
@@ -138,7 +138,7 @@ def questions_at(
     step_s: Floats,
     price: Floats,
     batch: str,
-) -> list[Question]:
+) -> list[OpenChoice]:
     """Every goal among the setups at `places`, which share a global batch; hours are those of 3,600 steps."""
     fastest, cheapest = float(step_s[places].min()), float((step_s * price)[places].min())
     goals: list[tuple[str, str, str | None, float]] = [
@@ -150,7 +150,7 @@ def questions_at(
         goals.append((f"fastest within {level:g} x the cheapest", "hours", "usd", level * cheapest))
     nothing = np.zeros(len(places))
     return [
-        Question(
+        OpenChoice(
             name=f"{name} at {batch}",
             places=places,
             fixed_hours=nothing,
@@ -165,7 +165,7 @@ def questions_at(
     ]  # fmt: skip
 
 
-def regret(question: Question, step_s: Floats, chosen: int | None) -> float:
+def regret(question: OpenChoice, step_s: Floats, chosen: int | None) -> float:
     """Of taking the candidate at position `chosen`, against the one that loses least by the rule of choice.
 
     A miss counts as 1 at most, and as 1 where nobody is chosen.
@@ -177,7 +177,7 @@ def regret(question: Question, step_s: Floats, chosen: int | None) -> float:
     return min(lost, MISS) if missed(question, step_s, chosen) else lost
 
 
-def known_losses(question: Question, step_s: Floats) -> Floats:
+def known_losses(question: OpenChoice, step_s: Floats) -> Floats:
     """(candidates,) what each loses by the rule of choice where its step seconds are known, infinite where they are."""
     log_step = np.log(step_s[question.places])
     known = np.isfinite(log_step)
@@ -187,7 +187,7 @@ def known_losses(question: Question, step_s: Floats) -> Floats:
     return np.where(known, weighed(question, *found)[:, 0, 0], np.inf)
 
 
-def missed(question: Question, step_s: Floats, chosen: int | None) -> bool:
+def missed(question: OpenChoice, step_s: Floats, chosen: int | None) -> bool:
     """Does the choice miss the constraint, or is there none?"""
     if chosen is None:
         return True

@@ -1,7 +1,8 @@
-"""Pilots settle what is open, never a choice that is settled, and never lose by being measured."""
+"""Pilots settle open choices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +12,7 @@ import pytest
 from scipy.stats import norm
 
 from models.campaign.pilots import Pilots, choose_pilots, expected_regret
-from models.campaign.value_of_information import Belief, ChoiceSet, Question, choice_set_of
+from models.campaign.value_of_information import Belief, ChoiceSet, OpenChoice, choice_set_of
 from models.domain.setup_table import setup_key
 from models.domain.workload import Goal, Setup
 from models.planner.candidates import Supply
@@ -36,47 +37,42 @@ def pilots(line: LineModel, count: int = 3, goal: str = DEADLINE.goal, seed: int
 UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
 
 
-def test_each_pilot_is_expected_to_better_an_open_choice_and_a_settled_one_has_nothing_to_lose() -> (
-    None
-):
+def expected(choice_set: ChoiceSet, belief: Belief, measured: Sequence[int]) -> float:
+    (question,) = (one for one in choice_set.questions if one.name == DEADLINE.goal)
+    return expected_regret(question, belief, measured, seed=3)
+
+
+def test_pilots_better_an_open_choice_and_a_settled_one_has_nothing_to_lose() -> None:
     found = pilots(UNSURE)
     assert len(set(found.chosen)) == 3 and len(found.after) == 3
     assert found.regret > 0.01 and found.after[-1] < 0.9 * found.regret
-    assert all(after >= -1e-9 for after in found.after)
-    assert pilots.__wrapped__(UNSURE) == found, "equal arguments, equal pilots"
-    assert pilots(UNSURE, goal="cheapest_within_moonlight").chosen == ()
+    assert pilots.__wrapped__(UNSURE) == found
+    assert pilots(UNSURE, goal="unknown").chosen == ()
     assert pilots(SURE).regret < 1e-3
 
 
-def test_the_first_pilot_is_the_best_single_one_of_a_few_by_the_regret_after_it() -> None:
+def test_the_first_pilot_is_the_best_single_one() -> None:
     choice_set, setups = open_choice(UNSURE)
     mean, covariance, noise = UNSURE.joint(frame([*choice_set.setups, *setups]))
     belief = Belief(mean=mean, covariance=covariance, noise=noise)
-    questions = [one for one in choice_set.questions if one.name == DEADLINE.goal]
     first = len(choice_set.setups)
     best = pilots(UNSURE, count=1).chosen[0]
-    others = [int(at) for at in np.random.default_rng(0).choice(len(setups), 12, replace=False)]
-    after = {at: expected_regret(questions, belief, [first + at], seed=3) for at in {best, *others}}
+    others = np.random.default_rng(0).choice(len(setups), 12, replace=False)
+    after = {at: expected(choice_set, belief, [first + at]) for at in {best, *others.tolist()}}
     assert after[best] <= min(after.values()) + 0.004
 
 
-def test_to_measure_every_candidate_without_noise_and_spread_leaves_no_regret() -> None:
+def test_measuring_every_setup_without_noise_leaves_no_regret() -> None:
     choice_set, _ = open_choice(UNSURE)
-    mean, covariance, noise = UNSURE.joint(frame(list(choice_set.setups)))
-    belief = Belief(mean=mean, covariance=covariance, noise=0 * noise)
-    questions = [
-        replace(one, irreducible_sd=0 * one.irreducible_sd)
-        for one in choice_set.questions
-        if one.name == DEADLINE.goal
-    ]
-    known = expected_regret(questions, belief, range(len(mean)), seed=3)
-    assert (
-        known == pytest.approx(0, abs=2e-3)
-        and expected_regret(questions, belief, [], seed=3) > 0.01
-    )
+    mean, covariance, _ = UNSURE.joint(frame(list(choice_set.setups)))
+    belief = Belief(mean=mean, covariance=covariance, noise=0 * mean)
+    sure = [replace(one, irreducible_sd=0 * one.irreducible_sd) for one in choice_set.questions]
+    known = replace(choice_set, questions=tuple(sure))
+    assert expected(known, belief, range(len(mean))) == pytest.approx(0, abs=2e-3)
+    assert expected(known, belief, []) > 0.01
 
 
-def test_the_second_pilot_is_not_the_first_again() -> None:
+def test_a_setup_is_a_pilot_once() -> None:
     choice_set, setups = open_choice(UNSURE)
     twice = frame([*setups, *setups])
     found = choose_pilots(choice_set, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
@@ -84,8 +80,8 @@ def test_the_second_pilot_is_not_the_first_again() -> None:
 
 
 def two(noise: float, pilot: int = 0) -> float:
-    """Expected regret of a choice of two, the second 0.2 better in logs, one of which was measured with `noise`."""
-    asked = Question(
+    """Regret of a choice of two, the second 0.2 better in logs, one measured with `noise`."""
+    question = OpenChoice(
         name="fastest",
         places=np.array([0, 1], dtype=np.intp),
         fixed_hours=np.zeros(2),
@@ -98,13 +94,13 @@ def two(noise: float, pilot: int = 0) -> float:
         mean=np.array([0.0, -0.2]), covariance=0.3**2 * np.eye(2), noise=np.full(2, noise)
     )
     return float(
-        np.mean([expected_regret([asked], belief, [pilot], seed=seed) for seed in range(40)])
+        np.mean([expected_regret(question, belief, [pilot], seed=seed) for seed in range(40)])
     )
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.02, 0.09, 0.5, 1e4])
-def test_what_is_left_after_a_noisy_run_is_what_a_noisy_run_leaves(noise: float) -> None:
-    """E min(A, b) of a normal A in closed form: A is what the run may say, and then what the truth may be."""
+def test_regret_after_a_noisy_run_has_its_closed_form(noise: float) -> None:
+    """E min(A, b) of a normal A."""
 
     def least(spread: float) -> float:
         return float(
@@ -115,7 +111,7 @@ def test_what_is_left_after_a_noisy_run_is_what_a_noisy_run_leaves(noise: float)
     assert two(noise) == pytest.approx(least(shift_sd) - least(0.3 * np.sqrt(2)), abs=0.008)
 
 
-def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot() -> None:
+def test_of_two_runs_that_show_the_same_the_one_with_less_noise_is_the_pilot() -> None:
     choice_set, setups = open_choice(UNSURE)
     best = setups[pilots(UNSURE, count=1).chosen[0]]
 
@@ -124,37 +120,35 @@ def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot(
         noise[-2] = 1.0
         return mean, covariance, noise
 
-    found = choose_pilots(
-        choice_set, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1
-    )
+    both = frame([best, best])
+    found = choose_pilots(choice_set, both, joint, goal=DEADLINE.goal, count=1, seed=1)
     assert found.chosen == (1,)
 
 
-def test_where_nobody_is_sure_to_meet_the_deadline_pilots_tell_of_the_likeliest_and_how_sure_one_then_is() -> (
-    None
-):
+def test_if_no_setup_surely_meets_the_deadline_pilots_show_the_likeliest() -> None:
     choice_set, setups = open_choice(UNSURE)
-    (asked,) = [one for one in choice_set.questions if one.name == DEADLINE.goal]
+    (question,) = (one for one in choice_set.questions if one.name == DEADLINE.goal)
     mean = UNSURE.joint(frame(list(choice_set.setups)))[0]
-    work = asked.fixed_hours + asked.hours_per_step_s * np.exp(mean[asked.places])
+    hours = question.fixed_hours + question.hours_per_step_s * np.exp(mean[question.places])
     tight = replace(
-        asked,
+        question,
         p_required=0.9,
-        limit=float(work.min()) * 1.01,
-        irreducible_sd=0 * asked.irreducible_sd,
+        limit=float(hours.min()) * 1.01,
+        irreducible_sd=0 * question.irreducible_sd,
     )
-    doubted = replace(choice_set, questions=(tight,))
-    found = choose_pilots(doubted, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1)
-    likeliest = choice_set.setups[int(asked.places[np.argmin(work)])]
-    assert setup_key(setups[found.chosen[0]]) == setup_key(likeliest), (
-        "a run of itself tells most of it"
+    found, easy = (
+        choose_pilots(
+            replace(choice_set, questions=(one,)),
+            frame(setups),
+            UNSURE.joint,
+            goal=DEADLINE.goal,
+            count=3,
+            seed=1,
+        )
+        for one in (tight, replace(tight, limit=np.inf))
     )
+    likeliest = choice_set.setups[int(question.places[np.argmin(hours)])]
+    assert setup_key(setups[found.chosen[0]]) == setup_key(likeliest)
     assert len(found.assured) == 3 and 0.2 < found.assured[0] < 0.95
     assert found.assured[-1] >= found.assured[0] - 0.05
-    easy = replace(choice_set, questions=(replace(asked, limit=np.inf),))
-    assert (
-        choose_pilots(
-            easy, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1
-        ).assured
-        == ()
-    )
+    assert easy.assured == ()
