@@ -21,13 +21,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-# Rows that came with the package, and are those of the file that BENCHMARKS.md names.
-SEEDS     := warehouse/seeds
-ROWS      ?= $(SEEDS)/training_runs_t4.parquet
-FACTS     ?= $(SEEDS)/workloads.csv
-CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-slow mutants check up bench bench-models bench-held-out bench-campaign bench-planner bench-answer bench-world bench-spot bench-strategies clean
+.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-slow mutants check up bench clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -63,33 +58,8 @@ check: setup ## ruff, mypy and import-linter
 up: setup ## the schedule, with the Prefect and MLflow pages; Ctrl-C ends it
 	@$(BIN)/python deployments/up.py $(ARGS)
 
-bench: setup ## judge it: setups never measured, the noise floor, ten pieces of advice (about 35 minutes, after `make refresh`)
-	@for name in holdout noise advice; do \
-	  PREFECT_HOME="$${SRIFT_HOME:-$$PWD/.srift}/prefect" $(BIN)/python -m tests.benchmarks.$$name || exit; done
-
-bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=file CATALOGUE=file (about 10 minutes)
-	@$(BIN)/python -m tests.benchmarks.models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
-
-bench-held-out: setup ## errors and intervals on groups left out, three GPU kinds: ARGS="--rivals" or "--ablations" (about 10 minutes)
-	@$(BIN)/python -m tests.benchmarks.held_out $(ARGS)
-
-bench-campaign: setup ## dollars until choices are good, ours and rivals': ROWS=file FACTS=file CATALOGUE=file (about 4 minutes)
-	@$(BIN)/python -m tests.benchmarks.campaign $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
-
-bench-planner: setup ## the planner at EC2's scale, in a made-up market: ARGS="--plot planner.png" (about 3 minutes)
-	@$(BIN)/python -m tests.benchmarks.planner $(ARGS)
-
-bench-answer: setup ## `srift recommend` about EC2 as a command, 30,000 rows imported: ROWS=file FACTS=file (about 5 minutes)
-	@$(BIN)/python -m tests.benchmarks.answer $(ROWS) --workloads $(FACTS) $(ARGS)
-
-bench-world: setup ## the models on GPUs and sizes that no file has, in a made-up world: ARGS="--seed 1" (about 9 minutes)
-	@$(BIN)/python -m tests.benchmarks.gpu_world $(ARGS)
-
-bench-spot: setup ## what is said of jobs on spot machines, on records in ../shared/data: ARGS="--jobs 600" (a minute or two)
-	@$(BIN)/python -m tests.benchmarks.spot $(ARGS)
-
-bench-strategies: setup ## every strategy against its claim, on local hosts: ARGS="--parts bytes,update" (root; hours for all parts)
-	@$(BIN)/python -m tests.benchmarks.strategies $(ARGS)
+bench: setup ## one benchmark by its name: NAME=held_out ARGS="--write" writes its claims into BENCHMARKS.md
+	@PREFECT_HOME="$${SRIFT_HOME:-$$PWD/.srift}/prefect" $(BIN)/python -m tests.benchmarks.$(or $(NAME),held_out) $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,23 +1,18 @@
-"""Does the advice hold? Ten questions, each answer run for real beside its runner-up and what habit would pick.
+"""Does the advice hold? Ten questions: the answer, its runner-up and a habit's choice are measured.
 
-`python -m tests.benchmarks.advice`
-
-regret = (true cost of the choice) / (best true cost of the three) - 1, at one global batch.
+regret = (true cost of the choice) / (best true cost of the three) - 1, at one global batch
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import typer
 
-from flows.cli import explained
-from models.campaign.campaign import Launch
 from models.domain.cluster import Cluster, Offer, parse_numbers
 from models.domain.workload import Goal, Setup, Workload
 from models.job.checkpoints import checkpoint_bytes
@@ -26,156 +21,63 @@ from models.job.job_conditions import JobConditions, pools_of
 from tasks.market.job_conditions import job_conditions
 from tasks.market.offers import current_offers, with_known_facts
 from tasks.recommendation.recommend import recommend_one
-from tasks.reporting.progress import reporting_to
-from tasks.reporting.tables import live_reporter, print_frame
 from tasks.training.registry import Champion, load_champion
-from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
-from tests.benchmarks.trial import Unseen, key, keys_of, launch_of, measure_all, split_by_cores
+from tasks.workspace.workspace import Workspace, open_workspace
+from tests.benchmarks.claims import Claim, Write, report, show
+from tests.benchmarks.hosts import Unseen, launch_of, measure_all, split_by_cores, trial_name
 from warehouse.reads import mart
 
 HABITS = ("cheapest per hour", "fastest type", "most machines")
-TIGHTNESS = (1.15, 2.0, 1.4, 3.0)  # of a constraint, as a multiple of the least that can be had
+TIGHTNESS = (1.15, 2.0, 1.4, 3.0)  # of a limit, as a multiple of the least possible
+ADVISED = "advised"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A workload with one goal, and the setups that answer it: (role, setup, predicted step seconds or NaN)."""
+    """A workload with one goal, and the setups to compare by role."""
 
     workload: Workload
     goal: Goal
-    answers: tuple[tuple[str, Setup, float], ...]
+    answers: dict[str, Setup]
 
 
-def ask(here: Workspace, count: int) -> list[Question]:
-    """`count` questions, workload by workload, in turn under a deadline and a budget of varying tightness.
-
-    Raises ValueError where no champion is in force.
-    """
-    champion = load_champion(here.home, here.provider.name)
-    if champion is None:
-        raise ValueError("no champion is in force yet: run `srift refresh` first")
-    offers, runs = current_offers(here), mart(here.warehouse, "runs", provider=here.provider.name)
+def questions(here: Workspace, champion: Champion, count: int) -> list[Question]:
+    """`count` questions, in turn under a deadline and a budget of varying tightness."""
+    offers, runs = current_offers(here), mart(here.warehouse, "runs", provider="local")
     workloads = [with_known_facts(here, workload) for workload in here.measurable]
-    questions = []
+    found = []
     for number in range(count):
         workload = workloads[number % len(workloads)]
-        extremes = {
-            row["goal"]: row for row in recommend_one(here, champion, workload, offers, runs, top=1)
-        }
         slack = TIGHTNESS[(number // len(workloads)) % len(TIGHTNESS)]
-        goal = Goal(
-            goal="cheapest_within_deadline",
-            hours=round(extremes["fastest"]["hours_p90"] * slack, 3),
-        )
+        rows = recommend_one(here, champion, workload, offers, runs, top=1)
+        extremes = {row["goal"]: row for row in rows}
         if number % 2:
-            goal = Goal(
-                goal="fastest_within_budget", usd=round(extremes["cheapest"]["usd_p90"] * slack, 4)
-            )
-        questions.append(
-            _answered(
-                here, champion, replace(workload, goals=(goal,)), offers, runs, HABITS[number % 3]
-            )
-        )
-    return questions
-
-
-def launches_for(here: Workspace, questions: Sequence[Question]) -> list[Launch]:
-    """One launch for each distinct cluster, with every setup that runs on it."""
-    wanted: dict[str, tuple[Cluster, dict[Any, Unseen]]] = {}
-    for question in questions:
-        for _, setup, _ in question.answers:
-            item = Unseen(
-                workload=setup.workload,
-                nodes=tuple(range(len(setup.cluster.members))),
-                batches=setup.batch_per_device,
-                accumulation_steps=setup.accumulation_steps,
-            )
-            wanted.setdefault(setup.cluster.name, (setup.cluster, {}))[1][item] = item
-    return [
-        launch_of(cluster, items, "advice put to the test") for cluster, items in wanted.values()
-    ]
-
-
-def judge(
-    questions: Sequence[Question], measured: pd.DataFrame, conditions: JobConditions
-) -> pd.DataFrame:
-    """A row a question and role: measured hours and dollars, and the regret of those that meet against the best.
-
-    `conditions` says what start-up and interruptions each cluster meets.
-    """
-    by_key = {
-        name: float(step_s)
-        for name, step_s in zip(_keys(measured), measured["step_s"], strict=True)
-    }
-    rows: list[dict[str, Any]] = []
-    for number, question in enumerate(questions, start=1):
-        own = []
-        for role, setup, predicted_s in question.answers:
-            step_s = by_key.get(_key(setup), np.nan)
-            hours, usd = _true_cost(question.workload, setup, step_s, conditions)
-            own.append(_row(number, question, role, setup, predicted_s, step_s, hours, usd))
-        aim = "usd" if question.goal.goal.startswith("cheapest") else "hours"
-        best = min(
-            (row[aim] for row in own if row["meets"] and np.isfinite(row[aim])), default=np.nan
-        )
-        for (
+            usd = round(extremes["cheapest"]["usd_p90"] * slack, 4)
+            goal = Goal(goal="fastest_within_budget", usd=usd)
+        else:
+            hours = round(extremes["fastest"]["hours_p90"] * slack, 3)
+            goal = Goal(goal="cheapest_within_deadline", hours=hours)
+        asked = replace(workload, goals=(goal,))
+        rows = recommend_one(here, champion, asked, offers, runs, top=3)
+        ranked = [
             row
-        ) in own:  # a choice that misses its constraint is a failure, and its cost no comparison
-            row["regret"] = row[aim] / best - 1.0 if row["meets"] else np.nan
-        rows += own
-    return pd.DataFrame(rows)
-
-
-def by_role(judged: pd.DataFrame) -> pd.DataFrame:
-    """A row a role: how many ran, how many met their constraint, mean and worst regret, mean error of the step time."""
-    rows = [
-        {
-            "role": role,
-            "ran": int(own["step_s"].notna().sum()),
-            "met": int(own["meets"].sum()),
-            "mean_regret": own["regret"].mean(),
-            "worst_regret": own["regret"].max(),
-            "mean_step_error": own["step_error"].abs().mean(),
-        }
-        for role, own in judged.groupby("role", sort=False)
-    ]
-    return pd.DataFrame(rows)
-
-
-def _answered(
-    here: Workspace,
-    champion: Champion,
-    workload: Workload,
-    offers: Sequence[Offer],
-    runs: pd.DataFrame,
-    habit: str,
-) -> Question:
-    goal = workload.goals[0]
-    rows = [
-        r
-        for r in recommend_one(here, champion, workload, offers, runs, top=3)
-        if r["goal"] == goal.goal
-    ]
-    rows = [
-        row for row in rows if row["cluster"] is not None and row["status"] != "misses_constraint"
-    ]
-    named = [
-        (role, _setup(row, offers), row["step_s"])
-        for role, row in zip(("advised", "runner-up"), rows, strict=False)
-    ]
-    first = named[0][1]
-    by_habit = _habitual(
-        here, habit, workload.name, first.global_batch, offers, first.cluster.members[0].market
-    )
-    return Question(workload=workload, goal=goal, answers=(*named, (habit, by_habit, float("nan"))))
+            for row in rows
+            if row["goal"] == goal.goal and row["cluster"] and row["status"] != "misses_constraint"
+        ]
+        roles = zip((ADVISED, "runner-up"), ranked, strict=False)
+        answers = {role: _setup(row, offers) for role, row in roles}
+        habit = HABITS[number % len(HABITS)]
+        answers[habit] = _habitual(here, habit, answers[ADVISED], offers)
+        found.append(Question(workload=asked, goal=goal, answers=answers))
+    return found
 
 
 def _setup(row: dict[str, Any], offers: Sequence[Offer]) -> Setup:
     by_name = {(offer.instance_type.name, offer.market): offer for offer in offers}
     members = [
-        by_name[one["instance_type"], one["market"]]
-        for one in row["cluster_offers"]
-        for _ in range(one["count"])
+        by_name[part["instance_type"], part["market"]]
+        for part in row["cluster_offers"]
+        for _ in range(part["count"])
     ]
     return Setup(
         workload=row["workload"],
@@ -186,106 +88,105 @@ def _setup(row: dict[str, Any], offers: Sequence[Offer]) -> Setup:
     )
 
 
-def _habitual(
-    here: Workspace,
-    habit: str,
-    workload: str,
-    global_batch: int,
-    offers: Sequence[Offer],
-    market: str,
-) -> Setup:
-    """What somebody without a table would take, at the same global batch and market."""
-    mine = [offer for offer in offers if offer.market == market and offer.usd_per_hour is not None]
-    cheapest = min(mine, key=lambda offer: offer.total_usd_per_hour or 0.0)
-    fastest = max(mine, key=lambda offer: offer.instance_type.cores)
-    members = {"cheapest per hour": [cheapest], "fastest type": [fastest]}.get(habit)
-    if members is None:
-        sizes = range(here.settings.campaign.max_hosts, 0, -1)
-        members = next(
-            [cheapest] * n for n in sizes if not here.fits(Cluster(members=(cheapest,) * n))
-        )
+def _habitual(here: Workspace, habit: str, advised: Setup, offers: Sequence[Offer]) -> Setup:
+    """The habit's choice at the same global batch and market."""
+    market = advised.cluster.members[0].market
+    priced = [one for one in offers if one.market == market and one.usd_per_hour is not None]
+    cheapest = min(priced, key=lambda offer: offer.total_usd_per_hour or 0.0)
+    if habit == "fastest type":
+        members = [max(priced, key=lambda offer: offer.instance_type.cores)]
+    else:
+        most = here.settings.campaign.max_hosts if habit == "most machines" else 1
+        clusters = (Cluster(members=(cheapest,) * size) for size in range(most, 0, -1))
+        members = list(next(one for one in clusters if not here.fits(one)).members)
     return Setup(
-        workload=workload,
+        workload=advised.workload,
         cluster=Cluster(members=tuple(members)),
         layout=(1,) * len(members),
-        batch_per_device=split_by_cores([1.0] * len(members), global_batch),
+        batch_per_device=split_by_cores([1.0] * len(members), advised.global_batch),
     )
+
+
+def measured_seconds(here: Workspace, asked: Sequence[Question]) -> dict[Setup, float]:
+    """Measure each distinct setup, one launch a cluster; return seconds of a step."""
+    setups = list(dict.fromkeys(one for question in asked for one in question.answers.values()))
+    by_cluster: dict[Cluster, list[Setup]] = {}
+    for setup in setups:
+        by_cluster.setdefault(setup.cluster, []).append(setup)
+    launches = []
+    for cluster, own in by_cluster.items():
+        nodes = tuple(range(len(cluster.members)))
+        items = [
+            Unseen(
+                workload=one.workload,
+                nodes=nodes,
+                batches=one.batch_per_device,
+                accumulation_steps=one.accumulation_steps,
+            )
+            for one in own
+        ]
+        launches.append(launch_of(cluster, items, "to judge advice"))
+    runs = measure_all(here, launches, trial_name("advice"))
+    columns = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
+    found = runs.groupby(columns)["step_s"].median().to_dict()
+    rows = {setup: setup.row() for setup in setups}
+    return {one: found.get(tuple(rows[one][name] for name in columns), np.nan) for one in setups}
+
+
+def judge(
+    asked: Sequence[Question], step_s: dict[Setup, float], conditions: JobConditions
+) -> pd.DataFrame:
+    """A row a question and role: measured hours and dollars, meets, regret of choices that meet."""
+    rows = []
+    for number, question in enumerate(asked, start=1):
+        goal, own = question.goal, []
+        for role, setup in question.answers.items():
+            hours, usd = _true_cost(question.workload, setup, step_s[setup], conditions)
+            meets = (goal.hours is None or hours <= goal.hours) and (
+                goal.usd is None or usd <= goal.usd
+            )
+            aim = usd if goal.objective == "usd" else hours
+            own.append((number, role, setup.cluster.name, hours, usd, meets, aim))
+        frame = pd.DataFrame(
+            own, columns=["question", "role", "cluster", "hours", "usd", "meets", "aim"]
+        )
+        best = frame["aim"][frame["meets"]].min()
+        rows.append(frame.assign(regret=(frame["aim"] / best - 1).where(frame["meets"])))
+    return pd.concat(rows, ignore_index=True)
 
 
 def _true_cost(
     workload: Workload, setup: Setup, step_s: float, conditions: JobConditions
 ) -> tuple[float, float]:
-    """Hours and dollars of the whole job at a measured step time, start-up and interruptions at their expectation."""
+    """Hours and dollars of the job at a measured step, start-up and interruptions as expected."""
+    size = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     return cost_at(
         step_s,
         steps=-(-workload.samples // setup.global_batch),
-        conditions=conditions.gangs(
-            *pools_of([setup.cluster]),
-            checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes),
-        ),
+        conditions=conditions.gangs(*pools_of([setup.cluster]), size),
         usd_per_hour=setup.cluster.total_usd_per_hour or np.nan,
     )
 
 
-def _row(
-    number: int,
-    question: Question,
-    role: str,
-    setup: Setup,
-    predicted_s: float,
-    step_s: float,
-    hours: float,
-    usd: float,
-) -> dict[str, Any]:
-    goal = question.goal
-    meets = (goal.hours is None or hours <= goal.hours) and (goal.usd is None or usd <= goal.usd)
-    return {
-        "question": number,
-        "workload": setup.workload,
-        "constraint": f"{goal.hours:g} h" if goal.hours is not None else f"${goal.usd:g}",
-        "role": role,
-        "cluster": setup.cluster.name,
-        "market": setup.cluster.members[0].market,
-        "batch": "+".join(map(str, setup.batch_per_device)),
-        "accumulation": setup.accumulation_steps,
-        "step_s": step_s,
-        "step_error": predicted_s / step_s - 1.0,
-        "hours": hours,
-        "usd": usd,
-        "meets": meets,
-    }
-
-
-def _key(setup: Setup) -> tuple[Any, int]:
-    types = [offer.instance_type.name for offer in setup.cluster.members]
-    return key(setup.workload, types, setup.batch_per_device), setup.accumulation_steps
-
-
-def _keys(measured: pd.DataFrame) -> list[tuple[Any, int]]:
-    return [
-        (next(iter(keys_of(measured.iloc[[at]]))), int(measured["accumulation_steps"].iloc[at]))
-        for at in range(len(measured))
-    ]
-
-
-def advice(questions: int = 10) -> None:
-    """Ask, measure every named setup, and print hours, dollars and regret of each answer."""
+def main(count: int = 10, write: Write = False) -> None:
+    """Ask, measure every setup, and print hours, dollars and regret of each answer."""
     here = open_workspace("local")
-    asked = ask(here, questions)
-    trial_id = f"advice-{new_refresh_id(datetime.now(UTC))}"
-    with reporting_to(live_reporter()):
-        measured = measure_all(here, launches_for(here, asked), trial_id)
-    judged = judge(asked, measured, job_conditions(here))
-    folder = here.home / "trials"
-    folder.mkdir(exist_ok=True)
-    judged.to_csv(folder / f"{trial_id}.csv", index=False)
-    print_frame(judged, f"{len(asked)} questions, {len(measured)} runs")
-    print_frame(
-        by_role(judged),
-        "by role: how many met their constraint, regret of those that did, error of the promise",
-    )
+    champion = load_champion(here.home, "local")
+    if champion is None:
+        raise typer.BadParameter("no champion is in force: run `srift refresh` first")
+    asked = questions(here, champion, count)
+    judged = judge(asked, measured_seconds(here, asked), job_conditions(here))
+    show(f"{len(asked)} questions", judged)
+    by = judged.groupby("role", sort=False)
+    show("by role", by.agg(met=("meets", "sum"), regret=("regret", "mean")).reset_index())
+    advised = judged[judged["role"] == ADVISED]
+    met, regret = int(advised["meets"].sum()), 100 * float(advised["regret"].mean())
+    claims = [
+        Claim("advice measured: constraints met", f"{count}", f"{met}", met == count),
+        Claim("advice measured: mean regret", "5 %", f"{regret:.1f} %", regret <= 5),
+    ]
+    report("advice", claims, write=write)
 
 
 if __name__ == "__main__":
-    with explained():
-        typer.run(advice)
+    typer.run(main)

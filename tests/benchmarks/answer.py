@@ -1,126 +1,139 @@
-"""How long an answer takes: `srift recommend` about EC2 as a whole command, with many rows imported.
+"""How long users wait: `srift` as whole processes, and a year of publications read by DuckDB.
 
-`python -m tests.benchmarks.answer FILE --workloads FACTS` imports the rows into a home of its own as often as it takes
-to have 30,000, learns from them without spending anything, and prints the seconds of that and the median by workload.
+Imports the public rows into a new home as often as it takes to have `--rows`, learns from them
+without spending, and times the commands. Then copies a published row into nightly publications.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
+import duckdb
 import pandas as pd
 import typer
 
-from flows.cli import explained
-from tasks.data_files.measurements import read_measurements
-from tasks.reporting.tables import print_frame
+from models.domain.workload import GOALS
+from tasks.data_files.public import FACTS, MEASUREMENTS
+from tests.benchmarks.claims import ROOT, Claim, Write, report
 from warehouse.database import Warehouse
-from warehouse.reads import mart
+from warehouse.export import export
 
-_SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
-# Other days than those of the file, so that a copy of a row is another measurement of its setup.
+QUESTION = ROOT / "examples" / "reading" / "question.sql"
+NIGHTS, WORKLOADS, RANKS = 365, 100, 10
+WORKLOAD = "resnet50-imagenet"
+ABOUT_EC2 = ("--provider", "ec2", "--deadline", "12h", "--samples", "10000000", "--batch", "512")
 _FIRST_DAY = pd.Timestamp("2020-01-01")
 
 
-def fill_home(home: Path, rows: Path, facts: Path | None, *, many: int) -> int:
-    """Import `rows` as often as it takes to have `many`, each time of another day, and learn from them for nothing.
+def srift(home: Path, *words: str) -> None:
+    """Run `srift` in a new process. Raises CalledProcessError."""
+    command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    environment = {**os.environ, "SRIFT_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
 
-    Returns how many there are. Raises CalledProcessError where a command fails.
-    """
-    measured = pd.read_csv(rows) if rows.suffix == ".csv" else pd.read_parquet(rows)
-    copies = -(-many // len(measured))
-    repeated = [
-        measured.assign(measured_at=str(_FIRST_DAY + pd.Timedelta(days=day)))
-        for day in range(copies)
-    ]
+
+def seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds, after one call to warm up."""
+    call()
+    found = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - started)
+    return median(found)
+
+
+def fill_home(home: Path, rows: int) -> int:
+    """Import `rows` public rows or more, each copy of another day, learn and publish for nothing."""
+    measured = pd.read_parquet(MEASUREMENTS)
+    copies = -(-rows // len(measured))
+    days = [str(_FIRST_DAY + pd.Timedelta(days=day)) for day in range(copies)]
+    home.mkdir(parents=True)
     file = home / "rows.csv"
-    home.mkdir(parents=True, exist_ok=True)
-    pd.concat(repeated).to_csv(file, index=False)
-    _run(home, ["import", str(file), *(["--workloads", str(facts.resolve())] if facts else [])])
-    _run(home, ["refresh", "--provider", "ec2", "--max-usd", "0"])
+    pd.concat([measured.assign(measured_at=day) for day in days]).to_csv(file, index=False)
+    srift(home, "import", str(file), "--workloads", str(FACTS))
+    srift(home, "refresh", "--provider", "ec2", "--max-usd", "0")
     return copies * len(measured)
 
 
-def refresh_times(home: Path) -> pd.DataFrame:
-    """Columns phase, seconds of the refresh that learned from the rows."""
-    warehouse = Warehouse(home / "warehouse.duckdb")
-    return mart(warehouse, "timings")[["phase", "seconds"]]
-
-
-def answer_times(home: Path, workloads: Sequence[str], *, repeats: int) -> list[dict[str, Any]]:
-    """A row a workload: median seconds and processor seconds of the whole command, after one run to warm up."""
-    asked = (
-        "--provider",
-        "ec2",
-        "--deadline",
-        "12h",
-        "--samples",
-        "10000000",
-        "--batch",
-        "512",
-        "--json",
-    )
-    found = []
-    for workload in workloads:
-        spent = [_run(home, ["recommend", workload, *asked]) for _ in range(repeats + 1)][1:]
-        wall_s, cpu_s = (median(one) for one in zip(*spent, strict=True))
-        found.append({"workload": workload, "seconds": wall_s, "cpu_seconds": cpu_s})
-    return found
-
-
-def _run(home: Path, words: Sequence[str]) -> tuple[float, float]:
-    """Seconds and processor seconds of `srift` with these words."""
-    environment: Mapping[str, str] = {**os.environ, "SRIFT_HOME": str(home)}
-    started, before = time.perf_counter(), _cpu_s()
-    subprocess.run(
-        [*_SRIFT, *words],
-        env=environment,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    return time.perf_counter() - started, _cpu_s() - before
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def bench_answer(
-    file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
-    workloads: Annotated[
-        Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")
-    ] = None,
-    many: Annotated[int, typer.Option(min=1, help="Rows to have at least.")] = 30_000,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")
-    ] = 5,
-) -> None:
-    """Nothing is asked of AWS beyond what a refresh asks."""
-    with read_measurements(file) as measured:
-        names = sorted(measured.frame()["workload"].unique())
-    with tempfile.TemporaryDirectory() as folder:
-        rows = fill_home(Path(folder), file, workloads, many=many)
-        print_frame(
-            refresh_times(Path(folder)),
-            f"phases of `srift refresh --max-usd 0` that learned from {rows} rows",
+def add_nights(warehouse: Warehouse) -> None:
+    """Put a year of publications behind the newest, copies of its cheapest row."""
+    with warehouse.transact() as connection:
+        connection.execute(
+            """
+            insert into raw_publications by name
+            select
+                'night-' || night as publication_id,
+                newest.published_at + to_days(night::integer) as published_at,
+                provider, 'night-' || night as refresh_id, model_version
+            from (select * from raw_publications order by published_at desc limit 1) as newest
+            cross join range(1, $nights + 1) as nights(night)
+            """,
+            {"nights": NIGHTS},
         )
-        print_frame(
-            pd.DataFrame(answer_times(Path(folder), names, repeats=repeats)),
-            f"`srift recommend` about EC2, {rows} rows imported, the median of {repeats}",
+        connection.execute(
+            """
+            insert into raw_recommendations by name
+            select row.* replace (
+                'night-' || night as publication_id,
+                row.published_at + to_days(night::integer) as published_at,
+                case when number = 0 then 'transformer-lm' else 'workload-' || number end
+                    as workload,
+                goals.goal as goal, place as rank,
+                row.usd * (1 + place / 50 + random() / 100) as usd,
+                row.hours * (1 + place / 50 + random() / 100) as hours
+            )
+            from (
+                select * from recommendation_history
+                where usd is not null and rank = 1 limit 1
+            ) as row
+            cross join range(1, $nights + 1) as nights(night)
+            cross join range($workloads) as workloads(number)
+            cross join (select unnest($goals) as goal) as goals
+            cross join range(1, $ranks + 1) as ranks(place)
+            """,
+            {"nights": NIGHTS, "workloads": WORKLOADS, "goals": list(GOALS), "ranks": RANKS},
         )
+
+
+def ask(path: Path) -> None:
+    """Answer the README's question from a published file."""
+    with duckdb.connect(str(path), read_only=True) as table:
+        table.execute(QUESTION.read_text()).fetchall()
+
+
+def main(rows: int = 30_000, repeats: int = 5, write: Write = False) -> None:
+    """Print seconds of the commands and of the question."""
+    claims = []
+
+    def add(claim: str, limit_s: float | None, call: Callable[[], Any], times: int) -> None:
+        spent = seconds(call, times)
+        target = "" if limit_s is None else f"{limit_s:g} s"
+        met = None if limit_s is None else spent <= limit_s
+        claims.append(Claim(claim, target, f"{spent:.3g} s", met))
+
+    with tempfile.TemporaryDirectory(prefix="srift-answer-") as folder:
+        home = Path(folder) / "home"
+        count = fill_home(home, rows)
+        question = f"`srift recommend` about EC2, {count:,} rows"
+        add(question, 2.0, lambda: srift(home, "recommend", WORKLOAD, *ABOUT_EC2), repeats)
+        add("`srift --help`", 0.3, lambda: srift(home, "--help"), repeats)
+        add("`srift table`", 1.0, lambda: srift(home, "table"), repeats)
+        warehouse = Warehouse(home / "warehouse.duckdb")
+        add_nights(warehouse)
+        published = export(warehouse, Path(folder) / "published")[0]
+        nightly = f"question.sql, {NIGHTS * WORKLOADS * len(GOALS) * RANKS:,} rows"
+        add(nightly, 0.05, lambda: ask(published), repeats)
+    report("answer", claims, write=write)
 
 
 if __name__ == "__main__":
-    with explained():
-        typer.run(bench_answer)
+    typer.run(main)

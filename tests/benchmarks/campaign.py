@@ -1,324 +1,377 @@
-"""What does a campaign cost until its choices are good: ours, random order, a full sweep, Bayesian optimisation.
+"""Dollars at list price until the choices of a campaign are good, on setups that were measured.
 
-`python -m tests.benchmarks.campaign FILE --workloads FACTS --catalogue CATALOGUE`, or with
-`--warehouse warehouse.duckdb`, holds each workload out in turn and prints the dollars until mean regret is, and stays,
-at most 5 %. Ours buys by the shipped shopping list, launch by launch, out of what was measured.
+Each workload is held out in turn, but for its one-device rows. Ours buys by the shipped shopping
+list, launch by launch, out of the measured setups. Printed are dollars until mean regret is, and
+stays, at most 5 %, beside a full sweep and random order.
+
+    dollars = sum over launches of price x max(minimum, start + runs)
+    regret  = exp(loss of the choice - least loss) - 1, by the rule of choice; a miss counts 1 at most
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import typer
-from matplotlib.figure import Figure
 
-from flows.cli import explained
-from models.campaign.candidates import EC2_COSTS, Costs
-from models.domain.cluster import parse_cluster
-from models.monitoring.backtest import described
-from models.step_time.dataset import TrainingData, valid_runs
-from tasks.data_files.backtest import read_training
-from tasks.reporting.tables import print_frame
-from tests.benchmarks.policies import (
-    AnyOrder,
-    Bayesian,
-    Believing,
-    BestSeen,
-    Campaign,
-    cheapest_first,
-    numbers,
+from models.campaign.campaign import Campaign, shopping_list
+from models.campaign.candidates import EC2_COSTS, Costs, Measurement, in_order
+from models.campaign.run_value import Model, Past
+from models.campaign.value_of_information import (
+    Belief,
+    ChoiceSet,
+    Floats,
+    OpenChoice,
+    aim_and_meeting,
+    choice,
 )
-from tests.benchmarks.replay import (
-    Ground,
-    Policy,
-    Start,
-    at_dollars,
-    ground_of,
-    replay,
-    start,
-    usd_until,
-)
-from warehouse.database import Warehouse
-from warehouse.reads import offers, training_frames
+from models.domain.cluster import Cluster
+from models.domain.numeric import BoolArray, IntArray
+from models.domain.setup_table import row_key, rows_of, setup_key
+from models.domain.workload import Mode, Setup
+from models.planner.choice_rule import misses, weighed
+from models.step_time.dataset import TrainingData
+from models.step_time.model import fit
+from tests.benchmarks.claims import Claim, Write, report, show
+from tests.benchmarks.held_out import DATA, training_data
+from tests.benchmarks.held_out_groups import T4
+from tests.benchmarks.setups import frame_of, job, measured_setups
 
-OURS = "ours"
-_LIST_PRICE = "on_demand_usd_per_h_us_east_1"
-_AT_ONCE = 4  # runs a launch, of the rivals that may group
+USD, DEVICES = {T4: 3.912}, {T4: 4}
+LEVELS = (1.05, 1.25, 1.6, 2.2, 3.2, 5.0)  # limits, as multiples of the least
+BATCHES, FEWEST = 6, 6  # global batches of a workload, and setups of each
+_EXACT, _MISS, _SURPRISE = 1 + 1e-9, 1.0, 3.0
+_OTHER_ROWS = 300  # of each other workload that the model learns from
+_LAUNCH_RUNS = 4  # of random order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """Measured rows with all that a replay needs: dollars an hour and devices by instance type, and what runs cost."""
+class Ground:
+    """One workload's measured setups, and the questions about them."""
 
-    data: TrainingData
-    devices: dict[str, int]
-    usd: dict[str, float]
-    costs: Costs
+    workload: str
+    setups: tuple[Setup, ...]
+    step_s: Floats
+    questions: tuple[OpenChoice, ...]
 
-
-def of_file(file: Path, *, workloads: Path | None, catalogue: Path) -> Scene:
-    """Rows of EC2 at the catalogue's list prices. Raises ImportRefused on a file that cannot be taken."""
-    data, devices = read_training(file, workloads=workloads, catalogue=catalogue)
-    prices = pd.read_csv(catalogue, usecols=["instance_type", _LIST_PRICE]).dropna()
-    usd = {
-        str(name): float(one)
-        for name, one in zip(prices["instance_type"], prices[_LIST_PRICE], strict=True)
-    }
-    return _scene(data, devices, usd, EC2_COSTS)
+    @property
+    def usd_per_hour(self) -> Floats:
+        """(setups,) dollars an hour of the cluster."""
+        return np.array([one.cluster.total_usd_per_hour for one in self.setups], dtype=float)
 
 
-def of_warehouse(path: Path, provider: str = "local") -> Scene:
-    """Rows of a warehouse at its last on-demand prices. Raises WarehouseMissing where there is none."""
-    warehouse = Warehouse(path)
-    data = TrainingData(**training_frames(warehouse, provider))
-    devices = {
-        str(name): int(one)
-        for name, one in zip(
-            data.instance_types["name"], data.instance_types["devices"], strict=True
+def ground_of(runs: pd.DataFrame, workload: str) -> Ground:
+    """The setups at the global batches that have most of them, with questions at each."""
+    measured = measured_setups(runs[runs["workload"] == workload], DEVICES, USD)
+    sizes, counts = np.unique(measured.global_batch, return_counts=True)
+    order = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= FEWEST]
+    picked = sizes[order[:BATCHES]]
+    measured = measured.take(np.flatnonzero(np.isin(measured.global_batch, picked)))
+    ground = Ground(workload=workload, setups=measured.setups, step_s=measured.step_s, questions=())
+    asked: list[OpenChoice] = []
+    for size in picked:
+        places = np.flatnonzero(measured.global_batch == size)
+        asked += questions_at(places, measured.step_s, ground.usd_per_hour)
+    return replace(ground, questions=tuple(asked))
+
+
+def questions_at(places: IntArray, step_s: Floats, price: Floats) -> list[OpenChoice]:
+    """Every goal among the setups at `places`, of one global batch, for a job of 3,600 steps."""
+    fastest, cheapest = float(step_s[places].min()), float((step_s * price)[places].min())
+    goals: list[tuple[str, str | None, float]] = [("usd", None, np.inf), ("hours", None, np.inf)]
+    for level in LEVELS:
+        goals += [("usd", "hours", level * fastest), ("hours", "usd", level * cheapest)]
+    zero = np.zeros(len(places))
+    return [
+        OpenChoice(
+            name=f"{aim} within {limit:g}",
+            places=places,
+            fixed_hours=zero,
+            hours_per_step_s=zero + 1,
+            usd_per_hour=price[places],
+            irreducible_sd=zero,
+            aim=aim,
+            limited=limited,
+            limit=limit * _EXACT,
         )
-    }
-    listed = offers(warehouse, provider)
-    listed = listed[(listed["market"] == "on-demand") & listed["usd_per_hour"].notna()]
-    usd = {
-        str(name): float(one)
-        for name, one in listed.groupby("instance_type")["usd_per_hour"].min().items()
-    }
-    return _scene(data, devices, usd, Costs())
-
-
-def _scene(
-    data: TrainingData, devices: dict[str, int], usd: dict[str, float], costs: Costs
-) -> Scene:
-    """Only rows that can be learned from, on machines with a price."""
-    runs = valid_runs(data.runs)
-    priced = [all(name in usd for name in parse_cluster(str(one))) for one in runs["cluster"]]
-    data = replace(data, runs=runs[priced].reset_index(drop=True))
-    return Scene(
-        data=replace(data, instance_types=described(data, data.runs)),
-        devices=devices,
-        usd=usd,
-        costs=costs,
-    )
-
-
-def compare(
-    scene: Scene,
-    *,
-    batches: int,
-    least: int,
-    given: bool,
-    seeds: int,
-    seed: int,
-    say: Callable[[str], None],
-) -> pd.DataFrame:
-    """Curves of every policy on every workload: workload, policy, seed, and the columns of `replay`.
-
-    `batches` global batches a workload with at least `least` setups each; `given` as in `start`; the random
-    policies are repeated with `seeds` seeds.
-    """
-    parts = []
-    for workload in sorted(set(scene.data.runs["workload"].astype(str))):
-        ground = ground_of(
-            scene.data.runs,
-            workload,
-            usd=scene.usd,
-            devices=scene.devices,
-            batches=batches,
-            least=least,
-        )
-        if not ground.questions:
-            continue
-        begun = start(
-            scene.data,
-            ground,
-            scene.devices,
-            costs=scene.costs,
-            usd=scene.usd,
-            given=given,
-            seed=seed,
-        )
-        say(
-            f"{workload}: {len(ground.step_s)} setups, {len(ground.questions)} questions, {len(begun.known)} known"
-        )
-        for name, number, policy in _policies(scene, ground, begun, seeds):
-            for place in begun.known:
-                policy.tell(place, float(ground.step_s[place]))
-            paid = begun.usd if isinstance(policy, Believing) else 0.0
-            curve = replay(ground, policy, scene.costs, before_usd=paid)
-            parts.append(curve.assign(workload=workload, policy=name, seed=number))
-    return pd.concat(parts, ignore_index=True)
-
-
-def _policies(
-    scene: Scene, ground: Ground, begun: Start, seeds: int
-) -> Iterator[tuple[str, int, Policy]]:
-    """Each policy by name, as often as it has chance in it."""
-    belief = (begun.mean, begun.covariance, begun.noise)
-    yield OURS, 0, Campaign(ground, *belief, scene.costs, learned=begun.known)
-    yield "full sweep, cheapest first", 0, BestSeen(ground, cheapest_first(ground))
-    features = numbers(ground.rows, scene.data.instance_types, scene.devices)
-    for one in range(seeds):
-        order = np.random.default_rng(one).permutation(len(ground.step_s)).tolist()
-        for at_once, tail in ((1, ""), (_AT_ONCE, f", {_AT_ONCE} a launch")):
-            yield (
-                f"random, our model{tail}",
-                one,
-                AnyOrder(ground, *belief, seed=one, at_once=at_once),
-            )
-            yield f"random{tail}", one, BestSeen(ground, order, at_once)
-        for at_once, tail in ((1, ""), (_AT_ONCE, f", {_AT_ONCE} a launch")):
-            for trusting, chooser in ((False, ""), (True, ", chooses by its mean")):
-                bayes = Bayesian(
-                    ground,
-                    features,
-                    seed=one,
-                    costs=scene.costs,
-                    at_once=at_once,
-                    trusting=trusting,
-                )
-                yield f"Bayesian{tail}{chooser}", one, bayes
-        yield (
-            "Bayesian per dollar, chooses by its mean",
-            one,
-            Bayesian(ground, features, seed=one, costs=scene.costs, per_dollar=True, trusting=True),
-        )
-
-
-def dollars(curves: pd.DataFrame, most: float) -> pd.DataFrame:
-    """Dollars until mean regret is and stays at most `most`, by policy: each workload's median over seeds, their sum.
-
-    `least` and `most` are sums of the best and of the worst seeds; sorted by the sum.
-    """
-    spent = {
-        name: usd_until(own.sort_values("usd", kind="stable"), most)
-        for name, own in curves.groupby(["policy", "workload", "seed"], sort=False)
-    }
-    found = pd.Series(spent).rename_axis(["policy", "workload", "seed"]).rename("usd").reset_index()
-    by = found.groupby(["policy", "workload"])["usd"]
-    table = by.median().unstack("workload")
-    sums = pd.DataFrame(
-        {name: getattr(by, how)().groupby("policy").sum() for name, how in _SUMS.items()}
-    )
-    return table.join(sums).sort_values("all", kind="stable").reset_index()
-
-
-_SUMS = {"all": "median", "least": "min", "most": "max"}
-
-
-def regrets(curves: pd.DataFrame, usd: Sequence[float]) -> pd.DataFrame:
-    """Mean regret in per cent over workloads and seeds by policy, once so many dollars are spent on each workload."""
-    rows = []
-    for policy, own in curves.groupby("policy", sort=False):
-        each = [at_dollars(one, usd) for _, one in own.groupby(["workload", "seed"])]
-        rows.append(
-            {
-                "policy": policy,
-                **dict(
-                    zip([f"${one:.3g}" for one in usd], 100 * np.mean(each, axis=0), strict=True)
-                ),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def grid(curves: pd.DataFrame) -> list[float]:
-    """A few amounts of dollars, doubling up to what the dearest curve spends on one workload."""
-    most = float(curves["usd"].max())
-    return [0.0, *(most / 2**power for power in range(math.ceil(math.log2(128)), -1, -1))]
-
-
-def ends(curves: pd.DataFrame) -> pd.DataFrame:
-    """Where our own campaign stopped by itself: runs, dollars and regret in per cent, by workload."""
-    last = curves[curves["policy"] == OURS].groupby("workload").tail(1)
-    return last.assign(regret_percent=100 * last["regret"])[
-        ["workload", "runs", "usd", "regret_percent"]
+        for aim, limited, limit in goals
     ]
 
 
-def plot(curves: pd.DataFrame, path: Path, *, title: str) -> None:
-    """Mean regret against dollars a workload, one line a policy, written as an image."""
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    most = float(curves["usd"].max())
-    usd = np.geomspace(most / 500, most, 200).tolist()
-    table = regrets(curves, usd).set_index("policy")
-    for policy, values in table.iterrows():
-        style = (
-            {"color": "black", "linewidth": 3, "zorder": 3}
-            if policy == OURS
-            else {"linewidth": 1.2}
+def known_losses(question: OpenChoice, step_s: Floats) -> tuple[Floats, BoolArray]:
+    """(candidates,) losses at these step times, infinite for unknown ones, and who misses."""
+    log_step = np.log(step_s[question.places])
+    known = np.isfinite(log_step)
+    shaped = np.where(known, log_step, 0.0)[:, None, None]
+    aim, meeting = aim_and_meeting(question, shaped, np.zeros((1, 1, 1)))
+    loss = np.where(known, weighed(question, aim, meeting)[:, 0, 0], np.inf)
+    if meeting is None:
+        return loss, np.zeros(len(loss), dtype=bool)
+    return loss, misses(question, meeting.chance)[:, 0, 0]
+
+
+def regret(question: OpenChoice, step_s: Floats, chosen: int | None) -> float:
+    """Regret of the candidate at position `chosen`; a miss counts 1 at most, and so does none."""
+    if chosen is None:
+        return _MISS
+    loss, missed = known_losses(question, step_s)
+    lost = float(np.exp(loss[chosen] - loss.min()) - 1)
+    return min(lost, _MISS) if missed[chosen] else lost
+
+
+@dataclass(slots=True, kw_only=True)
+class Bill:
+    """Dollars for launches; runs on the machines of the last launch need no start."""
+
+    costs: Costs
+    usd: float = 0.0
+    cluster: Cluster | None = None
+    seconds: float = 0.0
+    launch_usd: float = 0.0
+
+    def add(self, cluster: Cluster, run_s: float, *, anew: bool) -> None:
+        """Add runs of `run_s` seconds, on machines acquired `anew` or on those at hand."""
+        if anew or cluster != self.cluster:
+            self.cluster, self.seconds, self.launch_usd = cluster, 0.0, 0.0
+        self.seconds += run_s
+        usd = self.costs.billed_s(self.seconds) / 3600 * (cluster.total_usd_per_hour or 0.0)
+        self.usd += usd - self.launch_usd
+        self.launch_usd = usd
+
+
+@dataclass(slots=True, kw_only=True)
+class Sweep:
+    """Measures in `order`, up to `at_once` runs of a cluster a launch; chooses the best seen."""
+
+    ground: Ground
+    order: Sequence[int]
+    at_once: int = 1
+    seen: dict[int, float] = field(default_factory=dict)
+    anew = False
+
+    def next(self) -> tuple[int, ...]:
+        """Places to measure now; none to stop."""
+        left = [at for at in self.order if at not in self.seen]
+        setups = self.ground.setups
+        same = [at for at in left if setups[at].cluster == setups[left[0]].cluster]
+        return tuple(same[: self.at_once])
+
+    def tell(self, place: int) -> None:
+        """Learn what the setup at `place` measured."""
+        self.seen[place] = float(self.ground.step_s[place])
+
+    def choices(self) -> list[int | None]:
+        """Position of the choice for each question."""
+        seen = np.full(len(self.ground.step_s), np.inf)
+        seen[list(self.seen)] = list(self.seen.values())
+        losses = [known_losses(question, seen)[0] for question in self.ground.questions]
+        return [int(loss.argmin()) if np.isfinite(loss).any() else None for loss in losses]
+
+
+@dataclass(slots=True, kw_only=True)
+class Ours(Sweep):
+    """Buys the first launch of the shipped list, drawn up anew after each; chooses by belief.
+
+    A setup's one run is its truth, so the run's noise belongs to the setup.
+    """
+
+    mean: Floats
+    covariance: Floats
+    noise: Floats
+    learned: frozenset[int]
+    belief: Belief = field(init=False)
+    anew = True
+
+    def __post_init__(self) -> None:
+        covariance = self.covariance + np.diag(self.noise)
+        tiny = np.full(len(self.mean), 1e-9)
+        self.belief = Belief(mean=self.mean, covariance=covariance, noise=tiny)
+
+    def tell(self, place: int) -> None:
+        """Update the belief; a surprise tells others no more than three standard deviations."""
+        Sweep.tell(self, place)
+        before, log_step = self.belief, float(np.log(self.ground.step_s[place]))
+        most = _SURPRISE * float(np.sqrt(before.variance[place] + before.noise[place]))
+        expected = float(before.mean[place])
+        after = before.given(place, expected + float(np.clip(log_step - expected, -most, most)))
+        mean = after.mean.copy()
+        mean[place] = log_step
+        self.belief = Belief(mean=mean, covariance=after.covariance, noise=after.noise)
+
+    def choices(self) -> list[int | None]:
+        """By mean and by the chance to meet the constraint."""
+        return [choice(question, self.belief) for question in self.ground.questions]
+
+    def next(self) -> tuple[int, ...]:
+        """Places of the first launch of the list."""
+        ground = self.ground
+        places = {setup_key(setup): at for at, setup in enumerate(ground.setups)}
+        offers = {one.instance_type.name: one for s in ground.setups for one in s.cluster.members}
+        expected = np.exp(self.mean)
+        fresh = pd.DataFrame(
+            [
+                ground.setups[at].row() | {"step_s": step_s}
+                for at, step_s in self.seen.items()
+                if at not in self.learned
+            ]
         )
-        axes.plot(usd, values.to_numpy(float), label=str(policy), **style)
-    axes.axhline(5, color="grey", linewidth=0.8, linestyle="--")
-    axes.set(
-        xscale="log",
-        xlabel="dollars spent on one workload",
-        ylabel="mean regret, per cent",
-        title=title,
-        ylim=(0, 60),
-    )
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+
+        def joint(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
+            at = np.array([places[row_key(row, DEVICES)] for row in rows_of(rows)], dtype=np.intp)
+            return self.mean[at], self.covariance[np.ix_(at, at)], self.noise[at]
+
+        choice_set = ChoiceSet(
+            workload=ground.workload, setups=ground.setups, questions=ground.questions
+        )
+        launches = shopping_list(
+            Campaign(
+                max_usd=1e3,
+                max_seconds=1e9,
+                max_hosts=max(len(setup.layout) for setup in ground.setups),
+                fits=lambda cluster: "",
+                seed=0,
+                market="on-demand",
+                costs=EC2_COSTS,
+                most_launches=1,
+            ),
+            [job(ground.workload, ground.setups[0].global_batch)],
+            list(offers.values()),
+            Past(
+                runs=fresh,
+                profiles=pd.DataFrame(
+                    {"workload": ground.workload, "instance_type": sorted(offers)}
+                ),
+                probes=pd.DataFrame(),
+            ),
+            model=Model(
+                choice_set={ground.workload: choice_set},
+                joint=joint,
+                workloads=frozenset([(ground.workload, Mode())]),
+                types=frozenset(offers),
+                fresh=fresh,
+            ),
+            buyable={
+                name: measurement_of(ground.setups[at], float(expected[at]))
+                for name, at in places.items()
+                if at not in self.seen
+            },
+        )
+        return tuple(
+            places[setup_key(_setup_of(launch.cluster, item))]
+            for launch in launches[:1]
+            for item in launch.items
+        )
 
 
-def bench_campaign(
-    file: Annotated[
-        Path | None, typer.Argument(help="Measurement rows of EC2, CSV or Parquet.")
-    ] = None,
-    workloads: Annotated[
-        Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")
-    ] = None,
-    catalogue: Annotated[Path | None, typer.Option(help="Instance types with list prices.")] = None,
-    warehouse: Annotated[
-        Path | None, typer.Option(help="Instead of FILE: a warehouse of local runs; only read.")
-    ] = None,
-    batches: Annotated[int, typer.Option(min=1, help="Global batches a workload.")] = 6,
-    least: Annotated[int, typer.Option(min=2, help="Fewest setups of a global batch.")] = 6,
-    hard: Annotated[
-        bool, typer.Option(help="Nothing of the workload is known: one device must be bought too.")
-    ] = False,
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
-    seed: int = 2026,
-    percent: Annotated[float, typer.Option(min=0)] = 5.0,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write every curve, CSV; the plot lands beside it.")
-    ] = None,
-) -> None:
-    """Every policy on every workload; nothing is chosen by what comes out."""
-    if warehouse is not None:
-        scene = of_warehouse(warehouse)
-    elif file is not None and catalogue is not None:
-        scene = of_file(file, workloads=workloads, catalogue=catalogue)
-    else:
-        raise typer.BadParameter("give FILE and --catalogue, or --warehouse")
-    curves = compare(
-        scene,
-        batches=batches,
-        least=least,
-        given=not hard,
-        seeds=seeds,
-        seed=seed,
-        say=lambda text: typer.echo(f"  {text}", err=True),
+def _setup_of(cluster: Cluster, item: Measurement) -> Setup:
+    return Setup(
+        workload=item.workload,
+        cluster=Cluster(members=tuple(cluster.members[node] for node in item.nodes)),
+        layout=item.layout,
+        batch_per_device=item.batches,
+        accumulation_steps=item.accumulation_steps,
     )
-    begun = "nothing known" if hard else "one device known"
-    print_frame(
-        dollars(curves, percent / 100), f"dollars until regret stays at most {percent:g} %, {begun}"
+
+
+def measurement_of(setup: Setup, step_s: float) -> Measurement:
+    """The campaign's measurement of this setup at these seconds of a step."""
+    return Measurement(
+        kind="train",
+        workload=setup.workload,
+        members=tuple(offer.instance_type.name for offer in setup.cluster.members),
+        batches=setup.batch_per_device,
+        accumulation_steps=setup.accumulation_steps,
+        message_bytes=(),
+        global_batch=setup.global_batch,
+        exact=True,
+        est_s=min(EC2_COSTS.run_s(step_s), EC2_COSTS.train_most_s),
+        devices=setup.layout,
     )
-    print_frame(
-        regrets(curves, grid(curves)), "mean regret by dollars spent on a workload, per cent"
+
+
+def replay(policy: Sweep) -> pd.DataFrame:
+    """Buy until the policy stops. Columns usd, runs, regret; the first row is before any run."""
+    ground, bill, curve = policy.ground, Bill(costs=EC2_COSTS), []
+    bought, places = 0, policy.next()
+    while True:
+        pairs = zip(ground.questions, policy.choices(), strict=True)
+        lost = float(np.mean([regret(question, ground.step_s, at) for question, at in pairs]))
+        curve.append((bill.usd, bought, lost))
+        if not places:
+            return pd.DataFrame(curve, columns=["usd", "runs", "regret"])
+        cluster = ground.setups[places[0]].cluster
+        runs = [measurement_of(ground.setups[at], float(ground.step_s[at])) for at in places]
+        bill.add(cluster, in_order(cluster, runs)[1], anew=policy.anew)
+        bought += len(places)
+        for place in places:
+            policy.tell(place)
+        places = policy.next()
+
+
+def usd_until(curve: pd.DataFrame, most: float) -> float:
+    """Dollars after which regret is and stays at most `most`; infinite if it never does."""
+    above = np.flatnonzero(curve["regret"].to_numpy() > most)
+    first = int(above[-1]) + 1 if len(above) else 0
+    return float(curve["usd"].iloc[first]) if first < len(curve) else float("inf")
+
+
+def policies(
+    data: TrainingData, ground: Ground, *, seeds: int, seed: int
+) -> list[tuple[str, Sweep]]:
+    """Ours, a sweep with the cheapest clusters first, and random orders."""
+    runs, random = data.runs, np.random.default_rng(seed)
+    mine = (runs["workload"] == ground.workload).to_numpy(bool)
+    kept = [np.flatnonzero(mine & (runs["ranks"] == 1).to_numpy(bool))]
+    for name in sorted(set(runs["workload"]) - {ground.workload}):
+        own = np.flatnonzero((runs["workload"] == name).to_numpy())
+        kept.append(random.choice(own, min(len(own), _OTHER_ROWS), replace=False))
+    model = fit(replace(data, runs=runs.iloc[np.sort(np.concatenate(kept))]), seed=seed)
+    mean, covariance, noise = model.joint(frame_of(ground.setups))
+    known = [at for at, one in enumerate(ground.setups) if sum(one.layout) == 1]
+    ours = Ours(
+        ground=ground,
+        order=(),
+        mean=mean,
+        covariance=covariance,
+        noise=noise,
+        learned=frozenset(known),
     )
-    print_frame(ends(curves), "where ours stops by itself")
-    if out is not None:
-        curves.to_csv(out, index=False)
-        plot(curves, out.with_suffix(".png"), title=f"regret against dollars, {begun}")
+    found: list[tuple[str, Sweep]] = [("ours", ours)]
+    names = [setup.cluster.name for setup in ground.setups]
+    cheapest = np.lexsort((np.array(names), ground.usd_per_hour)).tolist()
+    found.append(("full sweep", Sweep(ground=ground, order=cheapest)))
+    for number in range(seeds):
+        order = np.random.default_rng(number).permutation(len(names)).tolist()
+        random_order = Sweep(ground=ground, order=order, at_once=_LAUNCH_RUNS)
+        found.append(("random order", random_order))
+    for _, policy in found:
+        for place in known:
+            policy.tell(place)
+    return found
+
+
+def main(seeds: int = 3, seed: int = 2026, folder: Path = DATA, write: Write = False) -> None:
+    """Print dollars until regret stays at most 5 %, by policy and workload."""
+    data = training_data(folder)
+    data = replace(data, runs=data.runs[data.runs["kind"] == T4].reset_index(drop=True))
+    rows = []
+    for workload in sorted(set(data.runs["workload"])):
+        ground = ground_of(data.runs, workload)
+        for name, policy in policies(data, ground, seeds=seeds, seed=seed):
+            curve = replay(policy)
+            rows.append((workload, name, usd_until(curve, 0.05), int(curve["runs"].iloc[-1])))
+    frame = pd.DataFrame(rows, columns=["workload", "policy", "usd", "runs"])
+    show("dollars until mean regret stays at most 5 %", frame)
+    usd = frame.groupby(["policy", "workload"])["usd"].median().groupby("policy").sum()
+    ratio = float(usd["ours"] / usd.drop("ours").min())
+    claims = [Claim(f"campaign, {name}", "", f"${value:.2f}") for name, value in usd.items()]
+    claims.append(Claim("campaign, ours / best other", "0.5", f"{ratio:.2f}", ratio <= 0.5))
+    report("campaign", claims, write=write)
 
 
 if __name__ == "__main__":
-    with explained():
-        typer.run(bench_campaign)
+    typer.run(main)

@@ -1,16 +1,9 @@
-"""Elastic torchrun jobs on local hosts that lose machines: is a checkpoint lost, and is their time what is predicted?
+"""Elastic torchrun jobs on local hosts that lose machines: checkpoints lost, and seconds as predicted.
 
-`python -m tests.benchmarks.strategies --parts elastic` (root, a quiet machine) first has Srift measure the steps that
-two workloads make on one to four hosts, then runs jobs of both, whose machines have exponential lives: some go on with
-fewer, for some another host is started in the place of each that is lost. The first two jobs teach what a restart
-takes; each job after them is predicted by what the warehouse knew before it, steps that jobs made included:
-
-    told       its seconds given the moments at which it lost machines, which nobody could know
-    blind      their mean over moments that are drawn: for sums over jobs alone
-    prior      as told, by what is stated before any restart was measured
-    own_steps  as told, with steps as fast as the job made them: what the spot model alone is off by
-
-All are from asking for the machines to the record.
+Srift first measures the steps of two workloads on one to four hosts (root, a quiet machine). Then
+jobs of both run, whose machines have exponential lives: some jobs go on with fewer machines, in
+others a new host replaces each lost one. The first two jobs teach the seconds of a restart. Later
+jobs are predicted from the warehouse as it was before them, given the moments of their losses.
 """
 
 from __future__ import annotations
@@ -20,25 +13,23 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pandas as pd
+import typer
 
-from models.campaign.campaign import Launch
 from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster, parse_cluster
-from models.domain.setup_table import rows_of
 from models.job.checkpoints import checkpoint_bytes
 from models.job.duration import best_interval
 from models.job.job_conditions import Learned, pools_of
-from models.job.restarts import NO_RESTARTS
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch
@@ -47,214 +38,209 @@ from tasks.market.offers import current_offers
 from tasks.node.elastic import shares
 from tasks.providers.base import RunningCluster
 from tasks.providers.local.processes import hosts
-from tasks.reporting.progress import reporter
 from tasks.workspace.workspace import Workspace
-from tests.benchmarks.elastic_job import ElasticJob
-from tests.benchmarks.trial import Unseen, launch_of, measure_all
+from tests.benchmarks.claims import Claim, Write, report, show
+from tests.benchmarks.hosts import (
+    Unseen,
+    launch_of,
+    launch_with,
+    measure_all,
+    project,
+    trial_name,
+    type_text,
+    workload_text,
+)
 from warehouse.reads import mart
 
-WORKLOADS = ("wide_mlp", "residual_cnn")
-HOSTS = (2, 3, 4)
-BATCH = 48  # of a step: the same for each number of machines, in equal micro-batches
+WORKLOADS, HOSTS = ("wide_mlp", "residual_cnn"), (2, 3, 4)
+BATCH = 48  # of a step, in equal micro-batches
 SHRINKS, REPLACED = "shrinks", "replaced"
-STEPS = (
-    "steps"  # a type of its own, alike: elastic jobs build their model before they count as started
-)
-WORK_S = 40.0  # of a job's steps, with all its machines
-LOSS_EVERY_S = 30.0  # the mean time between losses, as long as all machines are there
-_TEACHING = {
-    SHRINKS: (4, (6.0, 32.0, 60.0)),
-    REPLACED: (3, (7.0, 36.0)),
-}  # hosts, and when each loses another machine
-_MOST_S, _MOST_WAIT_S = 400.0, 600.0  # of one job; for others' hosts before it
-
+STEPS = "steps"  # a type like the others, for steps
+WORK_S, LOSS_EVERY_S = 40.0, 30.0  # of steps with all machines; mean time between losses
+TEACHING = {SHRINKS: (4, (6.0, 32.0, 60.0)), REPLACED: (3, (7.0, 36.0))}  # hosts, losses
+_MOST_S, _MOST_WAIT_S = 400.0, 600.0  # of one job; for other hosts before it
+_NOTICED_S = 5.0  # until a silent machine counts as lost
 Setting = tuple[str, int, int, int]  # workload, machines, samples of a device, micro-steps
 
 
-def settings() -> str:
-    """srift.toml of both workloads and of types that differ by what the market has after a loss."""
-    text = "".join(
-        f"[local.instance_types.{name}]\ncores = 0.4\nmemory_gib = 3.0\nbandwidth_gbps = 0.5\nusd_per_hour = 0.05\n"
-        f"spot_usd_per_hour = 0.02\nspot_replaced = {str(name == REPLACED).lower()}\n\n"
-        for name in (SHRINKS, REPLACED, STEPS)
-    )
-    for name in WORKLOADS:
-        text += (
-            f'[workloads.{name}]\nentrypoint = "{name}.py:build"\nsamples = 100000\nglobal_batch = {BATCH}\n'
-            'goals = [{ goal = "cheapest" }]\n\n'
-        )
-    return text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticJob:
+    """A job of `steps` on machines of which the first is not lost.
 
+    `step_s` is by machines at work, from 1 to all. `lost_s` is from a loss to the next step, without
+    `restore_s`. `replaced`: another machine takes the lost one's place.
+    """
 
-def split(planned: int, machines: int) -> tuple[int, int]:
-    """(samples of a device, micro-steps) when so many machines are left of those that the batch was planned for."""
-    share = shares(BATCH, (BATCH // planned,) * machines)
-    return share.micro_batches(0)[-1], share.micro_steps
+    steps: int
+    checkpoint_every: int
+    step_s: Mapping[int, float]
+    startup_s: float
+    checkpoint_s: float
+    restore_s: float
+    lost_s: float
+    replaced: bool
+
+    def seconds(self, losses_s: Sequence[float]) -> float:
+        """From the request to the last checkpoint, given seconds of losses after the first step.
+
+        A machine lost before an earlier loss is noticed costs no more. A later one costs `lost_s`
+        twice: the others wait for it to join.
+        """
+        at, noticed, done, machines = 0.0, 0.0, 0, max(self.step_s)
+        last = (self.steps - 1) // self.checkpoint_every * self.checkpoint_every
+        for loss in sorted(losses_s):
+            if machines == 1:
+                break
+            piece_s = self.checkpoint_every * self.step_s[machines] + self.checkpoint_s
+            joining = noticed < loss <= at
+            if loss > at:
+                done = min(done + int((loss - at) // piece_s) * self.checkpoint_every, last)
+            twice = 1 + (joining and not self.replaced)
+            at = loss + self.lost_s * twice + (self.restore_s if done else 0.0)
+            noticed = loss + _NOTICED_S
+            machines -= not self.replaced
+        left = self.steps - done
+        written = math.ceil(left / self.checkpoint_every) * self.checkpoint_s
+        return self.startup_s + at + left * self.step_s[machines] + written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One job: `fixed` moments of its losses if it is to teach, else they are drawn from `seed`."""
+    """One job; `losses_s` if it teaches, else losses are drawn from `seed`."""
 
     workload: str
     kind: str
     hosts: int
-    seed: int
-    fixed: tuple[float, ...] = ()
+    seed: int = 0
+    losses_s: tuple[float, ...] = ()
 
 
 def jobs(rounds: int) -> list[Asked]:
-    """Those that teach, then those that are judged."""
-    teach = [
-        Asked(
-            workload=workload, kind=kind, hosts=_TEACHING[kind][0], seed=0, fixed=_TEACHING[kind][1]
-        )
-        for workload, kind in zip(WORKLOADS, (SHRINKS, REPLACED), strict=True)
+    """Jobs that teach, then twelve judged ones a round."""
+    found = [
+        Asked(workload=workload, kind=kind, hosts=count, losses_s=losses)
+        for workload, (kind, (count, losses)) in zip(WORKLOADS, TEACHING.items(), strict=True)
     ]
-    judged = [
-        Asked(
-            workload=workload,
-            kind=kind,
-            hosts=many,
-            seed=1000 * one + 100 * many + 10 * (kind == REPLACED) + at,
-        )
-        for one in range(rounds)
-        for many in HOSTS
-        for kind in (SHRINKS, REPLACED)
-        for at, workload in enumerate(WORKLOADS)
-    ]
-    return teach + judged
+    for turn in range(rounds):
+        for count in HOSTS:
+            for kind in (SHRINKS, REPLACED):
+                for workload in WORKLOADS:
+                    seed = 1000 * turn + len(found)
+                    found.append(Asked(workload=workload, kind=kind, hosts=count, seed=seed))
+    return found
 
 
 @dataclass
 class Market:
-    """Takes machines of the cluster that is acquired next: each has an exponential life from the first step on, and so
-    has one in its place from then on; or another at each `fixed` moment.
-    """
+    """Revokes machines of the next acquired cluster: exponential lives, or at `losses_s`."""
 
     per_s: float
     seed: int
-    fixed: Sequence[float] = ()
+    losses_s: Sequence[float] = ()
     taken: int = 0
-    _over: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def acquired(self, acquire: Any, *asked: Any, **how: Any) -> Iterator[RunningCluster]:
-        """As the provider's `acquire`."""
+        """Stand in for the provider's `acquire`."""
         with acquire(*asked, **how) as running:
             thread = threading.Thread(target=self._take, args=(running,), daemon=True)
             thread.start()
             try:
                 yield running
             finally:
-                self._over.set()
+                self.over.set()
                 thread.join()
 
     def _take(self, running: Any) -> None:
-        source = random.Random(self.seed)
-        nodes = range(1, len(running.addresses))
+        source, nodes = random.Random(self.seed), range(1, len(running.addresses))
+        replaced = running.cluster.members[-1].instance_type.name == REPLACED
         while not any(running.mailbox.glob("go-*.json")):
-            if self._over.wait(0.02):
+            if self.over.wait(0.02):
                 return
         began = time.monotonic()
-        lives = dict(enumerate(self.fixed)) or {
-            node: source.expovariate(self.per_s) for node in nodes
-        }
-        while lives and not self._over.wait(0.02):
-            due, at = min(lives.items(), key=lambda one: one[1])
+        lives = dict(enumerate(self.losses_s))
+        lives = lives or {node: source.expovariate(self.per_s) for node in nodes}
+        while lives and not self.over.wait(0.02):
+            due = min(lives, key=lives.__getitem__)
+            at = lives[due]
             if time.monotonic() - began < at:
                 continue
             del lives[due]
-            node = 1 + due % len(nodes) if self.fixed else due
-            if not running.nodes()[node].alive:  # not yet replaced
+            node = 1 + due % len(nodes) if self.losses_s else due
+            alive = running.nodes()[node].alive
+            if alive:
+                running.revoke(node)
+                self.taken += 1
+            if not alive or (replaced and not self.losses_s):
                 lives[due] = at + source.expovariate(self.per_s)
-                continue
-            running.revoke(node)
-            self.taken += 1
-            if not self.fixed and self.replaces(running, node):
-                lives[node] = at + source.expovariate(self.per_s)
-
-    @staticmethod
-    def replaces(running: Any, node: int) -> bool:
-        """Whether another machine comes in the place of one of that type."""
-        return bool(running.cluster.members[node].instance_type.name == REPLACED)
 
 
-def steps_of(here: Workspace) -> dict[Setting, float]:
-    """Seconds of a step by workload, machines, samples of a device and micro-steps, measured first where unknown."""
+def split(planned: int, machines: int) -> tuple[int, int]:
+    """Samples of a device and micro-steps with `machines` left of the planned ones."""
+    share = shares(BATCH, (BATCH // planned,) * machines)
+    return share.micro_batches(0)[-1], share.micro_steps
+
+
+def known_steps(here: Workspace) -> dict[Setting, list[float]]:
+    """Measured seconds of steps by setting, of runs and of elastic jobs."""
+    found: dict[Setting, list[float]] = {}
+    for row in mart(here.warehouse, "runs", provider="local").to_dict("records"):
+        machines = len(parse_cluster(str(row["cluster"])))
+        batch, micro = str(row["batch_per_device"]).split("+")[0], row["accumulation_steps"]
+        setting = (str(row["workload"]), machines, int(batch), int(micro))
+        found.setdefault(setting, []).append(float(row["step_s"]))
+    return found
+
+
+def measure_steps(here: Workspace) -> None:
+    """Measure the steps of every setting that a job may have."""
     wanted = sorted({(n, *split(planned, n)) for planned in HOSTS for n in range(1, planned + 1)})
-    cluster = _cluster(here, STEPS, max(HOSTS), market="on-demand")
-
-    def known() -> dict[Setting, float]:
-        runs = mart(here.warehouse, "runs", provider="local")
-        found: dict[Setting, list[float]] = {}
-        for row in rows_of(runs):
-            batches = str(row["batch_per_device"]).split("+")
-            key = (
-                str(row["workload"]),
-                len(parse_cluster(str(row["cluster"]))),
-                int(batches[0]),
-                int(row["accumulation_steps"]),
-            )
-            found.setdefault(key, []).append(float(row["step_s"]))
-        return {key: median(seconds) for key, seconds in found.items()}
-
-    _wait_until_free()
-    before = known()
+    known = known_steps(here)
     items = [
-        Unseen(workload=name, nodes=tuple(range(n)), batches=(batch,) * n, accumulation_steps=micro)
+        Unseen(
+            workload=name,
+            nodes=tuple(range(count)),
+            batches=(batch,) * count,
+            accumulation_steps=micro,
+        )
         for name in WORKLOADS
-        for n, batch, micro in wanted
-        if (name, n, batch, micro) not in before
+        for count, batch, micro in wanted
+        if (name, count, batch, micro) not in known
     ]
     if items:
-        measure_all(
-            here,
-            [launch_of(cluster, items, "steps of elastic jobs")],
-            f"steps-{datetime.now(UTC):%H%M%S}",
-        )
-    return known()
-
-
-def _wait_until_free() -> None:
-    """Wait for hosts of others on this machine: they take cores, and time from those of a job."""
-    until = time.monotonic() + _MOST_WAIT_S
-    while hosts() and time.monotonic() < until:
-        time.sleep(1.0)
+        cluster = _cluster(here, STEPS, max(HOSTS), market="on-demand")
+        measure_all(here, [launch_of(cluster, items, "steps of elastic jobs")], trial_name("steps"))
 
 
 def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") -> Cluster:
-    """The first on demand: those that are left meet there."""
+    """The first machine is on demand: the others meet there."""
     offers = {one.market: one for one in current_offers(here) if one.instance_type.name == kind}
     return Cluster(members=(offers["on-demand"], *(offers[market],) * (count - 1)))
 
 
-def planned(
-    here: Workspace, asked: Asked, steps: dict[Setting, float], known: Learned
-) -> ElasticJob:
-    """The job as `known` has it, its checkpoints as far apart as is best."""
-    n = asked.hosts
-    step_s = {m: steps[asked.workload, m, *split(n, m)] for m in range(1, n + 1)}
-    facts = {
-        row["workload"]: row for row in rows_of(mart(here.warehouse, "workloads", provider="local"))
+def planned(here: Workspace, asked: Asked, steps: Mapping[Setting, list[float]]) -> ElasticJob:
+    """The job as the warehouse knows it, with the best checkpoint interval."""
+    known, count = job_conditions(here), asked.hosts
+    assert isinstance(known, Learned)
+    step_s = {
+        machines: median(steps[asked.workload, machines, *split(count, machines)])
+        for machines in range(1, count + 1)
     }
-    size = checkpoint_bytes(
-        facts[asked.workload]["gradient_bytes"], facts[asked.workload]["checkpoint_bytes"]
-    )
-    met = known.gangs(*pools_of([_cluster(here, asked.kind, n)]), size)
-    write_s = float(met.checkpoint_s[0])
-    every = max(
-        2, round(float(best_interval(write_s / 3600, 3600 / LOSS_EVERY_S)) * 3600 / step_s[n])
-    )
-    read_s = (
-        write_s if known.reads is None else float(known.reads.seconds(size, [asked.kind])[0][0])
-    )
+    workloads = mart(here.warehouse, "workloads", provider="local").to_dict("records")
+    facts = next(row for row in workloads if row["workload"] == asked.workload)
+    size = checkpoint_bytes(facts["gradient_bytes"], facts["checkpoint_bytes"])
+    gang = known.gangs(*pools_of([_cluster(here, asked.kind, count)]), size)
+    write_s = float(gang.checkpoint_s[0])
+    interval_s = 3600 * float(best_interval(write_s / 3600, 3600 / LOSS_EVERY_S))
+    every = max(2, round(interval_s / step_s[count]))
+    read_s = float(known.reads.seconds(size, [asked.kind])[0][0]) if known.reads else write_s
     outcome = "replaced" if asked.kind == REPLACED else "fewer"
     return ElasticJob(
-        steps=every * math.ceil(WORK_S / step_s[n] / every),
+        steps=every * math.ceil(WORK_S / step_s[count] / every),
         checkpoint_every=every,
         step_s=step_s,
-        startup_s=float(met.startup_s[0]),
+        startup_s=float(gang.startup_s[0]),
         checkpoint_s=write_s,
         restore_s=read_s,
         lost_s=float(known.restarts.expected_s(outcome, [asked.kind])[0]),
@@ -262,154 +248,115 @@ def planned(
     )
 
 
-def run(here: Workspace, asked: Asked, job: ElasticJob, lease_id: str) -> dict[str, Any]:
-    """The job made real: its seconds, and what the record says. Raises RuntimeError where it was not measured."""
-    _wait_until_free()
-    n = asked.hosts
+def run(here: Workspace, asked: Asked, job: ElasticJob) -> dict[str, Any]:
+    """Run the job: its seconds, revocations and record. Raises RuntimeError if it fails."""
+    until = time.monotonic() + _MOST_WAIT_S
+    while hosts() and time.monotonic() < until:  # other hosts take cores
+        time.sleep(1.0)
+    count = asked.hosts
     item = Measurement(
         kind="elastic",
         workload=asked.workload,
-        nodes=tuple(range(n)),
-        batches=(BATCH // n,) * n,
+        nodes=tuple(range(count)),
+        batches=(BATCH // count,) * count,
         est_s=_MOST_S / 2,
         steps=job.steps,
         checkpoint_every=job.checkpoint_every,
-        wait_s=60.0 if asked.kind == REPLACED else 2.0,
+        wait_s=60.0 if job.replaced else 2.0,
     )
-    cluster = _cluster(here, asked.kind, n)
-    launch = Launch(
-        cluster=cluster,
-        items=(item,),
-        est_s=_MOST_S / 2,
-        est_usd=0.0,
-        reason="to judge elastic runs",
-    )
-    market = Market(per_s=1 / LOSS_EVERY_S / (n - 1), seed=asked.seed, fixed=asked.fixed)
-    acquire = here.provider.acquire
+    launch = launch_with(_cluster(here, asked.kind, count), (item,), "to judge elastic jobs")
+    per_s = 1 / LOSS_EVERY_S / (count - 1)
+    market = Market(per_s=per_s, seed=asked.seed, losses_s=asked.losses_s)
+    acquire, lease = here.provider.acquire, trial_name("elastic")
     here.provider.acquire = partial(market.acquired, acquire)  # type: ignore[method-assign]
     try:
         tally = Tally(cap_usd=math.inf, stop_at=time.monotonic() + _MOST_S)
-        served = serve_launch(here, launch, lease_id, tally)
+        served = serve_launch(here, launch, lease, tally)
     finally:
         here.provider.acquire = acquire  # type: ignore[method-assign]
-    seconds = sum(value for name, value in served.seconds.items() if name != "release hosts")
-    collect_launch(here, served, lease_id, datetime.now(UTC))
+    collect_launch(here, served, lease, datetime.now(UTC))
     found = here.warehouse.select(
-        "select body from raw_elastic where lease_id = $lease", {"lease": lease_id}
+        "select body from raw_elastic where lease_id = $lease", {"lease": lease}
     )
     body = json.loads(found["body"].iloc[0]) if len(found) else {"status": served.outcome}
     if body["status"] != "measured":
-        raise RuntimeError(f"{asked} was not measured: {served.outcome} {body.get('reason', '')}")
-    start_s = served.seconds["start hosts"] + served.seconds["launch torchrun"]
-    return {"seconds": seconds, "running": seconds - start_s, "taken": market.taken, "body": body}
+        raise RuntimeError(f"{asked} was not measured: {served.outcome}")
+    seconds = sum(value for name, value in served.seconds.items() if name != "release hosts")
+    return {"seconds": seconds, "taken": market.taken, "body": body}
 
 
 def wrong_resumptions(values: dict[str, Any], every: int) -> int:
-    """Starts that did not go on from the newest checkpoint that was whole by then, of one `every` so many steps.
+    """Starts that did not resume from the newest checkpoint that was whole by then.
 
-    Of a step that was made again the record has the last checkpoint alone, so that what was lost of one shows in how
-    many steps are made again: as many as lie between two are those of a loss while one was written.
+    The record has only the last checkpoint of a repeated step, so a start that repeats more than
+    `every` steps counts as wrong too.
     """
     wrong = 0
     for start in values["starts"]:
-        whole = [
-            one["step"] for one in values["checkpoints"] if one["ended_unix"] <= start["began_unix"]
-        ]
+        written = values["checkpoints"]
+        whole = [one["step"] for one in written if one["ended_unix"] <= start["began_unix"]]
         wrong += start["lost_steps"] > every or start["step"] != max(whole, default=0)
     return wrong
 
 
 def steps_made(body: dict[str, Any]) -> dict[Setting, list[float]]:
-    """Seconds of a step in each piece between two checkpoints of a run, by what `steps_of` knows them by."""
+    """Seconds of a step between two checkpoints of a job, by setting."""
     values, found = body["values"], dict[Setting, list[float]]()
-    ends = [*(start["began_unix"] for start in values["starts"][1:]), math.inf]
-    for start, end in zip(values["starts"], ends, strict=True):
-        micro = start["micro_steps"]
-        key = (body["setup"]["workload"], len(start["nodes"]), start["batches"][0] // micro, micro)
-        own = [
-            one for one in values["checkpoints"] if start["began_unix"] < one["ended_unix"] <= end
-        ]
-        found.setdefault(key, []).extend(one["steps_s"] / one["steps"] for one in own)
+    starts = values["starts"]
+    ends = [*(start["began_unix"] for start in starts[1:]), math.inf]
+    for start, end in zip(starts, ends, strict=True):
+        micro, machines = start["micro_steps"], len(start["nodes"])
+        setting = (body["setup"]["workload"], machines, start["batches"][0] // micro, micro)
+        for one in values["checkpoints"]:
+            if start["began_unix"] < one["ended_unix"] <= end:
+                found.setdefault(setting, []).append(one["steps_s"] / one["steps"])
     return found
 
 
-def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> pd.DataFrame:
-    """A row a job, in their order; those that this home has are not run again, and none begins after `minutes`."""
-    stored, until = here.home / "elastic-jobs.jsonl", time.monotonic() + 60 * minutes
-    rows = [json.loads(line) for line in stored.read_text().splitlines()] if stored.exists() else []
-    measured, made = steps_of(here), dict[Setting, list[float]]()
-    bodies = here.warehouse.select(
-        "select body from raw_elastic where status = 'measured' order by loaded_at"
-    )["body"]
-    for one in map(json.loads, bodies):
-        for key, seconds in steps_made(one).items():
-            made.setdefault(key, []).extend(seconds)
-    for number, asked in list(enumerate(jobs(rounds)))[len(rows) :]:
-        if time.monotonic() > until:
-            break
-        steps = measured | {key: median(seconds) for key, seconds in made.items() if seconds}
-        known = job_conditions(here)
-        assert isinstance(known, Learned)
-        job = planned(here, asked, steps, known)
-        prior = planned(here, asked, steps, replace(known, reads=None, restarts=NO_RESTARTS))
-        done = run(here, asked, job, f"elastic-{datetime.now(UTC):%Y%m%dT%H%M%S}-{number:02d}")
-        values = done["body"]["values"]
-        own = {key: median(seconds) for key, seconds in steps_made(done["body"]).items() if seconds}
-        for key, seconds in steps_made(done["body"]).items():
-            made.setdefault(key, []).extend(seconds)
+def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
+    """A row a job: taken, wrong, seconds, predicted, judged."""
+    measure_steps(here)
+    steps, rows = known_steps(here), []
+    for asked in jobs(rounds):
+        job = planned(here, asked, steps)
+        done = run(here, asked, job)
+        body = done["body"]
+        for setting, seconds in steps_made(body).items():
+            steps.setdefault(setting, []).extend(seconds)
+        values = body["values"]
         began = values["starts"][0]["began_unix"]
-        losses = [one["lost_unix"] - began for one in done["body"]["setup"].get("losses", ())]
-        told = replace(prior, steps=job.steps, checkpoint_every=job.checkpoint_every).seconds(
-            losses, happened=True
-        )
-        row: dict[str, Any] = {
-            "workload": asked.workload,
-            "kind": asked.kind,
-            "hosts": asked.hosts,
-            "judged": not asked.fixed,
-        }
-        row |= {"taken": done["taken"], "starts": len(values["starts"]), "steps": values["steps"]}
-        row |= {
-            "every": job.checkpoint_every,
-            "lost_steps": sum(one["lost_steps"] for one in values["starts"]),
-        }
-        row |= {
-            "seconds": done["seconds"],
-            "told": job.seconds(losses, happened=True),
-            "prior": told,
-        }
-        row["own_steps"] = replace(
-            job, step_s=planned(here, asked, steps | own, known).step_s
-        ).seconds(losses, happened=True)
-        row |= {"running": done["running"], "told_start": job.startup_s, "lost_s": job.lost_s}
-        per_hour = 3600 / LOSS_EVERY_S / (asked.hosts - 1)
-        row["blind"] = math.nan if asked.fixed else job.expected_seconds(per_hour, seed=asked.seed)
-        row["wrong"] = wrong_resumptions(values, job.checkpoint_every)
-        row["wrong"] += values["checkpoints"][-1]["step"] != job.steps
-        rows.append(row | {"loss": values["last_loss"], "error": row["told"] / row["seconds"] - 1})
-        rows[-1]["losses"] = [round(one, 1) for one in losses]
-        with stored.open("a") as file:
-            print(json.dumps(rows[-1]), file=file)
-        reporter().say(json.dumps(rows[-1]))
+        losses = [one["lost_unix"] - began for one in body["setup"].get("losses", ())]
+        wrong = wrong_resumptions(values, job.checkpoint_every)
+        wrong += values["checkpoints"][-1]["step"] != job.steps
+        row = {"workload": asked.workload, "kind": asked.kind, "hosts": asked.hosts}
+        row |= {"taken": done["taken"], "wrong": wrong, "judged": not asked.losses_s}
+        rows.append(row | {"seconds": done["seconds"], "predicted": job.seconds(losses)})
+        typer.echo(json.dumps(rows[-1]), err=True)
     return pd.DataFrame(rows)
 
 
-def errors(table: pd.DataFrame) -> dict[str, float]:
-    """Of the judged jobs: mean relative errors of `told` and `own_steps`, with and without the start-up, the standard
-    error of the first, and that of `prior`; sums of `told` and `blind` over the measured one, less 1.
-    """
-    own = table[table["judged"]]
-    off = (own["told"] / own["seconds"] - 1).abs()
-    running = ((own["told"] - own["told_start"]) / own["running"] - 1).abs()
-    spot = (own["own_steps"] / own["seconds"] - 1).abs()
-    spot_running = ((own["own_steps"] - own["told_start"]) / own["running"] - 1).abs()
-    return {
-        "spot": float(spot.mean()),
-        "spot_running": float(spot_running.mean()),
-        "told": float(off.mean()),
-        "running": float(running.mean()),
-        "noise": float(off.std() / np.sqrt(len(own))),
-        "prior": float((own["prior"] / own["seconds"] - 1).abs().mean()),
-        "sum": float(own["told"].sum() / own["seconds"].sum() - 1),
-        "blind": float(own["blind"].sum() / own["seconds"].sum() - 1),
-    }
+def main(rounds: int = 2, home: Path | None = None, write: Write = False) -> None:
+    """Print jobs, lost checkpoints and errors of their seconds; `home` keeps the measurements."""
+    text = "".join(
+        type_text(
+            name, cores=0.4, gbps=0.5, more=f"spot_replaced = {str(name == REPLACED).lower()}\n"
+        )
+        for name in (SHRINKS, REPLACED, STEPS)
+    )
+    text += "".join(workload_text(name, BATCH) for name in WORKLOADS)
+    with project(text, {}, home) as here:
+        table = elastic_jobs(here, rounds=rounds)
+    show("elastic jobs", table)
+    taken, wrong = int(table["taken"].sum()), int(table["wrong"].sum())
+    judged = table[table["judged"]]
+    off = float((judged["predicted"] / judged["seconds"] - 1).abs().mean())
+    result = f"{wrong} in {taken} revocations"
+    claims = [
+        Claim("elastic jobs: checkpoints lost", "0 in 30", result, wrong == 0 and taken >= 30),
+        Claim("elastic jobs: seconds predicted", "5 % off", f"{off:.1%}", off <= 0.05),
+    ]
+    report("elastic", claims, write=write)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,20 +1,20 @@
-"""Which rows are held out to judge the step-time model, by name, committed before the first fit.
+"""Which rows are held out to judge the step-time model, fixed by name before the first fit.
 
-A *cell* is a workload on a GPU kind. Eight of the twelve cells are for choosing between models, four for the final
-score; so are fourteen and seven of the GPU kinds of the one-machine table. A row of a final cell may be learned from in
-any group, but what is predicted for it is scored by `--final` alone. The final score may be looked at five times.
+A *cell* is a workload on a GPU kind. Eight of the twelve cells are for choosing between models, four
+for the final score; so are fourteen and seven of the GPU kinds of the one-machine table. Rows of a
+final cell may be known in any group; predictions of them are scored by `--final` alone.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from models.domain.numeric import BoolArray, FloatArray
+from tests.benchmarks.scores import Group
 
 SEED, DRAWS, RANDOM_ROWS, PILOTS = 20261123, 10, 12, 3
 NEIGHBOUR_DRAWS, NEIGHBOUR_PART = 3, 0.2
@@ -26,8 +26,8 @@ BERT, NEUMF, RESNET18, RESNET50 = (
     "resnet18-cifar10",
     "resnet50-imagenet",
 )
-# One cell of each workload, every kind among them; and seven of the 21 GPU kinds: drawn once by `default_rng(SEED)`,
-# cells first, and written down here by name.
+# One cell of each workload, every kind among them, and seven of the 21 GPU kinds: drawn once by
+# `default_rng(SEED)`, cells first, and listed by name.
 FINAL_CELLS = frozenset({(BERT, V100), (NEUMF, T4), (RESNET18, RTX), (RESNET50, T4)})
 CHOOSING_CELLS = (
     frozenset(
@@ -97,20 +97,8 @@ TARGETS: dict[str, tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """`known` and `asked` are masks over the rows; `choose` pilots are the model's to choose of those asked for."""
-
-    table: str  # the line of the table
-    name: str  # groups of one name are draws of one another
-    draw: int
-    known: BoolArray
-    asked: BoolArray
-    choose: int = 0
-
-
 def described(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with `kind` (the instance type), `machines`, `ranks`, `full` (every device used) and `even`."""
+    """Return the runs with kind (instance type), machines, ranks, batch, full and even layouts."""
     layout = [[int(one) for one in str(text).split("+")] for text in runs["layout"]]
     kind = runs["cluster"].str.split("x", n=1).str[1].str.split("+").str[0]
     devices = kind.map({T4: 4, RTX: 8, V100: 8}).to_numpy()
@@ -125,9 +113,9 @@ def described(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def groups(runs: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> Iterator[Group]:
-    """Every group over `runs` (both files, one after the other, as `described`), of the first `draws` draws.
+    """Yield every group over `runs`, as `described`, of the first `draws` draws.
 
-    A row whose seconds are asked for is never known, nor is any other run of the same setup.
+    An asked row is never known, nor is any other run of its setup.
     """
     cells = FINAL_CELLS if final else CHOOSING_CELLS
     workload, kind = runs["workload"].to_numpy(str), runs["kind"].to_numpy(str)
@@ -185,9 +173,9 @@ def groups(runs: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> It
 
 
 def gpu_groups(table: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> Iterator[Group]:
-    """The groups over the one-device rows of `gpu_step_times.csv`: a kind left out, all its forms and memories.
+    """Yield a group for each GPU kind of the one-machine table, all its forms left out.
 
-    Then the same with each network known on one other kind only, drawn by lot.
+    Then the same with each network known on one other kind only, drawn at random.
     """
     gpu, network = table["gpu"].to_numpy(str), table["network"].to_numpy(str)
     for one in sorted(FINAL_GPUS if final else CHOOSING_GPUS):
@@ -204,9 +192,9 @@ def gpu_groups(table: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) 
 
 
 def _pilots(runs: pd.DataFrame, own: BoolArray, label: str) -> list[BoolArray]:
-    """One full machine, one device on each of two, two full machines, at one batch: at every batch that has all three.
+    """Masks of three pilots at each batch that has all three, in random order.
 
-    In an order drawn by lot from `label`.
+    One full machine, one device on each of two, two full machines.
     """
     full, machines, ranks = (runs[name].to_numpy() for name in ("full", "machines", "ranks"))
     kinds = [

@@ -1,78 +1,182 @@
-"""Judge the champion on setups that nobody has measured: draw by the seeded rule, predict, then measure.
+"""Judge the champion on setups that nobody has measured: draw by a seeded rule, predict, measure.
 
-`python -m tests.benchmarks.holdout --count 110`; the runs and what was expected of them land in SRIFT_HOME/trials/. Of
-workloads that tolerate several modes each setup is in one of them; to judge all kinds, as root on a quiet machine:
-
-    export SRIFT_ROOT=tests/benchmarks/modes SRIFT_HOME=$PWD/.srift/modes    two workloads, eighteen modes, three types
-    srift refresh --max-usd 2                                                about fifteen minutes
-    python -m tests.benchmarks.holdout --count 110                           about twenty minutes
+Run it after `make refresh`. Each setup of a workload with several modes is in one of them.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from itertools import combinations_with_replacement
 
+import numpy as np
+import pandas as pd
 import typer
 
-from flows.cli import explained
-from models.step_time.dataset import TrainingData
+from models.domain.cluster import Cluster, InstanceType, Offer
+from models.domain.workload import Mode, Workload
+from models.step_time.dataset import TrainingData, at_nominal_speed
+from models.step_time.machine_specs import computes
+from models.step_time.model import StepTimeModel, fit
 from tasks.market.offers import current_offers
-from tasks.reporting.progress import reporting_to
-from tasks.reporting.tables import live_reporter, print_frame
 from tasks.training.registry import load_champion
-from tasks.workspace.workspace import new_refresh_id, offers_of_market, open_workspace
-from tests.benchmarks.trial import compare, draw, keys_of, launch_of, measure_all, summary
+from tasks.workspace.workspace import offers_of_market, open_workspace
+from tests.benchmarks.claims import Claim, Write, report, show
+from tests.benchmarks.hosts import (
+    Key,
+    Unseen,
+    key,
+    keys_of,
+    launch_of,
+    measure_all,
+    split_by_cores,
+    trial_name,
+)
 from warehouse.reads import training_frames
 
+FRACTIONS = (0.375, 0.5, 0.75, 1.0, 1.25)  # of the least global batch
+Fits = Callable[[Cluster], str]
+Drawn = list[tuple[Cluster, list[Unseen]]]
 
-def holdout(
-    count: Annotated[int, typer.Option(min=1)] = 110,
-    seed: int = 2026,
-    max_hosts: Annotated[int, typer.Option()] = 4,
-) -> None:
-    """Draw, measure, compare; prints errors and interval coverage, the champion's beside two baselines."""
+
+def draw(
+    workloads: Sequence[Workload],
+    offers: Sequence[Offer],
+    *,
+    max_hosts: int,
+    fits: Fits,
+    measured: Collection[Key],
+    count: int,
+    seed: int,
+) -> Drawn:
+    """Draw `count` setups or more by cluster, in equally likely modes; fewer if there are no more."""
+    random, seen = np.random.default_rng(seed), set(measured)
+    drawn: Drawn = []
+    for cluster in _clusters_in_turn(offers, max_hosts, fits, random):
+        if sum(len(items) for _, items in drawn) >= count:
+            break
+        items = _setups(cluster, workloads, seen, random)
+        if items:
+            drawn.append((cluster, items))
+    return drawn
+
+
+def _clusters_in_turn(
+    offers: Sequence[Offer], max_hosts: int, fits: Fits, random: np.random.Generator
+) -> list[Cluster]:
+    """Clusters of two hosts or more: one of each size, uniform and mixed, in turn."""
+    strata: dict[tuple[int, bool], list[Cluster]] = {}
+    by_cores = sorted(offers, key=lambda one: (-one.instance_type.cores, one.instance_type.name))
+    for size in range(2, max_hosts + 1):
+        for members in combinations_with_replacement(by_cores, size):
+            cluster = Cluster(members=members)
+            if not fits(cluster):
+                strata.setdefault((size, len(set(members)) == 1), []).append(cluster)
+    queues = [[own[at] for at in random.permutation(len(own))] for _, own in sorted(strata.items())]
+    turns = max((len(queue) for queue in queues), default=0)
+    return [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)]
+
+
+def _setups(
+    cluster: Cluster, workloads: Sequence[Workload], seen: set[Key], random: np.random.Generator
+) -> list[Unseen]:
+    """Each workload at two batches on all hosts, and two runs on some of them."""
+    hosts = tuple(range(len(cluster.members)))
+    wanted = [
+        (workload, hosts, fraction)
+        for workload in workloads
+        for fraction in random.choice(FRACTIONS, size=2, replace=False)
+    ]
+    for _ in range(2):
+        size = int(random.integers(1, len(hosts)))
+        nodes = tuple(sorted(random.choice(len(hosts), size=size, replace=False).tolist()))
+        workload = workloads[int(random.integers(len(workloads)))]
+        wanted.append((workload, nodes, random.choice(FRACTIONS)))
+    kept = []
+    for workload, nodes, fraction in wanted:
+        types = [cluster.members[node].instance_type for node in nodes]
+        modes = [mode for mode in workload.modes if _trains(types, mode)]
+        if not modes:
+            continue
+        mode = modes[int(random.integers(len(modes)))]
+        total = round(float(fraction) * workload.global_batch_least)
+        batches = split_by_cores([one.cores for one in types], total)
+        identity = key(workload.name, [one.name for one in types], batches, mode)
+        if identity not in seen:
+            seen.add(identity)
+            kept.append(Unseen(workload=workload.name, nodes=nodes, batches=batches, mode=mode))
+    return kept
+
+
+def _trains(types: Sequence[InstanceType], mode: Mode) -> bool:
+    several = sum(one.devices for one in types) > 1
+    return (several or not mode.sharded) and all(computes(one.device, mode) for one in types)
+
+
+def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) -> pd.DataFrame:
+    """`measured` with predictions, step seconds at nominal speed, and compute alone as a baseline."""
+    runs = pd.concat([data.runs[~data.runs["run_id"].isin(measured["run_id"])], measured])
+    nominal = at_nominal_speed(replace(data, runs=runs.reset_index(drop=True))).runs["step_s"]
+    asked = ["step_s", "sync_s", "step_spread", "taken_share"]
+    setups = measured.drop(columns=asked, errors="ignore")
+    ours = model.predict(setups).reset_index(drop=True)
+    profiled = fit(replace(data, runs=data.runs.iloc[:0]), seed=0)
+    return measured.assign(
+        nominal_s=nominal.to_numpy(float)[-len(measured) :],
+        ours=ours["step_s"],
+        low_s=ours["step_low_s"],
+        high_s=ours["step_high_s"],
+        compute_only=profiled.predict(setups)["compute_s"].to_numpy(float),
+    )
+
+
+def summary(compared: pd.DataFrame) -> pd.DataFrame:
+    """Relative errors and coverage by kind of setup; of compute alone, errors."""
+    mixed = compared["cluster"].str.contains("+", regex=False)
+    nominal = compared.assign(step_s=compared["nominal_s"])
+    groups = {"all": compared, "nominal speed": nominal}
+    groups |= {"one type": compared[~mixed], "mixed types": compared[mixed]}
+    groups["compute only"] = compared.assign(ours=compared["compute_only"], low_s=np.nan)
+    rows = []
+    for name, own in groups.items():
+        error = 100 * (own["ours"] / own["step_s"] - 1).abs()
+        inside = (own["low_s"] <= own["step_s"]) & (own["step_s"] <= own["high_s"])
+        figures = (error.mean(), error.median(), error.quantile(0.9), 100 * inside.mean())
+        rows.append((name, len(own), *figures))
+    return pd.DataFrame(rows, columns=["setups", "rows", "mean", "median", "p90", "covers"])
+
+
+def main(count: int = 110, seed: int = 2026, max_hosts: int = 4, write: Write = False) -> None:
+    """Draw, measure, compare; print errors and interval coverage."""
     here = open_workspace("local")
     champion = load_champion(here.home, "local")
     if champion is None:
-        raise typer.BadParameter("no champion is in force yet: run `srift refresh` first")
+        raise typer.BadParameter("no champion is in force: run `srift refresh` first")
     data = TrainingData(**training_frames(here.warehouse, "local"))
-    offers = offers_of_market(current_offers(here), "on-demand")
-    known = [champion.model.as_measured(one) for one in here.measurable]
-    unknown = [
-        f"{one.name} in {mode}"
-        for one, met in zip(here.measurable, known, strict=True)
-        for mode in one.modes
-        if mode not in met.modes
-    ]
-    if unknown:
-        print(f"never measured yet, and not drawn: {', '.join(unknown)}")
+    known = [champion.model.as_measured(workload) for workload in here.measurable]
     drawn = draw(
-        [one for one in known if one.modes],
-        offers,
+        [workload for workload in known if workload.modes],
+        offers_of_market(current_offers(here), "on-demand"),
         max_hosts=max_hosts,
         fits=here.fits,
         measured=keys_of(data.runs),
         count=count,
         seed=seed,
     )
-    trial_id = f"holdout-{new_refresh_id(datetime.now(UTC))}"
-    with reporting_to(live_reporter()):
-        measured = measure_all(
-            here, [launch_of(*one, "setup drawn to judge the champion") for one in drawn], trial_id
-        )
+    launches = [launch_of(*one, "setup drawn to judge the champion") for one in drawn]
+    measured = measure_all(here, launches, trial_name("holdout"))
     if measured.empty:
-        raise typer.BadParameter("nothing was measured: the lines above say why")
-    compared = compare(champion.model, data, measured)
-    folder = here.home / "trials"
-    folder.mkdir(exist_ok=True)
-    compared.to_csv(folder / f"{trial_id}.csv", index=False)
-    print_frame(
-        summary(compared),
-        f"{len(compared)} setups never measured, champion version {champion.version}",
-    )
+        raise typer.BadParameter("nothing was measured: see the lines above")
+    table = summary(compare(champion.model, data, measured))
+    show(f"setups never measured, champion version {champion.version}", table)
+    row = table.iloc[0]
+    label, median, covers = f"{len(measured)} local setups", row["median"], row["covers"]
+    claims = [
+        Claim(f"{label}: median error", "10 %", f"{median:.1f} %", bool(median <= 10)),
+        Claim(f"{label}: coverage", "85 to 95 %", f"{covers:.0f} %", bool(85 <= covers <= 95)),
+    ]
+    report("holdout", claims, write=write)
 
 
 if __name__ == "__main__":
-    with explained():
-        typer.run(holdout)
+    typer.run(main)

@@ -1,21 +1,14 @@
-"""Is a rank's peak memory predicted? Profiles of one device, then trainings of several ranks, by what the nodes run.
+"""Peak memory of ranks, predicted from profiles of one device, against trainings of several ranks.
 
-`python -m tests.benchmarks.memory` builds the workloads of tasks/node/workloads in sizes whose weights, states and
-activations weigh more than torch itself, profiles each mode on one process of this machine, and trains it on some
-processes with every strategy. Peaks are resident bytes of a process, which gives freed memory back at once
-(ranks.py). A setup is predicted from the profiles alone, before it has run. Exits 1 where the median error is above
-10 %, or more than 1 % of setups take over 5 % more than predicted.
+The built-in workloads, in sizes whose weights, states and activations weigh more than torch itself,
+are profiled in each mode on one process of this machine, then trained in every sharding strategy.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
-from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,19 +16,15 @@ import typer
 
 from models.domain.workload import MODES, Mode
 from models.step_time.dataset import TrainingData, by_variant
-from models.step_time.memory import MemoryModel, fit_memory
+from models.step_time.memory import fit_memory
 from models.step_time.setup_arrays import read_setups, variant, variants_of
-from tasks.node.record import Item, WorkloadFile
-from tasks.reporting.tables import print_frame
-from tests.benchmarks.ranks import served
+from tasks.node.record import Item
+from tests.benchmarks.claims import Claim, Write, report, show
+from tests.benchmarks.ranks import served, workload_file
 
-HOST = "host"  # the type of machine that all processes are
-MOST_MEDIAN, MOST_UNDER, UNDER = 0.10, 0.01, 0.05
-_STEPS: dict[str, Any] = {
-    "warmup_steps": 1,
-    "least_steps": 1,
-    "most_steps": 1,
-}  # the second has all states
+HOST = "host"  # the instance type of all processes
+FACTS = ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")
+STRATEGIES, RANKS = ("ddp", "fsdp", "zero2", "zero1"), (2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +34,7 @@ class Sized:
     name: str
     arguments: dict[str, int]
     batches: tuple[int, ...]
-    layered: bool  # it has parts of several layers, which can be recomputed
+    layered: bool = False  # several layers, which can be recomputed
 
 
 SIZED = (
@@ -60,160 +49,95 @@ SIZED = (
         name="wide_mlp",
         arguments={"features": 1024, "width": 3072},
         batches=(64, 128, 256),
-        layered=False,
     ),
-    Sized(name="recommender", arguments={"rows": 60000}, batches=(64, 128, 256), layered=False),
+    Sized(name="recommender", arguments={"rows": 60000}, batches=(64, 128, 256)),
 )
 
 
-def measured(
-    sized: Sized, ranks: list[int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """Rows of profiles, rows of runs of several ranks, and facts of the workload."""
-    profiles: list[dict[str, Any]] = []
-    runs: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {"workload": sized.name}
-    workload = WorkloadFile(
-        name=sized.name,
-        digest=sized.name,
-        file=f"{sized.name}.py",
-        function="build",
-        arguments=dict(sized.arguments),
+def profile_item(sized: Sized, mode: Mode = MODES[0]) -> Item:
+    """A profile of one device."""
+    return Item(
+        run_id="",
+        kind="profile",
+        nodes=[0],
+        workload=sized.name,
+        batches=list(sized.batches),
+        precision=mode.precision,
+        switches=mode.switches,
     )
-    plain: dict[str, Any] = {
-        "run_id": "",
-        "nodes": [0],
-        "workload": sized.name,
-        "batches": list(sized.batches),
-    }
-    for precision, switches in product(
-        ("fp32", "bf16"), ("none", "checkpointing") if sized.layered else ("none",)
-    ):
-        mode: dict[str, Any] = {"precision": precision, "switches": switches}
-        profiled = Item(**plain, **mode, kind="profile")
-        (served_row,) = served(workload, [profiled], world=1)
-        if switches == "none":
-            facts |= {
-                name: served_row[name]
-                for name in ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")
-            }
-        for row in served_row["rows"]:
-            profiles.append({"workload": sized.name, "instance_type": HOST, **mode, **row})
-        for world in ranks:
-            batches = [(sized.batches[0], 1), (sized.batches[-1], 1)]
-            batches += [(sized.batches[0], 2)] * (Mode(**mode) == Mode())
-            trained = [
+
+
+def measured(sized: Sized) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """Rows of profiles, rows of runs of several ranks, and facts of the workload."""
+    profiles, runs = [], []
+    facts: dict[str, Any] = {}
+    file = workload_file(sized.name, dict(sized.arguments))
+    switches = ("none", "checkpointing") if sized.layered else ("none",)
+    for precision, switch in product(("fp32", "bf16"), switches):
+        profiled = profile_item(sized, Mode(precision=precision, switches=switch))
+        names = {"workload": sized.name, "precision": precision, "switches": switch}
+        (alone,) = served(file, [profiled], world=1)
+        facts = facts or {"workload": sized.name} | {name: alone[name] for name in FACTS}
+        profiles += [names | row | {"instance_type": HOST} for row in alone["rows"]]
+        for world in RANKS:
+            items = [
                 replace(
                     profiled,
                     kind="train",
                     nodes=list(range(world)),
                     batches=[batch] * world,
-                    accumulation_steps=steps,
                     strategy=strategy,
-                    **_STEPS,
+                    warmup_steps=1,
+                    least_steps=1,
+                    most_steps=1,
                 )
-                for strategy, (batch, steps) in product(("ddp", "fsdp", "zero2", "zero1"), batches)
+                for strategy, batch in product(STRATEGIES, (sized.batches[0], sized.batches[-1]))
             ]
-            for item, values in zip(trained, served(workload, trained, world=world), strict=True):
-                runs.append(
-                    {
-                        "workload": sized.name,
-                        "ranks": world,
-                        "batch": item.batches[0],
-                        "steps": item.accumulation_steps,
-                    }
-                    | {**mode, "strategy": item.strategy, "peak_bytes": values["peak_bytes"]}
-                )
-                print(runs[-1], flush=True)
+            for item, values in zip(items, served(file, items, world=world), strict=True):
+                row = {"strategy": item.strategy, "ranks": world, "batch": item.batches[0]}
+                runs.append(names | row | {"peak_bytes": values["peak_bytes"]})
     return profiles, runs, facts
 
 
-def predicted(
-    profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(runs,) peak bytes by what ships, from the profiles and facts alone."""
-    modes = [variant(name, mode) for name in facts["workload"] for mode in MODES]
-    nothing = pd.DataFrame()
-    frames = {"runs": nothing, "buckets": nothing, "probes": nothing, "instance_types": nothing}
-    data = by_variant(TrainingData(profiles=profiles, workloads=facts, **frames), modes)
-    model: MemoryModel = fit_memory(
-        data.profiles,
-        read_setups(pd.DataFrame(columns=["workload", "cluster", "batch_per_device"]), {}),
-        {},
-        **{
-            name: dict(
-                zip(data.workloads["workload"], data.workloads[name].astype(float), strict=True)
-            )
-            for name in ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")
-        },
+def predicted(profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame) -> list[float]:
+    """Peak bytes of each run, from profiles and facts alone."""
+    none = pd.DataFrame()
+    every = [variant(name, mode) for name in facts["workload"] for mode in MODES]
+    data = TrainingData(
+        runs=none,
+        profiles=profiles,
+        buckets=none,
+        probes=none,
+        workloads=facts,
+        instance_types=none,
     )
-    named = variants_of(runs)
-    asked = zip(named, runs["batch"], runs["ranks"], runs["steps"] > 1, strict=True)
-    return np.array(
-        [
-            model.peak_bytes(name, HOST, batch, ranks, accumulates=several)
-            for name, batch, ranks, several in asked
-        ]
-    )
+    data = by_variant(data, every)
+    rows = data.workloads.to_dict("records")
+    known = {name: {str(row["workload"]): float(row[name]) for row in rows} for name in FACTS}
+    nothing = pd.DataFrame(columns=["workload", "cluster", "batch_per_device"])
+    model = fit_memory(data.profiles, read_setups(nothing, {}), {}, **known)
+    asked = zip(variants_of(runs), runs["batch"], runs["ranks"], strict=True)
+    return [model.peak_bytes(name, HOST, batch, ranks) for name, batch, ranks in asked]
 
 
-def scored(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row by workload, precision, strategy and switches, and one of all: setups, median error, most over and under.
-
-    Errors are per cent of what was measured; `under_5` counts setups that took over 5 % more than predicted.
-    """
-    runs = runs.assign(error=100 * (runs["predicted"] / runs["peak_bytes"] - 1))
-
-    def groups() -> Iterator[tuple[str, pd.DataFrame]]:
-        for by in ("workload", "precision", "strategy", "switches", "steps"):
-            yield from ((f"{by} {name}", rows) for name, rows in runs.groupby(by))
-        yield "all", runs
-
-    return pd.DataFrame(
-        [
-            {
-                "setups": name,
-                "number": len(rows),
-                "median_gb": median(rows["peak_bytes"]) / 1e9,
-                "median_%": median(rows["error"].abs()),
-                "most_over_%": rows["error"].max(),
-                "most_under_%": -rows["error"].min(),
-                "under_5": int((rows["error"] < -100 * UNDER).sum()),
-            }
-            for name, rows in groups()
-        ]
-    )
-
-
-def main(
-    ranks: Annotated[list[int], typer.Option(help="processes that train together")] = [2, 4],  # noqa: B006
-    only: Annotated[list[str], typer.Option(help="workloads, by their files' names")] = [],  # noqa: B006
-    keep: Annotated[Path | None, typer.Option(help="file to write what was measured to")] = None,
-    again: Annotated[
-        Path | None, typer.Option(help="such a file: predict it again, and measure nothing")
-    ] = None,
-) -> None:
-    """Print the table."""
-    if again is not None:
-        kept = json.loads(again.read_text())
-    else:
-        kept = {"profiles": [], "runs": [], "facts": []}
-        for sized in SIZED:
-            if not only or sized.name in only:
-                profiles, runs, facts = measured(sized, ranks)
-                kept = {
-                    "profiles": kept["profiles"] + profiles,
-                    "runs": kept["runs"] + runs,
-                    "facts": [*kept["facts"], facts],
-                }
-                if keep is not None:
-                    keep.write_text(json.dumps(kept))
-    frames = {name: pd.DataFrame(rows) for name, rows in kept.items()}
-    table = scored(frames["runs"].assign(predicted=predicted(**frames)))
-    print_frame(table.round(3), "peak memory of a rank, predicted from profiles of one device")
-    total = table.iloc[-1]
-    if total["median_%"] > 100 * MOST_MEDIAN or total["under_5"] > MOST_UNDER * total["number"]:
-        raise typer.Exit(1)
+def main(write: Write = False) -> None:
+    """Print errors by workload and strategy."""
+    found = [measured(sized) for sized in SIZED]
+    profiles, runs = (pd.DataFrame([row for one in found for row in one[at]]) for at in (0, 1))
+    facts = pd.DataFrame([one[2] for one in found])
+    error = 100 * (np.array(predicted(profiles, runs, facts)) / runs["peak_bytes"] - 1)
+    runs = runs.assign(off=error.abs(), over=error, under=error < -5)
+    for by in ("workload", "strategy"):
+        figures = {"off": "median", "over": ["min", "max"], "under": "sum"}
+        table = runs.groupby(by).agg(figures)
+        table.columns = table.columns.map(" ".join)
+        show("peak memory, per cent of measured", table.reset_index())
+    middle, under = float(runs["off"].median()), 100 * float(runs["under"].mean())
+    claims = [
+        Claim("peak memory of ranks: median error", "10 %", f"{middle:.1f} %", middle <= 10),
+        Claim("setups over 5 % above the prediction", "1 %", f"{under:.1f} %", under <= 1),
+    ]
+    report("memory", claims, write=write)
 
 
 if __name__ == "__main__":

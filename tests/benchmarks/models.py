@@ -1,12 +1,10 @@
-"""How good are the models on real rows that they have not seen: `tests.benchmarks.splits`, beside two rivals.
+"""The step-time model on T4 machines alone: noise floor, unequal layouts, and seconds.
 
-`python -m tests.benchmarks.models FILE --workloads FACTS --catalogue CATALOGUE` prints the noise floor of the rows,
-errors by split and model, the coverage of the intervals by held-out group, and how good choices by the model are.
+Other splits of these rows are in held_out.py. Predictions are timed through the registered model.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,155 +17,105 @@ import numpy as np
 import pandas as pd
 import typer
 
-from flows.cli import explained
-from models.domain.cluster import parse_numbers
-from models.domain.workload import joined
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
-from tasks.data_files.backtest import read_training
-from tasks.data_files.catalogue import read_prices
-from tasks.reporting.tables import print_frame
 from tasks.training.registry import Provenance, load_served, log_challenger, promote
 from tasks.workspace.blas_threads import one_thread
-from tasks.workspace.parallel import side_by_side
-from tests.benchmarks.choice_scores import contests, scores
-from tests.benchmarks.noise import neighbours, placements
-from tests.benchmarks.rivals import predict_textbook, predict_trees_alone
-from tests.benchmarks.splits import ask, coverage, errors, splits
+from tests.benchmarks.claims import Claim, Write, report, show
+from tests.benchmarks.held_out import DATA, training_data
+from tests.benchmarks.held_out_groups import T4
+from tests.benchmarks.scores import MEASURED, Group, score, summary
 
-_MANY, _LARGE = 10_000, 100_000
-CHOICES, SPEEDS = "choices", "speeds"
+_PREDICTIONS, _LARGE, _REPEATS = 10_000, 100_000, 3
 
 
-def speeds(data: TrainingData, *, repeats: int, seed: int, large: int = _LARGE) -> pd.DataFrame:
-    """Columns what, rows, median_s, most_s over `repeats`: fits, and through MLflow one prediction and 10,000.
+def noise_floor(runs: pd.DataFrame) -> pd.Series[float]:
+    """Error of a perfect model: rows that differ only in the order of their machines.
 
-    Each of the 10,000 is a row of the data, again and again where there are fewer. Fits use one thread, as retraining
-    does; predictions too, and as many as there are cores, as a program that pulls the model does unless it sets that.
-    Nothing is left behind.
+    Two such rows differ by d in logs; if both have one spread, each is off by d / sqrt(2).
     """
-    setups = data.runs.drop(
-        columns=["step_s", "sync_s", "step_spread"], errors="ignore"
-    ).reset_index(drop=True)
-    many = setups.iloc[np.resize(np.arange(len(setups)), _MANY)].reset_index(drop=True)
-    with one_thread():
-        model = fit(data, seed=seed)
-        found = [("fit", len(data.runs), _timed(lambda: fit(data, seed=seed), repeats))]
-        grown = replace(data, runs=_grown(data.runs, large, seed=seed))
-        found.append(("fit", large, _timed(lambda: fit(grown, seed=seed), 1)))
+    order = ["+".join(sorted(str(text).split("+"))) for text in runs["layout"]]
+    setup = ["workload", "cluster", "order", "batch_per_device", "accumulation_steps"]
+    gaps: list[float] = []
+    for _, equal in runs.assign(order=order).groupby(setup):
+        logs = np.log(equal["step_s"].to_numpy(float))
+        first, second = np.triu_indices(len(logs), 1)
+        gaps += list(np.abs(logs[first] - logs[second]) / np.sqrt(2))
+    return pd.Series({"mean": np.mean(gaps), "median": np.median(gaps)})
+
+
+def grown(runs: pd.DataFrame, count: int) -> pd.DataFrame:
+    """`count` rows: copies with a few samples more a device and a step longer by as much, with noise."""
+    places = np.arange(count)
+    copies = runs.iloc[places % len(runs)].reset_index(drop=True)
+    more = places // len(runs)
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.03, count))
+    return copies.assign(
+        batch_per_device=(copies["batch_per_device"].astype(int) + more).astype(str),
+        step_s=copies["step_s"] * (1 + 0.01 * more) * noise,
+    )
+
+
+def seconds(data: TrainingData) -> dict[str, float]:
+    """Seconds of fits, and of predictions through MLflow."""
+    setups = data.runs.drop(columns=MEASURED)
+    many = setups.iloc[np.arange(_PREDICTIONS) % len(setups)].reset_index(drop=True)
+    large = replace(data, runs=grown(data.runs, _LARGE))
+    found = {
+        f"fit of {len(data.runs):,} rows": _timed(lambda: fit(data, seed=0)),
+        f"fit of {_LARGE:,} rows": _timed(lambda: fit(large, seed=0)),
+    }
     with tempfile.TemporaryDirectory(prefix="srift-speed-") as folder:
+        model, home = fit(data, seed=0), Path(folder)
         provenance = Provenance(
             training_digest="speed",
             training_rows=len(data.runs),
             code_commit="",
-            seed=seed,
+            seed=0,
             refresh_id="speed",
         )
         version = log_challenger(
-            Path(folder),
-            model.provider,
-            model,
-            scoreboard=pd.DataFrame(),
-            card="speed",
-            provenance=provenance,
+            home, "ec2", model, scoreboard=pd.DataFrame(), card="speed", provenance=provenance
         )
-        promote(Path(folder), model.provider, version, "to be asked")
-        served = load_served(Path(folder), model.provider)
-        for what, asked in (("one prediction", setups.iloc[:1]), ("predictions", many)):
+        promote(home, "ec2", version, "speed")
+        served = load_served(home, "ec2")
+        for asked in (setups.iloc[:1], many):
             served.predict(asked)
-            with one_thread():
-                found.append((what, len(asked), _timed(partial(served.predict, asked), repeats)))
-        cores = len(os.sched_getaffinity(0))
-        title = f"predictions, {cores} threads"
-        found.append((title, len(many), _timed(partial(served.predict, many), repeats)))
-    rows = [
-        (what, count, float(np.median(seconds)), max(seconds)) for what, count, seconds in found
-    ]
-    return pd.DataFrame(rows, columns=["what", "rows", "median_s", "most_s"])
+            best = min(_timed(partial(served.predict, asked)) for _ in range(_REPEATS))
+            found[f"predictions: {len(asked):,}"] = best
+    return found
 
 
-def _grown(runs: pd.DataFrame, many: int, *, seed: int) -> pd.DataFrame:
-    """`many` rows: each again and again with a few samples a device more and a step longer by as much and by noise."""
-    copies = runs.iloc[np.resize(np.arange(len(runs)), many)].reset_index(drop=True)
-    more = np.arange(many) // max(len(runs), 1)
-    parsed = [
-        parse_numbers(str(one), 1 + str(one).count("+"), "batch_per_device")
-        for one in copies["batch_per_device"]
-    ]
-    batches = [
-        joined(tuple(one + extra for one in own))
-        for own, extra in zip(parsed, more.tolist(), strict=True)
-    ]
-    noise = np.exp(np.random.default_rng(seed).normal(0, 0.03, many))
-    longer = copies["step_s"].to_numpy(float) * (1 + 0.01 * more) * noise
-    return copies.assign(
-        batch_per_device=batches, step_s=longer, run_id=[f"grown-{at}" for at in range(many)]
-    )
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
-def _timed(work: Callable[[], object], repeats: int) -> list[float]:
-    seconds = []
-    for _ in range(repeats):
-        before = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - before)
-    return seconds
-
-
-RIVALS = {"textbook": predict_textbook, "trees": predict_trees_alone}
-
-
-def bench_models(
-    file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
-    workloads: Annotated[
-        Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")
-    ] = None,
-    catalogue: Annotated[
-        Path | None, typer.Option(help="Instance types: devices, vCPUs, network.")
-    ] = None,
-    seed: int = 2026,
-    only: Annotated[
-        str,
-        typer.Option(
-            help="A split by its name, such as 'larger clusters', or 'choices', or 'speeds'."
-        ),
-    ] = "",
-    out: Annotated[Path | None, typer.Option(help="Where to write every prediction, CSV.")] = None,
+def main(
+    folder: Annotated[Path, typer.Option(help="Where the measured data are.")] = DATA,
+    write: Write = False,
 ) -> None:
-    """Every split, ours and the rivals'; nothing is chosen by what comes out."""
-    data, devices = read_training(file, workloads=workloads, catalogue=catalogue)
-    print_frame(
-        placements(data.runs), "noise floor: rows that differ only in the order of their machines"
-    )
-    print_frame(neighbours(data.runs), "noise floor: rows against their neighbours in batch")
-    prices = read_prices(catalogue) if catalogue is not None else {}
-    chosen = [one for one in splits(data.runs, devices, seed=seed) if only in ("", one.name)]
-    if not chosen and only not in (CHOICES, SPEEDS):
-        raise typer.BadParameter(f"no split is called {only!r}")
-    if chosen:
-        with one_thread():
-            scored = pd.concat(
-                side_by_side(
-                    partial(ask, data, rivals=RIVALS, devices=devices, seed=seed, usd=prices),
-                    chosen,
-                )
-            )
-        if out is not None:
-            scored.to_csv(out, index_label="row")
-        print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
-        print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
-        print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
-    if only in ("", SPEEDS):
-        print_frame(
-            speeds(data, repeats=3, seed=seed), "seconds; predictions through the registered model"
-        )
-    for pilots in (0, 3) if only in ("", CHOICES) else ():
-        found = [one for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]
-        for what, table in scores(found, seed=seed) if found else ():
-            asked = f"choices at {len(found)} global batches, each workload held out, {pilots} recommended pilots"
-            print_frame(table, f"{asked}: {what}")
+    """Print the noise floor, the error on unequal layouts, and seconds."""
+    data = training_data(folder)
+    data = replace(data, runs=data.runs[data.runs["kind"] == T4].reset_index(drop=True))
+    even = data.runs["even"].to_numpy(bool)
+    with one_thread():
+        group = Group(table="unequal layouts, never measured", name="all", known=even, asked=~even)
+        row = summary(score(data, group)).iloc[0]
+        took = seconds(data)
+    floor = noise_floor(data.runs)
+    show("seconds", pd.DataFrame([took]))
+    limits = {f"fit of {_LARGE:,} rows": 30.0, "predictions: 1": 0.02}
+    limits |= {f"predictions: {_PREDICTIONS:,}": 0.5}
+    error, middle = row["mean"], row["median"]
+    result = f"{error:.1f} / {middle:.1f} %; floor {100 * floor['mean']:.1f} %"
+    claims = [Claim(group.table, "5 / 3.5 %", result, bool(error <= 5 and middle <= 3.5))]
+    for what, spent in took.items():
+        limit = limits.get(what, 10.0)
+        claims.append(Claim(what, f"{limit:g} s", f"{spent:.3g} s", spent <= limit))
+    report("models", claims, write=write)
 
 
 if __name__ == "__main__":
-    with explained():
-        typer.run(bench_models)
+    typer.run(main)

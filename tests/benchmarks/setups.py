@@ -1,4 +1,4 @@
-"""Measured rows as the planner's setups, with prices: for questions where only what was measured may be chosen."""
+"""Measured rows as the planner's setups with prices, for choices among measured setups only."""
 
 from __future__ import annotations
 
@@ -12,99 +12,76 @@ import pandas as pd
 
 from models.campaign.pilots import choose_pilots
 from models.campaign.value_of_information import choice_set_of
-from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
-from models.domain.numeric import FloatArray
-from models.domain.setup_table import row_key, rows_of
+from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
+from models.domain.numeric import FloatArray, IntArray
 from models.domain.workload import Goal, Setup, Workload
 from models.step_time.model import StepTimeModel
 
-STEPS = 100_000  # of a job, so that start-up hardly counts
-PILOT_HOSTS = 4  # a pilot of `srift recommend` runs on so many machines at most
-_PILOT_DEADLINE = 2.0  # as a multiple of the least predicted hours
+STEPS = 100_000  # of a job: start-up hardly counts
+PILOT_HOSTS = 4
+_PILOT_DEADLINE = 2.0  # multiple of the least predicted hours
 _AS_OF = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Distinct setups with the median of their measured seconds, how often each ran, and the place of its first row."""
+    """Distinct setups, the median of their measured seconds, and the place of their first row."""
 
     setups: tuple[Setup, ...]
     step_s: FloatArray
-    runs: FloatArray
-    places: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+    places: IntArray
 
     @property
     def global_batch(self) -> FloatArray:
         """(setups,) samples of a step."""
         return np.array([one.global_batch for one in self.setups], dtype=float)
 
-    @property
-    def usd_per_hour(self) -> FloatArray:
-        """(setups,) dollars an hour of the whole cluster."""
-        return np.array([one.cluster.total_usd_per_hour for one in self.setups], dtype=float)
-
-    def frame(self) -> pd.DataFrame:
-        """The setups as measurement columns."""
-        return frame_of(self.setups)
-
-    def take(
-        self, places: Sequence[int] | np.ndarray[tuple[int, ...], np.dtype[np.intp]]
-    ) -> Measured:
+    def take(self, places: IntArray) -> Measured:
         """The setups at these places."""
-        return Measured(
-            setups=tuple(self.setups[at] for at in places),
-            step_s=self.step_s[places],
-            runs=self.runs[places],
-            places=self.places[places],
-        )
+        setups = tuple(self.setups[at] for at in places)
+        return Measured(setups=setups, step_s=self.step_s[places], places=self.places[places])
 
 
 def measured_setups(
     runs: pd.DataFrame, devices: Mapping[str, int], usd: Mapping[str, float]
 ) -> Measured:
-    """The setups of `runs` whose machines all have a price in `usd` (an hour by instance type), in order of first rows.
+    """The setups of `runs` on machines with a price in `usd`, by instance type and hour.
 
-    Rows that differ only in the order of their machines are one setup. `devices` stands in for an empty layout.
+    Rows that differ only in the order of their machines are one setup. `devices` stand in for an
+    empty layout.
     """
-    provider = str(runs["provider"].iloc[0]) if "provider" in runs and len(runs) else "ec2"
-    seconds: dict[object, list[float]] = {}
-    found: dict[object, tuple[int, Setup]] = {}
-    offers: dict[str, Offer] = {}
-    for at, row in enumerate(rows_of(runs)):
+    offers = {name: _offer(name, devices.get(name, 1), price) for name, price in usd.items()}
+    seconds: dict[Setup, list[float]] = {}
+    first: dict[Setup, int] = {}
+    for at, row in enumerate(runs.to_dict("records")):
         types = parse_cluster(str(row["cluster"]))
-        if not all(name in usd for name in types):
+        if any(name not in usd for name in types):
             continue
-        key = row_key(row, devices)
-        seconds.setdefault(key, []).append(float(row["step_s"]))
-        if key in found:
-            continue
-        workload, mode, machines, steps = key
-        members = [
-            offers.setdefault(name, _offer(name, devices, usd[name], provider))
-            for name, _, _ in machines
-        ]
+        layout = row.get("layout") or "+".join(str(devices.get(name, 1)) for name in types)
+        used = parse_numbers(str(layout), len(types), "layout")
+        batches = parse_numbers(str(row["batch_per_device"]), len(types), "batch_per_device")
+        machines = sorted(zip(types, used, batches, strict=True))
         setup = Setup(
-            workload=workload,
-            cluster=Cluster(members=tuple(members)),
-            layout=tuple(used for _, used, _ in machines),
-            batch_per_device=tuple(share for _, _, share in machines),
-            accumulation_steps=steps,
-            **mode._asdict(),
+            workload=str(row["workload"]),
+            cluster=Cluster(members=tuple(offers[name] for name, _, _ in machines)),
+            layout=tuple(count for _, count, _ in machines),
+            batch_per_device=tuple(batch for _, _, batch in machines),
+            accumulation_steps=int(row.get("accumulation_steps") or 1),
         )
-        found[key] = (at, setup)
+        first.setdefault(setup, at)
+        seconds.setdefault(setup, []).append(float(row["step_s"]))
     return Measured(
-        setups=tuple(setup for _, setup in found.values()),
-        step_s=np.array([np.median(seconds[key]) for key in found], dtype=float),
-        runs=np.array([len(seconds[key]) for key in found], dtype=float),
-        places=np.array([at for at, _ in found.values()], dtype=np.intp),
+        setups=tuple(first),
+        step_s=np.array([np.median(own) for own in seconds.values()], dtype=float),
+        places=np.array(list(first.values()), dtype=np.intp),
     )
 
 
-def _offer(name: str, devices: Mapping[str, int], usd_per_hour: float, provider: str) -> Offer:
+def _offer(name: str, devices: int, usd_per_hour: float) -> Offer:
     kind = InstanceType(
         name=name,
-        provider=provider,
-        devices=devices.get(name, 1),
+        provider="ec2",
+        devices=devices,
         device=name,
         cores=1.0,
         memory_gib=1.0,
@@ -142,11 +119,10 @@ def job(name: str, global_batch: int, *goals: Goal) -> Workload:
 def recommended_pilots(
     model: StepTimeModel, setups: Sequence[Setup], *, count: int, seed: int
 ) -> list[int]:
-    """Positions of the pilots that `srift recommend` would name among `setups` of one workload; those of one device are
-    known already.
+    """Positions of the pilots that `srift recommend` would name among `setups` of one workload.
 
-    It is asked for the cheapest cluster within twice the least predicted hours, at the global batch that most of the
-    setups have. A run on up to four machines may be a pilot, every setup may be chosen.
+    The question is for the cheapest cluster within twice the least predicted hours, at the global
+    batch of most setups. A pilot runs on several devices of at most four machines.
     """
     sizes = Counter(one.global_batch for one in setups if sum(one.layout) > 1)
     if not sizes:

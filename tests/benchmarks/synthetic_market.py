@@ -1,7 +1,7 @@
-"""A made-up market of GPU machines and a champion that learned from made-up runs of them: what the planner is timed on.
+"""A synthetic market of GPU machines and a model fitted to synthetic runs, for timing the planner.
 
-Nothing of it is stored or published. The truth behind the runs: a device's seconds fall with its speed, gradients go
-round a ring, and every run is off by a few per cent.
+A device's seconds fall with its speed, gradients go round a ring, and runs have a few per cent of
+noise. Nothing of it is stored or published.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _USD = (0.526, 3.912, 3.06, 24.48, 1.006, 5.672, 13.35, 30.13, 21.96, 55.04)
 
 
 def spread(count: int) -> list[int]:
-    """Places of so many of the ten types, from the smallest to the largest."""
+    """Places of `count` of the ten types, from the smallest to the largest."""
     return [int(at) for at in np.linspace(0, len(_SPEEDS) - 1, count).round()]
 
 
@@ -65,7 +65,7 @@ def types() -> list[InstanceType]:
 def offers(
     sold: Sequence[InstanceType], markets: Sequence[str] = ("on-demand", "spot")
 ) -> list[Offer]:
-    """Each type in each market; the larger, the more often spot is taken away."""
+    """Each type in each market; larger machines are interrupted more often."""
     usd = {f"gpu{at}.{_DEVICES[at]}x": price for at, price in enumerate(_USD)}
     return [
         Offer(
@@ -96,7 +96,7 @@ def workload(name: str, *goals: Goal) -> Workload:
 
 
 def champion(sold: Sequence[InstanceType], *, runs: int = 160, seed: int = 0) -> StepTimeModel:
-    """Fitted to `runs` made-up runs of up to eight machines, and profiles of the workload PROFILED on every type."""
+    """Fit a model to `runs` runs of up to eight machines and profiles of PROFILED on every type."""
     random = np.random.default_rng(seed)
     rows = [_run(sold, str(random.choice([BY_ROWS, PROFILED])), random) for _ in range(runs)]
     rows += [
@@ -169,7 +169,7 @@ def _run(
     machines: int | None = None,
     batch: int | None = None,
 ) -> dict[str, object]:
-    """One made-up measurement of one or two types."""
+    """Measure one setup of one or two types."""
     pair = [
         sold[at] for at in sorted(random.choice(len(sold), size=min(2, len(sold)), replace=False))
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,6 @@ from models.planner import planner, ranking, search
 from models.planner.candidates import Supply
 from models.step_time.model import StepTimeModel
 from tests.benchmarks import synthetic_market as synthetic
-from tests.benchmarks.planner import plot, some_types, timed
 from tests.benchmarks.synthetic_market import BY_ROWS, PROFILED
 
 SOLD = [synthetic.types()[at] for at in (0, 4, 9)]
@@ -75,16 +73,3 @@ def test_it_answers_as_predicting_and_drawing_for_every_setup_would(
 
 def found(job: Workload) -> planner.Plan:
     return planner.plan(job, supply(5), champion())
-
-
-def test_the_times_count_what_was_left_at_each_stage_and_can_be_drawn(tmp_path: Any) -> None:
-    model = synthetic.champion(synthetic.types(), runs=60)
-    rows = [
-        timed(model, synthetic.workload(BY_ROWS), some_types(types), max_hosts=4, repeats=1)
-        for types in (2, 3)
-    ]
-    for row in rows:
-        assert row["candidates"] >= row["looked_at"] >= row["ranked"] > row["frontier"] > 0
-        assert row["seconds"] > 0
-    plot(pd.DataFrame(rows), tmp_path / "times.png")
-    assert (tmp_path / "times.png").read_bytes()[:4] == b"\x89PNG"

@@ -10,7 +10,7 @@ import pytest
 
 from models.domain.numeric import Z_90
 from models.job.checkpoints import PRIOR, checkpoint_bytes, fit_checkpoints
-from tests.benchmarks.spot_replay import checkpoint_scores, read_checkpoints
+from tests.benchmarks.spot import checkpoint_scores, read_checkpoints
 
 FILE = Path("../shared/data/checkpoint_times.csv")
 

@@ -27,7 +27,7 @@ from tasks.providers.ec2.settings import Ec2
 from tasks.training.registry import Champion
 from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace
-from tests.benchmarks.trial import key, keys_of
+from tests.benchmarks.hosts import key, keys_of
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads

@@ -1,0 +1,289 @@
+"""The benchmarks' own arithmetic on small examples."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.domain.workload import Mode, Setup
+from models.planner.placement import halvings, ring
+from tests.benchmarks import campaign, choices, gpu_world, holdout, noise, spot, tensor
+from tests.benchmarks.claims import Claim, rows_of, with_section
+from tests.benchmarks.elastic import wrong_resumptions
+from tests.benchmarks.hosts import Key, key, split_by_cores
+from tests.benchmarks.placement import Hosts, Network, networks, orders_of, rewired
+from tests.benchmarks.scores import figures
+from tests.benchmarks.setups import measured_setups
+from tests.models.planning import WORKLOADS, cores_fit, offers
+
+DEADLINE, CAP = choices.DEADLINE, choices.CAP
+
+
+def test_claims_replace_their_own_section_only() -> None:
+    rows = rows_of([Claim("a", "1", "2", False)], "run", "2026-01-01", "abc")
+    text = with_section(with_section("head\n", "one", "old\n"), "two", "kept\n")
+    text = with_section(text, "one", rows)
+    assert "old" not in text and "kept" in text and text.startswith("head")
+    assert text.count("**missed**") == 1 and rows.count("|") == 8
+
+
+def test_errors_and_coverage_are_means_over_draws() -> None:
+    rows = pd.DataFrame(
+        {
+            "table": "t",
+            "group": "g",
+            "draw": [0, 0, 1],
+            "measured_s": [1.0, 2.0, 1.0],
+            "ours": [1.1, 2.0, 1.3],
+            "low_s": [0.9, 2.1, 1.0],
+            "high_s": 2.2,
+        }
+    )
+    found = figures(rows, ["table"]).iloc[0]
+    assert found["mean"] == pytest.approx((5 + 30) / 2) and found["covers"] == 75
+
+
+def test_one_seed_is_one_world_and_no_asked_row_is_known() -> None:
+    runs = gpu_world.GpuWorld(3).data().runs
+    assert runs.equals(gpu_world.GpuWorld(3).data().runs)
+    asked = list(gpu_world.questions(runs, seed=0))
+    assert len({(one.table, one.name) for one in asked}) == len(asked) > 40
+    assert not any((one.known & one.asked).any() for one in asked)
+
+
+def test_drawn_setups_are_new_in_tolerated_modes_and_split_exactly() -> None:
+    modes = tuple(Mode(*one) for one in product(("fp32", "tf32"), ("ddp", "fsdp")))
+    tolerant = [replace(WORKLOADS[0], modes=modes)]
+
+    def drawn(measured: Collection[Key] = (), seed: int = 1) -> list[Key]:
+        found = holdout.draw(
+            tolerant,
+            offers("on-demand"),
+            max_hosts=4,
+            fits=cores_fit,
+            measured=measured,
+            count=60,
+            seed=seed,
+        )
+        keys = []
+        for cluster, items in found:
+            for item in items:
+                types = [cluster.members[node].instance_type.name for node in item.nodes]
+                assert item.mode.precision == "fp32" and (
+                    len(item.nodes) > 1 or item.mode.strategy == "ddp"
+                )
+                keys.append(key(item.workload, types, item.batches, item.mode))
+        return keys
+
+    first = drawn()
+    assert first == drawn() != drawn(seed=2)
+    assert max(Counter(first).values()) == 1 and len(first) >= 60
+    assert not set(drawn(measured=set(first[:30]))) & set(first[:30])
+    assert sum(split_by_cores([0.8, 0.4, 0.2], 48)) == 48
+    assert min(split_by_cores([1.0, 0.01], 10)) == 1
+
+
+def test_noise_in_launches_between_launches_and_trials() -> None:
+    setup = dict(zip(noise.SETUP, ("conv", "1xa", "8", 1), strict=True))
+    names = ("t1-00-0", "t1-00-1", "t1-01-0", "t1-01-1")
+    seconds = zip(names, (1.0, 1.2, 2.1, 2.3), strict=True)
+    runs = pd.DataFrame([setup | {"run_id": name, "step_s": value} for name, value in seconds])
+    row = noise.spreads(runs).iloc[0]
+    assert row["in_launch"] == pytest.approx((0.1 / 1.1 + 0.1 / 2.2) / 2)
+    assert row["between_launches"] == pytest.approx(0.55 / 1.65)
+    assert np.isnan(row["between_trials"])
+
+
+def contest(
+    measured: list[float], usd: list[float], predicted: list[float] | None = None, sd: float = 0.0
+) -> choices.Contest:
+    """Setups of 1, 2, 3 ... machines at `usd` an hour; draws lie around the prediction."""
+    batch = math.lcm(*range(1, len(measured) + 1))
+    rows = pd.DataFrame(
+        {
+            "workload": "w",
+            "cluster": f"{n}xm{n}",
+            "layout": "+".join(["1"] * n),
+            "batch_per_device": str(batch // n),
+            "step_s": step_s,
+        }
+        for n, step_s in enumerate(measured, start=1)
+    )
+    prices = {f"m{n}": price / n for n, price in enumerate(usd, start=1)}
+    found = measured_setups(rows, {}, prices)
+    step_s = np.array(measured if predicted is None else predicted)
+    draws = np.exp(sd * np.random.default_rng(0).standard_normal((1, 200)))
+    columns = {"step_s": step_s, "step_low_s": step_s, "step_high_s": step_s}
+    compute_s = 1 / np.arange(1, len(measured) + 1)
+    return choices.Contest(
+        setups=found.setups,
+        measured_s=found.step_s,
+        predictions=pd.DataFrame(columns).assign(bottleneck="compute", compute_s=compute_s),
+        draws=step_s[:, None] * draws,
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), min_size=2, max_size=8))
+def test_perfect_predictions_lose_nothing_and_nobody_beats_the_best(
+    rows: list[tuple[float, float]],
+) -> None:
+    judged = choices.judge(contest([s for s, _ in rows], [p for _, p in rows]), seed=0)
+    strict = judged[judged["chooser"] == "recommended at 90 %"]
+    assert strict["met"].all() and strict["regret"].abs().max() < 1e-6
+    assert (judged[["regret", "lost"]].fillna(0) > -1e-9).all(axis=None)
+    assert judged[judged["chooser"] == choices.RECOMMENDED]["lost"].max() < 1e-6
+
+
+def test_habits_and_wrong_predictions_miss_and_chances_hold_for_certain_times() -> None:
+    three = contest([4, 2, 1], [1, 3, 9])
+    table = choices.summary(choices.judge(three, seed=0)).set_index(["chooser", "kind"])
+    assert table["missed"][choices.RECOMMENDED, DEADLINE] == 0
+    assert table["missed"]["cheapest per hour", DEADLINE] > 0
+    assert table["missed"]["most machines", CAP] > 0
+    rosy = choices.judge(contest([2.0, 1.0], [1, 3], predicted=[1.0, 1.0]), seed=0)
+    ours = rosy[(rosy["chooser"] == choices.RECOMMENDED) & (rosy["kind"] == DEADLINE)]
+    assert not ours["met"].all()
+    said = choices.chances(three)
+    assert ((said["said"] > 0.5) == said["held"]).all()
+    assert choices.reliability(said)["cases"].sum() == len(said)
+
+
+STEP_S = np.array([4.0, 2.0, 1.5, 1.4])
+
+
+def ground() -> campaign.Ground:
+    rows = pd.DataFrame({"cluster": ["1xa", "1xb", "1xc", "1xc"], "step_s": STEP_S}).assign(
+        workload="w", batch_per_device="8", layout=["1", "2", "3", "4"]
+    )
+    found = measured_setups(rows, {}, {"a": 1.0, "b": 2.0, "c": 4.0})
+    price = np.array([1.0, 2.0, 4.0, 4.0])
+    asked = tuple(campaign.questions_at(np.arange(4), STEP_S, price))
+    return campaign.Ground(workload="w", setups=found.setups, step_s=STEP_S, questions=asked)
+
+
+def test_regret_is_against_the_best_that_meets_the_constraint() -> None:
+    cheapest, fastest, *_ = (one for one in ground().questions)
+    found = [campaign.regret(fastest, STEP_S, at) for at in range(4)]
+    assert found == pytest.approx(STEP_S / 1.4 - 1)
+    assert campaign.regret(cheapest, STEP_S, 2) == pytest.approx(0.5)
+    assert campaign.regret(cheapest, STEP_S, None) == 1.0
+
+
+def test_a_sweep_pays_for_all_setups_and_ends_without_regret() -> None:
+    place = ground()
+    curve = campaign.replay(campaign.Sweep(ground=place, order=range(4)))
+    assert curve["regret"].iloc[0] == 1.0 and curve["regret"].iloc[-1] == 0.0
+    assert curve["runs"].tolist() == [0, 1, 2, 3, 4]
+    assert campaign.usd_until(curve, 0.0) == curve["usd"].iloc[-1] > 0
+    curve = pd.DataFrame({"usd": [0.0, 1.0, 2.0, 3.0], "regret": [0.2, 0.01, 0.3, 0.05]})
+    assert campaign.usd_until(curve, 0.05) == 3.0 and campaign.usd_until(curve, 0.01) == np.inf
+
+
+def test_ours_buys_until_no_run_may_change_a_choice() -> None:
+    place = ground()
+
+    def ours(sd: float) -> campaign.Ours:
+        return campaign.Ours(
+            ground=place,
+            order=(),
+            mean=np.log(STEP_S[[0, 1, 3, 2]]),
+            covariance=sd**2 * np.eye(4),
+            noise=np.full(4, 1e-6),
+            learned=frozenset(),
+        )
+
+    assert ours(1e-3).next() == ()
+    curve = campaign.replay(ours(0.3))
+    assert curve["regret"].iloc[-1] <= curve["regret"].iloc[0] and curve["runs"].iloc[-1] > 0
+
+
+JOB = st.fixed_dictionaries(
+    {
+        "work_hours": st.floats(0.1, 30.0),
+        "interval_hours": st.floats(0.05, 40.0),
+        "startup_hours": st.floats(0.0, 0.5),
+        "checkpoint_hours": st.floats(0.0, 0.2),
+        "replacement_hours": st.floats(0.0, 0.5),
+    }
+)
+
+
+@given(job=JOB, moments=st.lists(st.floats(0.0, 60.0), max_size=8))
+def test_an_interruption_costs_at_most_a_piece_its_checkpoint_and_a_replacement(
+    job: dict[str, float], moments: list[float]
+) -> None:
+    assert spot.hours_given(moments[::-1], **job) == spot.hours_given(moments, **job)
+    lost = spot.hours_given(moments[:1], **job) - spot.hours_given([], **job)
+    piece = min(job["interval_hours"], job["work_hours"])
+    most = piece + job["checkpoint_hours"] + job["replacement_hours"]
+    assert -1e-9 <= lost <= max(most, job["startup_hours"]) + 1e-9
+
+
+def test_a_machine_is_lost_when_the_price_exceeds_its_bid() -> None:
+    usd = np.array([1.0, 1.1, 1.2, 0.9, 1.3])
+    pool = spot.Prices(hours=np.array([0.0, 5.0, 10.0, 12.0, 20.0]), usd=usd)
+    assert pool.losses(0.0, 100.0, 0.15) == [10.0]
+    assert pool.losses(6.0, 100.0, 0.0) == [10.0, 20.0]
+    assert pool.losses(6.0, 100.0, 0.2) == []
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_grids_send_as_much_at_their_crossing(ranks: int) -> None:
+    one, other = tensor.CROSSINGS[0 if ranks == 4 else 3][:2]
+    rows = tensor.crossing_rows(one, other, ranks, 256)
+    cases = [tensor.Case(strategy=name, width=256, rows=0) for name in (one, other)]
+    sent = [case.sent_bytes(ranks, rows) for case in cases]
+    assert rows > 0 and sent[0] == pytest.approx(sent[1])
+    asked = [part * rows for part in (0.5, 0.8, 1.3, 2.0)]
+    assert tensor.crossed_at(asked, [math.log(x / rows) for x in asked]) == pytest.approx(rows)
+    assert math.isnan(tensor.crossed_at(asked, [1.0] * 4))
+
+
+def test_an_uplink_is_shared_and_chosen_orders_come_near_the_best() -> None:
+    rate, latency_s = np.full((4, 4), 10.0), np.zeros((4, 4))
+    rack = np.array([0, 1, 0, 1])
+    network = Network(name="", rate=rate, latency_s=latency_s, rack=rack, uplink=2.0)
+    orders = np.array([[0, 1, 2, 3], [0, 2, 1, 3]])
+    assert network.seconds_of(ring(4, 40.0), orders).tolist() == [60, 30]
+    assert network.seconds_of(halvings(4, 40.0), orders).tolist() == [42, 24]
+    table = orders_of(networks([1]))
+    assert table["over_best"].between(0, 0.05).all()
+    alike = table[table["network"].isin(["all alike", "one slow machine"])]
+    assert not alike["changed"].any() and table["changed"].any()
+
+
+def test_hosts_are_put_into_racks_and_pairs_are_slowed_at_both_ends() -> None:
+    script = rewired(Hosts(name="", gbps=(), rack=(0, 1, 0), uplink_gbps=0.02))
+    assert script.count("tbf rate 20mbit") == 4 and "ip link set h1 master r1" in script
+    script = rewired(Hosts(name="", gbps=(), rack=(0, 0, 0), pairs_gbps={(0, 2): 0.05}))
+    assert script.count("htb rate 50.0mbit") == 2 and "bridge" not in script
+
+
+@pytest.mark.parametrize(
+    ("step", "lost", "wrong"), [(20, 9, 0), (20, 10, 0), (20, 13, 1), (10, 9, 1)]
+)
+def test_a_job_resumes_from_the_newest_whole_checkpoint(step: int, lost: int, wrong: int) -> None:
+    written = [{"step": at, "ended_unix": end} for at, end in ((10, 1.0), (20, 2.0), (30, 9.0))]
+    starts = [
+        {"step": at, "began_unix": began, "lost_steps": steps}
+        for at, began, steps in ((0, 0.0, 0), (step, 5.0, lost))
+    ]
+    assert wrong_resumptions({"checkpoints": written, "starts": starts}, every=10) == wrong
+
+
+def test_rows_that_differ_in_the_order_of_machines_are_one_setup() -> None:
+    rows = pd.DataFrame({"layout": ["2+1", "1+2", "2+2"], "step_s": [1.0, 2.0, 3.0]}).assign(
+        workload="w", cluster="2xm", batch_per_device="4"
+    )
+    found = measured_setups(rows, {}, {"m": 3.0})
+    assert found.step_s.tolist() == [1.5, 3.0] and isinstance(found.setups[0], Setup)
