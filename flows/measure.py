@@ -13,7 +13,7 @@ from prefect import flow, task
 
 from flows.market import market
 from flows.reap import reap
-from models.campaign.campaign import Launch
+from models.campaign.campaign import PlannedLaunch
 from tasks.campaign.budget import Tally, money_short
 from tasks.campaign.campaign import serve_launch, with_requirements_installed, within
 from tasks.campaign.named import Wish, affordable, clusters_of, launches_for, outcomes
@@ -102,8 +102,8 @@ def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tall
 
 
 def _serve(
-    workspace: Workspace, launches: Iterable[Launch], tally: Tally
-) -> list[tuple[Launch, Served]]:
+    workspace: Workspace, launches: Iterable[PlannedLaunch], tally: Tally
+) -> list[tuple[PlannedLaunch, Served]]:
     """Each launch in turn, loaded before the next is asked for: what came home decides which that is."""
     made = []
     claim(

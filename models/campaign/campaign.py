@@ -31,7 +31,7 @@ from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
 from .candidates import (
     Costs,
-    Measurement,
+    PlannedRun,
     Schedule,
     Trained,
     in_order,
@@ -54,7 +54,7 @@ STOPS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Campaign:
+class CampaignLimits:
     """What launches may cost together, and where: in `market`, of at most `max_hosts` machines, as `fits` lets them."""
 
     max_usd: float
@@ -68,25 +68,25 @@ class Campaign:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class PlannedLaunch:
     """One cluster to acquire and what it serves, in order. `est_s` includes starting it."""
 
     cluster: Cluster
-    items: tuple[Measurement, ...]
+    items: tuple[PlannedRun, ...]
     est_s: float
     est_usd: float
     reason: str
 
 
 def shopping_list(
-    campaign: Campaign,
+    campaign: CampaignLimits,
     workloads: Sequence[Workload],
     offers: Sequence[Offer],
     past: Past,
     *,
     model: Model | None = None,
-    buyable: Mapping[Key, Measurement] | None = None,
-) -> list[Launch]:
+    buyable: Mapping[Key, PlannedRun] | None = None,
+) -> list[PlannedLaunch]:
     """Launches of `campaign` to make, in order, whose estimates add up to at most its dollars and seconds.
 
     A setup with a steady run in the `past` that is not stale is known well and not repeated; one that was interrupted
@@ -134,8 +134,8 @@ def shopping_list(
 
 
 def learning_launches(
-    campaign: Campaign, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
-) -> list[Launch]:
+    campaign: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
+) -> list[PlannedLaunch]:
     """A launch a workload with the learning runs of its modes `wanted`, on the two machines of one type that cost least
     for it, as many of them as are paid for; together they take at most _LEARNING_PART of the caps.
 
@@ -150,7 +150,7 @@ def learning_launches(
     pairs = [Cluster(members=(one, one)) for one in priced] if campaign.max_hosts > 1 else []
     pairs = [one for one in sorted(pairs, key=_usd_per_second) if not campaign.fits(one)]
     seconds, usd = campaign.max_seconds * _LEARNING_PART, campaign.max_usd * _LEARNING_PART
-    found: list[Launch] = []
+    found: list[PlannedLaunch] = []
     for name in dict.fromkeys(workload.name for workload, _ in wanted):
         asked = [one for one in wanted if one[0].name == name]
         for few, pair in product(range(len(asked), 0, -1), pairs):
@@ -161,7 +161,7 @@ def learning_launches(
                 seconds, usd = seconds - est_s, usd - est_usd
                 reason = f"what {name} learns in {', '.join(str(mode) for _, mode in asked[:few])}"
                 found.append(
-                    Launch(
+                    PlannedLaunch(
                         cluster=pair, items=tuple(runs), est_s=est_s, est_usd=est_usd, reason=reason
                     )
                 )
@@ -170,8 +170,8 @@ def learning_launches(
 
 
 def elastic_launch(
-    campaign: Campaign, recommended: Mapping[str, Any], offers: Sequence[Offer]
-) -> Launch | None:
+    campaign: CampaignLimits, recommended: Mapping[str, Any], offers: Sequence[Offer]
+) -> PlannedLaunch | None:
     """A launch of a row of the table on its own machines, of which the last is taken away and the first, on demand, is
     not: what a loss costs is learned by it. Of about _ELASTIC_WORK_S of steps, with ten checkpoints.
 
@@ -193,7 +193,7 @@ def elastic_launch(
         return None
     step_s = float(recommended["step_s"])
     every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
-    run = Measurement(
+    run = PlannedRun(
         kind="elastic",
         workload=str(recommended["workload"]),
         mode=mode,
@@ -210,14 +210,14 @@ def elastic_launch(
     )
     est_s = campaign.costs.billed_s(run.est_s)
     price = _usd_per_second(cluster)
-    return Launch(
+    return PlannedLaunch(
         cluster=cluster, items=(run,), est_s=est_s, est_usd=est_s * price, reason=run.reason
     )
 
 
 def _learning_of(
     wanted: Sequence[tuple[Workload, Mode]], cluster: Cluster, costs: Costs
-) -> list[Measurement]:
+) -> list[PlannedRun]:
     """Runs of all the modes on one cluster; those of the dense mode, which several are compared with, once."""
     runs = [
         run for workload, mode in wanted for run in learning_runs(workload, mode, cluster, costs)
@@ -225,7 +225,7 @@ def _learning_of(
     return list({(run.trained, run.seed): run for run in reversed(runs)}.values())[::-1]
 
 
-def after(campaign: Campaign, launches: Sequence[Launch]) -> Campaign:
+def after(campaign: CampaignLimits, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
     """The `campaign` with the caps that these launches leave."""
     seconds, usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
     return replace(
@@ -267,17 +267,17 @@ def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
 
 
 def _buy(
-    campaign: Campaign,
+    campaign: CampaignLimits,
     clusters: Sequence[Cluster],
-    candidates: Iterable[Measurement],
+    candidates: Iterable[PlannedRun],
     known: Coverage,
-) -> list[Launch]:
-    """Launch after launch, the best value per part of the caps first, until nothing has any value or can be paid."""
-    by_members: dict[tuple[str, ...], list[Measurement]] = {}
+) -> list[PlannedLaunch]:
+    """PlannedLaunch after launch, the best value per part of the caps first, until nothing has any value or can be paid."""
+    by_members: dict[tuple[str, ...], list[PlannedRun]] = {}
     for candidate in candidates:
         by_members.setdefault(candidate.members, []).append(candidate)
     covering = _covering(clusters, known)
-    launches: list[Launch] = []
+    launches: list[PlannedLaunch] = []
     seconds, usd, costs = campaign.max_seconds, campaign.max_usd, campaign.costs
     while seconds > 0 and usd > 0:
         first = covering[:1] or clusters
@@ -341,15 +341,15 @@ def _usd_per_second(cluster: Cluster) -> float:
 
 
 def _launch(
-    cluster: Cluster, candidates: Sequence[Measurement], known: Coverage, costs: Costs
-) -> Launch:
+    cluster: Cluster, candidates: Sequence[PlannedRun], known: Coverage, costs: Costs
+) -> PlannedLaunch:
     return launch_of(cluster, [replace(one, reason=known.reason(one)) for one in candidates], costs)
 
 
-def launch_of(cluster: Cluster, items: Sequence[Measurement], costs: Costs) -> Launch:
+def launch_of(cluster: Cluster, items: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
     """One launch of `cluster` for these runs, those of one machine first, each on the first machines that serve it."""
     ordered, run_s = in_order(cluster, items)
-    return Launch(
+    return PlannedLaunch(
         cluster=cluster,
         items=tuple(replace(item, nodes=nodes) for item, nodes in ordered),
         est_s=costs.launch_s + run_s,
@@ -358,7 +358,7 @@ def launch_of(cluster: Cluster, items: Sequence[Measurement], costs: Costs) -> L
     )
 
 
-def _reason(candidates: Sequence[Measurement]) -> str:
+def _reason(candidates: Sequence[PlannedRun]) -> str:
     said = []
     for kind, singular, plural in (
         ("profile", "profile of a workload on a machine", "profiles of workloads on machines"),
@@ -379,18 +379,18 @@ _PROBE_VALUE = 1.5  # a sweep serves every workload on its cluster
 class Filled:
     """What a launch would measure, in order, and its value a second."""
 
-    candidates: tuple[Measurement, ...]
+    candidates: tuple[PlannedRun, ...]
     value_per_s: float  # of a billed second
 
 
-Rated = Callable[[tuple[str, ...]], Sequence[tuple[float, Measurement]]]
+Rated = Callable[[tuple[str, ...]], Sequence[tuple[float, PlannedRun]]]
 
 
-def rated(by_members: Mapping[tuple[str, ...], Sequence[Measurement]], known: Coverage) -> Rated:
+def rated(by_members: Mapping[tuple[str, ...], Sequence[PlannedRun]], known: Coverage) -> Rated:
     """The runs of each sub-cluster that have any value now, and how much. Many clusters ask about the same one."""
 
     @cache
-    def of(members: tuple[str, ...]) -> list[tuple[float, Measurement]]:
+    def of(members: tuple[str, ...]) -> list[tuple[float, PlannedRun]]:
         valued = [(known.value(candidate), candidate) for candidate in by_members.get(members, ())]
         return [one for one in valued if one[0] > 0]
 
@@ -409,7 +409,7 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
     left = most_s - costs.launch_s
     trial = known.copy()
     parts = sub_clusters(cluster)
-    chosen: list[Measurement] = []
+    chosen: list[PlannedRun] = []
     for candidate in _before_training(cluster, parts, trial, costs):
         if schedule.seconds + schedule.extra_s(candidate) <= left:
             chosen.append(candidate)
@@ -420,7 +420,7 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
         _PROBE_VALUE * len(probing),
         max(schedule.alone_s),
     )  # profiles must be: no run is weighed by them
-    trains: list[Measurement] = []
+    trains: list[PlannedRun] = []
     candidates = [one for members in parts for one in runs(members)]
     heap = [
         (-_per_second(value, candidate), place)
@@ -454,14 +454,14 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
     )
 
 
-def _per_second(value: float, candidate: Measurement) -> float:
+def _per_second(value: float, candidate: PlannedRun) -> float:
     """To six digits: what differs by rounding alone is equal, and the first of equal ones is taken."""
     return float(f"{value / candidate.est_s:.6g}")
 
 
 def _before_training(
     cluster: Cluster, parts: Iterable[tuple[str, ...]], known: Coverage, costs: Costs
-) -> list[Measurement]:
+) -> list[PlannedRun]:
     """Profiles and sweeps of collectives that nobody has of `cluster`, in order."""
     kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     unprofiled = known.unprofiled({members[0] for members in parts if len(members) == 1})
@@ -478,7 +478,7 @@ def _before_training(
     return [*profiles, *sweeps]
 
 
-def _alternating(trains: Sequence[Measurement], workloads: Sequence[Trained]) -> list[Measurement]:
+def _alternating(trains: Sequence[PlannedRun], workloads: Sequence[Trained]) -> list[PlannedRun]:
     """Workloads by turns, each in its own order: cut short anywhere, all of them have been served alike."""
     before: Counter[Trained] = Counter()
     keyed = []

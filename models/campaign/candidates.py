@@ -66,7 +66,7 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class PlannedRun:
     """One thing to measure, and the seconds expected for it. `kind` is one of those of node/record.py.
 
     `workload` is trained in `mode`; `members` are instance types in rank order; `nodes` those of a launch that
@@ -152,7 +152,7 @@ def _first_nodes(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
     return found
 
 
-def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> Measurement:
+def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> PlannedRun:
     """A profile of `workload` on one machine, at 4 batches from an eighth of the least global batch to the most."""
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -160,7 +160,7 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
     est_s = float(
         np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2])
     )  # as node/profiler.py does
-    return Measurement(
+    return PlannedRun(
         kind="profile",
         workload=workload.name,
         mode=workload.modes[0],
@@ -170,16 +170,16 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
     )
 
 
-def probe_of(members: tuple[str, ...], costs: Costs) -> Measurement:
+def probe_of(members: tuple[str, ...], costs: Costs) -> PlannedRun:
     """All-reduces over `members`, from 4 KiB to 8 MiB."""
-    return Measurement(
+    return PlannedRun(
         kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s
     )
 
 
 def learning_runs(
     workload: Workload, mode: Mode, cluster: Cluster, costs: Costs
-) -> list[Measurement]:
+) -> list[PlannedRun]:
     """Trainings of `workload` on the first two machines of `cluster` that show what it learns in `mode` and in plain
     data parallelism, from LEARNING_SEEDS each; none where they cannot train so, or have more devices than samples.
     """
@@ -191,7 +191,7 @@ def learning_runs(
     cores = sum(offer.instance_type.cores for offer in two.members)
     est_s = costs.build_s + min(LEARNING_STEPS * 2 * costs.core_step_s / cores, LEARNING_MOST_S)
     return [
-        Measurement(
+        PlannedRun(
             kind="learn",
             workload=workload.name,
             mode=one,
@@ -216,7 +216,7 @@ def training_runs(
     *,
     expected_step: Expected | None,
     costs: Costs,
-) -> dict[Key, Measurement]:
+) -> dict[Key, PlannedRun]:
     """Training runs of every workload, in the first of its modes, on every given cluster, by what they would measure.
 
     At the workload's global batches, and for variety at half the least and with two accumulation steps. Unequal
@@ -247,7 +247,7 @@ def training_runs(
                     planned.append((setup, least <= share <= most, workload))
     possible = [(setup, exact, workload) for setup, exact, workload in planned if setup is not None]
     known = _expected([setup for setup, _, _ in possible], lines, expected_step)
-    candidates: dict[Key, Measurement] = {}
+    candidates: dict[Key, PlannedRun] = {}
     for setup, exact, workload in possible:
         key = setup_key(setup)
         step_s, width = known.get(key) or (_prior_step_s(setup, workload, costs), None)
@@ -258,9 +258,9 @@ def training_runs(
     return candidates
 
 
-def training_run(setup: Setup, step_s: float, costs: Costs) -> Measurement:
+def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
     """A training run of `setup`, whose steps are expected to take `step_s`."""
-    return Measurement(
+    return PlannedRun(
         kind="train",
         workload=setup.workload,
         mode=setup.mode,
@@ -410,7 +410,7 @@ class Schedule:
         """Of all runs; the start of the machines is not in it."""
         return max(self.alone_s) + self.together_s
 
-    def extra_s(self, candidate: Measurement) -> float:
+    def extra_s(self, candidate: PlannedRun) -> float:
         """By how much `candidate` would lengthen the launch: nothing, where its machine would stand idle otherwise."""
         if len(candidate.members) > 1:
             return candidate.est_s
@@ -419,7 +419,7 @@ class Schedule:
             self.alone_s[self._idlest(candidate.members[0])] + candidate.est_s - max(self.alone_s),
         )
 
-    def add(self, candidate: Measurement) -> tuple[int, ...] | None:
+    def add(self, candidate: PlannedRun) -> tuple[int, ...] | None:
         """Take `candidate` in. Returns its machine where it needs just one: the idlest of its type."""
         if len(candidate.members) > 1:
             self.together_s += candidate.est_s
@@ -436,8 +436,8 @@ class Schedule:
 
 
 def in_order(
-    cluster: Cluster, candidates: Sequence[Measurement]
-) -> tuple[list[tuple[Measurement, tuple[int, ...]]], float]:
+    cluster: Cluster, candidates: Sequence[PlannedRun]
+) -> tuple[list[tuple[PlannedRun, tuple[int, ...]]], float]:
     """`candidates` with the nodes that serve each, those of one machine first; and the seconds of all of them."""
     schedule = Schedule.of(cluster)
     nodes = sub_clusters(cluster)

@@ -21,7 +21,7 @@ import pandas as pd
 from ..domain.cluster import parse_cluster
 from ..domain.setup_table import Key, mode_of, row_key, rows_of, setup_key
 from ..domain.workload import Workload
-from .candidates import Expected, Measurement, Trained
+from .candidates import Expected, PlannedRun, Trained
 from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_values
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
@@ -162,7 +162,7 @@ class Coverage:
         """Is there a model yet, and does it know these instance types? Else collectives are timed on them."""
         return self.decision_value is None or not self.decision_value.covers(members)
 
-    def value(self, candidate: Measurement) -> float:
+    def value(self, candidate: PlannedRun) -> float:
         """Worth of a training run beside all that is known: by the choices it may change, where the model knows it.
 
         Else by how new its features are, at most the sum of the weights times its uncertainty.
@@ -183,7 +183,7 @@ class Coverage:
             value *= min(max(candidate.width / _KNOWN_WIDTH, 0.25), 4.0)
         return value * (1 + 0.01 * _tie(self.seed, candidate))
 
-    def add(self, candidate: Measurement) -> None:
+    def add(self, candidate: PlannedRun) -> None:
         """Count a chosen run as if it were measured."""
         if candidate.kind == "train":
             self.seen.update(_features_of(candidate))
@@ -204,7 +204,7 @@ class Coverage:
             decision_value=None if self.decision_value is None else self.decision_value.copy(),
         )
 
-    def reason(self, candidate: Measurement) -> str:
+    def reason(self, candidate: PlannedRun) -> str:
         """Why to measure this, for a person."""
         if candidate.kind == "profile":
             return f"{candidate.label} was never profiled on {candidate.members[0]}"
@@ -235,7 +235,7 @@ def _attempted(row: Mapping[str, Any], layouts: Mapping[str, int]) -> tuple[str,
     return kind, (trained_of(row), members[0]) if kind == "profile" else members
 
 
-def _features_of(candidate: Measurement) -> list[Feature]:
+def _features_of(candidate: PlannedRun) -> list[Feature]:
     return _features(
         candidate.trained, candidate.members, candidate.global_batch, candidate.accumulation_steps
     )
@@ -258,7 +258,7 @@ def _features(workload: Trained, members: tuple[str, ...], batch: int, steps: in
 
 
 @lru_cache(maxsize=65536)
-def _tie(seed: int, candidate: Measurement) -> float:
+def _tie(seed: int, candidate: PlannedRun) -> float:
     """A number in [0, 1) by which equals are ordered; another seed, another order."""
     return zlib.crc32(f"{seed} {candidate.tie_text}".encode()) / 2**32
 
@@ -273,7 +273,7 @@ class _Valued:
 
     choice_set: ChoiceSet
     belief: Belief
-    candidates: dict[Measurement, int]
+    candidates: dict[PlannedRun, int]
     places: tuple[int, ...]
     run_values: RunValues
     alike: Floats
@@ -293,14 +293,14 @@ class DecisionValue:
 
     @classmethod
     def of(
-        cls, model: Model, candidates: Iterable[Measurement], *, layouts: Mapping[str, int]
+        cls, model: Model, candidates: Iterable[PlannedRun], *, layouts: Mapping[str, int]
     ) -> DecisionValue:
         """By the joint moments of `model`, and what its fresh runs tell.
 
         Weighed are at most 250 runs a workload: those of the choice set, then the shortest on the fewest machines.
         """
         known = cls(types=model.types, workloads=model.workloads)
-        by: dict[str, list[Measurement]] = {}
+        by: dict[str, list[PlannedRun]] = {}
         for candidate in candidates:
             if candidate.trained in model.workloads and known.covers(candidate.members):
                 by.setdefault(candidate.trained[0], []).append(candidate)
@@ -321,12 +321,12 @@ class DecisionValue:
         """Does the model know all of these instance types?"""
         return self.types.issuperset(members)
 
-    def applies_to(self, candidate: Measurement) -> bool:
+    def applies_to(self, candidate: PlannedRun) -> bool:
         """Does the model know its workload and machines? Others are for variety."""
         known = candidate.trained in self.workloads and candidate.trained[0] in self._valued
         return known and self.covers(candidate.members)
 
-    def value(self, candidate: Measurement) -> float:
+    def value(self, candidate: PlannedRun) -> float:
         """Regret that it is expected to save, given what is taken; 0 for a run that changes no choice."""
         one = self._valued[candidate.trained[0]]
         at = one.candidates.get(candidate)
@@ -337,7 +337,7 @@ class DecisionValue:
             value *= 1 - float(one.alike[at, other])
         return value
 
-    def add(self, candidate: Measurement) -> None:
+    def add(self, candidate: PlannedRun) -> None:
         """Take it as made."""
         at = self._valued[candidate.trained[0]].candidates.get(candidate)
         if at is not None:
@@ -369,7 +369,7 @@ class DecisionValue:
             )
         self._taken = {}
 
-    def reason(self, candidate: Measurement) -> str:
+    def reason(self, candidate: PlannedRun) -> str:
         """What it is expected to change, for a person."""
         one = self._valued[candidate.trained[0]]
         at = one.candidates[candidate]
@@ -382,7 +382,7 @@ class DecisionValue:
 
 def _valued(
     choice_set: ChoiceSet,
-    candidates: Sequence[Measurement],
+    candidates: Sequence[PlannedRun],
     joint: Joint,
     layouts: Mapping[str, int],
     fresh: Sequence[Mapping[str, object]],
@@ -413,7 +413,7 @@ def _valued(
 
 
 def _weighed(
-    choice_set: ChoiceSet, belief: Belief, candidates: Sequence[Measurement], places: Sequence[int]
+    choice_set: ChoiceSet, belief: Belief, candidates: Sequence[PlannedRun], places: Sequence[int]
 ) -> _Valued:
     return _Valued(
         choice_set=choice_set,

@@ -19,7 +19,7 @@ _FEWEST_SETUPS = 3  # whose differences distinguish better from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Promotion:
     """May the challenger be promoted, and the reason."""
 
     promote: bool
@@ -31,7 +31,7 @@ def verdict(
     scored: pd.DataFrame,
     challenger: StepTimeModel,
     champion: StepTimeModel | None,
-) -> Decision:
+) -> Promotion:
     """Decide by `scored`, the challenger's held-out rows, and the champion's predictions.
 
     Both are compared on runs that are new to the champion, if there are 8. With fewer, all runs
@@ -80,7 +80,7 @@ def _coverage_short(pooled: pd.DataFrame) -> str:
     return ""
 
 
-def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Decision:
+def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
     """Apply the rule to held-out rows of the challenger and `predictions_of` the champion.
 
     Refuse if the challenger's 90 % intervals cover less than 80 % of 20 rows or more. Else promote
@@ -95,15 +95,15 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     if champion is None:
         error = f"mean error {_mean_error(pooled):.1%}" if len(pooled) else "not judged"
         because = "; ".join(filter(None, [more or "no champion", error, short]))
-        return Decision(promote=True, reason=f"Promoted: {because}.")
+        return Promotion(promote=True, reason=f"Promoted: {because}.")
     if not len(pooled):
-        return Decision(promote=False, reason="Refused: no held-out row to judge by.")
+        return Promotion(promote=False, reason="Refused: no held-out row to judge by.")
     if short:
-        return Decision(promote=False, reason=f"Refused: {short}, not {_LEAST_COVERAGE:.0%}.")
+        return Promotion(promote=False, reason=f"Refused: {short}, not {_LEAST_COVERAGE:.0%}.")
     pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
         because = more or "no run to compare challenger and champion on"
-        return Decision(promote=bool(more), reason=f"{_WORD[bool(more)]}: {because}.")
+        return Promotion(promote=bool(more), reason=f"{_WORD[bool(more)]}: {because}.")
     setup = challenger.groupby("row")["setup"].first()
     low, high, setups = _noise(pairs["before"] - pairs["now"], setup)
     better = setups >= _FEWEST_SETUPS and low > 0
@@ -114,7 +114,7 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     )
     margin = "by more than noise" if better else "not by more than noise"
     because = "; ".join(filter(None, [more, numbers, margin]))
-    return Decision(promote=promote, reason=f"{_WORD[promote]}: {because}.")
+    return Promotion(promote=promote, reason=f"{_WORD[promote]}: {because}.")
 
 
 _WORD = {True: "Promoted", False: "Refused"}

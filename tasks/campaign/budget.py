@@ -17,7 +17,7 @@ import pandas as pd
 
 from models.campaign import budget as pure
 from models.campaign.budget import Allowance, Cap
-from models.campaign.campaign import Launch
+from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 from warehouse.database import WarehouseMissing
@@ -52,7 +52,7 @@ LATE_S = pure.late_s(2 * 6)
 
 def allowance(
     workspace: Workspace,
-    launch: Launch,
+    launch: PlannedLaunch,
     tally: Tally,
     now: datetime,
     offers: Sequence[Offer] | None = None,
@@ -82,7 +82,7 @@ def allowance(
     )
 
 
-def _installs(workspace: Workspace, launch: Launch) -> int:
+def _installs(workspace: Workspace, launch: PlannedLaunch) -> int:
     """How many workloads of `launch` have requirements: paid machines install them one after the other."""
     workloads = workspace.settings.workloads
     return sum(
@@ -91,7 +91,9 @@ def _installs(workspace: Workspace, launch: Launch) -> int:
     )
 
 
-def patience_s(workspace: Workspace, launch: Launch, tally: Tally, deadline_s: float) -> float:
+def patience_s(
+    workspace: Workspace, launch: PlannedLaunch, tally: Tally, deadline_s: float
+) -> float:
     """Seconds that `launch` may put into measuring again what was disturbed, and still end in time."""
     start_up_s = START_UP_S
     if workspace.spends_money:
@@ -237,15 +239,15 @@ class Tally:
         """Seconds to the campaign's end."""
         return max(0.0, self.stop_at - time.monotonic())
 
-    def fetch_s_of(self, launch: Launch) -> float:
+    def fetch_s_of(self, launch: PlannedLaunch) -> float:
         """Seconds of its machines' start-up that go into fetching data, as far as is known."""
         return sum(self.fetch_s.get(name, 0.0) for name in workload_names(launch))
 
-    def affords(self, launch: Launch) -> bool:
+    def affords(self, launch: PlannedLaunch) -> bool:
         """Whether `launch` may still start within dollars and minutes by its estimate; `allowance` has the worst."""
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
-    def stop_of(self, launch: Launch) -> float:
+    def stop_of(self, launch: PlannedLaunch) -> float:
         """When `launch` must end at the latest: the campaign's end, or when it has spent what is left."""
         price = launch.cluster.total_usd_per_hour
         if not price:

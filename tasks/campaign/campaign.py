@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from models.campaign import campaign as pure
-from models.campaign.campaign import STOPS, Launch, shopping_list
-from models.campaign.candidates import Measurement, Trained
+from models.campaign.campaign import STOPS, PlannedLaunch, shopping_list
+from models.campaign.candidates import PlannedRun, Trained
 from models.campaign.run_value import Model, Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
@@ -58,7 +58,7 @@ def shop(
     max_usd: float | None,
     max_seconds: float | None = None,
     refused: Sequence[Cluster] = (),
-) -> list[Launch]:
+) -> list[PlannedLaunch]:
     """Launches to make within the caps of srift.toml, or within `max_usd` and `max_seconds` where they are given.
 
     No cluster that holds one of those just `refused`: another type may have the same device, or tell as much.
@@ -95,10 +95,10 @@ def _bought(
     max_usd: float | None,
     max_seconds: float | None,
     refused: Sequence[Cluster],
-) -> pure.Campaign:
+) -> pure.CampaignLimits:
     """What launches may cost together, and on which clusters; as `shop` is asked."""
     campaign = workspace.settings.campaign
-    return pure.Campaign(
+    return pure.CampaignLimits(
         max_usd=campaign.max_usd if max_usd is None else max_usd,
         max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
         max_hosts=campaign.max_hosts,
@@ -109,7 +109,9 @@ def _bought(
     )
 
 
-def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Iterator[Launch]:
+def within(
+    workspace: Workspace, champion: Champion | None, tally: Tally
+) -> Iterator[PlannedLaunch]:
     """Launches within what `tally` has left, list after list, each made with what came home from the last.
 
     So a cluster that was taken away by the market or refused is not the end of what it was to measure: lists after it
@@ -158,7 +160,7 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
     reporter().stop()
 
 
-def _elastic(workspace: Workspace, tally: Tally) -> Iterator[Launch]:
+def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """A run of each workload that has none yet, nor MOST_TRIES that failed, on the machines that the table recommends,
     which loses one of them.
     """
@@ -325,7 +327,7 @@ def launch_seed(seed: int, lease_id: str) -> int:
     return zlib.crc32(f"{seed}/{lease_id}".encode())
 
 
-def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
+def dry_run(provider: str, max_usd: float | None) -> list[PlannedLaunch]:
     """What a refresh would buy now. Starts nothing and writes nothing; works before the first refresh too."""
     workspace = open_workspace(provider)
     now = datetime.now(UTC)
@@ -336,7 +338,9 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     return launches
 
 
-def list_of(workspace: Workspace, offers: Sequence[Offer], max_usd: float | None) -> list[Launch]:
+def list_of(
+    workspace: Workspace, offers: Sequence[Offer], max_usd: float | None
+) -> list[PlannedLaunch]:
     """What would be bought of `offers`; as `dry_run`."""
     provider = workspace.provider.name
     try:
@@ -374,7 +378,9 @@ def _of_today(
     return current
 
 
-def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tally) -> Served:
+def serve_launch(
+    workspace: Workspace, launch: PlannedLaunch, lease_id: str, tally: Tally
+) -> Served:
     """Acquire, measure and release one cluster within every cap; its mailbox waits to be loaded.
 
     The caps are asked here, before anything is: a launch whose worst case does not fit comes back as a refused row.
@@ -510,7 +516,7 @@ def _refused(job: Job, why: str) -> Served:
     return served
 
 
-def _label(launch: Launch, wanted: Measurement) -> str:
+def _label(launch: PlannedLaunch, wanted: PlannedRun) -> str:
     hosts = f"{len(wanted.nodes)} of {len(launch.cluster.members)} hosts"
     return " ".join(
         part for part in (wanted.kind, wanted.label if wanted.workload else "", "on", hosts) if part

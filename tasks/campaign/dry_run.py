@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from models.campaign.campaign import Launch
+from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster, Offer
 
 from ..execution.data import DataCarrier, fetch_s
@@ -44,7 +44,7 @@ _UNCHECKED = (
 class Planned:
     """One launch as it would be asked for. `worst_usd` None: it would not be made, `said` tells why."""
 
-    launch: Launch
+    launch: PlannedLaunch
     deadline_s: float
     worst_usd: float | None
     requests: Sequence[tuple[str, Mapping[str, Any]]]
@@ -68,7 +68,7 @@ def dry_run(
     if said:
         reporter().say(said)
     if wish is None:
-        launches: Sequence[Launch] = list_of(workspace, offers, max_usd)
+        launches: Sequence[PlannedLaunch] = list_of(workspace, offers, max_usd)
     else:
         launches = launches_for(
             workspace, load_champion(workspace.home, provider), wish, offers
@@ -78,7 +78,7 @@ def dry_run(
 
 def planned(
     workspace: Workspace,
-    launches: Sequence[Launch],
+    launches: Sequence[PlannedLaunch],
     offers: Sequence[Offer],
     max_usd: float | None,
     now: datetime,

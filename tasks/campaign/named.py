@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.campaign import Launch, launch_of
+from models.campaign.campaign import PlannedLaunch, launch_of
 from models.campaign.candidates import (
     Costs,
-    Measurement,
+    PlannedRun,
     profile_of,
     profiled_lines,
     training_run,
@@ -63,8 +63,8 @@ class Wish:
 class Wished:
     """Launches to make, and by cluster and run what the model in force predicts of it: `step_s` with its interval."""
 
-    launches: Sequence[Launch]
-    predicted: Mapping[Measurement, Row]
+    launches: Sequence[PlannedLaunch]
+    predicted: Mapping[PlannedRun, Row]
 
 
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
@@ -106,7 +106,7 @@ def launches_for(
         return Wished(launches=launches, predicted=_predicted(case, launches))
 
 
-def dry_run(provider: str, wish: Wish) -> list[Launch]:
+def dry_run(provider: str, wish: Wish) -> list[PlannedLaunch]:
     """What would be bought now. Starts nothing and writes nothing; works before the first refresh too."""
     workspace = open_workspace(provider)
     offers = offers_now(workspace, datetime.now(UTC))
@@ -115,7 +115,7 @@ def dry_run(provider: str, wish: Wish) -> list[Launch]:
     )
 
 
-def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[Launch]:
+def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[PlannedLaunch]:
     """Launches that every cap still pays for, in order; of each other it is said, and noted in `tally`, why not."""
     offers, warning = current_offers(workspace), outdating(workspace)
     reporter().start(sum(len(launch.items) for launch in wished.launches))
@@ -137,7 +137,7 @@ def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[L
 
 
 def outcomes(
-    workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, Served]]
+    workspace: Workspace, wished: Wished, made: Sequence[tuple[PlannedLaunch, Served]]
 ) -> list[Row]:
     """A row a run of the launches that were `made`: what was predicted and measured of its step, or why nothing was."""
     provider = workspace.provider.name
@@ -191,7 +191,7 @@ def _mart(workspace: Workspace, name: str, provider: str, **equal: str) -> pd.Da
         return pd.DataFrame()
 
 
-def _unpaid(launch: Launch, tally: Tally) -> str:
+def _unpaid(launch: PlannedLaunch, tally: Tally) -> str:
     if tally.affords(launch):
         return ""
     if tally.left_s <= 0:
@@ -238,7 +238,7 @@ def _not_launched(workspace: Workspace, cluster: Cluster) -> str:
     return workspace.launches(cluster)
 
 
-def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[Measurement]:
+def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     """A profile on each type that has none, and a training run: of the split and mode that the model expects to be the
     quickest by the sample, or, where it knows too little, of the first mode on all devices at the least global batch.
 
@@ -295,8 +295,8 @@ def _quickest(case: Case, cluster: Cluster) -> Setup | None:
 
 
 def _profiles(
-    case: Case, run: Measurement, cluster: Cluster, costs: Costs, reason: str
-) -> list[Measurement]:
+    case: Case, run: PlannedRun, cluster: Cluster, costs: Costs, reason: str
+) -> list[PlannedRun]:
     alone = replace(case.workload, modes=(run.mode.alone,))
     try:
         frames = reads.training_frames(case.workspace.warehouse, case.workspace.provider.name)
@@ -311,10 +311,10 @@ def _profiles(
     ]
 
 
-def _pilots(case: Case, count: int, costs: Costs) -> list[Launch]:
+def _pilots(case: Case, count: int, costs: Costs) -> list[PlannedLaunch]:
     """At most `count` runs, those of goals with a constraint first; runs on the same machines are one launch."""
     name, measured = case.workload.name, _measured(case.workspace, case.workload.name)
-    runs: dict[Measurement, tuple[Measurement, str, str]] = {}
+    runs: dict[PlannedRun, tuple[PlannedRun, str, str]] = {}
     for goal in sorted(
         case.workload.goals or (Goal(goal="cheapest"),), key=lambda one: one.constraint is None
     ):
@@ -331,7 +331,7 @@ def _pilots(case: Case, count: int, costs: Costs) -> list[Launch]:
         for row in found["runs"]:
             item = _item(row, name, costs, f"a pilot of {goal.goal}{limit}")
             runs.setdefault(_bare(item), (item, str(row["cluster"]), str(row["market"])))
-    by_place: dict[tuple[str, str], list[Measurement]] = {}
+    by_place: dict[tuple[str, str], list[PlannedRun]] = {}
     for item, cluster, market in list(runs.values())[:count]:
         by_place.setdefault((cluster, market), []).append(item)
     launches = []
@@ -363,7 +363,7 @@ def _measured(workspace: Workspace, name: str) -> pd.DataFrame:
         return pd.DataFrame()
 
 
-def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> Measurement:
+def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> PlannedRun:
     """A pilot's row as the run that it names."""
     members = parse_cluster(str(row["cluster"]))
     mode = Mode(*(str(row[name]) for name in Mode._fields))
@@ -376,7 +376,7 @@ def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> M
         else tuple(map(int, text.split(", ")))
     )
     steps = int(row["accumulation_steps"])
-    return Measurement(
+    return PlannedRun(
         kind=str(row["kind"]),
         workload=workload,
         mode=mode,
@@ -396,12 +396,12 @@ def _known(case: Case) -> set[str]:
     return {one.instance_type.name for one in case.known}
 
 
-def _bare(item: Measurement) -> Measurement:
+def _bare(item: PlannedRun) -> PlannedRun:
     """Without what tells where and why it is bought: the same run of two launches is equal."""
     return replace(item, nodes=(), reason="")
 
 
-def _predicted(case: Case, launches: Sequence[Launch]) -> dict[Measurement, Row]:
+def _predicted(case: Case, launches: Sequence[PlannedLaunch]) -> dict[PlannedRun, Row]:
     """By run, for those that the model knows enough of."""
     items = {
         _bare(item): None for launch in launches for item in launch.items if item.kind == "train"

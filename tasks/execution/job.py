@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
@@ -164,7 +164,7 @@ START_UP_S = 150.0  # of the lease's deadline: hosts and torchrun may be slow, a
 
 
 def job_of(
-    launch: Launch,
+    launch: PlannedLaunch,
     settings: Settings,
     *,
     lease_id: str,
@@ -209,7 +209,7 @@ def job_of(
     )
 
 
-def _refuse_elastic(launch: Launch) -> None:
+def _refuse_elastic(launch: PlannedLaunch) -> None:
     """Raises SettingsError for an elastic run on machines without a folder that all see, or whose first one may go."""
     elastic = [one for one in launch.items if one.kind == ELASTIC]
     provider, members = launch.cluster.members[0].instance_type.provider, launch.cluster.members
@@ -256,7 +256,7 @@ def _emulated(settings: Settings) -> bool:
     return settings.ec2.emulated
 
 
-def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
+def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
     workload, mode = wanted.trained
     item = Item(
         run_id=run_id,
@@ -299,13 +299,13 @@ def _file(
     return replace(spec, data=data), source
 
 
-def workload_names(launch: Launch) -> list[str]:
+def workload_names(launch: PlannedLaunch) -> list[str]:
     """Workloads that `launch` measures."""
     return sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
 
 
 def _run_setup(
-    wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]
+    wanted: PlannedRun, members: Sequence[Offer], digests: dict[str, str]
 ) -> dict[str, Any]:
     """What the controller knows of a run's setup, in the columns of the measurement rows."""
     cluster = Cluster(members=tuple(members))

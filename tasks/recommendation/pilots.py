@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from models.campaign.campaign import Campaign, shopping_list
+from models.campaign.campaign import CampaignLimits, shopping_list
 from models.campaign.candidates import Costs
 from models.campaign.pilots import Pilots, choose_pilots, runs_by_kind
 from models.campaign.run_value import Past
@@ -264,7 +264,7 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
     frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
     costs = costs_of(workspace)
     settings = workspace.settings.campaign
-    campaign = Campaign(
+    campaign = CampaignLimits(
         max_usd=float("inf"),
         max_seconds=workspace.max_minutes * 60,
         max_hosts=settings.max_hosts,

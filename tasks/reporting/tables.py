@@ -20,7 +20,7 @@ from .progress import LiveReporter, Reporter
 if TYPE_CHECKING:
     import pandas as pd
 
-    from models.campaign.campaign import Launch
+    from models.campaign.campaign import PlannedLaunch
 
 Row = Mapping[str, Any]
 OLD_PRICES = timedelta(days=7)
@@ -284,7 +284,7 @@ _COLUMNS: dict[str, Literal["left", "right"]] = {
 }
 
 
-def print_launches(launches: Sequence[Launch]) -> None:
+def print_launches(launches: Sequence[PlannedLaunch]) -> None:
     """What a dry run would buy, and the most it would cost."""
     console = _console()
     lines = [
@@ -304,7 +304,7 @@ def print_launches(launches: Sequence[Launch]) -> None:
     )
 
 
-def launches_as_rows(launches: Sequence[Launch]) -> list[dict[str, Any]]:
+def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
     """A launch a row, as `--json` prints it."""
     return [
         {

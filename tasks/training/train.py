@@ -12,7 +12,7 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from models.monitoring.cross_validation import Each, fitted, summarise
-from models.monitoring.promotion import Decision, verdict
+from models.monitoring.promotion import Promotion, verdict
 from models.step_time.dataset import TrainingData, at_nominal_speed
 from models.step_time.model import StepTimeModel
 from warehouse import append, reads
@@ -37,7 +37,7 @@ class Challenger:
     model: StepTimeModel
     held_out: pd.DataFrame
     scoreboard: pd.DataFrame
-    decision: Decision
+    decision: Promotion
     over: int | None = None
 
 
@@ -84,7 +84,7 @@ def register(
     frames: Mapping[str, pd.DataFrame],
     refresh_id: str,
     now: datetime,
-) -> tuple[int, Decision]:
+) -> tuple[int, Promotion]:
     """Log the challenger with its provenance, move the alias or record the refusal; returns the version and why.
 
     Where another machine of the team has put a version in force meanwhile, it is judged against that one.
@@ -122,7 +122,7 @@ def register(
 
 def _put_in_force(
     workspace: Workspace, challenger: Challenger, frames: Mapping[str, pd.DataFrame], version: int
-) -> Decision:
+) -> Promotion:
     """Promote `version` or record its refusal; returns which, and why."""
     home, provider = workspace.home, workspace.provider.name
     decision, over = challenger.decision, challenger.over

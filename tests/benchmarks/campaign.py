@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 import typer
 
-from models.campaign.campaign import Campaign, shopping_list
-from models.campaign.candidates import EC2_COSTS, Costs, Measurement, in_order
+from models.campaign.campaign import CampaignLimits, shopping_list
+from models.campaign.candidates import EC2_COSTS, Costs, PlannedRun, in_order
 from models.campaign.run_value import Model, Past
 from models.campaign.value_of_information import (
     Belief,
@@ -228,7 +228,7 @@ class Ours(Sweep):
             workload=ground.workload, setups=ground.setups, questions=ground.questions
         )
         launches = shopping_list(
-            Campaign(
+            CampaignLimits(
                 max_usd=1e3,
                 max_seconds=1e9,
                 max_hosts=max(len(setup.layout) for setup in ground.setups),
@@ -267,7 +267,7 @@ class Ours(Sweep):
         )
 
 
-def _setup_of(cluster: Cluster, item: Measurement) -> Setup:
+def _setup_of(cluster: Cluster, item: PlannedRun) -> Setup:
     return Setup(
         workload=item.workload,
         cluster=Cluster(members=tuple(cluster.members[node] for node in item.nodes)),
@@ -277,9 +277,9 @@ def _setup_of(cluster: Cluster, item: Measurement) -> Setup:
     )
 
 
-def measurement_of(setup: Setup, step_s: float) -> Measurement:
+def measurement_of(setup: Setup, step_s: float) -> PlannedRun:
     """The campaign's measurement of this setup at these seconds of a step."""
-    return Measurement(
+    return PlannedRun(
         kind="train",
         workload=setup.workload,
         members=tuple(offer.instance_type.name for offer in setup.cluster.members),

@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 import typer
 
-from models.campaign.candidates import Measurement
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, parse_cluster
 from models.job.checkpoints import checkpoint_bytes
 from models.job.duration import best_interval
@@ -254,7 +254,7 @@ def run(here: Workspace, asked: Asked, job: ElasticJob) -> dict[str, Any]:
     while hosts() and time.monotonic() < until:  # other hosts take cores
         time.sleep(1.0)
     count = asked.hosts
-    item = Measurement(
+    item = PlannedRun(
         kind="elastic",
         workload=asked.workload,
         nodes=tuple(range(count)),

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, parse_cluster, parse_numbers
 from models.domain.workload import MODE_COLUMNS, Mode
 from tasks.campaign.budget import Tally
@@ -74,10 +74,10 @@ def split_by_cores(cores: Sequence[float], total: int) -> tuple[int, ...]:
 
 def launch_of(
     cluster: Cluster, items: Iterable[Unseen], reason: str, *, item_s: float = ITEM_S
-) -> Launch:
+) -> PlannedLaunch:
     """A launch that measures exactly `items`, in order; equal items are repeats."""
     wanted = tuple(
-        Measurement(
+        PlannedRun(
             kind="train",
             workload=item.workload,
             mode=item.mode,
@@ -93,11 +93,11 @@ def launch_of(
     return launch_with(cluster, wanted, reason)
 
 
-def launch_with(cluster: Cluster, items: tuple[Measurement, ...], reason: str) -> Launch:
+def launch_with(cluster: Cluster, items: tuple[PlannedRun, ...], reason: str) -> PlannedLaunch:
     """A launch of measurements, with its seconds and dollars."""
     est_s = START_S + sum(item.est_s for item in items)
     est_usd = (cluster.total_usd_per_hour or 0.0) * est_s / 3600.0
-    return Launch(cluster=cluster, items=items, est_s=est_s, est_usd=est_usd, reason=reason)
+    return PlannedLaunch(cluster=cluster, items=items, est_s=est_s, est_usd=est_usd, reason=reason)
 
 
 def trial_name(name: str) -> str:
@@ -105,7 +105,7 @@ def trial_name(name: str) -> str:
     return f"{name}-{new_refresh_id(datetime.now(UTC))}"
 
 
-def measure_all(here: Workspace, launches: Sequence[Launch], trial: str) -> pd.DataFrame:
+def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) -> pd.DataFrame:
     """Serve `launches` and return their measured runs, with taken_share, by run id."""
     # disturbed runs are measured again, hence twice the time
     limit_s = 2 * sum(launch.est_s for launch in launches)

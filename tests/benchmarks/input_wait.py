@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import typer
 
-from models.campaign.candidates import Measurement
+from models.campaign.candidates import PlannedRun
 from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit
 from tests.benchmarks.claims import ROOT, Claim, Write, report, show
@@ -112,7 +112,7 @@ def main(write: Write = False) -> None:
             return measure_all(here, launches, trial)
 
         profiles = tuple(
-            Measurement(
+            PlannedRun(
                 kind="profile",
                 workload=name,
                 nodes=(0,),

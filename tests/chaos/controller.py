@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, Offer
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
@@ -78,8 +78,8 @@ class Campaigns:
     home: MortalHome
     warehouse: Warehouse
     caps: dict[str, float] = field(default_factory=dict)
-    served: dict[str, tuple[Launch, str]] = field(default_factory=dict)
-    started: dict[str, Launch] = field(default_factory=dict)
+    served: dict[str, tuple[PlannedLaunch, str]] = field(default_factory=dict)
+    started: dict[str, PlannedLaunch] = field(default_factory=dict)
     todo: list[Order] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # what must never happen, seen while it happened
 
@@ -222,7 +222,7 @@ class Campaigns:
             for lease_id in self.home.leases.ids()
         ]
 
-    def _measure(self, here: Workspace, launch: Launch, lease_id: str, tally: Tally) -> None:
+    def _measure(self, here: Workspace, launch: PlannedLaunch, lease_id: str, tally: Tally) -> None:
         """As flows/measure.py, for one launch."""
         world = self.home.world
         self.started[lease_id] = launch
@@ -277,7 +277,7 @@ def _refused(read_text: Callable[..., str]) -> Callable[..., str]:
     return read
 
 
-def launch_of(order: Order) -> Launch:
+def launch_of(order: Order) -> PlannedLaunch:
     """What the shop would hand over, at the prices that it knows."""
     known = {}
     for offer in known_offers():
@@ -287,12 +287,12 @@ def launch_of(order: Order) -> Launch:
     items = tuple(_wanted(kind, nodes) for kind, nodes in order.runs)
     est_s = 150.0 + 12.0 * len(items)
     usd = (cluster.usd_per_hour or 0.0) * est_s / 3600
-    return Launch(cluster=cluster, items=items, est_s=est_s, est_usd=usd, reason="chaos")
+    return PlannedLaunch(cluster=cluster, items=items, est_s=est_s, est_usd=usd, reason="chaos")
 
 
-def _wanted(kind: str, nodes: tuple[int, ...]) -> Measurement:
+def _wanted(kind: str, nodes: tuple[int, ...]) -> PlannedRun:
     batches: Any = _BATCHES.get(kind, (8,) * len(nodes))
-    return Measurement(
+    return PlannedRun(
         kind=kind, workload="" if kind == "probe" else "conv", nodes=nodes, batches=batches, accumulation_steps=1,
         message_bytes=(4096,) if kind == "probe" else (), reason="chaos", est_s=12.0,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
@@ -88,7 +88,7 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
         monkeypatch.setattr("tasks.campaign.budget.current_offers", lambda _: offers)
         offer = next(one for one in offers if one.market == "spot")
         runs = [
-            Measurement(
+            PlannedRun(
                 kind="train",
                 workload=name,
                 nodes=nodes,
@@ -98,7 +98,7 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
             )
             for name, nodes in (("near", (0, 1)), ("far", (0, 1)), ("sine", (0,)), ("near", (1,)))
         ]
-        launch = Launch(
+        launch = PlannedLaunch(
             cluster=Cluster.of((2, offer)), items=tuple(runs), est_s=60.0, est_usd=0.01, reason="r"
         )
         tally = Tally(cap_usd=5.0, stop_at=time.monotonic() + 200.0, refresh_id="r")

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster
 from tasks import node
 from tasks.campaign.budget import Tally
@@ -268,10 +268,12 @@ def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_ow
     shutil.rmtree(project / "gone")
     cluster = Cluster.of((1, installation.provider.offers(datetime.now(UTC))[0]))
     runs = [
-        Measurement(kind="train", workload=name, nodes=(0,), batches=(16,), reason="r", est_s=5.0)
+        PlannedRun(kind="train", workload=name, nodes=(0,), batches=(16,), reason="r", est_s=5.0)
         for name in ("gone", "near", "tiny")
     ]
-    launch = Launch(cluster=cluster, items=tuple(runs), est_s=20.0, est_usd=0.001, reason="r")
+    launch = PlannedLaunch(
+        cluster=cluster, items=tuple(runs), est_s=20.0, est_usd=0.001, reason="r"
+    )
     tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 100.0, refresh_id="r")
     served = serve_launch(installation, launch, "r-00", tally)
     tally.add(served, collect(installation, "r", datetime.now(UTC)), load_s=0.0)

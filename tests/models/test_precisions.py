@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.campaign.campaign import Campaign, in_each_mode, shopping_list
+from models.campaign.campaign import CampaignLimits, in_each_mode, shopping_list
 from models.campaign.candidates import Costs, training_runs
 from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import choice_set_of
@@ -216,7 +216,7 @@ def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there()
 
 
 def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it() -> None:
-    campaign = Campaign(
+    campaign = CampaignLimits(
         max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, seed=3, market="on-demand"
     )
     past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)

@@ -16,14 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.campaign.campaign import (
-    Campaign,
-    Launch,
+    CampaignLimits,
+    PlannedLaunch,
     after,
     elastic_launch,
     learning_launches,
     shopping_list,
 )
-from models.campaign.candidates import Costs, Expected, Measurement, training_runs
+from models.campaign.candidates import Costs, Expected, PlannedRun, training_runs
 from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
@@ -59,7 +59,7 @@ def shop(
     sold: Sequence[Offer] | None = None,
     model: Model | None = None,
     **changes: Any,
-) -> list[Launch]:
+) -> list[PlannedLaunch]:
     """`changes` are of the campaign, or of what else is given of the past."""
     history = {
         name: changes.pop(name)
@@ -75,17 +75,23 @@ def shop(
     }
     past = Past(runs=runs, profiles=profiles, probes=probes, **history)
     return shopping_list(
-        Campaign(**(asked | changes)), jobs, offers() if sold is None else sold, past, model=model
+        CampaignLimits(**(asked | changes)),
+        jobs,
+        offers() if sold is None else sold,
+        past,
+        model=model,
     )
 
 
 @cache
-def first_list() -> list[Launch]:
+def first_list() -> list[PlannedLaunch]:
     """Before anything was measured."""
     return shop()
 
 
-def lines(launches: Sequence[Launch], kind: str) -> Iterator[tuple[Measurement, tuple[str, ...]]]:
+def lines(
+    launches: Sequence[PlannedLaunch], kind: str
+) -> Iterator[tuple[PlannedRun, tuple[str, ...]]]:
     """Items of a kind with the instance types that take part."""
     for launch in launches:
         for item in launch.items:
@@ -96,7 +102,7 @@ def lines(launches: Sequence[Launch], kind: str) -> Iterator[tuple[Measurement, 
                 )
 
 
-def train_row(item: Measurement, members: tuple[str, ...]) -> dict[str, Any]:
+def train_row(item: PlannedRun, members: tuple[str, ...]) -> dict[str, Any]:
     return {
         "kind": "train",
         "workload": item.workload,
@@ -111,7 +117,7 @@ def train_row(item: Measurement, members: tuple[str, ...]) -> dict[str, Any]:
 
 
 def measured(
-    launches: Sequence[Launch], *, spread: float = 0.02
+    launches: Sequence[PlannedLaunch], *, spread: float = 0.02
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The frames after all of `launches` went well."""
     steps = {"step_s": 0.1, "step_spread": spread, "measured_at": AS_OF}
@@ -135,7 +141,7 @@ def measured(
     return pd.DataFrame(runs), pd.DataFrame(profiles), pd.DataFrame(probes)
 
 
-def keys(launches: Sequence[Launch]) -> list[object]:
+def keys(launches: Sequence[PlannedLaunch]) -> list[object]:
     runs = measured(launches)[0]
     return [row_key(row, {}) for row in runs.to_dict("records")]
 
@@ -313,7 +319,7 @@ def test_widely_predicted_setups_come_first() -> None:
         half = np.where(setups["workload"] == "lm", 0.4, 0.02) * step
         return pd.DataFrame({"step_s": step, "step_low_s": step - half, "step_high_s": step + half})
 
-    def bought(expected: Expected) -> list[Launch]:
+    def bought(expected: Expected) -> list[PlannedLaunch]:
         known: dict[str, Any] = {
             "choice_set": {},
             "workloads": frozenset(),
@@ -356,7 +362,7 @@ def test_what_failed_twice_is_not_bought_a_third_time() -> None:
         {"kind": "probe", "workload": "", "cluster": cluster_name(probed)},
     ]
 
-    def named(launches: list[Launch]) -> set[tuple[object, ...]]:
+    def named(launches: list[PlannedLaunch]) -> set[tuple[object, ...]]:
         own = ((i, m) for kind in kinds for i, m in lines(launches, kind))
         return {(i.kind, i.workload, m, i.batches, i.accumulation_steps) for i, m in own}
 
@@ -402,7 +408,7 @@ def variants(jobs: Sequence[Workload]) -> list[tuple[str, Mode]]:
     return [(job.name, mode) for job in jobs for mode in job.modes]
 
 
-def buy(known: Model | None, **changes: Any) -> list[Launch]:
+def buy(known: Model | None, **changes: Any) -> list[PlannedLaunch]:
     return shop(
         *changes.pop("frames", (NOTHING, PROFILES, NOTHING)), jobs=JOBS, model=known, **changes
     )
@@ -412,7 +418,7 @@ SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
 
 
 @cache
-def doubted() -> tuple[Model, list[Launch]]:
+def doubted() -> tuple[Model, list[PlannedLaunch]]:
     """A model that is unsure, and what is bought by it."""
     known = model(UNSURE)
     return known, buy(known)
@@ -563,7 +569,7 @@ def test_a_launch_values_less_what_it_has_shown_already_and_the_next_one_starts_
 HOUR = timedelta(hours=1)
 
 
-def touching(launches: list[Launch], name: str) -> float:
+def touching(launches: list[PlannedLaunch], name: str) -> float:
     """Part of the training runs that use machines called `name`."""
     uses = [name in members for _, members in lines(launches, "train")]
     return sum(uses) / len(uses)
@@ -595,7 +601,7 @@ def test_setups_on_a_drifting_type_come_to_the_head_with_the_reason() -> None:
     )
 
 
-def only_of(launches: list[Launch], name: str) -> bool:
+def only_of(launches: list[PlannedLaunch], name: str) -> bool:
     runs = list(lines(launches, "train"))
     return bool(runs) and all(name in members for _, members in runs)
 
@@ -621,7 +627,7 @@ ONE = offer("small", "spot")
 JOB = workload("mlp", 64, 256)
 
 
-def shop_devices(runs: pd.DataFrame = NOTHING) -> list[Launch]:
+def shop_devices(runs: pd.DataFrame = NOTHING) -> list[PlannedLaunch]:
     return shop(runs, jobs=[JOB], sold=[FOUR, ONE], max_usd=10.0, max_seconds=3000.0, max_hosts=2)
 
 
@@ -676,7 +682,7 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
     modes = tuple(Mode(strategy=one) for one in ("ddp", "ddp-fp16", "ddp-mstopk"))
     job = replace(WORKLOADS[0], modes=modes)
     wanted = [(job, mode) for mode in modes[1:]]
-    campaign = Campaign(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
+    campaign = CampaignLimits(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
     sold = sorted(
         (one for one in offers() if one.market == campaign.market),
         key=lambda one: one.total_usd_per_hour or 0.0,
@@ -707,7 +713,7 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
 
 
 def test_an_elastic_run_is_of_a_row_of_the_table_with_its_first_machine_on_demand() -> None:
-    campaign = Campaign(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
+    campaign = CampaignLimits(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
     name = offers()[0].instance_type.name
     row = {
         "workload": "job",

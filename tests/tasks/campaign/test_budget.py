@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from models.campaign.budget import billed_s
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
 from tasks.campaign import campaign
@@ -48,16 +48,16 @@ def machines(here: Workspace) -> DescribedMachines:
     return here.provider
 
 
-def launch(here: Workspace, est_s: float = 600.0) -> Launch:
+def launch(here: Workspace, est_s: float = 600.0) -> PlannedLaunch:
     spot = next(
         o
         for o in here.provider.offers(NOON)
         if o.instance_type.name == "s.large" and o.market == "spot"
     )
-    item = Measurement(
+    item = PlannedRun(
         kind="profile", workload="conv", nodes=(0,), batches=(8,), reason="unknown", est_s=est_s
     )
-    return Launch(
+    return PlannedLaunch(
         cluster=Cluster.of((2, spot)), items=(item,), est_s=est_s, est_usd=0.001, reason="unknown"
     )
 
@@ -315,7 +315,7 @@ def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
 def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is_still_made(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lists: list[list[Launch]] = []
+    lists: list[list[PlannedLaunch]] = []
     monkeypatch.setattr(campaign, "shop", lambda *_: lists.pop(0) if lists else [])
     large, small = launch(here, 6000.0), launch(here, 30.0)
     lists[:] = [[large, small]]
@@ -346,7 +346,7 @@ def test_a_launch_starts_only_within_the_dollars_and_the_time_of_its_campaign(
     monkeypatch: pytest.MonkeyPatch, spent: float, at_s: float, affords: bool
 ) -> None:
     monkeypatch.setattr(caps.time, "monotonic", lambda: at_s)
-    launch = Launch(
+    launch = PlannedLaunch(
         cluster=Cluster.of((2, offer(180.0))), items=(), est_s=5.0, est_usd=0.5, reason=""
     )
     assert Tally(cap_usd=1.0, stop_at=100.0, usd=spent).affords(launch) is affords
@@ -359,7 +359,9 @@ def test_a_launch_must_end_while_there_is_money_left_to_let_its_machines_go(
     monkeypatch.setattr(caps.time, "monotonic", lambda: 0.0)
     billed = replace(offer(90.0), storage_usd_per_hour=60.0, other_usd_per_hour=30.0)
     for one in (offer(180.0), billed):  # volumes and addresses are spent too
-        launch = Launch(cluster=Cluster.of((2, one)), items=(), est_s=5.0, est_usd=0.5, reason="")
+        launch = PlannedLaunch(
+            cluster=Cluster.of((2, one)), items=(), est_s=5.0, est_usd=0.5, reason=""
+        )
         stop_s = Tally(cap_usd=1.0, stop_at=math.inf, usd=spent).stop_of(launch)
         assert stop_s == pytest.approx(ends_at)
 

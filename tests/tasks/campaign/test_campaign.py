@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.campaign.campaign import STOPS, Launch, Measurement
+from models.campaign.campaign import STOPS, PlannedLaunch, PlannedRun
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Mode, Workload
 from tasks.campaign import campaign
@@ -53,7 +53,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, frames: dict[str, pd.DataFrame] | N
 
 def shop(
     here: Workspace, max_usd: float | None, asked: Champion | None = None, past: bool = True
-) -> list[Launch]:
+) -> list[PlannedLaunch]:
     frames = FRAMES if past else {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
     return campaign.shop(here, here.provider.offers(NOON), frames, asked, max_usd)
 
@@ -375,7 +375,7 @@ def test_with_a_champion_a_run_is_bought_for_the_choice_that_it_may_change(here:
     assert again != launches, "what was measured since the champion was fitted changed nothing"
 
 
-def key_of(item: Measurement, launch: Launch) -> object:
+def key_of(item: PlannedRun, launch: PlannedLaunch) -> object:
     return key(
         item.workload,
         [launch.cluster.members[n].instance_type.name for n in item.nodes],
@@ -402,7 +402,7 @@ def test_with_a_champion_every_launch_is_chosen_by_what_the_last_one_measured(
     planned = shop(here, None, asked=champion())[:1] * 2
     lists: list[int] = []
 
-    def shopped(*_: object) -> list[Launch]:
+    def shopped(*_: object) -> list[PlannedLaunch]:
         lists.append(tally.runs)
         return planned if len(lists) <= 6 else []
 
@@ -506,10 +506,10 @@ def test_runs_without_data_have_rows_and_the_others_go_on(
 ) -> None:
     offer = here.provider.offers(NOON)[0]
     runs = [
-        Measurement(kind="train", workload=name, nodes=(0,), batches=(8,), reason="r", est_s=1.0)
+        PlannedRun(kind="train", workload=name, nodes=(0,), batches=(8,), reason="r", est_s=1.0)
         for name in ("conv", "lm")
     ]
-    launch = Launch(
+    launch = PlannedLaunch(
         cluster=Cluster.of((1, offer)), items=tuple(runs), est_s=2.0, est_usd=0.1, reason="r"
     )
     whole = campaign.job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
@@ -566,12 +566,12 @@ def test_the_warning_comes_before_the_first_launch_and_in_a_dry_run(
 
 
 def refusing(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[Launch], bool]
-) -> list[Launch]:
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[PlannedLaunch], bool]
+) -> list[PlannedLaunch]:
     """What a campaign asks for, in order, where machines are refused as `refuse` says and no run comes home."""
     reading(monkeypatch)
     monkeypatch.setattr(campaign, "shop", getattr(campaign.shop, "fn", campaign.shop))
-    tally, asked = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0), list[Launch]()
+    tally, asked = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0), list[PlannedLaunch]()
     for launch in campaign.within(here, None, tally):
         asked.append(launch)
         outcome = "refused: no capacity" if refuse(launch) else "finished"
@@ -660,7 +660,7 @@ def test_what_holds_a_refused_cluster_is_refused_and_what_is_smaller_is_not(
     assert campaign.just_refused(two, []) == ""
 
 
-def _names(launch: Launch) -> list[str]:
+def _names(launch: PlannedLaunch) -> list[str]:
     return [one.instance_type.name for one in launch.cluster.members]
 
 
@@ -683,7 +683,7 @@ def test_what_the_caps_leave_goes_to_a_run_that_loses_a_machine_where_it_is_aske
     marts = {"recommendations": [row], "elastic_runs": [other]}
     monkeypatch.setattr(reads, "mart", lambda _, name, **__: pd.DataFrame(marts[name]))
 
-    def launches(on: bool, seconds: float = 400.0) -> list[Launch]:
+    def launches(on: bool, seconds: float = 400.0) -> list[PlannedLaunch]:
         asked = here.settings.campaign.model_copy(update={"elastic_runs": on})
         installation = replace(here, settings=here.settings.model_copy(update={"campaign": asked}))
         return list(
@@ -716,12 +716,12 @@ def test_an_elastic_run_is_refused_where_it_cannot_be(here: Workspace) -> None:
     offers = {
         one.market: replace(one, interruptions_per_hour=0.5) for one in here.provider.offers(NOON)
     }
-    run = Measurement(
+    run = PlannedRun(
         kind="elastic", workload=here.workloads[0].name, nodes=(0, 1), batches=(8, 8), est_s=60.0
     )
 
     def refused(*members: Offer) -> str:
-        launch = Launch(
+        launch = PlannedLaunch(
             cluster=Cluster(members=members), items=(run,), est_s=90.0, est_usd=0.1, reason="r"
         )
         with pytest.raises(SettingsError) as told:

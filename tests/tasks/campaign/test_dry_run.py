@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from models.campaign.budget import billed_s, dearest_usd_per_hour
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, Offer
 from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
@@ -57,9 +57,9 @@ def offers() -> list[Offer]:
     return [*listed.values(), *spot]
 
 
-def launch(name: str, machines: int, market: str = "spot") -> Launch:
+def launch(name: str, machines: int, market: str = "spot") -> PlannedLaunch:
     found = next(one for one in offers() if one.instance_type.name == name and one.market == market)
-    return Launch(
+    return PlannedLaunch(
         cluster=Cluster.of((machines, found)), items=(), est_s=300.0, est_usd=0.05, reason="r"
     )
 
@@ -208,7 +208,7 @@ def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
     (root / "images").mkdir()
     (root / "images" / "1.jpg").write_bytes(b"x" * 2**20)
     plain = (root / "srift.toml").read_text()
-    item = Measurement(
+    item = PlannedRun(
         kind="train", workload="conv", nodes=(0,), batches=(8,), reason="r", est_s=1.0
     )
     one = replace(launch("g4dn.xlarge", 1), items=(item,))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from models.campaign.campaign import Launch
+from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve, serve_launch
@@ -40,7 +40,7 @@ from warehouse.database import WarehouseBusy
 from warehouse.reads import mart, training_frames
 
 TRAINS = (wanted("train", "tiny", (0, 1), (8, 8)),) * 3
-LAUNCH = Launch(
+LAUNCH = PlannedLaunch(
     cluster=Cluster.of((2, offer())), items=TRAINS, est_s=30.0, est_usd=0.1, reason="pilots"
 )
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
+from models.campaign.campaign import PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.execution.job import START_UP_S, Job, expected_devices, job_of, with_acquired
 from tasks.node.record import ANY, CPU, Devices
@@ -20,12 +20,12 @@ from tests.installed import NOON, DescribedMachines, install
 
 def wanted(
     kind: str, workload: str, nodes: tuple[int, ...], batches: tuple[int, ...]
-) -> Measurement:
+) -> PlannedRun:
     of_kind = {
         "accumulation_steps": 2 if kind == "train" else 1,
         "message_bytes": (4096,) if kind == "probe" else (),
     }
-    return Measurement(
+    return PlannedRun(
         kind=kind,
         workload=workload,
         nodes=nodes,
@@ -41,7 +41,7 @@ def here(tmp_path: Path) -> Workspace:
     return install(tmp_path, provider=DescribedMachines(unpriced=frozenset({"n.medium"})))
 
 
-def launch(here: Workspace) -> Launch:
+def launch(here: Workspace) -> PlannedLaunch:
     offers = {o.instance_type.name: o for o in here.provider.offers(NOON) if o.market == "spot"}
     cluster = Cluster.of((1, offers["s.large"]), (2, offers["s.small"]), (1, offers["n.medium"]))
     items = (
@@ -49,7 +49,7 @@ def launch(here: Workspace) -> Launch:
         wanted("profile", "lm", (1,), (2, 4, 8)),
         wanted("probe", "", (0, 3), ()),
     )
-    return Launch(cluster=cluster, items=items, est_s=10.0, est_usd=0.1, reason="three runs")
+    return PlannedLaunch(cluster=cluster, items=items, est_s=10.0, est_usd=0.1, reason="three runs")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from models.campaign.budget import billed_s
-from models.campaign.campaign import Launch
+from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.campaign.budget import LATE_S, Tally, allowance
 from tasks.market import offers as prices
@@ -236,7 +236,7 @@ def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -
         spot = next(
             one for one in found if (one.instance_type.name, one.market) == ("s.large", "spot")
         )
-        launch = Launch(
+        launch = PlannedLaunch(
             cluster=Cluster.of((1, spot)), items=(), est_s=600.0, est_usd=0.01, reason=""
         )
         tally = Tally(cap_usd=9.0, stop_at=1e9, refresh_id="refresh-1")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from models.campaign.campaign import Launch
+from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster
 from tasks.recommendation.recommend import recommend_all
 from tasks.reporting import tables as printing
@@ -129,7 +129,7 @@ def test_a_dry_run_in_plain_text_adds_up_and_says_that_nothing_started(
 ) -> None:
     offer = DescribedMachines().offers(NOON)[0]
     launches = [
-        Launch(
+        PlannedLaunch(
             cluster=Cluster.of((2, offer)),
             items=(),
             est_s=10.0,

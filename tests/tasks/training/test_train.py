@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from models.monitoring.cross_validation import predictions_of
-from models.monitoring.promotion import Decision
+from models.monitoring.promotion import Promotion
 from tasks.training import registry
 from tasks.training.registry import Champion
 from tasks.training.train import Challenger, challenge, register
@@ -55,7 +55,7 @@ def challenger(promote: bool) -> Challenger:
         model=model(),
         held_out=pd.DataFrame(),
         scoreboard=scores(),
-        decision=Decision(promote=promote, reason="so says the rule."),
+        decision=Promotion(promote=promote, reason="so says the rule."),
     )
 
 
