@@ -41,11 +41,10 @@ Files = Sequence[tuple[WorkloadFile, Source]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One launch as the nodes will see it. `run_setups` tells for each run_id what the controller knows of its setup.
+    """One launch as the nodes will see it. `run_setups`: what the controller knows of each run's setup.
 
-    `expected` are the devices that each machine of the cluster is bought for. `rows` are those of its runs that cannot
-    be made, since the data of their workloads are not to be had; `lacking` says of which workloads, and why.
-    `lose_after_s`: of elastic runs whose last machine is to be taken away, when, since all were let go.
+    `expected`: devices that each machine is bought for. `rows`: of runs whose workloads lack their data; `lacking`:
+    those workloads, and why. `lose_after_s`: when an elastic run's last machine is to be taken away.
     """
 
     lease_id: str
@@ -69,11 +68,10 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """What became of a launch. `rows` are the controller's: runs that have no record and why. `usd` None: unknown.
+    """What became of a launch. `rows`: the controller's, of runs without a record. `usd` None: unknown.
 
-    `lacked_devices`: one of its machines did not have those that it was bought for.
-    `over_cap`: it was refused for its dollars, and no machine was asked for. `lacked_data`: workloads whose data were
-    not to be had, or whose requirements were not just then, and why.
+    `lacked_devices`: a machine lacked the devices that it was bought for. `over_cap`: refused for its dollars, with no
+    machine requested. `lacked_data`: workloads whose data or requirements could not be had just then, and why.
     """
 
     lease_id: str
@@ -129,7 +127,7 @@ RunSetup = Mapping[str, Any]
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
-    """Market, zone, region and dollars an hour of the machines that take part; several markets are joined by '+'."""
+    """Market, zone, region and dollars an hour of the machines that take part."""
     return {
         "market": "+".join(sorted({member.market for member in members})),
         "zone": members[0].zone,
@@ -141,23 +139,18 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: Mapping[str, RunSetup], items: Iterable[Item], got: Cluster, *, image_id: str = ""
 ) -> dict[str, RunSetup]:
-    """`run_setups` with those of `items` as they are on the cluster that was got: it may be elsewhere, and dearer.
-
-    `image_id`, where there is one, is the image that its machines started from.
-    """
-    image = {"image_id": image_id} if image_id else {}
-    found = {
-        item.run_id: placement([got.members[node] for node in item.nodes]) | image for item in items
-    }
-    return {
-        run_id: {**run_setup, **found.get(run_id, {})} for run_id, run_setup in run_setups.items()
-    }
+    """Return `run_setups` with the place, price and image of the machines that were got for `items`."""
+    found = dict(run_setups)
+    for item in items:
+        acquired = placement([got.members[node] for node in item.nodes])
+        acquired |= {"image_id": image_id} if image_id else {}
+        found[item.run_id] = {**run_setups[item.run_id], **acquired}
+    return found
 
 
-# suffixes of AWS's own endpoints, the second of each line those with IPv6 [botocore's partitions]
+# AWS's endpoints end with one of these [botocore's partitions]
 _OF_AWS = (
-    *(".amazonaws.com", ".api.aws"),
-    *(".amazonaws.com.cn", ".api.amazonwebservices.com.cn"),
+    *(".amazonaws.com", ".api.aws", ".amazonaws.com.cn", ".api.amazonwebservices.com.cn"),
     *(".amazonaws.eu", ".api.amazonwebservices.eu"),
 )
 START_UP_S = 150.0  # of the lease's deadline: hosts and torchrun may be slow, a hang must still end
@@ -172,26 +165,33 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str] | None = None,
 ) -> Job:
-    """The job that serves `launch`; its runs are numbered within the lease.
+    """Return the job that serves `launch`; its runs are numbered within the lease.
 
-    Raises SettingsError on a missing file, and for an elastic run where it cannot be.
-
-    `data`: where machines read the data of workloads that have some, by name.
+    `data`: where machines read the data of workloads, by name. Raises SettingsError for a missing file, and for an
+    elastic run where there can be none.
     """
-    _refuse_elastic(launch)
+    provider = capabilities(launch.cluster.members[0].instance_type.provider)
+    for wanted in launch.items:
+        if wanted.kind == ELASTIC:
+            _refuse_elastic(launch.cluster.members[wanted.nodes[0]], simulated=provider.simulated)
     expected = expected_devices(launch.cluster, emulated=_emulated(settings))
-    items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
-    names = workload_names(launch)
-    simulated = capabilities(launch.cluster.members[0].instance_type.provider).simulated
-    files = [
-        _file(settings, name, (data or {}).get(name, ""), simulated=simulated) for name in names
-    ]
+    files = []
+    for name in workload_names(launch):
+        spec, source = settings.travelling(name)
+        if provider.simulated and spec.requirements:  # its machines share this disk
+            spec = replace(spec, environment=str(environment_at(settings.home, spec)))
+        files.append((replace(spec, data=(data or {}).get(name, "")), source))
     digests = {spec.name: spec.digest for spec, _ in files}
-    run_setups = {
-        item.run_id: _run_setup(wanted, [launch.cluster.members[n] for n in wanted.nodes], digests)
-        | {"expected_devices": [asdict(expected[n]) for n in wanted.nodes]}
-        for item, wanted in zip(items, launch.items, strict=True)
-    }
+    items, run_setups, lose_after_s = [], {}, {}
+    for number, wanted in enumerate(launch.items):
+        item = _item(wanted, f"{lease_id}-{number:03d}", seed)
+        items.append(item)
+        members = [launch.cluster.members[node] for node in wanted.nodes]
+        devices = [asdict(expected[node]) for node in wanted.nodes]
+        setup = _run_setup(wanted, members, digests)
+        run_setups[item.run_id] = setup | {"expected_devices": devices}
+        if wanted.lose_after_s is not None:
+            lose_after_s[item.run_id] = wanted.lose_after_s
     return Job(
         lease_id=lease_id,
         cluster=launch.cluster,
@@ -201,56 +201,47 @@ def job_of(
         files=files,
         seed=seed,
         deadline_s=deadline_s + START_UP_S,
-        lose_after_s={
-            item.run_id: wanted.lose_after_s
-            for item, wanted in zip(items, launch.items, strict=True)
-            if wanted.lose_after_s is not None
-        },
+        lose_after_s=lose_after_s,
     )
 
 
-def _refuse_elastic(launch: PlannedLaunch) -> None:
-    """Raises SettingsError for an elastic run on machines without a folder that all see, or whose first one may go."""
-    elastic = [one for one in launch.items if one.kind == ELASTIC]
-    provider, members = launch.cluster.members[0].instance_type.provider, launch.cluster.members
-    if elastic and not capabilities(provider).simulated:
+def _refuse_elastic(first: Offer, *, simulated: bool) -> None:
+    """Raise SettingsError for machines without a shared folder, or whose first one may be taken away."""
+    if not simulated:
         raise SettingsError(
-            f"an elastic run needs a folder for checkpoints that all its machines see, and those of {provider} have"
-            " none yet: take local hosts. Nothing was launched"
+            "an elastic run needs a folder for checkpoints that all its machines see: take local hosts."
+            " Nothing was launched"
         )
-    for one in elastic:
-        if members[one.nodes[0]].interruptions_per_hour > 0:
-            raise SettingsError(
-                "the first machine of an elastic run, where the others meet, must stay, and that of"
-                f" {launch.cluster.name} may be taken away: buy it on demand. Nothing was launched"
-            )
+    if first.interruptions_per_hour > 0:
+        raise SettingsError(
+            "the first machine of an elastic run, where the others meet, must stay: buy it on demand."
+            " Nothing was launched"
+        )
 
 
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
-    """What each machine of `cluster` is bought for, and shall measure on or fail.
+    """What each machine of `cluster` is bought for, and must measure on or fail.
 
-    A rented machine without accelerators computes with all its cores, a local host with one thread within its share. In
-    an emulation no device is expected: its machines are parts of this one, whatever they are sold as.
+    A rented machine without accelerators computes with all its cores, a local host with one thread within its share.
+    Machines of an emulation are parts of this computer, whatever they are sold as.
     """
-
-    def devices(member: Offer) -> Devices:
-        one = member.instance_type
-        rented = not capabilities(one.provider).simulated
-        if emulated and rented:
-            return Devices(name=ANY, count=one.devices)
-        whole = one.device == CPU and rented
-        return Devices(name=one.device, count=one.devices, threads=0 if whole else 1)
-
-    return tuple(devices(member) for member in cluster.members)
+    found = []
+    for member in cluster.members:
+        kind = member.instance_type
+        rented = not capabilities(kind.provider).simulated
+        name = ANY if emulated and rented else kind.device
+        threads = 0 if name == CPU and rented else 1
+        found.append(Devices(name=name, count=kind.devices, threads=threads))
+    return tuple(found)
 
 
 def _emulated(settings: Settings) -> bool:
-    """Whether [ec2] says that its machines are emulated. Raises SettingsError where they would be AWS's own."""
+    """True if [ec2] says that its machines are emulated. Raises SettingsError where they would be AWS's."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
     host = (urlsplit(endpoint).hostname or endpoint).lower().rstrip(".")
     if settings.ec2.emulated and f".{host}".endswith((".", *_OF_AWS)):
         raise SettingsError(
-            "[ec2] emulated is for an AWS that is emulated, and AWS_ENDPOINT_URL names none: take it out of srift.toml."
+            "[ec2] emulated needs AWS_ENDPOINT_URL to name an emulated AWS: take it out of srift.toml."
             " Nothing was launched"
         )
     return settings.ec2.emulated
@@ -258,6 +249,20 @@ def _emulated(settings: Settings) -> bool:
 
 def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
     workload, mode = wanted.trained
+    kinds: dict[str, dict[str, Any]] = {
+        LEARN: {
+            "seed": wanted.seed,
+            "most_steps": LEARNING_STEPS,
+            "windows": LEARNING_WINDOWS,
+            "most_s": LEARNING_MOST_S,
+        },
+        ELASTIC: {
+            "most_steps": wanted.steps,
+            "checkpoint_every": wanted.checkpoint_every,
+            "wait_s": wanted.wait_s,
+            "most_s": wanted.est_s,
+        },
+    }
     item = Item(
         run_id=run_id,
         kind=wanted.kind,
@@ -270,33 +275,7 @@ def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
         seed=seed,
         devices=list(wanted.devices),
     )
-    if wanted.kind == ELASTIC:
-        return replace(
-            item,
-            most_steps=wanted.steps,
-            checkpoint_every=wanted.checkpoint_every,
-            wait_s=wanted.wait_s,
-            most_s=wanted.est_s,
-        )
-    if wanted.kind != LEARN:
-        return item
-    return replace(
-        item,
-        seed=wanted.seed,
-        most_steps=LEARNING_STEPS,
-        windows=LEARNING_WINDOWS,
-        most_s=LEARNING_MOST_S,
-    )
-
-
-def _file(
-    settings: Settings, name: str, data: str, *, simulated: bool
-) -> tuple[WorkloadFile, Source]:
-    """With where machines read its `data`, and the folder of its installed requirements where they share this disk."""
-    spec, source = settings.travelling(name)
-    if simulated and spec.requirements:
-        spec = replace(spec, environment=str(environment_at(settings.home, spec)))
-    return replace(spec, data=data), source
+    return replace(item, **kinds.get(wanted.kind, {}))
 
 
 def workload_names(launch: PlannedLaunch) -> list[str]:
@@ -308,30 +287,26 @@ def _run_setup(
     wanted: PlannedRun, members: Sequence[Offer], digests: dict[str, str]
 ) -> dict[str, Any]:
     """What the controller knows of a run's setup, in the columns of the measurement rows."""
-    cluster = Cluster(members=tuple(members))
     workload, mode = wanted.trained
+    trains = wanted.kind in TRAINING
     setup = Setup(
         workload=workload,
         **mode._asdict(),
-        cluster=cluster,
+        cluster=Cluster(members=tuple(members)),
         layout=wanted.layout,
-        batch_per_device=wanted.batches if wanted.kind in TRAINING else (1,) * len(members),
+        batch_per_device=wanted.batches if trains else (1,) * len(members),
         accumulation_steps=wanted.accumulation_steps,
-    )
+    ).row()
     types = [member.instance_type for member in members]
-    return (
-        setup.row()
-        | placement(members)
-        | {
-            "workload": wanted.trained[0] or None,
-            "batch_per_device": setup.row()["batch_per_device"]
-            if wanted.kind in TRAINING
-            else None,
-            "instance_types": [t.name for t in types],
-            "instance_digests": [t.digest for t in types],
-            "workload_digest": digests.get(wanted.trained[0]),
-            "code_commit": code_commit(),
-            "reason_wanted": wanted.reason,
-            "kind": wanted.kind,
-        }
-    )
+    return {
+        **setup,
+        **placement(members),
+        "workload": workload or None,
+        "batch_per_device": setup["batch_per_device"] if trains else None,
+        "instance_types": [one.name for one in types],
+        "instance_digests": [one.digest for one in types],
+        "workload_digest": digests.get(workload),
+        "code_commit": code_commit(),
+        "reason_wanted": wanted.reason,
+        "kind": wanted.kind,
+    }

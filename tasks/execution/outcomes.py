@@ -1,4 +1,4 @@
-"""What became of an attempt, in the controller's words: who is to blame, and the rows of runs that have no record."""
+"""How an attempt ended, in the controller's words: the run at fault, and the rows of runs that have no record."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ RunSetups = Mapping[str, Mapping[str, Any]]
 class AttemptEnd:
     """How one attempt ended: "finished", "failed" (try again without `culprit`), "lost" (machines), or "time".
 
-    `nodes` are those without which it may yet go on: gone, going, silent, or without their devices. None lost: it
-    cannot.
+    `nodes` are gone, going, silent, or without their devices: without them it may go on. None lost: it cannot.
     """
 
     how: str
@@ -33,7 +32,7 @@ class AttemptEnd:
 
     @property
     def status(self) -> str:
-        """Of the row that tells of it."""
+        """Status of the row that reports this end."""
         return "interrupted" if self.interrupted else "failed"
 
     def __str__(self) -> str:
@@ -41,95 +40,85 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Mapping[str, Any]], under_way: str, planned: set[str]) -> AttemptEnd:
-    """Judge a launch that ended before its time, by the word of the node that was hit first.
+    """Judge a torchrun that ended early by what the node reports that was hit first: the others lost their peer.
 
-    The others only lost their peer. Whoever says at what run it was is believed before `under_way`.
+    A node that names its run is believed before `under_way`.
     """
-    wrong = [node for node in finished if node.get("exit_code") != 0]
-    if not wrong:
+    failed = [node for node in finished if node.get("exit_code") != 0]
+    if not failed:
         named = ", ".join(str(node["node"]) for node in finished)
-        return AttemptEnd(
-            how="failed",
-            culprit=under_way,
-            reason=f"torchrun ended on node {named} before it had measured",
-        )
-    witness = min(wrong, key=lambda node: blame_rank(node.get("worker_exit_code")))
-    code = witness.get("worker_exit_code")
-    said = str(witness.get("run_id") or "")
-    without = tuple(
-        int(one["node"]) for one in wrong if one.get("worker_exit_code") == EXIT_NO_DEVICE
-    )
+        reason = f"torchrun ended on node {named} before it had measured"
+        return AttemptEnd(how="failed", culprit=under_way, reason=reason)
+    witness = min(failed, key=lambda node: blame_rank(node.get("worker_exit_code")))
+    run_id = str(witness.get("run_id") or "")
+    mailbox_full = witness.get("worker_exit_code") == EXIT_MAILBOX
+    without = [one["node"] for one in failed if one.get("worker_exit_code") == EXIT_NO_DEVICE]
     return AttemptEnd(
-        how="lost" if code == EXIT_MAILBOX else "failed",
-        culprit=said if said in planned else under_way,
-        reason=f"node {witness['node']}: {_why(witness, code)}",
-        nodes=() if code == EXIT_MAILBOX else without,
+        how="lost" if mailbox_full else "failed",
+        culprit=run_id if run_id in planned else under_way,
+        reason=f"node {witness['node']}: {_why(witness)}",
+        nodes=() if mailbox_full else tuple(map(int, without)),
     )
 
 
 def all_lost_a_peer(finished: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all that ended badly just lost a peer: the one that was hit has not spoken, and may never."""
-    wrong = [node for node in finished if node.get("exit_code") != 0]
-    return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in wrong)
+    """True if every torchrun that failed lost a peer: the node that was hit may never report."""
+    failed = [node for node in finished if node.get("exit_code") != 0]
+    return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
 
 
 def retry_id(run_id: str) -> str:
-    """The id under which a run is tried once more, when its interruption has a row of its own."""
+    """The id of the next try of an interrupted run, whose interruption has a row."""
     return f"{planned_id(run_id)}{_RETRY}{int(run_id.partition(_RETRY)[2] or 1) + 1}"
 
 
 def planned_id(run_id: str) -> str:
-    """The id that the run was planned under."""
+    """The id of the run's first try."""
     return run_id.partition(_RETRY)[0]
 
 
 def full_mailbox(error: OSError, path: Path) -> str:
-    """The sentence for a file that the mailbox did not take."""
+    """Say that the mailbox did not take a file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"the mailbox is full ({error.strerror}): free some space at {path} and refresh again"
-        )
+        return f"the mailbox is full: free some space at {path} and refresh again"
     return f"the mailbox at {path} could not be used: {error}"
 
 
 def item_row(lease_id: str, item: Item, run_setups: RunSetups, ended: AttemptEnd) -> dict[str, Any]:
     """The row of a run that was under way when its attempt ended."""
-    return _row(
-        item.run_id, lease_id, item.kind, ended.status, ended.reason, run_setups[item.run_id]
-    )
+    return {
+        "run_id": item.run_id,
+        "lease_id": lease_id,
+        "kind": item.kind,
+        "status": ended.status,
+        "reason": ended.reason,
+        "setup": dict(run_setups[item.run_id]),
+    }
 
 
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str
 ) -> dict[str, Any]:
-    """The row of a launch that no single run stands for: one a launch, whatever it was to measure."""
-    setup = dict(next(iter(run_setups.values()))) | {"workload": None, "cluster": cluster}
-    setup |= {"layout": None, "batch_per_device": None, "workload_digest": None}
+    """The row of a launch that ended with no run under way."""
+    unknown = ("workload", "layout", "batch_per_device", "workload_digest")
+    setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown), "cluster": cluster}
     suffix = "refused" if status == "refused" else "launch"
-    return _row(f"{lease_id}-{suffix}", lease_id, "launch", status, reason, setup)
-
-
-def _row(
-    run_id: str, lease_id: str, kind: str, status: str, reason: str, setup: Mapping[str, Any]
-) -> dict[str, Any]:
     return {
-        "run_id": run_id,
+        "run_id": f"{lease_id}-{suffix}",
         "lease_id": lease_id,
-        "kind": kind,
+        "kind": "launch",
         "status": status,
         "reason": reason,
-        "setup": dict(setup),
+        "setup": setup,
     }
 
 
-def _why(node: Mapping[str, Any], code: Any) -> str:
+def _why(node: Mapping[str, Any]) -> str:
+    code = node.get("worker_exit_code")
     if isinstance(code, int) and code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        return f"its rank was killed ({name})" + (
-            ": out of memory, or by somebody" if name == "SIGKILL" else ""
-        )
-    tail = str(node.get("log_tail", "")).strip().splitlines()
-    return (
-        str(node.get("reason") or "")
-        or f"torchrun ended with {node.get('exit_code')}: {' '.join(tail[-1:])}"
-    )
+        hint = ": out of memory, or killed by a user" if name == "SIGKILL" else ""
+        return f"its rank was killed ({name}){hint}"
+    last = str(node.get("log_tail", "")).strip().splitlines()[-1:]
+    ended = f"torchrun ended with {node.get('exit_code')}: {' '.join(last)}"
+    return str(node.get("reason") or ended)

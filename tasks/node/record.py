@@ -37,7 +37,6 @@ from typing import Any
 
 from .machine import fingerprint, torch_version
 
-SCHEMA = 1
 LEARN = "learn"
 ELASTIC = "elastic"
 TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all of their devices together
@@ -181,7 +180,6 @@ class Plan:
     ranks: list[int] = field(default_factory=list)
     pairs: bool = False
     checkpoints: str = ""
-    schema: int = SCHEMA
 
     @property
     def elastic(self) -> Item | None:
@@ -335,7 +333,6 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)
     devices: list[Devices] = field(default_factory=list)
     cause: str = ""
-    schema: int = SCHEMA
 
 
 def plan_from_json(text: str) -> Plan:

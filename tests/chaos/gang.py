@@ -134,5 +134,5 @@ def record_of(plan: Plan, item: Item, unix: float) -> dict[str, Any]:
     return {
         "run_id": item.run_id, "lease_id": plan.lease_id, "attempt": plan.attempt, "kind": item.kind,
         "status": "measured", "reason": "", "item": asdict(item), "workload_digest": "w1", "started_unix": unix - 5.0,
-        "ended_unix": unix, "fingerprint": "f1", "torch_version": "2.13.0", "values": dict(values), "schema": 1,
+        "ended_unix": unix, "fingerprint": "f1", "torch_version": "2.13.0", "values": dict(values), "devices": [], "cause": "",
     }  # fmt: skip

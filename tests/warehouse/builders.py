@@ -87,7 +87,8 @@ def record(run_id: str, **changes: Any) -> dict[str, Any]:
         "lease_id": "lease",
         "attempt": 1,
         "kind": "train",
-        "schema": 1,
+        "devices": [],
+        "cause": "",
     }
     body |= {"status": "measured", "reason": "", "item": {}, "workload_digest": "w1"}
     body |= {"started_unix": NOON.timestamp(), "ended_unix": NOON.timestamp() + 10.0}

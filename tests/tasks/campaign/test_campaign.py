@@ -732,4 +732,4 @@ def test_an_elastic_run_is_refused_where_it_cannot_be(here: Workspace) -> None:
     rented = replace(
         offers["spot"], instance_type=replace(offers["spot"].instance_type, provider="ec2")
     )
-    assert "none yet: take local hosts" in refused(rented, rented)
+    assert "take local hosts" in refused(rented, rented)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve, serve_launch
-from tasks.execution.collect import Collected, collect, collect_launch, end_and_collect
-from tasks.market.offers import note_definitions
+from tasks.execution.collect import Collected, collect, end_and_collect
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
@@ -35,9 +33,8 @@ from tests.fakes import (
 )
 from tests.tasks.execution.test_job import wanted
 from tests.tasks.execution.test_session import KILLED, job
-from tests.warehouse.builders import NOON, fresh, setup
-from warehouse.database import WarehouseBusy
-from warehouse.reads import mart, training_frames
+from tests.warehouse.builders import NOON, fresh
+from warehouse.reads import mart
 
 TRAINS = (wanted("train", "tiny", (0, 1), (8, 8)),) * 3
 LAUNCH = PlannedLaunch(
@@ -134,30 +131,6 @@ def test_what_was_measured_is_loaded_though_the_reaper_could_not_look_everywhere
     assert set(known(here)) == {"a", "b", "c"} and fake(here).over == []
 
 
-@pytest.mark.parametrize("error", [WarehouseBusy("it is held"), KeyboardInterrupt()])
-def test_what_was_ended_is_said_though_the_warehouse_fails(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-) -> None:
-    here = installation(tmp_path, ())
-
-    def broken() -> list[str]:
-        raise error
-
-    monkeypatch.setattr(here.provider, "reap", blind)
-    monkeypatch.setattr(here.warehouse, "migrate", broken)
-    with pytest.raises(type(error)):
-        end_and_collect(here, NOON)
-    said = capsys.readouterr().err
-    assert (
-        said.startswith("machine i-1: it was ended\n")
-        and "us-east-1: the AWS session has expired" in said
-    )
-    assert fake(here).over == []
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(
     tmp_path: Path, error: type[BaseException]
@@ -171,16 +144,6 @@ def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(
     assert fake(here).held == [] and fake(here).over == []
     assert known(here)["r-00-000"] == "measured" and len(known(here)) == 2
     assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
-
-
-def test_every_rung_that_was_refused_before_machines_were_had_is_a_row(tmp_path: Path) -> None:
-    here = ran(tmp_path)
-    fake(here).over = [replace(fake(here).over[0], refusals=("no spot in a", "no spot in b"))]
-    assert brought(here).new == 5
-    rows = mart(here.warehouse, "failed_runs", status="refused")
-    assert sorted(rows["reason"]) == ["no spot in a", "no spot in b"] and set(rows["kind"]) == {
-        "launch"
-    }
 
 
 def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:
@@ -202,66 +165,3 @@ def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:
         end_and_collect(here, NOON)
         assert [one.lease_id for one in fake(here).over] == ["r-00"]
     assert brought(here).new == 1 and fake(here).over == []
-
-
-def test_a_torn_file_of_the_controllers_does_not_stand_in_the_way_of_the_records(
-    tmp_path: Path,
-) -> None:
-    here = ran(tmp_path, ready, armed(1), reported("a"), finished(1, run_id="b", **KILLED))
-    [lease] = fake(here).over
-    (lease.mailbox / "controller" / "rows" / "b.json").write_text('{"run_id": "b", "sta')
-    notes = brought(here).notes
-    assert known(here)["a"] == "measured" and "b.json could not be read" in notes[0]
-    run_setups = tmp_path / "leases" / "torn" / "mailbox" / "controller" / "envelopes.json"
-    run_setups.parent.mkdir(parents=True)
-    run_setups.write_text('{"a": {"provi')
-    fake(here).end("torn", run_setups.parent.parent, "reaped")
-    assert brought(here).new == 0 and fake(here).over == []
-
-
-def test_a_truncated_record_outlives_its_lease_for_a_person_to_look_at(tmp_path: Path) -> None:
-    def torn(cluster: FakeCluster) -> None:
-        (cluster.mailbox / "node-0" / "records" / "b.json").write_text('{"run_id": "b", "val')
-
-    here = ran(tmp_path, ready, armed(1), reported("a", "c"), torn, finished(1))
-    [note] = brought(here).notes
-    assert known(here) == {"a": "measured", "b": "failed", "c": "measured"} and "truncated" in note
-    assert (tmp_path / "rejected" / "r-00" / "node-0-b.json").read_text() == '{"run_id": "b", "val'
-
-
-def test_a_launch_that_got_no_machines_is_stored_once(tmp_path: Path) -> None:
-    here = installation(tmp_path, refusal="others hold the cores")
-    refused = serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
-    for _ in range(2):
-        collect_launch(here, refused, "r", NOON)
-    assert known(here) == {"r-00-refused": "refused"}
-    assert mart(here.warehouse, "failed_runs").reason.tolist() == ["others hold the cores"]
-
-
-def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_its_old_self(
-    tmp_path: Path,
-) -> None:
-    def report(cluster: FakeCluster) -> None:
-        cluster.report("a", workload_digest=here.settings.workload_digest("tiny"))
-
-    here = installation(tmp_path, (ready, armed(1), report, finished(1)))
-    small = here.provider.instance_types()[0].digest
-
-    def run_setups() -> dict[str, Any]:
-        digest = here.settings.workload_digest("tiny")
-        return {"a": setup(workload_digest=digest, instance_digests=[small, small])}
-
-    note_definitions(here, NOON)
-    one = job("a", run_setups=run_setups())
-    serve(here.provider, one, stop_at=100.0, watch=lambda *_: None, clock=fast())
-    brought(here)
-    assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"]
-    (tmp_path / "tiny.py").write_text("def build(): ... # with another layer\n")
-    note_definitions(here, NOON)
-    assert training_frames(here.warehouse, "local")["runs"].empty
-    assert known(here) == {"a": "measured"}, "what was measured is history, not gone"
-    (tmp_path / "tiny.py").write_text("def build(): ...\n")
-    note_definitions(here, NOON)
-    assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], (
-        "it is its old self again"
-    )

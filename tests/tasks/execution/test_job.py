@@ -106,12 +106,6 @@ def test_run_setups_describe_the_hosts_that_take_part_and_no_others(
     }
 
 
-def test_a_file_that_is_gone_is_named_before_anything_starts(here: Workspace) -> None:
-    (here.settings.root / "work.py").unlink()
-    with pytest.raises(SettingsError, match=r"no file .*work\.py"):
-        job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
-
-
 def test_devices_travel_to_the_nodes_and_stand_in_the_layout(here: Workspace) -> None:
     whole = launch(here)
     run = replace(wanted("train", "conv", (0, 1), (32, 8)), devices=(4, 1))
@@ -207,7 +201,7 @@ def test_machines_of_aws_itself_are_never_taken_for_emulated(
     monkeypatch.delenv("AWS_ENDPOINT_URL_EC2", raising=False)
     settings = here.settings.model_copy(update={"ec2": Ec2(emulated=True)})
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(SettingsError, match="emulated is for an AWS that is emulated"):
+    with pytest.raises(SettingsError, match="AWS_ENDPOINT_URL"):
         job_of(launch(here), settings, lease_id="L", seed=5, deadline_s=60.0)
     for emulated in ("http://127.0.0.1:5000", "http://amazonaws.com.localhost:5000/api.aws"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", emulated)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.execution.liveness import MachineLoss, RemainingWork, decide
+from tasks.execution.liveness import RemainingWork, decide
 from tasks.node.record import Item
 
 
@@ -16,18 +16,17 @@ def item(run_id: str, *nodes: int) -> Item:
 
 
 BOTH, FIRST, SECOND = item("both", 0, 1), item("first", 0), item("second", 1)
-GONE = MachineLoss(nodes=frozenset({1}))
+GONE = frozenset({1})
 LEFT = RemainingWork(items=[BOTH], under_way_s=10.0, host=None, seconds=600.0, start_up_s=100.0)
 
 
-def how(loss: MachineLoss = GONE, **changes: object) -> str:
-    return decide(loss, replace(LEFT, **changes)).how  # type: ignore[arg-type]
+def how(leaving_s: float | None = None, **changes: object) -> str:
+    return decide(GONE, replace(LEFT, **changes), leaving_s).how  # type: ignore[arg-type]
 
 
 def test_a_machine_that_is_gone_is_replaced_while_there_is_time_to_start_and_use_another() -> None:
     assert how() == "replace"
     assert how(seconds=105.0) == "give up", "it would start and measure nothing"
-    assert "time or money" in decide(GONE, replace(LEFT, seconds=1.0)).reason
     assert how(no_replacement="none is to be had") == "give up"
 
 
@@ -37,20 +36,16 @@ def test_what_does_not_need_it_goes_on_where_none_is_to_be_had() -> None:
     assert how(items=[FIRST], host=1) == "fewer", "the others met at its store"
 
 
-def going(leaving_s: float) -> MachineLoss:
-    return MachineLoss(nodes=frozenset({1}), leaving_s=leaving_s)
-
-
 def test_a_run_that_ends_before_its_machine_goes_is_let_end() -> None:
-    assert how(going(120.0)) == "go on"
-    assert how(going(12.0)) == "replace", "10 s of run and no time to carry the record away"
-    assert how(going(12.0), no_replacement="no", items=[BOTH, FIRST]) == "fewer"
+    assert how(120.0) == "go on"
+    assert how(12.0) == "replace", "10 s of run and no time to carry the record away"
+    assert how(12.0, no_replacement="no", items=[BOTH, FIRST]) == "fewer"
 
 
 def test_a_run_that_does_not_need_the_leaving_machine_is_not_cut_short() -> None:
-    assert how(going(2.0), items=[FIRST, BOTH]) == "go on"
-    assert how(going(2.0), items=[SECOND, FIRST], no_replacement="no") == "fewer"
-    assert how(going(2.0), no_replacement="no") == "go on", (
+    assert how(2.0, items=[FIRST, BOTH]) == "go on"
+    assert how(2.0, items=[SECOND, FIRST], no_replacement="no") == "fewer"
+    assert how(2.0, no_replacement="no") == "go on", (
         "where nothing else can be done the time left is used"
     )
 

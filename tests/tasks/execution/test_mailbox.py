@@ -15,7 +15,6 @@ from tasks.execution.collect import collect
 from tasks.execution.mailbox import MachineLog, Mailbox, benchmark_seconds, machine_rows
 from tasks.execution.outcomes import blame
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.providers.base import NodeState
 from tasks.workspace.workspace import Workspace
 from tests.fakes import (
     FakeCluster,
@@ -30,13 +29,7 @@ from tests.fakes import (
 )
 from tests.tasks.execution.test_collect import installation
 from tests.tasks.execution.test_session import (
-    TAKEN,
-    at,
-    becomes,
     job,
-    new,
-    only,
-    sells,
     served,
     waits,
 )
@@ -122,23 +115,6 @@ def test_each_machine_tells_once_when_it_was_at_work_and_how_long_it_was_held(
     assert not found["interrupted"].any() and found["machines"].tolist() == [2, 2]
 
 
-def test_the_machine_that_the_market_took_is_distinguished_from_the_one_that_stayed(
-    tmp_path: Path,
-) -> None:
-    _, found = launched(tmp_path, ready, armed(1), *waits(100), becomes(1, TAKEN))
-    assert found["interrupted"].tolist() == [False, True]
-    assert (
-        found["hours"][1] == pytest.approx(10.3 / 3600, rel=0.1)
-        and found["hours"][1] < found["hours"][0]
-    )
-    assert found["interrupted_at"].notna().tolist() == [False, True]
-
-
-def test_one_that_never_came_to_work_was_held_all_the_same(tmp_path: Path) -> None:
-    _, found = launched(tmp_path, ready, *waits(3), becomes(1, TAKEN))
-    assert found["startup_s"].isna().all() and (found["hours"] > 0).all()
-
-
 def ended(home: Path, mailbox: Path | None) -> list[dict[str, Any]]:
     """The machines of a lease with that mailbox that ends after a minute."""
     assert mailbox is not None
@@ -152,7 +128,7 @@ def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> N
     log = MachineLog(Mailbox(path=tmp_path / "m", nodes=2), Cluster.of((2, offer())))
     log.lost(1, 20.0, interrupted=True)
     log.ordered(1, offer(), after_s=25.0)
-    log.replaced(1, startup_s=90.0)
+    log.replaced(1, at_s=115.0)
     log.lost(1, 50.0, interrupted=True)
     log.lost(1, 55.0, interrupted=True)
     rows = ended(tmp_path, tmp_path / "m")
@@ -169,78 +145,3 @@ def replaced(home: Path, *script: Step) -> list[dict[str, Any]]:
     """What became of the machines of a launch that serves one run on two hosts."""
     seen, _ = served(home, job("b"), *script)
     return ended(home, seen.mailbox)
-
-
-def test_a_replacement_that_is_taken_before_it_came_to_work_is_reported_by_itself(
-    tmp_path: Path,
-) -> None:
-    script = (
-        sells(2),
-        ready,
-        armed(1),
-        at("b"),
-        *waits(50),
-        becomes(1, TAKEN),
-        *waits(100),
-        becomes(1, TAKEN),
-    )
-    rows = replaced(
-        tmp_path, *script, *waits(80), new(1), armed(3), reported("b-again-2"), finished(3)
-    )
-    assert [(row["node"], row["number"], row["interrupted"]) for row in rows] == [
-        (0, 0, False), (1, 0, True), (1, 1, True), (1, 2, False),
-    ]  # fmt: skip
-    assert [row["startup_s"] is not None for row in rows] == [True, True, False, True]
-    assert rows[3]["startup_s"] == pytest.approx(8.2, abs=0.5)
-    assert rows[2]["hours"] * 3600 == pytest.approx(10.1, abs=0.5), (
-        "from when it was asked for until it was taken"
-    )
-
-
-def test_machines_that_go_together_are_interrupted_each_for_itself(tmp_path: Path) -> None:
-    broken = NodeState(alive=False, reason="the hardware below it failed")
-
-    def both(cluster: FakeCluster) -> None:
-        cluster.states = [broken, TAKEN]
-
-    rows = replaced(tmp_path, ready, armed(1), at("b"), *waits(100), both)
-    assert [row["interrupted"] for row in rows] == [False, True]
-    assert [row["hours"] * 3600 < 15.0 for row in rows] == [True, True], (
-        "held no longer than it lived"
-    )
-
-
-def test_a_replacement_that_waited_for_its_peers_to_finish_did_not_start_so_slowly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moment = 1e9
-
-    def came_early(cluster: FakeCluster) -> None:
-        new(1)(cluster)
-        os.utime(cluster.mailbox / "node-1" / "ready.json", (moment - 30.0, moment - 30.0))
-
-    monkeypatch.setattr(FakeCluster, "now_unix", lambda _: moment)
-    script = (sells(1), ready, armed(1), at("b"), becomes(1, TAKEN), *waits(100))
-    meanwhile = (
-        only(0, "armed-2.json"),
-        came_early,
-        *waits(300),
-        reported("t"),
-        finished(2, node=0),
-        lambda _: None,
-    )
-    seen, _ = served(
-        tmp_path, job("bt"), *script, *meanwhile, armed(4), reported("b-again-2"), finished(4)
-    )
-    assert seen.recorded == {"t", "b-again-2"}
-    assert ended(tmp_path, seen.mailbox)[2]["startup_s"] == pytest.approx(10.0, abs=1.0)
-
-
-def test_what_cannot_be_read_is_left_out_and_stops_nothing(tmp_path: Path) -> None:
-    provider = FakeProvider(tmp_path)
-    for name, text in (("torn", '{"machines": [{"node":'), ("odd", '{"machines": [{"node": 0}]}')):
-        (tmp_path / name / "controller").mkdir(parents=True)
-        (tmp_path / name / "controller" / "machines.json").write_text(text)
-        provider.end("l", tmp_path / name, "reaped")
-    provider.end("l", tmp_path / "none", "reaped")
-    assert [machine_rows(lease, "local") for lease in provider.over] == [[], [], []]

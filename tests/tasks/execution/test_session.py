@@ -16,11 +16,10 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
-from tasks.execution import job as job_module
-from tasks.execution import liveness, mailbox
+from tasks.execution import liveness
 from tasks.execution.job import Job, Served
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import Devices, Item, WorkloadFile, write_json
+from tasks.node.record import Item, WorkloadFile
 from tasks.providers.base import NodeState
 from tasks.workspace.sources import Source, digest_of
 from tests.fakes import (
@@ -160,7 +159,7 @@ def own_account(cluster: FakeCluster) -> None:
         pytest.param(
             "abc",
             (*GOES, reported("a"), *HIT, *LAST),
-            "ac", [("b", "failed", "node 1: its rank was killed (SIGKILL): out of memory, or by somebody")], "c",
+            "ac", [("b", "failed", "node 1: its rank was killed (SIGKILL): out of memory, or killed by a user")], "c",
             id="a killed rank costs the run that it was at",
         ),
         pytest.param(
@@ -244,14 +243,6 @@ def test_shares_are_in_force_while_it_measures_and_every_run_tells_its_image(
     assert {one["image_id"] for one in run_setups.values()} == {"ami-1"}
 
 
-@pytest.mark.parametrize(("device", "after_s"), [("cpu", 90), ("H100", 150)])
-def test_machines_that_look_for_their_devices_may_take_longer_to_start(
-    tmp_path: Path, device: str, after_s: int
-) -> None:
-    seen, _ = served(tmp_path, job("a", expected=(Devices(name=device, count=1),) * 2), ready)
-    assert f"did not start torchrun within {after_s} s" in seen.rows[0]["reason"]
-
-
 @pytest.mark.parametrize("script", [(), (*GOES, reported("a"))])
 def test_when_the_time_is_up_what_is_left_is_simply_no_row(
     tmp_path: Path, script: tuple[Step, ...]
@@ -275,59 +266,6 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_lets_the_machines_go(tmp_p
 
 def full(_: Path, __: Any) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_a_full_mailbox_ends_the_launch_with_a_sentence_and_the_row_is_written_once_there_is_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fills(cluster: FakeCluster) -> None:
-        cluster.report("a")
-        for module in (job_module, mailbox):
-            monkeypatch.setattr(module, "write_json", full)
-        cluster.everyone("finished-1.json", exit_code=1, worker_exit_code=-9, run_id="b")
-
-    released = FakeProvider.end
-
-    def end(self: FakeProvider, *arguments: Any) -> None:
-        monkeypatch.setattr(job_module, "write_json", write_json)
-        released(self, *arguments)
-
-    monkeypatch.setattr(FakeProvider, "end", end)
-    seen, _ = served(tmp_path, job(), *GOES, fills)
-    assert seen.outcome.startswith(
-        "lost: the mailbox is full (No space left on device): free some space at "
-    )
-    assert seen.recorded == {"a"} and ("b", "failed") in [row[:2] for row in rows(seen)]
-
-
-def test_a_silent_node_on_a_full_disk_is_reported_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def falls_silent(cluster: FakeCluster) -> None:
-        cluster.everyone("heartbeat.json")
-        monkeypatch.setattr(FakeCluster, "now_unix", lambda _: 1e12)
-        monkeypatch.setattr(mailbox, "write_json", full)
-
-    seen, _ = served(tmp_path, job(), *GOES, falls_silent)
-    [(run_id, status, reason)] = rows(seen)
-    assert (run_id, status) == ("a", "failed") and reason.startswith(
-        "node 0 fell silent: the mailbox is full"
-    )
-
-
-def test_a_workload_whose_file_changes_before_it_travels_is_not_measured_under_its_old_name(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "tiny.py"
-    file.write_text("def build(): ... # another\n")
-    digest = digest_of(b"def build(): ...\n", "build", {})
-    spec = WorkloadFile(name="tiny", digest=digest, file="workloads/tiny.py", function="build")
-    seen, _ = served(tmp_path, job(files=((spec, Source.of_file(file)),)), *GOES)
-    [(run_id, status, reason)] = rows(seen)
-    assert (run_id, status) == (
-        "r-00-launch",
-        "failed",
-    ) and "was just changed: refresh again" in reason
 
 
 def in_processes(home: Path, runs: str, **changes: Any) -> Job:
@@ -389,59 +327,6 @@ def test_each_process_that_workloads_need_is_an_attempt_plain_ones_first(tmp_pat
     assert (after.recorded, rows(after), after.outcome) == (set("abxyz"), [], "finished")
 
 
-def test_one_that_fails_again_and_again_costs_none_of_the_others(tmp_path: Path) -> None:
-    unprepared = {
-        "exit_code": 3,
-        "worker_exit_code": 3,
-        "reason": "requirements of workload repo clash",
-    }
-    broken = [finished(attempt, **NO_MODULE) for attempt in (2, 3, 4)]
-    script = (
-        ready,
-        armed(1),
-        reported("a"),
-        finished(1),
-        *broken,
-        armed(5),
-        reported("z"),
-        finished(5),
-    )
-    seen, _ = served(tmp_path, in_processes(tmp_path, "axyz"), *script)
-    assert seen.recorded == {"a", "z"} and [row[1:] for row in rows(seen)] == [
-        ("failed", "node 0: no module named torch")
-    ]
-    failed = (
-        reported("x", "y"),
-        finished(2, **unprepared),
-    )  # with a record of each, nothing is tried again
-    (tmp_path / "other").mkdir()
-    script = (
-        ready,
-        armed(1),
-        reported("a"),
-        finished(1),
-        *failed,
-        armed(3),
-        reported("z"),
-        finished(3),
-    )
-    seen, _ = served(tmp_path / "other", in_processes(tmp_path, "axyz"), *script)
-    assert (seen.recorded, rows(seen), seen.outcome) == (set("axyz"), [], "finished")
-
-
-@pytest.mark.parametrize(("environment", "after_s"), [("", 390), ("/made", 90)])
-def test_machines_that_install_requirements_may_take_longer_to_start(
-    tmp_path: Path, environment: str, after_s: int
-) -> None:
-    needs = {
-        "requirements": "requirements.txt",
-        "requirements_digest": "r",
-        "environment": environment,
-    }
-    seen, _ = served(tmp_path, in_processes(tmp_path, "x", **needs), ready)
-    assert f"did not start torchrun within {after_s} s" in seen.rows[0]["reason"]
-
-
 def test_a_folder_travels_as_one_archive_and_not_under_its_old_name_when_a_file_of_it_changed(
     tmp_path: Path,
 ) -> None:
@@ -463,18 +348,6 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
     seen = serving(FakeProvider(tmp_path, refusal="others hold the cores"), job())
     assert seen.mailbox is None and seen.outcome == "refused: others hold the cores"
     assert [(row["run_id"], row["status"]) for row in seen.rows] == [("r-00-refused", "refused")]
-
-
-def test_the_rest_is_finished_with_fewer_machines(tmp_path: Path) -> None:
-    again = (only(0, "armed-2.json"), reported("t"), finished(2, 0))
-    seen, _ = served(
-        tmp_path, job("sbtd"), *GOES, reported("s"), at("b"), becomes(1, TAKEN), *again
-    )
-    assert (rows(seen), seen.recorded, planned(seen)) == ([("b", *TAKEN_ROW)], {"s", "t"}, "t")
-    assert (plan(seen)["ranks"], plan(seen)["patience_s"]) == ([0], 0.0)
-    assert (
-        seen.outcome == "finished; node 1: taken by the market: 2 runs left out, the others go on"
-    )
 
 
 def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_beside_its_row(
@@ -503,15 +376,6 @@ def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_
     assert not (seen.mailbox / "node-1" / "progress.json").exists(), (
         "what the machine before it said"
     )
-
-
-def test_while_the_new_machine_starts_the_others_measure_what_they_can(tmp_path: Path) -> None:
-    meanwhile = (only(0, "armed-2.json"), reported("t"), finished(2, 0), *waits(1))
-    after = (new(1), armed(4), reported("b-again-2", "d"), finished(4))
-    seen, _ = served(
-        tmp_path, job("btd"), sells(1), *GOES, at("b"), becomes(1, TAKEN), *meanwhile, *after
-    )
-    assert seen.recorded == {"t", "b-again-2", "d"} and len(rows(seen)) == 1
 
 
 def test_a_place_is_filled_three_times_at_most_and_then_a_row_says_so(tmp_path: Path) -> None:
@@ -547,13 +411,6 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_the
     assert alone.outcome == "failed: node 1: no GPU" and plan(alone)["attempt"] == 1, (
         "nothing is left to try"
     )
-
-
-def test_the_loss_of_the_machine_where_all_meet_is_not_waited_out(tmp_path: Path) -> None:
-    of = job_of([Item(run_id=run_id, kind="train", nodes=[1], batches=[8]) for run_id in "st"])
-    again = (only(1, "armed-2.json"), reported("s-again-2", "t"), finished(2, 1))
-    seen, _ = served(tmp_path, of, *GOES, at("s"), becomes(0, TAKEN), *again)
-    assert seen.recorded == {"s-again-2", "t"} and plan(seen)["ranks"] == [1]
 
 
 @pytest.mark.parametrize(("patience_s", "lost"), [(0.0, []), (1e6, ["b"])])
@@ -623,20 +480,13 @@ def has(state: str, *nodes: int, **more: Any) -> Step:
     ]
 
 
-def asked_for(cluster: FakeCluster) -> None:
-    body = json.loads((cluster.mailbox / "data.json").read_text())
-    assert body == {"data": {"aabb": ADDRESS}} and not (cluster.mailbox / "plan.json").exists()
-
-
 def test_there_is_no_plan_before_all_have_their_data_however_long_it_takes(tmp_path: Path) -> None:
     slow = [
-        asked_for,
         ready,
         *waits(2000),
         has("ready", 0),
         has("fetching", 1, bytes=1),
         *waits(2000),
-        asked_for,
     ]
     script = (*slow, has("ready", 1), armed(1), reported("a"), finished(1))
     seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
@@ -658,35 +508,6 @@ def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_named(tmp_
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, (
         "the runs' own records say so too"
     )
-
-
-@pytest.mark.parametrize("cause", ["install", ""])
-def test_a_workload_that_no_index_answered_is_returned_so_that_no_more_of_it_is_bought_at_once(
-    tmp_path: Path, cause: str
-) -> None:
-    asked = with_data("a", tmp_path / "w.py")
-    record = {
-        "status": "failed",
-        "reason": "no index",
-        "cause": cause,
-        "workload_digest": asked.files[0][0].digest,
-    }
-    script = (
-        ready,
-        has("ready"),
-        armed(1),
-        lambda cluster: cluster.report("a", **record),
-        finished(1),
-    )
-    seen, _ = served(tmp_path, asked, *script)
-    assert seen.lacked_data == ({"tiny": "no index"} if cause else {})
-
-
-def test_data_that_do_not_come_in_time_are_said_with_how_far_they_were(tmp_path: Path) -> None:
-    script = (ready, has("ready", 0), has("fetching", 1, bytes=7, of_bytes=70))
-    seen, _ = served(tmp_path, with_data("ab", tmp_path / "w.py"), *script, stop_at=100.0)
-    said = f"node 1 had fetched 7 of 70 bytes of {ADDRESS} when the campaign's time is up"
-    assert rows(seen) == [("r-00-launch", "failed", said)]
 
 
 @pytest.mark.parametrize("state", [NodeState(alive=False, reason="it is gone"), None])
@@ -712,19 +533,6 @@ def test_a_machine_that_is_lost_while_it_fetches_is_not_waited_for(
     assert seen.recorded == {"s"}
     why = "it is gone" if state else "fell silent"
     assert [(one["run_id"], why in one["reason"]) for one in seen.rows] == [("r-00-launch", True)]
-
-
-def test_a_machine_in_anothers_place_gets_its_data_before_it_gets_work(tmp_path: Path) -> None:
-    script = (
-        ready, has("ready"), armed(1), reported("a"), at("b"), sells(1), becomes(1, TAKEN), new(1), *waits(50),
-        lambda cluster: cluster.say("wrong", 0) if (cluster.mailbox / "node-1" / "data.json").exists() else None,
-        has("ready", 1), armed(2), *waits(1), armed(3), reported("b-again-2"), finished(3), finished(2),
-    )  # fmt: skip
-    seen, cluster = served(tmp_path, with_data("ab", tmp_path / "w.py"), *script)
-    assert seen.recorded == {"a", "b-again-2"} and cluster.replaced == [1], seen.outcome
-    assert not (cluster.mailbox / "node-0" / "wrong").exists(), (
-        "what the one before said of its data was believed"
-    )
 
 
 def elastic() -> Job:
@@ -758,32 +566,6 @@ def test_an_elastic_run_goes_on_without_a_machine_that_is_lost(tmp_path: Path) -
     assert plan(seen)["checkpoints"].endswith("checkpoints/e")
 
 
-def test_a_machine_in_the_place_of_a_lost_one_gets_its_share_once_it_joined(tmp_path: Path) -> None:
-    before: list[int] = []
-    lost = (
-        becomes(1, TAKEN),
-        *waits(20),
-        new(1),
-        *waits(5),
-        lambda cluster: before.append(len(cluster.settled)),
-    )
-    script = (
-        keeps,
-        sells(1),
-        armed(1),
-        *waits(3),
-        *lost,
-        only(1, "armed-1.json"),
-        *waits(5),
-        reported("e"),
-    )
-    seen, cluster = served(tmp_path, elastic(), *script)
-    assert seen.outcome == "finished" and losses(seen) == [1] and cluster.replaced == [1]
-    assert (before, cluster.settled) == ([1], [True, True]), (
-        "when all were armed, and when the new one was"
-    )
-
-
 def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_or_is_given_up(
     tmp_path: Path,
 ) -> None:
@@ -796,41 +578,6 @@ def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_
     assert plan(seen)["checkpoints"].endswith("checkpoints/e"), (
         "it goes on from the same checkpoints"
     )
-
-
-def test_an_elastic_run_without_a_folder_that_all_see_is_refused(tmp_path: Path) -> None:
-    provider = FakeProvider(tmp_path, (ready,))
-    seen = serving(provider, elastic())
-    assert "needs a folder for checkpoints" in seen.outcome and provider.held == []
-
-
-def test_a_torchrun_that_ends_where_all_meet_ends_an_elastic_run(tmp_path: Path) -> None:
-    seen, _ = served(
-        tmp_path,
-        elastic(),
-        keeps,
-        armed(1),
-        finished(1, 1, **LOST_PEER),
-        *waits(9),
-        finished(1, 0, **FAULT),
-    )
-    assert rows(seen) == [("e", "failed", "node 0: ValueError: row 17 is not a number")]
-
-
-def test_a_torchrun_that_ended_as_it_lost_a_peer_is_begun_again_from_the_checkpoints(
-    tmp_path: Path,
-) -> None:
-    script = (
-        keeps,
-        armed(1),
-        *waits(3),
-        finished(1, 0, **LOST_PEER),
-        *waits(3),
-        armed(2),
-        reported("e"),
-    )
-    seen, _ = served(tmp_path, elastic(), *script)
-    assert seen.outcome == "finished" and rows(seen) == [] and plan(seen)["attempt"] == 2
 
 
 def test_a_run_that_is_to_lose_a_machine_loses_its_last(
