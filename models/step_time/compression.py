@@ -30,9 +30,7 @@ from ..domain.workload import (
 from .machine_specs import Machine
 
 DENSITY = 0.01  # part of the entries that ddp-mstopk sends; tasks/node/strategies/compression.py has the same
-_BYTES_PER_ENTRY = 8.0  # position and value
 _BYTES_PER_VALUE = 4.0
-_BYTES_OF_DOTS = 24.0  # three doubles
 # A rank of 4, of networks that are mostly vectors and narrow matrices (a table of 16 columns). Square layers of 512
 # send a sixteenth of that [D]; the built-in workloads 0.01 to 0.10. Too much is said before a workload has own runs.
 _POWERSGD_PART = 1 / 4
@@ -46,33 +44,6 @@ _ADASUM_PASSES = (
 # 300 GB/s, as the slowest GPUs in use read [D]; on a processor core by steps of local hosts at 3.2 Gbit/s
 # (tests.benchmarks.strategies; finding alone takes 6 to 10).
 SELECTION_S_GPU, SELECTION_S_CORE = 0.3e-9, 12e-9
-
-
-def dense_bytes(gradient_bytes: float, machines: int, devices: int) -> float:
-    """Bytes that one of `devices` devices of a machine sends to other machines in a step of plain data parallelism."""
-    return 2 * (machines - 1) / machines * gradient_bytes / devices
-
-
-def sparse_bytes(
-    gradient_bytes: float, machines: int, devices: int, density: float = DENSITY
-) -> float:
-    """The same of ddp-mstopk: fewer where `density` is below 1 / `machines`."""
-    return (machines - 1) * _BYTES_PER_ENTRY * density * gradient_bytes / _BYTES_PER_VALUE / devices
-
-
-def adasum_bytes(gradient_bytes: float, parameters: int, ranks: int) -> float:
-    """Bytes that one of `ranks` sends in a step of Adasum with so many parameters, each with gradients of its own."""
-    levels = int(np.log2(ranks))
-    return (
-        2 * (ranks - 1) / ranks * gradient_bytes
-        + _BYTES_OF_DOTS * parameters * levels * (levels + 1) / 2
-    )
-
-
-def served_bytes(gradient_bytes: float, machines: int, devices: int, servers: int) -> float:
-    """Bytes that a server's machine sends to other machines in a step: means to be pulled, and what it pushes."""
-    ranks = machines * devices
-    return gradient_bytes * ((ranks - devices) / servers + devices * (servers - 1) / servers)
 
 
 def sent_everywhere(strategy: str) -> float:

@@ -57,6 +57,7 @@ _TAIL = 4.0  # of deviations
 # Of calibration: cells left out, rows of each that are known the second time, Gauss-Newton steps, factor on variance.
 _MOST_LEFT_OUT, _FEW, _LEFT_OUT_TURNS, _MOST_WIDER = 9, 6, 6, 9.0
 _STEP = 1e-4
+_LEARNED = ("z", "prior", "spread", "residual", "noisier", "widened", "widened_begun")
 _SETTLED = 3e-4  # part of the loss below which a step is the last
 
 
@@ -367,34 +368,18 @@ class Regression:
         noise = self.residual[block.name][2] ** 2 / self.weight[block.at] * block.outlying
         return np.asarray(noise + 1e-8, dtype=float)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What was learned, as plain values."""
-        return {
-            "z": self.z.tolist(),
-            "prior": self.prior.tolist(),
-            "spread": {level: one.tolist() for level, one in self.spread.items()},
-            "residual": [[*cell, *one.tolist()] for cell, one in self.residual.items()],
-            "noisier": [[*cell, one] for cell, one in self.noisier.items()],
-            "widened": self.widened,
-            "widened_begun": self.widened_begun,
-            "blocks": [[*one.name, one.at.tolist(), one.outlying.tolist()] for one in self.blocks],
-        }
+    def learned(self) -> dict[str, Any]:
+        """What `fit` and `calibrate` found."""
+        blocks = tuple((block.name, block.at, block.outlying) for block in self.blocks)
+        return {name: getattr(self, name) for name in _LEARNED} | {"blocks": blocks}
 
-    def read(self, body: Mapping[str, Any]) -> None:
-        """What `to_dict` wrote of the same rows."""
-        self.z, self.prior = np.array(body["z"]), np.array(body["prior"])
-        self.spread = {level: np.array(one) for level, one in body["spread"].items()}
-        self.residual = {(one, two): np.array(rest) for one, two, *rest in body["residual"]}
-        self.noisier = {(one, two): value for one, two, value in body["noisier"]}
-        self.widened, self.widened_begun = dict(body["widened"]), dict(body["widened_begun"])
+    def restore(self, learned: Mapping[str, Any]) -> None:
+        """Put back what `learned` returned for the same rows."""
+        for name in _LEARNED:
+            setattr(self, name, learned[name])
         self.blocks = [
-            Block(
-                (one, two),
-                np.array(at, dtype=np.intp),
-                self.columns.of(one, two),
-                outlying=np.array(outlying),
-            )
-            for one, two, at, outlying in body["blocks"]
+            Block(name, at, self.columns.of(*name), outlying=outlying)
+            for name, at, outlying in learned["blocks"]
         ]
         self._factor()
         self._linearise(self.z)

@@ -9,6 +9,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -107,7 +108,7 @@ class Measured:
     profiled: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTimeModel:
     """Predicts step seconds with intervals; `fit` makes one, serialization.py stores it."""
 
@@ -123,7 +124,6 @@ class StepTimeModel:
         default_factory=dict
     )  # of the definitions that were measured, by name
     type_digests: dict[str, str] = field(default_factory=dict)
-    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def machines(self) -> dict[str, Machine]:
@@ -199,7 +199,7 @@ class StepTimeModel:
         mean, variance, formula, compute, slowest, communication, uneven, input_part = np.zeros(
             (8, many)
         )
-        covariance = self._covariance()
+        covariance = self._covariance
         for part in self._parts(arrays):
             own, at, times = covariance[np.ix_(part.columns, part.columns)], part.at, part.times
             level = ((part.slopes @ own) * part.slopes).sum(axis=1)
@@ -245,7 +245,7 @@ class StepTimeModel:
                 "bottleneck": labels,
                 "input_s": step - rest,
                 "input_by": by,
-                "nearest_doublings": self._nearness().doublings(arrays),
+                "nearest_doublings": self._nearness.doublings(arrays),
             }
         )
 
@@ -258,7 +258,7 @@ class StepTimeModel:
             for (workload, kind), at in _cells(rows):
                 own = rows.take(at)
                 *_, moves = self._one_device(workload, own, points)
-                block = self._blocks().get((workload, kind))
+                block = self._blocks.get((workload, kind))
                 least = 0.0 if block is None else self._held(block)[0]
                 times = self.regression.times(own, workload, kind, moves)
                 found[chunk[at]] = times.step_s * np.exp(least) * (1 - _ROUNDING)
@@ -292,7 +292,7 @@ class StepTimeModel:
             near[np.ix_(part.at, part.at)] = (
                 part.wider**2 * left * np.multiply.outer(part.several, part.several)
             )
-        level = slopes @ self._covariance() @ slopes.T
+        level = slopes @ self._covariance @ slopes.T
         for own in unknown.values():
             level += own @ own.T
         for one, other in product(parts, parts):
@@ -328,9 +328,7 @@ class StepTimeModel:
 
     def _draw(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         many, half = len(arrays.workloads), (count + 1) // 2
-        if "root" not in self._made:
-            self._made["root"] = np.linalg.cholesky(self._covariance())
-        root = self._made["root"]
+        root = np.linalg.cholesky(self._covariance)
         shared = root @ np.random.default_rng([seed, 0]).standard_normal((len(root), half))
         mean, off, computed = np.zeros(many), np.zeros((many, half)), np.zeros(many)
         for part in self._parts(arrays):
@@ -369,9 +367,7 @@ class StepTimeModel:
 
     def _drawn_near(self, part: _Part, *, count: int, seed: int) -> tuple[_Field, FloatArray]:
         """Draws of a cell's residual before any row is known, and (rows, count) what its rows make of them."""
-        if self._made.get("drawn") != (count, seed):
-            self._made["drawn"], self._made["near"], self._made["trained"] = (count, seed), {}, {}
-        kept: dict[tuple[str, str], tuple[_Field, FloatArray]] = self._made["near"]
+        kept = self._drawn(count, seed)
         if part.cell not in kept:
             field_ = _Field.of(part, seed=seed, count=count)
             whitened: FloatArray = np.zeros((0, count))
@@ -384,7 +380,19 @@ class StepTimeModel:
                 off = field_.at(measured) + sd[:, None] * noise
                 whitened = self.regression.neighbours(part.block).whitened(off)
             kept[part.cell] = field_, whitened
-        return kept[part.cell]
+        found: tuple[_Field, FloatArray] = kept[part.cell]
+        return found
+
+    def _drawn(self, count: int, seed: int) -> dict[object, Any]:
+        """Draws by cell or workload, shared by the chunks of one call; those of the last call stay."""
+        if (count, seed) not in self._draws:
+            self._draws.clear()
+            self._draws[count, seed] = {}
+        return self._draws[count, seed]
+
+    @cached_property
+    def _draws(self) -> dict[tuple[int, int], dict[object, Any]]:
+        return {}
 
     def _drawn_alone(self, part: _Part, *, count: int, seed: int) -> FloatArray:
         """(points, count) what the log seconds of one device may be off by, beside what is in z."""
@@ -392,11 +400,11 @@ class StepTimeModel:
         off = alone.draws(part.alone.asked, count=count, seed=seed)
         if workload not in self.regression.points:
             return off
-        kept: dict[str, FloatArray] = self._made["trained"]
+        kept = self._drawn(count, seed)
         if workload not in kept:
             trained, whitener = self.regression.points[workload]
             kept[workload] = whitener @ alone.draws(trained, count=count, seed=seed)
-        return off - part.alone.tied @ kept[workload]
+        return np.asarray(off - part.alone.tied @ kept[workload], dtype=float)
 
     @property
     def trained(self) -> frozenset[tuple[str, Mode]]:
@@ -477,29 +485,26 @@ class StepTimeModel:
         self._require_rates(arrays)
         return arrays
 
+    @cached_property
     def _covariance(self) -> FloatArray:
         """(columns, columns) of z."""
-        if "covariance" not in self._made:
-            self._made["covariance"] = np.linalg.inv(self.regression.precision)
-        found: FloatArray = self._made["covariance"]
-        return found
+        return np.asarray(np.linalg.inv(self.regression.precision), dtype=float)
 
+    @cached_property
     def _nearness(self) -> Nearness:
-        if "nearness" not in self._made:
-            self._made["nearness"] = Nearness(self.measured.setups)
-        made: Nearness = self._made["nearness"]
-        return made
+        return Nearness(self.measured.setups)
 
+    @cached_property
     def _blocks(self) -> dict[tuple[str, str], Block]:
-        if "blocks" not in self._made:
-            self._made["blocks"] = {block.name: block for block in self.regression.blocks}
-        made: dict[tuple[str, str], Block] = self._made["blocks"]
-        return made
+        return {block.name: block for block in self.regression.blocks}
+
+    @cached_property
+    def _bounds(self) -> dict[tuple[str, str], tuple[float, float]]:
+        return {}
 
     def _held(self, block: Block) -> tuple[float, float]:
         """Least and most that neighbours moved the log of a measured setup by: no other is moved further."""
-        held: dict[tuple[str, str], tuple[float, float]] = self._made.setdefault("held", {})
-        if block.name not in held:
+        if block.name not in self._bounds:
             fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
             known = fit.neighbours(block)
             alike = kernel(known.features, known.features, spread)
@@ -507,8 +512,8 @@ class StepTimeModel:
                 scipy.linalg.solve_triangular(known.factor, alike, lower=True).T
                 @ known.solved[:, -1]
             )
-            held[block.name] = min(float(moved.min()), 0.0), max(float(moved.max()), 0.0)
-        return held[block.name]
+            self._bounds[block.name] = min(float(moved.min()), 0.0), max(float(moved.max()), 0.0)
+        return self._bounds[block.name]
 
     def _one_device(
         self, workload: str, own: Rows, points: Sequence[Point]
@@ -546,14 +551,14 @@ class StepTimeModel:
                 if key not in fit.columns.groups
             ]
             left = np.diag(self.facts.alone.covariance(asked, asked)) - (tied**2).sum(axis=1)
-            beyond = np.log2(np.maximum(own.line.ranks / self._reached(kind), 1.0))
+            beyond = np.log2(np.maximum(own.line.ranks / self._reach.get(kind, np.inf), 1.0))
             unknown.append((("beyond", kind), _BEYOND_SD * beyond[:, None]))
             several = (own.line.ranks > 1).astype(float)
             spread, wider = fit.residual_of(workload, kind)
             near, mean, block = (
                 several * (spread[:2] ** 2).sum(),
                 base,
-                self._blocks().get((workload, kind)),
+                self._blocks.get((workload, kind)),
             )
             features, near_at = distinct(own.features)
             white = np.zeros((0, len(features)))
@@ -596,16 +601,14 @@ class StepTimeModel:
                 block=block,
             )
 
-    def _reached(self, kind: str) -> float:
-        """Devices of the largest cluster of a kind that was measured; no limit where it never ran on several."""
-        if "reach" not in self._made:
-            reach: dict[str, float] = {}
-            for name, ranks in zip(
-                self.regression.rows.kind, self.regression.rows.line.ranks.tolist(), strict=True
-            ):
-                reach[name] = max(reach.get(name, 2.0), ranks)
-            self._made["reach"] = reach
-        return float(self._made["reach"].get(kind, np.inf))
+    @cached_property
+    def _reach(self) -> dict[str, float]:
+        """Devices of the largest measured cluster, at least 2, by kind."""
+        found: dict[str, float] = {}
+        rows = self.regression.rows
+        for name, ranks in zip(rows.kind, rows.line.ranks.tolist(), strict=True):
+            found[name] = max(found.get(name, 2.0), ranks)
+        return found
 
 
 def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = None) -> StepTimeModel:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -134,7 +135,15 @@ def _mean(points: Points) -> FloatArray:
     return np.asarray(points.work + used_better + _GROWTH * points.octave - by_sheet, dtype=float)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _Solved(NamedTuple):
+    """Kernel weights, the Cholesky factor of the points' covariance, and sds of their noise."""
+
+    weights: FloatArray
+    factor: FloatArray
+    noise_sd: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
 class OneDevice:
     """Log seconds of one device with their joint uncertainty; `fit` makes one."""
 
@@ -148,7 +157,6 @@ class OneDevice:
     log_s: FloatArray
     sd: FloatArray
     spread: dict[str, float]
-    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def fit(
@@ -202,8 +210,8 @@ class OneDevice:
         model = replace(model, points=model.at(names, own, batch[good]))
         for iteration in range(_TURNS if model.flops else 1):
             if learn and len(good) > 8 and iteration < _LEARNED:
-                model = replace(model, spread=_learned(model), _made={})
-            model = replace(model, unusual=model._off(), _made={})
+                model = replace(model, spread=_learned(model))
+            model = replace(model, unusual=model._off())
             model = replace(model, points=model.at(names, own, batch[good]))
         return model
 
@@ -211,7 +219,7 @@ class OneDevice:
         """By workload how many times the usual its efficiency may be off, as Student's t has it: most networks of equal
         operations take about equal time, a few twice as long, and those must not bend what is thought of others.
         """
-        points, weights, _ = self._solved()
+        points, weights = self.points, self._solved.weights
         found = {}
         for name, number in self.workloads.items():
             mine = points.workload == number
@@ -251,16 +259,15 @@ class OneDevice:
 
     def predict(self, points: Points) -> FloatArray:
         """(points,) median log seconds."""
-        known, weights, _ = self._solved()
-        return np.asarray(
-            _mean(points) + _kernel(points, known, self.spread) @ weights, dtype=float
-        )
+        near = _kernel(points, self.points, self.spread)
+        return np.asarray(_mean(points) + near @ self._solved.weights, dtype=float)
 
     def covariance(self, one: Points, other: Points) -> FloatArray:
         """(one, other) posterior covariance of log seconds."""
-        known, _, factor = self._solved()
         left, right = (
-            scipy.linalg.solve_triangular(factor, _kernel(known, each, self.spread), lower=True)
+            scipy.linalg.solve_triangular(
+                self._solved.factor, _kernel(self.points, each, self.spread), lower=True
+            )
             for each in (one, other)
         )
         return np.asarray(_kernel(one, other, self.spread) - left.T @ right, dtype=float)
@@ -270,22 +277,23 @@ class OneDevice:
         depend on what else is asked. By Matheron's rule: draws before any measurement, less what measurements tell of
         these.
         """
-        known, _, factor = self._solved()
-        if self._made.get("drawn") != (count, seed):
+        before = self._before(points, count=count, seed=seed)
+        near = _kernel(points, self.points, self.spread)
+        return np.asarray(before - near @ self._drawn_weights(count, seed))
+
+    def _drawn_weights(self, count: int, seed: int) -> FloatArray:
+        """(known points, count) kernel weights of drawn measurements; those of the last draw stay."""
+        if (count, seed) not in self._drawn:
+            known, solved = self.points, self._solved
             noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
-            off = (
-                self._before(known, count=count, seed=seed)
-                + self._made["noise_sd"][:, None] * noise
-            )
-            self._made["drawn"], self._made["weights"] = (
-                (count, seed),
-                scipy.linalg.cho_solve((factor, True), off),
-            )
-        weights: FloatArray = self._made["weights"]
-        return np.asarray(
-            self._before(points, count=count, seed=seed)
-            - _kernel(points, known, self.spread) @ weights
-        )
+            off = self._before(known, count=count, seed=seed) + solved.noise_sd[:, None] * noise
+            self._drawn.clear()
+            self._drawn[count, seed] = scipy.linalg.cho_solve((solved.factor, True), off)
+        return self._drawn[count, seed]
+
+    @cached_property
+    def _drawn(self) -> dict[tuple[int, int], FloatArray]:
+        return {}
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
         """(points, count) draws of the process whose covariance is `_kernel`."""
@@ -361,69 +369,28 @@ class OneDevice:
 
     def middle_of(self, workload: str) -> float:
         """Log2 of the batch in the middle of a workload's; of one never measured, of those that were."""
-        if "usual" not in self._made:
-            self._made["usual"] = float(np.median(list(self.middle.values()) or [_USUAL_OCTAVE]))
-        usual: float = self._made["usual"]
-        return self.middle.get(workload, usual)
+        return self.middle.get(workload, self._usual_octave)
 
-    def _solved(self) -> tuple[Points, FloatArray, FloatArray]:
-        """The points, the weights of their kernels, and the factor of their covariance; outliers count less."""
-        if "solved" not in self._made:
-            off, known = (
-                self.log_s - _mean(self.points),
-                _kernel(self.points, self.points, self.spread),
-            )
-            noise = self.sd**2 + self.spread["run"] ** 2
-            outlying = np.ones(len(off))
-            for _ in range(4):
-                factor = np.linalg.cholesky(
-                    known + np.diag(noise * outlying) + 1e-9 * np.eye(len(off))
-                )
-                weights = scipy.linalg.cho_solve((factor, True), off)
-                # leave-one-out residuals: a point that stands alone is not judged by itself
-                inverse = scipy.linalg.cho_solve((factor, True), np.eye(len(off)))
-                away = weights / np.diag(inverse) * np.sqrt(np.diag(inverse))
-                outlying = np.maximum(1.0, (_FREEDOM + away**2) / (_FREEDOM + 1)) ** 2
-            self._made["solved"] = (self.points, weights, factor)
-            self._made["noise_sd"] = np.sqrt(noise * outlying)
-        points, weights, factor = self._made["solved"]
-        return points, weights, factor
+    @cached_property
+    def _usual_octave(self) -> float:
+        return float(np.median(list(self.middle.values()) or [_USUAL_OCTAVE]))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "workloads": self.workloads,
-            "kinds": self.kinds,
-            "middle": self.middle,
-            "sheets": {name: list(one) for name, one in self.sheets.items()},
-            "flops": self.flops,
-            "unusual": self.unusual,
-            "points": [getattr(self.points, name).tolist() for name in Points.__slots__],
-            "log_s": self.log_s.tolist(),
-            "sd": self.sd.tolist(),
-            "spread": self.spread,
-        }
-
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> OneDevice:
-        """The inverse of `to_dict`."""
-        workload, kind, *figures = body["points"]
-        return cls(
-            workloads=dict(body["workloads"]),
-            kinds=dict(body["kinds"]),
-            middle=dict(body["middle"]),
-            sheets={name: (one[0], one[1], one[2]) for name, one in body["sheets"].items()},
-            flops=dict(body["flops"]),
-            unusual=dict(body["unusual"]),
-            points=Points(
-                np.array(workload, dtype=np.intp),
-                np.array(kind, dtype=np.intp),
-                *(np.array(one, dtype=float) for one in figures),
-            ),
-            log_s=np.array(body["log_s"], dtype=float),
-            sd=np.array(body["sd"], dtype=float),
-            spread=dict(body["spread"]),
-        )
+    @cached_property
+    def _solved(self) -> _Solved:
+        """The posterior, with outliers weighed down as Student's t has it."""
+        off = self.log_s - _mean(self.points)
+        known = _kernel(self.points, self.points, self.spread)
+        noise = self.sd**2 + self.spread["run"] ** 2
+        outlying = np.ones(len(off))
+        for _ in range(4):
+            covariance = known + np.diag(noise * outlying) + 1e-9 * np.eye(len(off))
+            factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
+            weights = scipy.linalg.cho_solve((factor, True), off)
+            # leave-one-out residuals: a point does not judge itself
+            inverse = scipy.linalg.cho_solve((factor, True), np.eye(len(off)))
+            away = weights / np.diag(inverse) * np.sqrt(np.diag(inverse))
+            outlying = np.maximum(1.0, (_FREEDOM + away**2) / (_FREEDOM + 1)) ** 2
+        return _Solved(weights, factor, np.sqrt(noise * outlying))
 
 
 def _number(known: Mapping[str, int], name: str) -> int:

@@ -17,7 +17,6 @@ weigh more than weights; ddp sends least where they weigh more still.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ import numpy as np
 from ..domain.numeric import FloatArray
 from ..domain.workload import TENSOR_1D, grid_shape
 
-Layer = tuple[float, float]  # features of inputs and of outputs
 _BYTES_PER_VALUE = 4.0
 
 
@@ -45,46 +43,6 @@ class Volumes(NamedTuple):
 
 
 NOTHING = Volumes()
-
-
-def dense_elements(layers: Sequence[Layer], ranks: int) -> float:
-    """Of plain data parallelism."""
-    return 2 * (ranks - 1) / ranks * sum(before * after for before, after in layers)
-
-
-def sent_elements(
-    strategy: str,
-    ranks: int,
-    layers: Sequence[Layer],
-    rows: float,
-    *,
-    needs_input_gradient: bool = True,
-) -> float:
-    """Of a sequence of `layers` with `rows` of all ranks; whether its inputs need a gradient.
-
-    Raises ValueError where so many ranks are no grid of the strategy.
-    """
-    shape = grid_shape(strategy, ranks)
-    if shape is None:
-        raise ValueError(f"{ranks} ranks are no grid of {strategy}")
-    side, columns, depth = shape
-    turned = (columns - 1) / columns * rows / ranks
-    first, last = layers[0][0], layers[-1][1]
-    ways = 1 + needs_input_gradient
-    if strategy == TENSOR_1D:
-        moved = sum(
-            rows * (after if at % 2 else before * (ways if at == 0 else 2) / 2)
-            for at, (before, after) in enumerate(layers)
-        )
-        return 2 * (ranks - 1) / ranks * moved + 2 * turned * last * (len(layers) % 2)
-    of_inputs = [3.0] * len(layers)
-    of_inputs[0] = 1.0 + ways
-    part = (side - 1) / side**2
-    found = turned * (ways * first + 2 * last)
-    for passes, (before, after) in zip(of_inputs, layers, strict=True):
-        found += part * passes * rows * before / depth
-        found += (part * passes + 2 * (depth - 1) / depth / side**2) * before * after
-    return found
 
 
 def machine_bytes(

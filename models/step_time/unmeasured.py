@@ -73,7 +73,6 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
             facts=_named_too(memory.facts, new),
             held=_named_too(memory.held, new),
         ),
-        _made={},
     )
 
 

@@ -28,7 +28,6 @@ import typer
 
 from models.domain.workload import MSTOPK_SENT, UPDATES_SHARED, Mode
 from models.planner.compression import unproven
-from models.step_time.compression import dense_bytes, sparse_bytes
 from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit
 from models.step_time.setup_arrays import read_setups
@@ -52,6 +51,7 @@ from tests.benchmarks.hosts import (
 from tests.benchmarks.memory import SIZED, profile_item
 from tests.benchmarks.ranks import CPU, WORKLOADS, sent_a_step, served, workload_file
 from tests.benchmarks.tensor import crossed_at
+from tests.formulas import dense_bytes, sparse_bytes
 from warehouse.reads import training_frames
 
 SIZES, REPEATS = (1_000_000, 10_000_000, 100_000_000), 3

@@ -25,11 +25,11 @@ import typer
 from torch import Tensor, nn
 
 from models.domain.workload import STRATEGIES, TENSOR_1D, TENSOR_2D, TENSOR_25D
-from models.step_time.tensor import dense_elements, sent_elements
 from tasks.node.strategies import strategy
 from tasks.node.strategies.tensor import Divided
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import CPU, bytes_on, join, on_hosts
+from tests.formulas import dense_elements, sent_elements
 
 DDP = STRATEGIES[0]
 _HEADERS = 14 + 20 + 32  # bytes of a packet: Ethernet, IPv4, TCP with timestamps

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from models.step_time.compression import adasum_bytes, sparse_bytes
 from tasks.node.strategies import STRATEGIES, communicates_always, no_sync, strategy
 from tasks.node.strategies.adasum import ADASUM, combine, pair
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
@@ -32,6 +31,7 @@ from tasks.node.strategies.servers import SERVED
 from tasks.node.strategies.tables import DistributedTables
 from tasks.node.strategies.tensor import Divided
 from tasks.node.workloads.transformer_lm import LanguageModel
+from tests.formulas import adasum_bytes, sparse_bytes
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 

@@ -11,19 +11,17 @@ import pandas as pd
 import pytest
 
 from models.domain.workload import MODES, TENSOR, Mode, grid_shape
-from models.step_time.compression import dense_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.serialization import dump, load
 from models.step_time.setup_arrays import variant
 from models.step_time.tensor import (
     Volumes,
-    dense_elements,
     machine_bytes,
-    sent_elements,
     weight_bytes,
 )
 from models.step_time.unmeasured import with_compressed
 from tasks.node.strategies import grid
+from tests.formulas import dense_bytes, dense_elements, sent_elements
 from tests.models.planning import workload
 from tests.models.synthetic import World
 
@@ -67,11 +65,6 @@ def test_the_grid_that_sends_least_goes_from_one_row_to_a_square_to_squares_to_p
         sent["ddp"] = dense_elements(LAYERS * 8, 16)
         best.append(min(sent, key=lambda one: sent[one]))
     assert best == [*TENSOR, "ddp"]
-
-
-def test_ranks_that_are_no_grid_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"6 ranks are no grid of tensor-2\.5d"):
-        sent_elements("tensor-2.5d", 6, LAYERS, 1.0)
 
 
 @pytest.mark.parametrize(
