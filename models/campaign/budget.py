@@ -1,11 +1,14 @@
-"""Whether a launch may be made: the very worst that it could cost fits under every cap. Decides only, buys nothing.
+"""Whether a launch may be made: the very worst that it could cost fits under every cap. Decides
+only, buys nothing.
 
     billed  = 60 ceil(deadline / 60) + late             seconds at most, from asking until the last machine is gone;
-                                                         late: booting, ending, a minute of each try before
+                                                         late: booting, ending, a minute of each
+                                                         try before
     worst   = price billed / 3600                        at the dearest price that the launch may come to
     allowed <=> spent + committed + worst <= cap         for every cap
 
-A deadline that is wished for is shortened to what the caps can pay, but not below the least that makes sense.
+A deadline that is wished for is shortened to what the caps can pay, but not below the least that
+makes sense.
 """
 
 from __future__ import annotations
@@ -18,13 +21,15 @@ from datetime import datetime
 from ..domain.cluster import Cluster, Offer
 
 _MINUTE_S = 60.0  # in whole ones a machine counts to its own end, and AWS bills one at least
-# It counts from when it has booted that far, and then has to shut down: three minutes and one are generous.
+# It counts from when it has booted that far, and then has to shut down: three minutes and one are
+# generous.
 LATE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """Dollars that must not be exceeded, those gone, and those that what is held may still cost. `name`: who set it.
+    """Dollars that must not be exceeded, those gone, and those that what is held may still cost.
+    `name`: who set it.
 
     `claimed_usd` are left to others, `claimed_by`, who claimed them before.
     """
@@ -59,7 +64,9 @@ class Allowance:
 
 
 def late_s(tries: int = 1) -> float:
-    """Seconds beyond the deadline: boot and end of one try, and the minute that each try before is billed at least."""
+    """Seconds beyond the deadline: boot and end of one try, and the minute that each try before is
+    billed at least.
+    """
     return LATE_S + _MINUTE_S * max(0, tries - 1)
 
 
@@ -74,7 +81,9 @@ def worst_usd(usd_per_hour: float, deadline_s: float, late: float = LATE_S) -> f
 
 
 def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> float:
-    """The longest deadline, in whole minutes, whose worst case costs at most `left_usd`; 0 where there is none."""
+    """The longest deadline, in whole minutes, whose worst case costs at most `left_usd`; 0 where
+    there is none.
+    """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - late) / _MINUTE_S))
     if (
         minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd
@@ -86,11 +95,12 @@ def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> flo
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """What `cluster` could come to an hour: spot rises as far as on-demand, and any zone of the region may be had.
+    """What `cluster` could come to an hour: spot rises as far as on-demand, and any zone of the
+    region may be had.
 
-    Where nothing is bought on demand, spot rises as far as is bid, `spot_margin` times what was seen. An own price
-    below everybody's is not relied on: what a savings plan commits to may be used up. None where a price that bounds
-    it is not known.
+    Where nothing is bought on demand, spot rises as far as is bid, `spot_margin` times what was
+    seen. An own price below everybody's is not relied on: what a savings plan commits to may be
+    used up. None where a price that bounds it is not known.
     """
     known: dict[tuple[str, str, str], list[float | None]] = {}
     for offer in (*offers, *cluster.members):
@@ -136,7 +146,8 @@ def allow(
     caps: Sequence[Cap],
     late: float = LATE_S,
 ) -> Allowance:
-    """The longest deadline up to `wished_s` that every cap can pay; a refusal where that is less than `least_s`.
+    """The longest deadline up to `wished_s` that every cap can pay; a refusal where that is less
+    than `least_s`.
 
     `usd_per_hour` is the dearest that the machines may come to; unknown is refused.
     """

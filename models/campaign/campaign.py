@@ -1,30 +1,24 @@
-"""Which runs to buy next under a cap of dollars and seconds, grouped so that one launch serves many. Never buys any.
+"""Launches to buy next under caps of dollars and seconds, each of which serves many runs.
 
-The value of a run is what it adds to what is known, with diminishing returns, more where predictions are uncertain,
-less off the global batch, per second it takes:
-
-    value = sum over features f of weight_f / (1 + runs that share f)                   what no model has met yet
-    value = expected fall of the regret of the table's choices                what the model knows
-
-First every workload is profiled on every instance type, by few launches that hold all types: unsharded, whether or not
-it tolerates to be trained so. Then the launch follows with the best value per part of the caps that it uses up (dollars
-or seconds, whichever it uses more of), and so on; a launch ends where one more run would lower its value per second.
-Where no run is expected to change a choice, the list ends, however much is left.
+First every workload is profiled on every instance type, by few launches that hold all types. Then
+the launch follows with the best value (`run_value.py`) per share of the caps, and so on. A launch
+ends where one more run would lower its value per second; the list ends where no run has any value.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from ..domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from ..domain.numeric import ROUNDING
-from ..domain.setup_table import Key
+from ..domain.setup_table import Key, mode_of
 from ..domain.workload import Mode, Workload
 from ..job.restarts import PRIOR_S
 from ..planner.enumeration import Refusal, clusters_of
@@ -41,21 +35,22 @@ from .candidates import (
     sub_clusters,
     training_runs,
 )
-from .run_value import Coverage, DecisionValue, Model, Past, stale_types
+from .run_value import Knowledge, Model, Past, Profile
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
-MOST_CLUSTERS = 600  # that one campaign weighs against each other
+MOST_CLUSTERS = 600  # that one campaign compares
 _ELASTIC_WORK_S = 30.0
-_LEARNING_PART = 2 / 3  # of the caps, at most, for runs that show what is learned
+_LEARNING_SHARE = 2 / 3  # of the caps, at most, for learning runs
+_PROBE_VALUE = 1.5  # a sweep serves every workload on its cluster
 STOPS = (
-    "the campaign stops: no launch that the caps still pay for is expected to change a choice of the table (a run"
-    f" counts for a goal if it changes its choice in {LEAST_CHANCE:.0%} of outcomes and saves {LEAST_REGRET:.1%})"
+    "the campaign stops: no launch within the caps is expected to change a choice of the table"
+    f" (in {LEAST_CHANCE:.0%} of outcomes, saving {LEAST_REGRET:.1%})"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignLimits:
-    """What launches may cost together, and where: in `market`, of at most `max_hosts` machines, as `fits` lets them."""
+    """Caps of all launches together, their market, and the clusters that `fits` allows."""
 
     max_usd: float
     max_seconds: float
@@ -66,10 +61,18 @@ class CampaignLimits:
     costs: Costs = field(default_factory=Costs)
     most_launches: int | None = None
 
+    def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
+        """Return the limits that `launches` leave."""
+        return replace(
+            self,
+            max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
+            max_usd=self.max_usd - sum(launch.est_usd for launch in launches),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLaunch:
-    """One cluster to acquire and what it serves, in order. `est_s` includes starting it."""
+    """One cluster and its runs, in order; `est_s` includes its start."""
 
     cluster: Cluster
     items: tuple[PlannedRun, ...]
@@ -79,7 +82,7 @@ class PlannedLaunch:
 
 
 def shopping_list(
-    campaign: CampaignLimits,
+    limits: CampaignLimits,
     workloads: Sequence[Workload],
     offers: Sequence[Offer],
     past: Past,
@@ -87,109 +90,135 @@ def shopping_list(
     model: Model | None = None,
     buyable: Mapping[Key, PlannedRun] | None = None,
 ) -> list[PlannedLaunch]:
-    """Launches of `campaign` to make, in order, whose estimates add up to at most its dollars and seconds.
+    """Return launches in order, whose estimates add up to at most the caps; the same for the same
+    arguments.
 
-    A setup with a steady run in the `past` that is not stale is known well and not repeated; one that was interrupted
-    may come again, one that failed twice may not. What was measured on a drifting instance type comes first. An offer
-    without a price, or of another market, is not bought. Workloads and types that `model` has met are measured only
-    where that is expected to change a choice; drifting types, and those of which all runs are stale, count as not met.
-    `buyable` are the training runs that may be bought, where not all that `training_runs` names. The same arguments
-    give the same list.
+    Only priced offers of the limits' market are bought. Settled setups are not repeated. With a
+    model, runs that it knows are bought only where they may change a choice. `buyable` replaces
+    `training_runs`.
     """
     priced = [
         offer
         for offer in offers
-        if offer.market == campaign.market and offer.usd_per_hour is not None
+        if offer.market == limits.market and offer.usd_per_hour is not None
     ]
-    if campaign.max_usd <= 0 or campaign.max_seconds <= 0 or not priced or not workloads:
+    if limits.max_usd <= 0 or limits.max_seconds <= 0 or not priced or not workloads:
         return []
-    workloads = in_each_mode(workloads)
+    jobs = in_each_mode(workloads)
     clusters = list(
-        clusters_of(priced, max_hosts=campaign.max_hosts, fits=campaign.fits, most=MOST_CLUSTERS)
+        clusters_of(priced, max_hosts=limits.max_hosts, fits=limits.fits, most=MOST_CLUSTERS)
     )
-    candidates = buyable
-    if candidates is None:
-        parts, expected = (
-            list(_parts(clusters).values()),
-            None if model is None else model.expected_step,
+    runs = buyable
+    if runs is None:
+        runs = training_runs(
+            jobs,
+            _parts(clusters),
+            past.profiles,
+            expected_step=None if model is None else model.expected_step,
+            costs=limits.costs,
         )
-        candidates = training_runs(
-            workloads, parts, past.profiles, expected_step=expected, costs=campaign.costs
-        )
-    layouts = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
-    known = Coverage.of(
-        [*workloads, *_only_profiled(workloads)], past, layouts=layouts, seed=campaign.seed
-    )
-    wanted = {
-        (_trained(_profiled_as(one)), offer.instance_type.name)
-        for one, offer in product(workloads, priced)
-        if computes(offer.instance_type.device, one.modes[0])
-    }
-    known.profiled |= set(product(known.workloads, layouts)) - wanted
-    left = [candidate for key, candidate in candidates.items() if key not in known.settled]
+    devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
+    known = Knowledge.of(past, _profiles_of(jobs, priced), devices)
+    left = [run for key, run in runs.items() if key not in known.settled]
+    ties = np.random.default_rng(limits.seed).random(len(left))
+    known.ties = dict(zip(left, ties.tolist(), strict=True))
     if model is not None:
-        types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
-        known.decision_value = DecisionValue.of(replace(model, types=types), left, layouts=layouts)
-    return _buy(campaign, clusters, left, known)
+        known.learn(model, left, past, devices)
+    return _buy(limits, clusters, left, known, {job.name: job for job in workloads})
+
+
+def in_each_mode(workloads: Iterable[Workload]) -> list[Workload]:
+    """Return each workload once for each of its modes, in that mode alone."""
+    return [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
+
+
+def _profiles_of(jobs: Sequence[Workload], offers: Sequence[Offer]) -> list[Profile]:
+    """Return what to profile, ordered so that each step brings another workload and another type.
+
+    Modes of several devices are profiled as they run on one.
+    """
+    modes = [job.modes[0] for job in jobs]
+    trained = [
+        (job.name, m.alone if m.of_several else m) for job, m in zip(jobs, modes, strict=True)
+    ]
+    by_name = {offer.instance_type.name: offer.instance_type for offer in offers}
+    rows = dict.fromkeys(trained)
+    wanted = {
+        (row, name)
+        for (row, mode), name in product(zip(trained, modes, strict=True), by_name)
+        if computes(by_name[name].device, mode)
+    }
+    grid = [
+        ((w - t) % len(rows), t, (row, name))
+        for w, row in enumerate(rows)
+        for t, name in enumerate(sorted(by_name))
+        if (row, name) in wanted
+    ]
+    return [profile for *_, profile in sorted(grid, key=lambda place: place[:2])]
 
 
 def learning_launches(
-    campaign: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
+    limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
-    """A launch a workload with the learning runs of its modes `wanted`, on the two machines of one type that cost least
-    for it, as many of them as are paid for; together they take at most _LEARNING_PART of the caps.
+    """Return a launch a workload with the learning runs of its `wanted` modes.
 
-    None for modes that no two machines on offer can train, and for what that part does not pay: the rest of the caps is
-    other runs', and so is all that learning leaves.
+    On the two machines of one type that cost least, with as many modes as two thirds of the caps
+    pay for.
     """
     priced = [
-        one
-        for one in offers
-        if one.market == campaign.market and one.total_usd_per_hour is not None
+        offer
+        for offer in offers
+        if offer.market == limits.market and offer.total_usd_per_hour is not None
     ]
-    pairs = [Cluster(members=(one, one)) for one in priced] if campaign.max_hosts > 1 else []
-    pairs = [one for one in sorted(pairs, key=_usd_per_second) if not campaign.fits(one)]
-    seconds, usd = campaign.max_seconds * _LEARNING_PART, campaign.max_usd * _LEARNING_PART
-    found: list[PlannedLaunch] = []
+    pairs = [Cluster(members=(offer, offer)) for offer in priced] if limits.max_hosts > 1 else []
+    pairs = [pair for pair in sorted(pairs, key=_usd_per_second) if not limits.fits(pair)]
+    left = replace(
+        limits,
+        max_seconds=limits.max_seconds * _LEARNING_SHARE,
+        max_usd=limits.max_usd * _LEARNING_SHARE,
+    )
+    found = []
     for name in dict.fromkeys(workload.name for workload, _ in wanted):
-        asked = [one for one in wanted if one[0].name == name]
-        for few, pair in product(range(len(asked), 0, -1), pairs):
-            runs = _learning_of(asked[:few], pair, campaign.costs)
-            est_s = campaign.costs.billed_s(sum(one.est_s for one in runs))
-            est_usd = est_s * _usd_per_second(pair)
-            if runs and est_s <= seconds and est_usd <= usd:
-                seconds, usd = seconds - est_s, usd - est_usd
-                reason = f"what {name} learns in {', '.join(str(mode) for _, mode in asked[:few])}"
-                found.append(
-                    PlannedLaunch(
-                        cluster=pair, items=tuple(runs), est_s=est_s, est_usd=est_usd, reason=reason
-                    )
-                )
+        modes = [pair for pair in wanted if pair[0].name == name]
+        launches = (
+            _launch_for(pair, _learning_of(modes[:count], pair, limits.costs), limits.costs)
+            for count, pair in product(range(len(modes), 0, -1), pairs)
+        )
+        for launch in launches:
+            rest = left.after([launch])
+            if launch.items and rest.max_seconds >= 0 and rest.max_usd >= 0:
+                found.append(launch)
+                left = rest
                 break
     return found
 
 
-def elastic_launch(
-    campaign: CampaignLimits, recommended: Mapping[str, Any], offers: Sequence[Offer]
-) -> PlannedLaunch | None:
-    """A launch of a row of the table on its own machines, of which the last is taken away and the first, on demand, is
-    not: what a loss costs is learned by it. Of about _ELASTIC_WORK_S of steps, with ten checkpoints.
+def _learning_of(
+    wanted: Sequence[tuple[Workload, Mode]], pair: Cluster, costs: Costs
+) -> list[PlannedRun]:
+    """Return the runs of all modes; those of the dense mode, which several share, once."""
+    runs = [run for job, mode in wanted for run in learning_runs(job, mode, pair, costs)]
+    return list({(run.trained, run.seed): run for run in reversed(runs)}.values())[::-1]
 
-    None for one machine, for a strategy or switches whose state is not whole on each device, and for machines that are
-    not on offer.
+
+def elastic_launch(
+    limits: CampaignLimits, recommended: Mapping[str, Any], offers: Sequence[Offer]
+) -> PlannedLaunch | None:
+    """Return a launch of a recommended row that loses its last machine, to learn what a loss costs.
+
+    About 30 s of steps with ten checkpoints; the first machine is on demand. None for one machine,
+    for a mode whose state is not whole on each device, and for machines that are not on offer.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
-    if len(types) < 2:
-        return None
-    mode = Mode(*(str(recommended[name]) for name in Mode._fields))
-    named = {(one.instance_type.name, one.market): one for one in reversed(offers)}
+    mode = mode_of(recommended)
+    by_market = {(offer.instance_type.name, offer.market): offer for offer in reversed(offers)}
     wanted = [(name, "spot" if at else "on-demand") for at, name in enumerate(types)]
-    if (mode.strategy, mode.switches) != (Mode().strategy, Mode().switches) or any(
-        one not in named for one in wanted
-    ):
+    if len(types) < 2 or mode != Mode(precision=mode.precision):
         return None
-    cluster = Cluster(members=tuple(named[one] for one in wanted))
-    if campaign.fits(cluster):
+    if not by_market.keys() >= set(wanted):
+        return None
+    cluster = Cluster(members=tuple(by_market[one] for one in wanted))
+    if limits.fits(cluster):
         return None
     step_s = float(recommended["step_s"])
     every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
@@ -204,285 +233,210 @@ def elastic_launch(
         steps=10 * every,
         checkpoint_every=every,
         lose_after_s=4 * every * step_s,  # after the third checkpoint
-        # with a machine less, each of the steps that are left takes longer: at most as much as two machines' share
+        # with a machine less a step takes longer, at most by two machines' share
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
-        reason="what the loss of a machine costs",
+        reason="the cost of losing a machine",
     )
-    est_s = campaign.costs.billed_s(run.est_s)
-    price = _usd_per_second(cluster)
+    return _launch_for(cluster, [run], limits.costs)
+
+
+def _launch_for(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
+    """Return a launch of `runs` one after the other on all of `cluster`."""
+    est_s = costs.billed_s(sum(run.est_s for run in runs))
     return PlannedLaunch(
-        cluster=cluster, items=(run,), est_s=est_s, est_usd=est_s * price, reason=run.reason
+        cluster=cluster,
+        items=tuple(runs),
+        est_s=est_s,
+        est_usd=est_s * _usd_per_second(cluster),
+        reason=_reason(runs),
     )
 
 
-def _learning_of(
-    wanted: Sequence[tuple[Workload, Mode]], cluster: Cluster, costs: Costs
-) -> list[PlannedRun]:
-    """Runs of all the modes on one cluster; those of the dense mode, which several are compared with, once."""
-    runs = [
-        run for workload, mode in wanted for run in learning_runs(workload, mode, cluster, costs)
-    ]
-    return list({(run.trained, run.seed): run for run in reversed(runs)}.values())[::-1]
-
-
-def after(campaign: CampaignLimits, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
-    """The `campaign` with the caps that these launches leave."""
-    seconds, usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
-    return replace(
-        campaign, max_seconds=campaign.max_seconds - seconds, max_usd=campaign.max_usd - usd
+def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
+    """Return one launch for `runs`, those of one machine first, side by side."""
+    ordered, run_s = in_order(cluster, runs)
+    return PlannedLaunch(
+        cluster=cluster,
+        items=tuple(replace(run, nodes=nodes) for run, nodes in ordered),
+        est_s=costs.launch_s + run_s,
+        est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
+        reason=_reason(runs),
     )
 
 
-def in_each_mode(workloads: Iterable[Workload]) -> list[Workload]:
-    """Each workload once for each of its modes, in that mode alone."""
-    return [replace(one, modes=(mode,)) for one in workloads for mode in one.modes]
+def _reason(runs: Sequence[PlannedRun]) -> str:
+    kinds = Counter(run.kind for run in runs)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
-def _trained(workload: Workload) -> Trained:
-    return workload.name, workload.modes[0]
-
-
-def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:
-    """What modes of several devices among `workloads` are profiled as and is not among them: never trained itself."""
-    met = {_trained(one) for one in workloads}
-    alone = {_trained(_profiled_as(one)): _profiled_as(one) for one in workloads}
-    return [one for trained, one in alone.items() if trained not in met]
-
-
-def _profiled_as(workload: Workload) -> Workload:
-    """The workload in its mode of one device, which shares nothing."""
-    mode = workload.modes[0]
-    return replace(workload, modes=(mode.alone,)) if mode.of_several else workload
-
-
-def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
-    """Every sub-cluster that some cluster can serve, by its instance types."""
+def _parts(clusters: Sequence[Cluster]) -> list[Cluster]:
+    """Return every distinct sub-cluster of the clusters."""
     parts: dict[tuple[str, ...], Cluster] = {}
     for cluster in clusters:
-        for members, nodes in sub_clusters(cluster).items():
-            parts.setdefault(
-                members, Cluster(members=tuple(cluster.members[node] for node in nodes))
-            )
-    return parts
+        for members, nodes in sub_clusters(_names(cluster)).items():
+            if members not in parts:
+                parts[members] = Cluster(members=tuple(cluster.members[node] for node in nodes))
+    return list(parts.values())
 
 
-def _buy(
-    campaign: CampaignLimits,
-    clusters: Sequence[Cluster],
-    candidates: Iterable[PlannedRun],
-    known: Coverage,
-) -> list[PlannedLaunch]:
-    """PlannedLaunch after launch, the best value per part of the caps first, until nothing has any value or can be paid."""
-    by_members: dict[tuple[str, ...], list[PlannedRun]] = {}
-    for candidate in candidates:
-        by_members.setdefault(candidate.members, []).append(candidate)
-    covering = _covering(clusters, known)
-    launches: list[PlannedLaunch] = []
-    seconds, usd, costs = campaign.max_seconds, campaign.max_usd, campaign.costs
-    while seconds > 0 and usd > 0:
-        first = covering[:1] or clusters
-        share = seconds / len(covering) if covering else seconds
-        best: tuple[Cluster, Filled] | None = None
-        most, runs = 0.0, rated(by_members, known)
-        for cluster in first:
-            price = _usd_per_second(cluster)
-            if costs.minimum_s * price > usd:
-                continue
-            filled = fill(cluster, runs, known, most_s=min(share, usd / price), costs=costs)
-            value = filled.value_per_s / max(1 / seconds, price / usd)
-            if filled.candidates and (best is None or value > most * (1 + ROUNDING)):
-                best, most = (cluster, filled), value
-        if covering:
-            covering = covering[1:]
-        elif best is None:
-            break
-        if best is None:
-            continue
-        cluster, filled = best
-        launch = _launch(cluster, filled.candidates, known, costs)
-        for candidate in filled.candidates:
-            known.add(candidate)
-            if candidate.kind == "train":
-                by_members[candidate.members].remove(candidate)
-        launches.append(launch)
-        if len(launches) == campaign.most_launches:
-            break
-        if known.decision_value is not None:
-            known.decision_value.revalue()
-        seconds -= launch.est_s
-        usd -= launch.est_usd
-    return launches
-
-
-def _covering(clusters: Sequence[Cluster], known: Coverage) -> list[Cluster]:
-    """Few clusters that together hold every instance type on which some workload was never profiled (greedy cover)."""
-    missing = {
-        name
-        for _, name in known.unprofiled({o.instance_type.name for c in clusters for o in c.members})
-    }
-    cover: list[Cluster] = []
-    while missing:
-        gains = [
-            (len(missing & _types(cluster)), len(_types(cluster)), len(cluster.members))
-            for cluster in clusters
-        ]
-        best = max(range(len(clusters)), key=lambda i: (gains[i], -i))
-        cover.append(clusters[best])
-        missing -= _types(clusters[best])
-    return cover
-
-
-def _types(cluster: Cluster) -> set[str]:
-    return {offer.instance_type.name for offer in cluster.members}
+def _names(cluster: Cluster) -> tuple[str, ...]:
+    return tuple(offer.instance_type.name for offer in cluster.members)
 
 
 def _usd_per_second(cluster: Cluster) -> float:
     return max(cluster.total_usd_per_hour or 0.0, 1e-12) / 3600
 
 
-def _launch(
-    cluster: Cluster, candidates: Sequence[PlannedRun], known: Coverage, costs: Costs
-) -> PlannedLaunch:
-    return launch_of(cluster, [replace(one, reason=known.reason(one)) for one in candidates], costs)
+def _buy(
+    limits: CampaignLimits,
+    clusters: Sequence[Cluster],
+    runs: Sequence[PlannedRun],
+    known: Knowledge,
+    workloads: Mapping[str, Workload],
+) -> list[PlannedLaunch]:
+    """Buy launch after launch, the best value per share of the caps first."""
+    left, costs = list(runs), limits.costs
+    covering = _covering(clusters, known)
+    launches: list[PlannedLaunch] = []
+    seconds, usd = limits.max_seconds, limits.max_usd
+    while seconds > 0 and usd > 0 and len(launches) != limits.most_launches:
+        valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
+        for run in left:
+            valued[run.members].append((known.value(run), run))
+        share = seconds / max(len(covering), 1)
+        best: tuple[Cluster, list[PlannedRun]] | None = None
+        most = 0.0
+        for cluster in covering[:1] or clusters:
+            price = _usd_per_second(cluster)
+            if costs.minimum_s * price > usd:
+                continue
+            filling = _Filling(cluster=cluster, known=known, workloads=workloads, costs=costs)
+            picked, per_s = filling.fill(valued, min(share, usd / price))
+            value = per_s / max(1 / seconds, price / usd)
+            if picked and (best is None or value > most * (1 + ROUNDING)):
+                best, most = (cluster, picked), value
+        if best is None and not covering:
+            break
+        covering = covering[1:]
+        if best is None:
+            continue
+        cluster, picked = best
+        reasons = [replace(run, reason=known.reason(run)) for run in picked]
+        launch = launch_of(cluster, reasons, costs)
+        for run in picked:
+            known.add(run)
+        bought = set(picked)
+        left = [run for run in left if run not in bought]
+        launches.append(launch)
+        known.revalue()
+        seconds -= launch.est_s
+        usd -= launch.est_usd
+    return launches
 
 
-def launch_of(cluster: Cluster, items: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
-    """One launch of `cluster` for these runs, those of one machine first, each on the first machines that serve it."""
-    ordered, run_s = in_order(cluster, items)
-    return PlannedLaunch(
-        cluster=cluster,
-        items=tuple(replace(item, nodes=nodes) for item, nodes in ordered),
-        est_s=costs.launch_s + run_s,
-        est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
-        reason=_reason(items),
-    )
-
-
-def _reason(candidates: Sequence[PlannedRun]) -> str:
-    said = []
-    for kind, singular, plural in (
-        ("profile", "profile of a workload on a machine", "profiles of workloads on machines"),
-        ("probe", "sweep of collectives", "sweeps of collectives"),
-        ("train", "training run", "training runs"),
-    ):
-        count = sum(candidate.kind == kind for candidate in candidates)
-        if count:
-            said.append(f"{count} {singular if count == 1 else plural}")
-    clusters = len({candidate.members for candidate in candidates})
-    return f"{', '.join(said)} on {clusters} cluster{'s' if clusters > 1 else ''} from one launch"
-
-
-_PROBE_VALUE = 1.5  # a sweep serves every workload on its cluster
+def _covering(clusters: Sequence[Cluster], known: Knowledge) -> list[Cluster]:
+    """Return few clusters that hold every instance type with a profile to buy (greedy cover)."""
+    types = [set(_names(cluster)) for cluster in clusters]
+    missing = {name for _, name in known.unprofiled(set().union(*types))}
+    cover: list[Cluster] = []
+    while missing:
+        best = max(
+            range(len(clusters)),
+            key=lambda at: (
+                len(missing & types[at]),
+                len(types[at]),
+                len(clusters[at].members),
+                -at,
+            ),
+        )
+        cover.append(clusters[best])
+        missing -= types[best]
+    return cover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
-    """What a launch would measure, in order, and its value a second."""
+class _Filling:
+    """The choice of runs for one launch of `cluster`."""
 
-    candidates: tuple[PlannedRun, ...]
-    value_per_s: float  # of a billed second
+    cluster: Cluster
+    known: Knowledge
+    workloads: Mapping[str, Workload]
+    costs: Costs
 
+    def fill(
+        self, valued: Mapping[tuple[str, ...], Sequence[tuple[float, PlannedRun]]], most_s: float
+    ) -> tuple[list[PlannedRun], float]:
+        """Return the best runs within `most_s`, the start included, and their value a billed
+        second.
 
-Rated = Callable[[tuple[str, ...]], Sequence[tuple[float, PlannedRun]]]
+        Missing profiles come first, then sweeps of collectives, then training runs by value per
+        second (lazily re-valued: values only fall) until one more has less than the launch so far.
+        Seconds within the minimum bill cost nothing.
+        """
+        schedule, trial, costs = Schedule.of(self.cluster), self.known.copy(), self.costs
+        left_s = most_s - costs.launch_s
+        chosen: list[PlannedRun] = []
+        for run in self._before_training():
+            if schedule.seconds + schedule.extra_s(run) <= left_s:
+                chosen.append(run)
+                schedule.add(run)
+                trial.add(run)
+        total = _PROBE_VALUE * sum(run.kind == "probe" for run in chosen)
+        free_s = max(schedule.alone_s)  # profiles are bought anyway: no run is weighed by them
+        parts = sub_clusters(_names(self.cluster))
+        runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
+        heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
+        heapq.heapify(heap)
+        trains: list[PlannedRun] = []
+        while heap:
+            _, at = heapq.heappop(heap)
+            run = runs[at][1]
+            if schedule.seconds + schedule.extra_s(run) > left_s:
+                continue
+            value = trial.value(run)
+            if heap and -_per_second(value, run) > heap[0][0]:
+                heapq.heappush(heap, (-_per_second(value, run), at))
+                continue
+            before_s = costs.billed_s(schedule.seconds - free_s)
+            after_s = costs.billed_s(schedule.seconds - free_s + run.est_s)
+            if value <= 0 or (after_s > before_s and value / run.est_s < total / before_s):
+                break
+            trains.append(run)
+            schedule.add(run)
+            trial.add(run)
+            total += value
+        if not trains and not any(run.kind == "profile" for run in chosen):
+            return [], 0.0
+        return [*chosen, *_alternating(trains)], total / costs.billed_s(schedule.seconds - free_s)
 
-
-def rated(by_members: Mapping[tuple[str, ...], Sequence[PlannedRun]], known: Coverage) -> Rated:
-    """The runs of each sub-cluster that have any value now, and how much. Many clusters ask about the same one."""
-
-    @cache
-    def of(members: tuple[str, ...]) -> list[tuple[float, PlannedRun]]:
-        valued = [(known.value(candidate), candidate) for candidate in by_members.get(members, ())]
-        return [one for one in valued if one[0] > 0]
-
-    return of
-
-
-def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs: Costs) -> Filled:
-    """The best that `cluster` can measure within `most_s` seconds, its start included; empty where that is too little.
-
-    Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
-    then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more has
-    less value per second than the launch so far. Runs of no value are left out; seconds within the minimum bill
-    cost nothing. `runs` are rated by what is `known`.
-    """
-    schedule = Schedule.of(cluster)
-    left = most_s - costs.launch_s
-    trial = known.copy()
-    parts = sub_clusters(cluster)
-    chosen: list[PlannedRun] = []
-    for candidate in _before_training(cluster, parts, trial, costs):
-        if schedule.seconds + schedule.extra_s(candidate) <= left:
-            chosen.append(candidate)
-            schedule.add(candidate)
-            trial.add(candidate)
-    probing = [candidate for candidate in chosen if candidate.kind == "probe"]
-    total, must_s = (
-        _PROBE_VALUE * len(probing),
-        max(schedule.alone_s),
-    )  # profiles must be: no run is weighed by them
-    trains: list[PlannedRun] = []
-    candidates = [one for members in parts for one in runs(members)]
-    heap = [
-        (-_per_second(value, candidate), place)
-        for place, (value, candidate) in enumerate(candidates)
-    ]
-    heapq.heapify(heap)
-    while heap:
-        _, place = heapq.heappop(heap)
-        candidate = candidates[place][1]
-        if schedule.seconds + schedule.extra_s(candidate) > left:
-            continue
-        value = trial.value(candidate)
-        if heap and -_per_second(value, candidate) > heap[0][0]:
-            heapq.heappush(heap, (-_per_second(value, candidate), place))
-            continue
-        spent, more = (
-            costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, candidate.est_s)
-        )
-        if value <= 0 or (more > spent and value / candidate.est_s < total / spent):
-            break
-        trains.append(candidate)
-        schedule.add(candidate)
-        trial.add(candidate)
-        total += value
-    if not trains and not any(candidate.kind == "profile" for candidate in chosen):
-        return Filled(candidates=(), value_per_s=0.0)
-    spent = costs.billed_s(schedule.seconds - must_s)
-    return Filled(
-        candidates=(*chosen, *_alternating(trains, list(trial.workloads))),
-        value_per_s=total / spent,
-    )
+    def _before_training(self) -> list[PlannedRun]:
+        """Return missing profiles, and sweeps over two machines and over all."""
+        kinds = {offer.instance_type.name: offer.instance_type for offer in self.cluster.members}
+        profiles = [
+            profile_of(replace(self.workloads[workload], modes=(mode,)), kinds[name], self.costs)
+            for (workload, mode), name in self.known.unprofiled(kinds)
+        ]
+        names = _names(self.cluster)
+        sweeps = [
+            probe_of(members, self.costs)
+            for members in dict.fromkeys([names[:2], names])
+            if len(members) > 1
+            and members not in self.known.probed
+            and self.known.explores(members)
+        ]
+        return [*profiles, *sweeps]
 
 
-def _per_second(value: float, candidate: PlannedRun) -> float:
-    """To six digits: what differs by rounding alone is equal, and the first of equal ones is taken."""
-    return float(f"{value / candidate.est_s:.6g}")
+def _per_second(value: float, run: PlannedRun) -> float:
+    """Return value per second to six digits, so that rounding orders nothing."""
+    return float(f"{value / run.est_s:.6g}")
 
 
-def _before_training(
-    cluster: Cluster, parts: Iterable[tuple[str, ...]], known: Coverage, costs: Costs
-) -> list[PlannedRun]:
-    """Profiles and sweeps of collectives that nobody has of `cluster`, in order."""
-    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
-    unprofiled = known.unprofiled({members[0] for members in parts if len(members) == 1})
-    profiles = [
-        profile_of(known.workloads[workload], kinds[name], costs) for workload, name in unprofiled
-    ]
-    names = tuple(offer.instance_type.name for offer in cluster.members)
-    probed = sorted(
-        {names[:2], names} - {names[:1]}, key=len
-    )  # sizes between follow from the two ends
-    sweeps = [
-        probe_of(one, costs) for one in probed if one not in known.probed and known.explores(one)
-    ]
-    return [*profiles, *sweeps]
-
-
-def _alternating(trains: Sequence[PlannedRun], workloads: Sequence[Trained]) -> list[PlannedRun]:
-    """Workloads by turns, each in its own order: cut short anywhere, all of them have been served alike."""
-    before: Counter[Trained] = Counter()
+def _alternating(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Order runs by turns of workloads: cut short anywhere, all of them have been served."""
+    turns: Counter[Trained] = Counter()
     keyed = []
-    for candidate in trains:
-        keyed.append(((before[candidate.trained], workloads.index(candidate.trained)), candidate))
-        before[candidate.trained] += 1
-    return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
+    for run in runs:
+        keyed.append((turns[run.trained], run.trained, run))
+        turns[run.trained] += 1
+    return [run for *_, run in sorted(keyed, key=lambda key: key[:2])]

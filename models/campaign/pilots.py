@@ -59,8 +59,9 @@ def choose_pilots(
 ) -> Pilots:
     """Return the `count` candidates that better the choice of `goal` most; none if it is settled.
 
-    If no single run changes the choice, take the one that moves the choice set most: two may do what
-    one cannot. If no setup meets a required probability, take those that show most of the likeliest.
+    If no single run changes the choice, take the one that moves the choice set most: two may do
+    what one cannot. If no setup meets a required probability, take those that show most of the
+    likeliest.
     """
     question = next((one for one in choice_set.questions if one.name == goal), None)
     if question is None or not len(candidates):
@@ -96,7 +97,9 @@ def _belief(joint: Joint, frame: pd.DataFrame) -> Belief:
 
 
 def _value(question: OpenChoice, belief: Belief, runs: Sequence[int], shown: Places) -> Floats:
-    """Return (runs,) regret saved, or how far each moves the setups at `shown` if none saves any."""
+    """Return (runs,) regret saved, or how far each moves the setups at `shown` if none saves
+    any.
+    """
     value = run_values([question], belief, runs).regret
     if value.any():
         return value

@@ -1,11 +1,12 @@
-"""The value of a run: how far it is expected to better the choices of the table (knowledge gradient).
+"""The value of a run: how far it is expected to better the choices of the table (knowledge
+gradient).
 
     run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ] >= 0
 
 The choice and its loss are those of `planner/choice_rule.py`; log step times are normal. Where a
-probability is required, overshooting is weighed. In logs the unknown best setup cancels, so that the
-loss falls by as much as the regret (Frazier, Powell and Dayanik 2009).
+probability is required, overshooting is weighed. In logs the unknown best setup cancels, so that
+the loss falls by as much as the regret (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class Belief:
 class OpenChoice:
     """One goal of a workload, with the setups at `places` of a belief and their costs; (places,).
 
-    hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited`
-    are "hours" or "usd" (None: no constraint). `irreducible_*` are of log hours at a known step time,
-    beside the log of the expected hours.
+    hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and
+    `limited` are "hours" or "usd" (None: no constraint). `irreducible_*` are of log hours at a
+    known step time, beside the log of the expected hours.
     """
 
     name: str
@@ -108,7 +109,8 @@ class RunValues:
 def choice(question: OpenChoice, belief: Belief) -> int:
     """Return the position of the setup to take now.
 
-    It loses least; if none meets a required probability, it is the likeliest to meet the constraint.
+    It loses least; if none meets a required probability, it is the likeliest to meet the
+    constraint.
 
     Raises:
         ValueError: without setups.
@@ -201,8 +203,8 @@ def choice_set_of(
 ) -> ChoiceSet:
     """Return those of `setups` that may be chosen, with `predictions` aligned by position.
 
-    Of each cluster and market its best split; of these the 30 with the least expected objective, and
-    the 10 that lose least.
+    Of each cluster and market its best split; of these the 30 with the least expected objective,
+    and the 10 that lose least.
 
     Raises:
         ValueError: for a goal that cannot be judged.

@@ -72,7 +72,7 @@ def shop(
     learned = reads.learning(workspace.warehouse, workspace.provider.name)
     learning = pure.learning_launches(bought, unknown_learning(learned, known_workloads), offers)
     others = shopping_list(
-        pure.after(bought, learning),
+        bought.after(learning),
         known_workloads,
         offers,
         Past(

@@ -10,6 +10,7 @@ stays, at most 5 %, beside a full sweep and random order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -293,6 +294,15 @@ def measurement_of(setup: Setup, step_s: float) -> PlannedRun:
     )
 
 
+def _together(clusters: Sequence[Cluster]) -> Cluster:
+    """Return the smallest cluster that each of `clusters` is a part of."""
+    offers = {one.instance_type.name: one for cluster in clusters for one in cluster.members}
+    most: Counter[str] = Counter()
+    for cluster in clusters:
+        most |= Counter(one.instance_type.name for one in cluster.members)
+    return Cluster(members=tuple(offers[name] for name in sorted(most.elements())))
+
+
 def replay(policy: Sweep) -> pd.DataFrame:
     """Buy until the policy stops. Columns usd, runs, regret; the first row is before any run."""
     ground, bill, curve = policy.ground, Bill(costs=EC2_COSTS), []
@@ -303,7 +313,7 @@ def replay(policy: Sweep) -> pd.DataFrame:
         curve.append((bill.usd, bought, lost))
         if not places:
             return pd.DataFrame(curve, columns=["usd", "runs", "regret"])
-        cluster = ground.setups[places[0]].cluster
+        cluster = _together([ground.setups[at].cluster for at in places])
         runs = [measurement_of(ground.setups[at], float(ground.step_s[at])) for at in places]
         bill.add(cluster, in_order(cluster, runs)[1], anew=policy.anew)
         bought += len(places)

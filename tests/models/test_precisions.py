@@ -11,7 +11,7 @@ import pytest
 
 from models.campaign.campaign import CampaignLimits, in_each_mode, shopping_list
 from models.campaign.candidates import Costs, training_runs
-from models.campaign.run_value import DecisionValue, Model, Past
+from models.campaign.run_value import Knowledge, Model, Past
 from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import row_key, setup_key
@@ -261,14 +261,9 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
         types=frozenset(["large", "whole"]),
         fresh=NOTHING,
     )
-    layouts = {"large": 1, "whole": 1}
-    fp32_alone = DecisionValue.of(known, candidates, layouts=layouts)
-    assert {one.trained[1] for one in candidates if fp32_alone.applies_to(one)} == {Mode()}, (
-        "bf16 was never measured"
-    )
-    both = DecisionValue.of(
-        replace(known, workloads=frozenset([("mlp", Mode()), ("mlp", Mode("bf16"))])),
-        candidates,
-        layouts=layouts,
-    )
-    assert {one.trained[1] for one in candidates if both.applies_to(one)} == {Mode(), Mode("bf16")}
+    past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
+    for modes in ([Mode()], [Mode(), Mode("bf16")]):
+        knowledge = Knowledge.of(past, [], {})
+        measured = replace(known, workloads=frozenset(("mlp", mode) for mode in modes))
+        knowledge.learn(measured, candidates, past, {})
+        assert {run.mode for run in candidates if knowledge.is_modelled(run)} == set(modes)

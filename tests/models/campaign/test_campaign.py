@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 from models.campaign.campaign import (
     CampaignLimits,
     PlannedLaunch,
-    after,
     elastic_launch,
     learning_launches,
     shopping_list,
 )
-from models.campaign.candidates import Costs, Expected, PlannedRun, training_runs
-from models.campaign.run_value import DecisionValue, Model, Past
+from models.campaign.candidates import Costs, PlannedRun, training_runs
+from models.campaign.run_value import Knowledge, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key, rows_of
@@ -311,31 +310,6 @@ def test_what_is_unsteady_stale_or_failed_may_come_again() -> None:
     assert set(keys(shop(failed, profiles, probes, **args))) == {keys(first)[0]}
 
 
-def test_widely_predicted_setups_come_first() -> None:
-    _, profiles, probes = measured(first_list())
-
-    def expected(setups: pd.DataFrame) -> pd.DataFrame:
-        step = MODEL.predict(setups)["step_s"].to_numpy()
-        half = np.where(setups["workload"] == "lm", 0.4, 0.02) * step
-        return pd.DataFrame({"step_s": step, "step_low_s": step - half, "step_high_s": step + half})
-
-    def bought(expected: Expected) -> list[PlannedLaunch]:
-        known: dict[str, Any] = {
-            "choice_set": {},
-            "workloads": frozenset(),
-            "types": frozenset(),
-            "fresh": NOTHING,
-        }
-        model = Model(joint=MODEL.joint, expected_step=expected, **known)
-        return shop(NOTHING, profiles, probes, model=model, max_seconds=120.0)
-
-    launches = bought(expected)
-    wanted = Counter(item.workload for item, _ in lines(launches, "train"))
-    usual = Counter(item.workload for item, _ in lines(bought(MODEL.predict), "train"))
-    assert wanted["lm"] > 0.6 * wanted.total() > usual["lm"] * wanted.total() / usual.total()
-    assert any("predicted only within 40%" in item.reason for item, _ in lines(launches, "train"))
-
-
 def test_the_same_question_gets_the_same_list_and_another_seed_another() -> None:
     assert shop(sold=offers()[::-1]) == first_list() != shop(seed=8)
 
@@ -532,38 +506,23 @@ def test_candidates_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_t
     assert choice_set_of(job, [], predicted.iloc[:0]).questions == ()
 
 
-def test_a_launch_values_less_what_it_has_shown_already_and_the_next_one_starts_from_there() -> (
-    None
-):
-    known = model(replace(UNSURE, own=0.1, shared=0.3))
+def test_a_planned_run_lowers_the_value_of_what_it_shows() -> None:
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
-    candidates = training_runs(
+    runs = training_runs(
         JOBS, clusters, PROFILES, expected_step=UNSURE.predict, costs=Costs()
-    )
-    layouts = {name: machine(name).devices for name in CORES}
-    judge = DecisionValue.of(known, candidates.values(), layouts=layouts)
-    valued = sorted(
-        (one for one in candidates.values() if judge.value(one) > 0), key=judge.value, reverse=True
-    )
-    assert len(valued) >= 2
-    first = valued[0]
-    before = {one: judge.value(one) for one in valued}
-    trial = judge.copy()
+    ).values()
+    past = Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING)
+    known = Knowledge.of(past, [], {})
+    known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), list(runs), past, {})
+    valued = sorted((run for run in runs if known.value(run) > 0), key=known.value, reverse=True)
+    before = {run: known.value(run) for run in valued}
+    trial, first = known.copy(), valued[0]
     trial.add(first)
-    assert (
-        all(trial.value(one) <= before[one] for one in valued)
-        and trial.value(first) < 0.1 * before[first]
-    )
-    assert judge.value(first) == before[first], "a trial left its mark"
+    assert all(trial.value(run) <= before[run] for run in valued[1:])
+    assert trial.value(first) < 0.1 * before[first] == 0.1 * known.value(first)
     trial.revalue()
     assert trial.value(first) == 0.0
-    stranger = replace(first, members=("elsewhere",))
-    assert (
-        judge.applies_to(first)
-        and not judge.applies_to(stranger)
-        and not judge.applies_to(replace(first, workload="new"))
-    )
-    assert judge.value(replace(first, global_batch=7)) == 0.0  # not weighed
+    assert known.value(replace(first, global_batch=7)) == 0.0  # not valued
 
 
 HOUR = timedelta(hours=1)
@@ -646,13 +605,6 @@ def test_full_machines_and_single_devices_are_both_to_be_had() -> None:
     assert {one.batches for one in candidates if one.devices == (1,)} <= whole, (
         "at the same batch a device"
     )
-    plain = training_runs(
-        [JOB], [Cluster(members=(ONE, ONE))], NOTHING, expected_step=None, costs=Costs()
-    ).values()
-    assert {candidate.devices for candidate in plain} == {()}
-    assert "devices" not in next(iter(plain)).tie_text, (
-        "it seeds the order of equals: it must stay as it was"
-    )
 
 
 def test_the_list_says_how_many_devices_and_what_was_measured_is_not_bought_again() -> None:
@@ -691,7 +643,7 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
     cheapest = next(one for one in sold if not cores_fit(Cluster(members=(one, one))))
     assert launch.cluster.members == (cheapest, cheapest)
     assert Counter(one.mode for one in launch.items) == dict.fromkeys(modes, 2)
-    left = after(campaign, [launch])
+    left = campaign.after([launch])
     assert left.max_seconds == 900.0 - launch.est_s and left.max_usd == 1.0 - launch.est_usd
     other = replace(campaign, fits=lambda one: "no" if cheapest in one.members else cores_fit(one))
     assert cheapest not in learning_launches(other, wanted, offers())[0].cluster.members

@@ -209,7 +209,7 @@ def test_a_dry_run_after_an_edit_lists_by_the_file_as_it_is(
     seen: dict[str, pd.DataFrame] = {}
     monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
     monkeypatch.setattr(
-        campaign.shop, "fn", lambda here, offers, frames, *rest: seen.update(frames) or []
+        campaign, "shop", lambda here, offers, frames, *rest: seen.update(frames) or []
     )
     (_, lm) = here.workloads
     noted = pd.DataFrame({"workload": ["conv", "lm"], "digest": ["before the edit", lm.digest]})
