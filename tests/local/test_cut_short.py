@@ -13,7 +13,7 @@ from tests.local.command import Project, known
 from tests.local.hosts import left_over, wait_for
 from tests.local.test_failures import PROJECT, TINY
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.slow]
 
 SLOW = TINY.replace("import torch", "import os, time, torch").replace(
     "    return model,",

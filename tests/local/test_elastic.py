@@ -28,7 +28,7 @@ from tests.warehouse.builders import NOON, TYPES
 from warehouse.append import note_instance_types
 from warehouse.reads import launched, mart
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.slow]
 
 STEPS, EVERY = 400, 20
 # a step is to take longer than the controller's look at the host

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +15,9 @@ from typing import Any
 
 import pytest
 
-from models.campaign.campaign import PlannedLaunch
-from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster
 from tasks import node
-from tasks.campaign.budget import Tally
-from tasks.campaign.campaign import serve, serve_launch
+from tasks.campaign.campaign import serve
 from tasks.execution import mailbox
 from tasks.execution.collect import collect
 from tasks.execution.job import Job, Served
@@ -190,106 +184,3 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(
         "between": "measured",
         "revoked": "interrupted",
     }
-
-
-@needs_two_hosts
-def test_what_does_not_need_a_revoked_host_is_measured_on_the_one_that_is_left(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installation = here(project)
-    accident = Accident(revoked=lambda cluster: cluster.revoke(0))  # where all ranks meet
-    alone = {"nodes": [1], "batches": [8]}
-    asked = job(
-        installation,
-        2,
-        {"before": {}, "revoked": ENDLESS, "alone": alone, "both": {}, "alone-too": alone},
-    )
-    served = accident.serve(installation, asked, monkeypatch)
-    assert served.recorded == {"before", "alone", "alone-too"}, served.outcome
-    assert [(row["run_id"], row["status"]) for row in served.rows] == [("revoked", "interrupted")]
-    assert served.outcome.startswith("finished; node 0: ") and left_over(installation.home) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own takes root")
-def test_a_full_disk_loses_nothing_that_was_reported(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installation = here(project)
-    disk = installation.home / "leases"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
-        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
-
-    def fill(cluster: LocalCluster) -> None:
-        with (
-            pytest.raises(OSError, match="No space"),
-            (cluster.mailbox / "filler").open("wb", buffering=0) as file,
-        ):
-            while True:
-                file.write(b"x" * 4096)
-
-    try:
-        monkeypatch.setattr(mailbox, "SILENT_AFTER_S", 5.0)
-        asked = job(
-            installation,
-            1,
-            {"before": {}, "unreported": {"least_steps": 2_000, "most_steps": 2_000}, "after": {}},
-        )
-        served = Accident(unreported=fill).serve(installation, asked, monkeypatch)
-        assert "free some space" in served.outcome, served.outcome
-        collect(installation, "r", datetime.now(UTC))
-        assert known(installation.home) == {"before": "measured", "unreported": "failed"}
-        assert left_over(installation.home) == [] and installation.provider.ended() == []
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-READS = TINY.replace(
-    "def build():", "def build(data):\n    width = len(Path(data, 'width.txt').read_text())"
-).replace("16", "width")
-
-
-def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_own_runs_alone(
-    project: Path,
-) -> None:
-    (project / "reads.py").write_text(f"from pathlib import Path\n{READS}")
-    of_tiny = PROJECT.partition("[workloads.tiny]")[2]
-    stated = [
-        f"[workloads.{name}]\ndata = '{name}'{of_tiny.replace('tiny.py', 'reads.py')}"
-        for name in ("near", "gone")
-    ]
-    (project / "srift.toml").write_text(PROJECT + "".join(stated))
-    for name in ("near", "gone"):
-        (project / name).mkdir()
-        (project / name / "width.txt").write_text("xxx")
-    installation = here(project)
-    digests = {one.name: one.digest for one in installation.workloads}
-    shutil.rmtree(project / "gone")
-    cluster = Cluster.of((1, installation.provider.offers(datetime.now(UTC))[0]))
-    runs = [
-        PlannedRun(kind="train", workload=name, nodes=(0,), batches=(16,), reason="r", est_s=5.0)
-        for name in ("gone", "near", "tiny")
-    ]
-    launch = PlannedLaunch(
-        cluster=cluster, items=tuple(runs), est_s=20.0, est_usd=0.001, reason="r"
-    )
-    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 100.0, refresh_id="r")
-    served = serve_launch(installation, launch, "r-00", tally)
-    tally.add(served, collect(installation, "r", datetime.now(UTC)), load_s=0.0)
-    assert served.outcome == "finished", served.outcome
-    assert known(installation.home) == {
-        "r-00-000": "failed",
-        "r-00-001": "measured",
-        "r-00-002": "measured",
-    }
-    [row] = served.rows
-    assert (
-        row["reason"].startswith(f"no folder {project / 'gone'}")
-        and row["setup"]["workload"] == "gone"
-    )
-    assert list(tally.lacking) == ["gone"]
-    records = installation.warehouse.select("raw_records").set_index("run_id")
-    body = json.loads(records.loc["r-00-001", "body"])
-    assert body["values"]["parameters"] == 3 * 4 + 4 and digests["near"] != digests["tiny"]
-    assert left_over(installation.home) == []

@@ -6,17 +6,14 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tasks.providers.base import NoCapacity, NotSupported, ProviderError
+from tasks.providers.base import NoCapacity, ProviderError
 from tasks.providers.local import catalogue as local_catalogue
-from tasks.providers.local.cluster import draw_revocations
-from tasks.providers.local.cpu_shares import members
-from tasks.providers.local.processes import Process, hosts
+from tasks.providers.local.processes import hosts
 from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     HERE,
@@ -24,7 +21,6 @@ from tests.local.hosts import (
     cluster,
     left_over,
     needs_network,
-    needs_quota,
     provider,
     rate_gbps,
     ready,
@@ -57,44 +53,6 @@ def test_whatever_ends_a_lease_nothing_is_left_but_the_mailbox(
     assert local.ended() == [] and not ended.mailbox.exists()
 
 
-@pytest.mark.parametrize(
-    ("part", "name", "error", "message"),
-    [
-        ("shares", "add", PermissionError(1, "Operation not permitted"), "not permitted"),
-        (
-            "store",
-            "write",
-            OSError(28, "No space left on device"),
-            r"nothing was started.*No space",
-        ),
-    ],
-)
-def test_hosts_that_cannot_start_leave_nothing(
-    local: LocalProvider,
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    name: str,
-    error: OSError,
-    message: str,
-) -> None:
-    def refuse(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(type(getattr(local, part)), name, refuse)
-    lone = cluster(local, "narrow")
-    with (
-        pytest.raises(ProviderError, match=message),
-        local.acquire(lone, lease_id="stillborn", deadline_s=60, seed=1),
-    ):
-        pass
-    assert (
-        left_over(local) == []
-        and local.leases() == []
-        and local.ended() == []
-        and local.store.ids() == []
-    )
-
-
 @needs_network
 def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: LocalProvider) -> None:
     with local.acquire(
@@ -118,16 +76,6 @@ def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: Loca
         running.revoke(0)
         assert not running.nodes()[0].interrupted, "what had ended by itself was not revoked"
     assert left_over(local) == []
-
-
-def test_the_spot_market_takes_hosts_away(local: LocalProvider) -> None:
-    spot = cluster(local, "hunted", market="spot")
-    with local.acquire(spot, lease_id="spot", deadline_s=60, seed=1) as running:
-        wait_for(lambda: running.nodes()[0].interrupted)
-        assert "spot market" in running.nodes()[0].reason
-    with local.acquire(cluster(local, "hunted"), lease_id="kept", deadline_s=60, seed=1) as running:
-        ready(running)
-        assert running.nodes()[0].alive and not draw_revocations(running.cluster, 1)
 
 
 @needs_network
@@ -157,30 +105,6 @@ def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(
     assert left_over(local) == []
 
 
-@needs_quota
-def test_a_host_that_starts_while_the_one_before_is_being_ended_is_not_ended_with_it(
-    local: LocalProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(group: Path) -> list[Process]:
-        threading.Event().wait(0.5)
-        return members(group)
-
-    with local.acquire(
-        cluster(local, "wide", "replaced"), lease_id="race", deadline_s=60, seed=1
-    ) as running:
-        ready(running)
-        monkeypatch.setattr("tasks.providers.local.cluster.members", late)
-        ending = threading.Thread(target=running.revoke, args=(1,))
-        ending.start()
-        wait_for(lambda: not running.nodes()[1].alive)
-        (running.mailbox / "node-1" / "ready.json").unlink()
-        assert running.replace(1)
-        ending.join()
-        ready(running)
-        assert running.nodes()[1].alive, running.nodes()[1].reason
-    assert left_over(local) == []
-
-
 def test_two_controllers_share_the_machine_until_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,20 +125,6 @@ def test_two_controllers_share_the_machine_until_it_is_full(
     with other.acquire(lone, lease_id="second", deadline_s=60, seed=1) as running:
         ready(running)
     assert left_over(one) == left_over(other) == []
-
-
-@needs_network
-def test_two_leases_at_once_do_not_meet(local: LocalProvider) -> None:
-    both = cluster(local, "narrow")
-    with (
-        local.acquire(both, lease_id="left", deadline_s=60, seed=1) as left,
-        local.acquire(both, lease_id="right", deadline_s=60, seed=1) as right,
-    ):
-        ready(left), ready(right)
-        assert left.addresses == right.addresses
-        assert {lease.lease_id for lease in local.leases()} == {"left", "right"}
-        right.release()
-        assert left.nodes()[0].alive
 
 
 CONTROLLER = """
@@ -276,25 +186,3 @@ def test_processes_that_no_lease_tells_of_are_ended(local: LocalProvider) -> Non
         (local.store.directory("lost") / "lease.json").unlink()
         [sentence] = local.reap(datetime.now(UTC))
         assert "lost" in sentence and left_over(local) == []
-
-
-def test_a_loopback_host_runs_alone_and_its_orphans_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_catalogue, "most_cores", lambda: 64.0)
-    local = provider(tmp_path, "none")
-    with (
-        pytest.raises(NotSupported, match="network of their own"),
-        local.acquire(cluster(local, "narrow", "narrow"), lease_id="pair", deadline_s=60, seed=1),
-    ):
-        pass
-    with local.acquire(
-        cluster(local, "narrow"), lease_id="alone", deadline_s=60, seed=1
-    ) as running:
-        assert ready(running)[0]["address"] == "127.0.0.1"
-        with (
-            pytest.raises(NoCapacity, match="one at a time"),
-            local.acquire(cluster(local, "narrow"), lease_id="second", deadline_s=60, seed=1),
-        ):
-            pass
-    assert left_over(local) == []

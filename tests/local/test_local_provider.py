@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from tasks.providers.base import NoCapacity
-from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.network import Isolation
 from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     ISOLATION,
     best,
     cluster,
-    instance_type,
     left_over,
     links,
     needs_network,
@@ -61,45 +56,6 @@ def test_a_share_is_in_force_between_settle_and_unsettle_only(local: LocalProvid
         again = best(lambda: share(running), enough=0.2)
     assert settled == pytest.approx(0.1, rel=0.15)
     assert min(free, again) >= 0.2
-
-
-@needs_quota
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
-def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(
-    local: LocalProvider,
-) -> None:
-    def cores() -> list[set[int]]:
-        groups = [local.shares.group(running._name(index)) for index in range(2)]
-        return [
-            set().union(*(os.sched_getaffinity(one.pid) for one in local_cpu.members(group)))
-            for group in groups
-            if group is not None
-        ]
-
-    both = cluster(local, "narrow", "narrow")
-    with local.acquire(both, lease_id="pinned", deadline_s=60, seed=1) as running:
-        ready(running)
-        running.settle()
-        settled = cores()
-        running.unsettle()
-        assert [len(one) for one in settled] == [1, 1] and settled[0] != settled[1]
-        assert cores() == [os.sched_getaffinity(0)] * 2
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
-def test_an_ordinary_users_whole_core_is_a_core_of_its_own(local: LocalProvider) -> None:
-    local.shares = local_cpu.Affinity("as an ordinary user")
-    local._specs |= {
-        "whole": instance_type(cores=1.0),
-        "all": instance_type(cores=float(os.cpu_count() or 1)),
-    }
-    with local.acquire(cluster(local, "whole"), lease_id="whole", deadline_s=60, seed=1) as running:
-        assert ready(running)[0]["cores"] == 1
-        with (
-            pytest.raises(NoCapacity, match="whole cores"),
-            local.acquire(cluster(local, "all"), lease_id="second", deadline_s=60, seed=1),
-        ):
-            pass
 
 
 def test_nothing_of_the_controllers_settings_and_credentials_reaches_a_host(

@@ -23,7 +23,7 @@ from tests.warehouse.builders import setup
 from tests.wheels import wheel
 from warehouse.reads import mart
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.slow]
 
 TRAIN = """
 import os, socket, sys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, InstanceType, Offer
-from tasks.execution.job import START_UP_S, Job, expected_devices, job_of, with_acquired
+from tasks.execution.job import START_UP_S, Job, expected_devices, job_of
 from tasks.node.record import ANY, CPU, Devices
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import SettingsError
@@ -66,21 +65,6 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(job: Job)
     assert job.deadline_s == 60.0 + START_UP_S
 
 
-def test_each_workload_travels_once_as_it_is_now(here: Workspace, job: Job) -> None:
-    assert {spec.name: source.entry for spec, source in job.files} == {
-        "conv": "work.py",
-        "lm": "work.py",
-    }
-    assert {spec.function for spec, _ in job.files} == {"build"}
-    (here.settings.root / "work.py").write_text("def build(): ...\n")
-    after = job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
-    assert {spec.digest for spec, _ in job.files}.isdisjoint(spec.digest for spec, _ in after.files)
-    assert (
-        after.run_setups["L-000"]["workload_digest"]
-        == {s.name: s.digest for s, _ in after.files}["conv"]
-    )
-
-
 def test_run_setups_describe_the_hosts_that_take_part_and_no_others(
     here: Workspace, job: Job
 ) -> None:
@@ -104,45 +88,6 @@ def test_run_setups_describe_the_hosts_that_take_part_and_no_others(
         "a profile",
         "a probe",
     }
-
-
-def test_devices_travel_to_the_nodes_and_stand_in_the_layout(here: Workspace) -> None:
-    whole = launch(here)
-    run = replace(wanted("train", "conv", (0, 1), (32, 8)), devices=(4, 1))
-    job = job_of(replace(whole, items=(run,)), here.settings, lease_id="L", seed=5, deadline_s=60.0)
-    assert job.items[0].devices == [4, 1] and job.items[0].used == [4, 1]
-    assert job.run_setups["L-000"]["layout"] == "4+1"
-
-
-def test_a_run_setup_is_rewritten_by_the_machines_that_were_really_got_and_tells_their_image(
-    job: Job,
-) -> None:
-    dearer = tuple(
-        replace(one, market="on-demand", zone="b", usd_per_hour=1.0) for one in job.cluster.members
-    )
-    got = with_acquired(
-        job.run_setups, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:]))
-    )
-    assert (got["L-001"]["market"], got["L-001"]["zone"], got["L-001"]["usd_per_hour"]) == (
-        "on-demand",
-        "b",
-        1.0,
-    )
-    assert got["L-000"]["market"] == "on-demand+spot" and got["L-000"][
-        "usd_per_hour"
-    ] == pytest.approx(2.05)
-    same = {
-        name: value
-        for name, value in got["L-001"].items()
-        if name not in ("market", "zone", "usd_per_hour")
-    }
-    assert same.items() <= job.run_setups["L-001"].items()
-    assert with_acquired(job.run_setups, job.items, job.cluster) == job.run_setups
-    imaged = with_acquired(job.run_setups, job.items, job.cluster, image_id="ami-1")
-    moved = with_acquired(imaged, job.items, job.cluster)
-    assert {one["image_id"] for one in moved.values()} == {"ami-1"}, (
-        "a replacement does not make it unknown"
-    )
 
 
 def machine(name: str, device: str, devices: int, provider: str = "ec2") -> Offer:

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.campaign.campaign import serve
-from tasks.execution.collect import collect
 from tasks.execution.mailbox import MachineLog, Mailbox, benchmark_seconds, machine_rows
 from tasks.execution.outcomes import blame
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.workspace.workspace import Workspace
 from tests.fakes import (
-    FakeCluster,
     FakeProvider,
-    Step,
-    armed,
-    fast,
-    finished,
     offer,
-    ready,
-    reported,
-)
-from tests.tasks.execution.test_collect import installation
-from tests.tasks.execution.test_session import (
-    job,
-    served,
-    waits,
 )
 from tests.warehouse.builders import NOON
-from warehouse.reads import mart
 
 HUGE = "1" + 400 * "0"
 
@@ -79,42 +60,6 @@ def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
     assert ended.nodes == (0,) and ended.reason.startswith("node 0:")
 
 
-def launched(home: Path, *script: Step) -> tuple[Workspace, pd.DataFrame]:
-    here = installation(home, script)
-    serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
-    collect(here, "r", NOON)
-    return here, mart(here.warehouse, "machines")
-
-
-def both_ready_one_earlier(cluster: FakeCluster) -> None:
-    ready(cluster)
-    moment = (cluster.mailbox / "node-1" / "ready.json").stat().st_mtime
-    os.utime(cluster.mailbox / "node-0" / "ready.json", (moment - 2.0, moment - 2.0))
-
-
-def test_each_machine_tells_once_when_it_was_at_work_and_how_long_it_was_held(
-    tmp_path: Path,
-) -> None:
-    script = (
-        *waits(40),
-        both_ready_one_earlier,
-        *waits(20),
-        armed(1),
-        reported("a", "b", "c"),
-        finished(1),
-    )
-    here, found = launched(tmp_path, *script)
-    collect(here, "r", NOON)
-    assert len(mart(here.warehouse, "machines")) == len(found) == 2
-    assert found["instance_type"].tolist() == ["small", "small"] and set(found["market"]) == {
-        "spot"
-    }
-    early, late = found["startup_s"]
-    assert late == pytest.approx(6.1, abs=0.3) and late - early == pytest.approx(2.0, abs=0.01)
-    assert found["hours"].tolist() == [pytest.approx(1 / 60)] * 2, "as long as the lease, a minute"
-    assert not found["interrupted"].any() and found["machines"].tolist() == [2, 2]
-
-
 def ended(home: Path, mailbox: Path | None) -> list[dict[str, Any]]:
     """The machines of a lease with that mailbox that ends after a minute."""
     assert mailbox is not None
@@ -139,9 +84,3 @@ def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> N
     ]
     assert [row["hours"] * 3600 for row in rows] == pytest.approx([60.0, 20.0, 25.0])
     assert [(row["asked_at"] - NOON).total_seconds() for row in rows] == [0.0, 0.0, 25.0]
-
-
-def replaced(home: Path, *script: Step) -> list[dict[str, Any]]:
-    """What became of the machines of a launch that serves one run on two hosts."""
-    seen, _ = served(home, job("b"), *script)
-    return ended(home, seen.mailbox)

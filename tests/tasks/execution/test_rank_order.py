@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ from models.planner.placement import Choice
 from tasks.execution import rank_order
 from tasks.execution.rank_order import links_matter, sending_order, traffic
 from tasks.node.record import Item
-from tests.fakes import FakeCluster, armed, finished, job_of, ready, reported
-from tests.tasks.execution.test_session import served
 
 NODES = [0, 1, 2, 3]
 RACKS = np.array([0, 1, 0, 1])
@@ -37,10 +33,6 @@ def said(**changes: Any) -> dict[str, Any]:
     latency_s = 1e-4 * (1 - np.eye(4))
     whole = {"nodes": NODES, "latency_s": [latency_s.tolist()] * 3, "byte_s": [byte_s.tolist()] * 3}
     return whole | {"sharing": [1.0] * 3, "took_s": 1.5} | changes
-
-
-def together(order: tuple[int, ...]) -> bool:
-    return sum(RACKS[order[place]] != RACKS[order[(place + 1) % 4]] for place in range(4)) == 2
 
 
 def test_a_ring_begins_at_the_first_machine_which_has_the_servers(
@@ -92,18 +84,3 @@ def test_links_are_measured_where_there_are_orders_to_choose_from(
 def test_adasum_is_planned_for_its_halves_where_machines_come_in_pairs() -> None:
     assert len(traffic([item(), item(strategy="adasum"), item([0, 1])], 4)) == 1 + 2
     assert len(traffic([item(strategy="adasum")], 6)) == 1
-
-
-def test_the_session_lets_machines_go_in_the_order_that_their_links_ask_for(tmp_path: Path) -> None:
-    def tells(cluster: FakeCluster) -> None:
-        armed(1)(cluster)
-        cluster.say("armed-1.json", 0, pairs=said())
-
-    def is_asked(cluster: FakeCluster) -> None:
-        assert json.loads((cluster.mailbox / "plan.json").read_text())["pairs"]
-
-    script = (ready, is_asked, tells, reported("a"), finished(1))
-    seen, _ = served(tmp_path, job_of([item()], count=4), *script)
-    assert seen.mailbox is not None
-    go = json.loads((seen.mailbox / "go-1.json").read_text())
-    assert together(tuple(go["order"])) and go["why"].startswith("predicted")

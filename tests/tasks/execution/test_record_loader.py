@@ -13,7 +13,7 @@ from tasks.node.record import write_json
 from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, fresh, record, setup
 from warehouse.append import note_instance_types, note_workloads
 from warehouse.database import Warehouse
-from warehouse.reads import learning, mart, training_frames
+from warehouse.reads import mart, training_frames
 
 
 @pytest.fixture
@@ -95,24 +95,6 @@ def test_a_run_that_was_recorded_before_its_node_went_is_a_measurement(
     assert measured(warehouse) == ["a", "b"]
 
 
-def test_a_learning_run_is_kept_apart_from_what_times_steps_and_loaded_once(
-    warehouse: Warehouse, mailbox: Path
-) -> None:
-    values = {"losses": [3.0, 2.0], "steps_a_window": 20, "diverged": False}
-    learned = record("c", kind="learn", values=values, item={"seed": 2})
-    write_json(mailbox / "node-0" / "records" / "c.json", learned)
-    (mailbox / "node-0" / "records" / "d.json").write_text("{")
-    whole = {name: setup(kind="learn" if name in "cd" else "train") for name in "abcd"}
-    assert [load(warehouse, mailbox, run_setups=whole).new for _ in range(2)] == [4, 0]
-    assert measured(warehouse) == ["a", "b"]
-    rows = learning(warehouse, "local").set_index("run_id")
-    assert rows["status"].to_dict() == {"c": "measured", "d": "failed"}
-    assert list(rows.loc["c", "losses"]) == [3.0, 2.0] and rows.loc[
-        "c", ["seed", "strategy"]
-    ].tolist() == [2, "ddp"]
-    assert learning(warehouse, "ec2").empty
-
-
 def train(**values: Any) -> str:
     return json.dumps(record("c", values={"step_s": 1.0} | values))
 
@@ -168,14 +150,6 @@ def test_a_loss_that_is_no_number_is_unknown_and_a_record_being_written_is_left_
     half.write_text("{")
     assert load(warehouse, mailbox).notes == [] and half.exists()
     assert measured(warehouse) == ["a", "b", "c"]
-
-
-def test_the_leases_cost_is_loaded_with_its_records(warehouse: Warehouse, mailbox: Path) -> None:
-    lease = {"lease_id": "lease", "provider": "local", "cluster": "2xsmall", "market": "spot"}
-    lease |= {"started_at": NOON, "ended_at": NOON, "usd": 0.5, "outcome": "finished"}
-    load(warehouse, mailbox, lease=lease)
-    load(warehouse, mailbox, lease=lease)
-    assert mart(warehouse, "spend")[["measured_runs", "usd"]].values.tolist() == [[2, 0.5]]
 
 
 def on(*names: str) -> list[dict[str, Any]]:

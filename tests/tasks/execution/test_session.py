@@ -6,7 +6,6 @@ Machines that are taken away cost the run under way; the rest goes on with fewer
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
-from tasks.execution import liveness
 from tasks.execution.job import Job, Served
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Item, WorkloadFile
@@ -327,23 +325,6 @@ def test_each_process_that_workloads_need_is_an_attempt_plain_ones_first(tmp_pat
     assert (after.recorded, rows(after), after.outcome) == (set("abxyz"), [], "finished")
 
 
-def test_a_folder_travels_as_one_archive_and_not_under_its_old_name_when_a_file_of_it_changed(
-    tmp_path: Path,
-) -> None:
-    asked = in_processes(tmp_path, "xy")
-    script = (ready, armed(1), reported(*"xy"), finished(1))
-    seen, _ = served(tmp_path, asked, *script)
-    assert seen.mailbox is not None
-    [packed] = (seen.mailbox / "workloads").glob("*.tar.gz")
-    with tarfile.open(packed) as tar:
-        assert tar.getnames() == ["m.py"]
-    for change in (lambda: (tmp_path / "m.py").write_text("another"), (tmp_path / "m.py").unlink):
-        change()
-        (tmp_path / "later").mkdir(exist_ok=True)
-        seen, _ = served(tmp_path / "later", replace(asked, lease_id=f"r-{change}"), *script)
-        assert "was just changed: refresh again" in seen.rows[0]["reason"]
-
-
 def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
     seen = serving(FakeProvider(tmp_path, refusal="others hold the cores"), job())
     assert seen.mailbox is None and seen.outcome == "refused: others hold the cores"
@@ -378,19 +359,6 @@ def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_
     )
 
 
-def test_a_place_is_filled_three_times_at_most_and_then_a_row_says_so(tmp_path: Path) -> None:
-    script: list[Step] = [sells(9), ready]
-    ids = ["b", "b-again-2", "b-again-3", "b-again-4"]
-    for attempt, run_id in zip((1, 3, 5, 7), ids, strict=True):
-        script += [armed(attempt), at(run_id, attempt), becomes(1, TAKEN), new(1)]
-    seen, cluster = served(tmp_path, job("b"), *script)
-    assert cluster.replaced == [1, 1, 1]
-    assert {row[:2] for row in rows(seen)} == {(run_id, "interrupted") for run_id in ids}
-    assert seen.rows[-1]["reason"].endswith(
-        "all runs that are left need it, and 3 machines were replaced already"
-    )
-
-
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_theirs(
     tmp_path: Path,
 ) -> None:
@@ -411,26 +379,6 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_the
     assert alone.outcome == "failed: node 1: no GPU" and plan(alone)["attempt"] == 1, (
         "nothing is left to try"
     )
-
-
-@pytest.mark.parametrize(("patience_s", "lost"), [(0.0, []), (1e6, ["b"])])
-def test_a_run_that_is_late_may_be_measured_again_and_does_not_end_before_the_machine_goes(
-    tmp_path: Path, patience_s: float, lost: list[str]
-) -> None:
-    late = waits(400)  # more seconds than such a run takes
-    script = (
-        *GOES,
-        at("b"),
-        noticed(100.0),
-        *late,
-        noticed(8.0),
-        *waits(1),
-        reported("b"),
-        finished(1),
-    )
-    seen, _ = served(tmp_path, replace(job("b"), patience_s=patience_s), *script)
-    assert [row[0] for row in rows(seen) if "notice" in row[2]] == lost
-    assert plan(seen)["patience_s"] == patience_s
 
 
 @pytest.mark.parametrize(("got_usd", "measured"), [(3.6, 1), (36.0, 0)])
@@ -508,31 +456,6 @@ def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_named(tmp_
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, (
         "the runs' own records say so too"
     )
-
-
-@pytest.mark.parametrize("state", [NodeState(alive=False, reason="it is gone"), None])
-def test_a_machine_that_is_lost_while_it_fetches_is_not_waited_for(
-    tmp_path: Path, state: NodeState | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if state is None:  # it hangs: the others' heartbeats are heard
-        monkeypatch.setattr(
-            liveness, "silent_nodes", lambda box, _: [1] if (box.path / "silent").exists() else []
-        )
-    lost = becomes(1, state) if state else lambda cluster: (cluster.mailbox / "silent").touch()
-    of = with_data("sb", tmp_path / "w.py")
-    script = (
-        ready,
-        has("ready", 0),
-        has("fetching", 1),
-        *waits(100),
-        lost,
-        *waits(3),
-        only(0, "armed-1.json"),
-    )
-    seen, _ = served(tmp_path, of, *script, reported("s"), finished(1, 0))
-    assert seen.recorded == {"s"}
-    why = "it is gone" if state else "fell silent"
-    assert [(one["run_id"], why in one["reason"]) for one in seen.rows] == [("r-00-launch", True)]
 
 
 def elastic() -> Job:
