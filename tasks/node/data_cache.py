@@ -1,16 +1,18 @@
-"""Samples of a dataset, read and decoded once: kept in memory, and on a local disk for other ranks and later runs.
+"""Samples of a dataset, read and decoded once: in memory, and on a disk for other ranks and runs.
 
-To be copied beside a script that trains: it needs Linux and torch, and nothing else of Srift.
+Copy this file beside a script that trains: it needs Linux and torch, and nothing else of Srift.
 
-A level is one file that all processes of a machine which have it share: of no name, in memory, or in a folder.
+A level is one file that all processes of a machine share: without a name, in memory, or in a
+folder.
 
     head     magic, digest, number of samples
-    state    where what is taken ends; 1 once no more is taken
-    index    of each sample: where it begins, its bytes, their checksum; zeros where it is not kept
+    state    the end of the used part; 1 when nothing more is kept
+    index    for each sample its begin, bytes and checksum; zeros if it is not kept
     samples  pickles, one after another
 
-Under a lock a process takes room, writes a sample there, and its place in the index last. What is half written is in no
-index, and what a machine that lost its power left there fits no checksum: such a sample is read from the dataset anew.
+Under a lock a process reserves room, writes a sample there, and its index entry last. A half
+written sample has no entry, and what a machine without power left fits no checksum: both are read
+from the dataset again.
 """
 
 from __future__ import annotations
@@ -42,14 +44,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 _GIB = 2**30
-_LEAST_FREE = 5 * _GIB  # of a disk, for checkpoints and all else that a training writes
-_READ_TWICE = (
-    3  # samples that each process reads again before it trusts that they are always the same
-)
-_LOCKED_WITHIN_S = 2.0  # a process may be stopped, or a file server gone, while it has the lock
-_MOST_STALLS = (
-    3  # samples in a row that a process waits for the lock in vain, before it keeps no more
-)
+_MIN_FREE = 5 * _GIB  # of a disk, for checkpoints and other files of a training
+_READ_TWICE = 3  # samples that a process reads again, to see that they stay the same
+_LOCK_S = 6.0  # the holder of the lock may be stopped, or a file server gone
 _MAGIC = b"srift-1\n"
 _HEAD, _STATE, _ENTRY = struct.Struct("<8s32sQ"), struct.Struct("<QQ"), struct.Struct("<QQQ")
 _INDEX = _HEAD.size + _STATE.size
@@ -57,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Samples(Protocol):
-    """A dataset of samples that have numbers, as torch's map-style datasets are."""
+    """A map-style dataset."""
 
     def __len__(self) -> int: ...
 
@@ -65,23 +62,26 @@ class Samples(Protocol):
 
 
 class Cached(Dataset[Any]):
-    """The samples of `dataset`, each read from it once; the same ones, in whatever order they are asked for.
+    """The samples of `dataset`, each read from it once.
 
-    What the dataset draws at random would be the same in every epoch. So wrap the dataset that reads and decodes, and
-    augment outside of the cache; the first samples are read twice, and refused where they differ:
+    What the dataset draws at random would be the same in every epoch. So wrap the dataset that
+    reads and decodes, and augment outside of the cache. The first samples are read twice, and
+    refused if they differ:
 
-        loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), shuffle=True)
+        loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
-    `memory_gib` of memory hold what comes first. They are the loader's workers' together, of one process: ranks on one
-    machine have each their own. `folder`, best on a local disk, holds all samples, for all processes of this user on
-    the machine and for later runs; while less than 5 GiB are free there, no more are written. What neither takes is
-    read from the dataset in every epoch, and one warning says so. Memory that a file in `folder` takes beside is the
-    kernel's page cache, which gives way to other needs.
+    The first samples fill `memory_gib` of memory, which the loader's workers share; each rank of a
+    machine has its own. `folder`, on a local disk, keeps all samples for all processes of this user
+    and for later runs, while at least 5 GiB are free. Samples that neither keeps are read in every
+    epoch, and one warning says so. The page cache of the file gives way to other needs.
 
-    A file is for one dataset: its type and attributes, as pickle has them, and the text of the modules that they are
-    from, of which a notebook has none. Files that it reads are not looked at. `key` stands in place of all but the
-    name of the type: it names one dataset, and is to be changed whenever samples change. Two of a type that differ by
-    their arguments need two keys; with one they would be given each other's samples.
+    A file belongs to one dataset: its type and attributes, as pickle has them, and the text of
+    their modules, which a notebook lacks. Files that it reads are not looked at. `key` replaces
+    all but the name of the type: change it whenever the samples change. Two datasets of a type that
+    differ by their arguments need two keys.
+
+    Raises TypeError for a dataset without numbered samples, and ValueError if nothing would be
+    kept, or if the dataset has no digest.
     """
 
     def __init__(
@@ -92,20 +92,10 @@ class Cached(Dataset[Any]):
         folder: str | os.PathLike[str] | None = None,
         key: str = "",
     ) -> None:
-        """Raises TypeError for a dataset without numbered samples, ValueError where nothing would be kept, or where
-        nothing tells what is in `folder` from another dataset's.
-        """
-        name = type(dataset).__name__
-        if isinstance(dataset, IterableDataset):
-            raise TypeError(
-                f"{name} is an IterableDataset, whose samples have no numbers to find them by: only datasets with"
-                " __getitem__ and __len__ can be cached"
-            )
-        for method in ("__getitem__", "__len__"):
-            if not hasattr(type(dataset), method):
-                raise TypeError(
-                    f"{name} has no {method}: only datasets with numbered samples can be cached"
-                )
+        kind = type(dataset)
+        is_numbered = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+        if isinstance(dataset, IterableDataset) or not is_numbered:
+            raise TypeError(f"{kind.__name__} needs __getitem__ and __len__ to be cached")
         if memory_gib < 0 or (memory_gib == 0 and folder is None):
             raise ValueError(f"a cache of {memory_gib:g} GiB of memory and no folder keeps nothing")
         self.dataset, self.memory_gib, self.folder = dataset, memory_gib, folder
@@ -113,63 +103,68 @@ class Cached(Dataset[Any]):
         self._to_read_twice = _READ_TWICE
         digest = os.urandom(32) if folder is None else _digest(dataset, self._samples, key)
         self._head = _HEAD.pack(_MAGIC, digest, self._samples)
-        self._levels = [self._in_memory(memory_gib * _GIB)] if memory_gib else []
+        self._levels = self._in_memory(1.0)
         if folder is not None:
             path = Path(folder, f"srift-{digest.hex()[:24]}.cache")
             with _or_without(folder):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._levels.append(
-                    _Level(_open(path, self._head), self._head, path=str(path), told=f"in {path}")
-                )
+                file = _open(path, self._head)
+                self._levels.append(_Level(file, self._head, path=str(path), label=str(path)))
 
     def __len__(self) -> int:
-        """How many samples the dataset had when it was wrapped."""
+        """The number of samples when the dataset was wrapped."""
         return self._samples
 
     def __getitem__(self, place: int) -> Any:
-        """One sample, a copy of its own. Raises IndexError, ValueError for one that cannot be kept or is not the same
-        when it is read again, and what the dataset raises.
+        """A copy of a sample.
+
+        Raises IndexError, ValueError for a sample that cannot be kept or that changes, and what the
+        dataset raises.
         """
         at = operator.index(place)
         at += self._samples if at < 0 else 0
         if not 0 <= at < self._samples:
             raise IndexError(f"no sample {place} of {self._samples}")
-        before: list[tuple[_Level, bytes | None, bytes]] = []
+        missed: list[tuple[_Level, bytes | None, bytes]] = []
         for level in self._levels:
             content, entry = level.get(at)
             if content is not None:
-                with suppress(Exception):  # kept by other versions of what it is made of: read anew
+                with suppress(Exception):  # written by other versions of its modules
                     sample = pickle.loads(content)
-                    for faster, _, old in before:
+                    for faster, _, old in missed:
                         faster.put(at, content, old)
                     return sample
-            before.append((level, content, entry))
+            missed.append((level, content, entry))
         sample = self.dataset[at]
         if any(level.takes_more for level in self._levels):
             content = self._content(at, sample)
-            for level, kept, entry in before:
-                if content != kept:  # what does not load is not kept again and again
+            for level, kept, entry in missed:
+                if content != kept:  # what does not load is not kept again
                     level.put(at, content, entry)
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Begin anew with `share` of the memory, and of what is free in the folder, in a file that nobody else has and
-        that is gone with this process: how Srift measures steps of later epochs on a part of the samples.
+        """Begin anew with `share` of the memory, and of the folder's free space in a private file.
+
+        Srift measures steps of later epochs on a part of the samples by it.
         """
-        self._levels = [self._in_memory(share * self.memory_gib * _GIB)] if self.memory_gib else []
+        self._levels = self._in_memory(share)
         if self.folder is not None:
             with _or_without(self.folder):
-                number, path = tempfile.mkstemp(prefix="srift-", dir=self.folder)
+                file, path = tempfile.mkstemp(prefix="srift-", dir=self.folder)
                 os.unlink(path)
-                _begin(number, self._head)
-                most = share * max(0, _free(number) - _LEAST_FREE)
-                self._levels.append(_Level(number, self._head, most_bytes=most))
+                _begin(file, self._head)
+                room = share * max(0, _free(file) - _MIN_FREE)
+                self._levels.append(_Level(file, self._head, max_bytes=room))
 
-    def _in_memory(self, most_bytes: float) -> _Level:
-        number = os.memfd_create("srift-cache")
-        _begin(number, self._head)
-        told = "" if self.folder is not None else f"in {self.memory_gib:g} GiB of memory"
-        return _Level(number, self._head, most_bytes=most_bytes, told=told)
+    def _in_memory(self, share: float) -> list[_Level]:
+        if not self.memory_gib:
+            return []
+        file = os.memfd_create("srift-cache")
+        _begin(file, self._head)
+        label = f"{self.memory_gib:g} GiB of memory" if self.folder is None else ""
+        room = share * self.memory_gib * _GIB
+        return [_Level(file, self._head, max_bytes=room, label=label)]
 
     def _content(self, at: int, sample: Any) -> bytes:
         content = _pickled(at, sample)
@@ -183,164 +178,145 @@ class Cached(Dataset[Any]):
                 ) from error
             if _pickled(at, self.dataset[at]) != content:
                 raise ValueError(
-                    f"sample {at} of {type(self.dataset).__name__} is another one each time it is read, and a cache"
-                    " would give the first in every epoch: cache the dataset that reads and decodes, and augment"
-                    " outside of it, DataLoader(Augmented(Cached(dataset)))"
+                    f"sample {at} of {type(self.dataset).__name__} changes when it is read again."
+                    " Augment outside of the cache: DataLoader(Augmented(Cached(dataset)))"
                 )
         return content
 
 
 class _Level:
-    """Samples in one file. Neither `get` nor `put` raises: what cannot be read or kept is not there.
+    """Samples in one file. `get` and `put` do not raise: what cannot be read or kept is missing.
 
-    `path` is where other processes find it; by default where it lies among this process's open files. `told` is what a
-    warning calls it once it takes no more; empty: none is given.
+    Other processes open `path`, by default this process's descriptor. A warning calls the level
+    `label`; without one there is no warning.
     """
 
     def __init__(
         self,
-        number: int,
+        file: int,
         head: bytes,
         *,
         path: str = "",
-        most_bytes: float = float("inf"),
-        told: str = "",
+        max_bytes: float = float("inf"),
+        label: str = "",
     ) -> None:
-        """`number` is its file's among those that the process has open, which this object closes."""
-        self._number, self._head, self._most_bytes, self._told = number, head, most_bytes, told
-        self._path = path or f"/proc/{os.getpid()}/fd/{number}"
-        self._named, self._over, self._stalls = bool(path), False, 0
-        samples: int = _HEAD.unpack(head)[2]
-        self._first = _INDEX + samples * _ENTRY.size
-        if number >= 0:
-            weakref.finalize(self, os.close, number)
+        self._file, self._head, self._max_bytes, self._label = file, head, max_bytes, label
+        self._path = path or f"/proc/{os.getpid()}/fd/{file}"
+        self._is_named, self._is_over = bool(path), False
+        if file >= 0:
+            weakref.finalize(self, os.close, file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A process that is started anew opens the same file."""
-        return _reopened, (self._path, self._head, self._named, self._most_bytes, self._told)
+        """A spawned process opens the same file."""
+        return _reopened, (self._path, self._head, self._is_named, self._max_bytes, self._label)
 
     @property
     def takes_more(self) -> bool:
-        """Whether samples are still kept."""
         try:
-            return not (self._over or self._state()[1])
+            return not (self._is_over or self._state()[1])
         except (OSError, struct.error):
             return False
 
     def get(self, at: int) -> tuple[bytes | None, bytes]:
-        """The pickle of a sample, None where it is not kept, or damaged; and what the index has of it."""
+        """The pickle of a sample, None if it is missing or damaged, and its index entry."""
         entry = b""
         try:
-            entry = os.pread(self._number, _ENTRY.size, self._entry(at))
+            entry = self._entry(at)
             begin, size, checksum = _ENTRY.unpack(entry)
-            if not size or begin + size > os.fstat(self._number).st_size:
+            if not size or begin + size > os.fstat(self._file).st_size:
                 return None, entry
-            content = os.pread(self._number, size, begin)
+            content = os.pread(self._file, size, begin)
         except (OSError, struct.error):
             return None, entry
-        return content if zlib.crc32(content, at & 0xFFFFFFFF) == checksum else None, entry
+        return content if _checksum(content, at) == checksum else None, entry
 
     def put(self, at: int, content: bytes, before: bytes) -> None:
-        """Keep a sample, if there is room, and if the index still has `before` of it, as `get` gave it: otherwise
-        another process was faster.
+        """Keep a sample if there is room, and if its entry is still `before`.
+
+        Otherwise another process was faster.
         """
         if not self.takes_more:
             return
         try:
-            with _locked(self._number):
-                self._stalls = 0
-                end, full = self._state()
-                if full or os.pread(self._number, _ENTRY.size, self._entry(at)) != before:
+            with _locked(self._file):
+                end, is_full = self._state()
+                if is_full or self._entry(at) != before:
                     return
                 reason = self._no_room(end, len(content))
                 if not reason:
-                    os.pwrite(self._number, _STATE.pack(end + len(content), 0), _HEAD.size)
-                    if os.pwrite(self._number, content, end) == len(content):
-                        checksum = zlib.crc32(content, at & 0xFFFFFFFF)
-                        os.pwrite(
-                            self._number, _ENTRY.pack(end, len(content), checksum), self._entry(at)
-                        )
-        except TimeoutError as error:  # of the lock: a stall, which others may not have
-            self._stalls += 1
-            if self._stalls == _MOST_STALLS:
-                self._over = True
-                self._warn(str(error.strerror))
+                    os.pwrite(self._file, _STATE.pack(end + len(content), 0), _HEAD.size)
+                    if os.pwrite(self._file, content, end) == len(content):
+                        entry = _ENTRY.pack(end, len(content), _checksum(content, at))
+                        os.pwrite(self._file, entry, _INDEX + at * _ENTRY.size)
+        except TimeoutError as error:  # of the lock, which other processes may get
+            self._is_over = True
+            self._warn(str(error))
             return
-        except OSError as error:
-            reason = error.strerror or str(error)
-        except struct.error:
-            reason = "its file was cut short"
+        except (OSError, struct.error) as error:
+            reason = str(error)
         if reason:
             self._end(reason)
 
-    def _entry(self, at: int) -> int:
-        return _INDEX + at * _ENTRY.size
+    def _entry(self, at: int) -> bytes:
+        return os.pread(self._file, _ENTRY.size, _INDEX + at * _ENTRY.size)
 
     def _state(self) -> tuple[int, int]:
-        end, full = _STATE.unpack(os.pread(self._number, _STATE.size, _HEAD.size))
-        return end, full
+        end, is_full = _STATE.unpack(os.pread(self._file, _STATE.size, _HEAD.size))
+        return end, is_full
 
     def _no_room(self, end: int, size: int) -> str:
-        """Why there is no room for so many bytes more; empty where there is."""
-        if end - self._first + size > self._most_bytes:
+        """Why there is no room for `size` more bytes; empty if there is."""
+        if end - _first(self._head) + size > self._max_bytes:
             return "full"
-        if self._named and _free(self._number) - size < _LEAST_FREE:
-            return f"less than {_LEAST_FREE / _GIB:g} GiB are free"
+        if self._is_named and _free(self._file) - size < _MIN_FREE:
+            return f"less than {_MIN_FREE / _GIB:g} GiB are free"
         return ""
 
     def _end(self, reason: str) -> None:
-        """Take no more in any process; the first to find so says it."""
-        self._over, full = True, 0
-        with suppress(OSError, struct.error), _locked(self._number):
-            end, full = self._state()
-            os.pwrite(self._number, _STATE.pack(end, 1), _HEAD.size)
-        if not full:
+        """Keep no more in any process; the first one warns."""
+        self._is_over, was_full = True, 0
+        with suppress(OSError, struct.error), _locked(self._file):
+            end, was_full = self._state()
+            os.pwrite(self._file, _STATE.pack(end, 1), _HEAD.size)
+        if not was_full:
             self._warn(reason)
 
     def _warn(self, reason: str) -> None:
-        if self._told:
-            _LOG.warning(
-                "data cache: no more samples are kept %s (%s); the others are read and decoded in every epoch",
-                self._told,
-                reason,
-            )
+        if self._label:
+            _warn(self._label, reason)
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as their numbers alone: torch would write all of the memory that a view is of."""
+    """Writes a tensor's numbers alone: torch would write all memory that a view is of."""
 
     def reducer_override(self, part: Any) -> Any:
-        """How `part` is written; NotImplemented: as usual."""
-        plain = type(part) is Tensor and part.layout is torch.strided and part.device.type == "cpu"
-        if not plain or part.requires_grad or part.is_conj() or part.is_neg() or part.is_quantized:
+        is_plain = type(part) is Tensor and part.layout is torch.strided and part.is_cpu
+        if not is_plain or part.requires_grad or part.is_conj() or part.is_neg():
             return NotImplemented
         dense = part if part.is_contiguous() else part.clone()
-        numbers = bytearray(
-            ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size())
-        )
-        return _tensor, (numbers, dense.dtype, tuple(dense.shape), dense.stride(), part.__dict__)
+        content = bytearray(ctypes.string_at(dense.data_ptr(), dense.nbytes))
+        return _tensor, (content, dense.dtype, tuple(dense.shape), dense.stride(), part.__dict__)
 
 
 class _Summer(_Pickler):
-    """Writes into a checksum, and adds to `modules` those of all types and functions that it meets."""
+    """Writes into a checksum; collects in `modules` those of all types and functions."""
 
-    def __init__(self, summed: Any, modules: set[str]) -> None:
-        super().__init__(SimpleNamespace(write=summed.update), protocol=5)
+    def __init__(self, checksum: Any, modules: set[str]) -> None:
+        super().__init__(SimpleNamespace(write=checksum.update), protocol=5)
         self.modules = modules
 
     def persistent_id(self, part: Any) -> Any:
-        """Sets by the sorted digests of what is in them: pickle's order of them is another in each process."""
-        if not isinstance(part, (set, frozenset)):
+        """Sets by sorted digests of their items: pickle's order differs between processes."""
+        if not isinstance(part, set | frozenset):
             return None
         digests = []
         for one in part:
-            summed = hashlib.sha256()
-            _Summer(summed, self.modules).dump(one)
-            digests.append(summed.digest())
+            checksum = hashlib.sha256()
+            _Summer(checksum, self.modules).dump(one)
+            digests.append(checksum.digest())
         return type(part), sorted(digests), getattr(part, "__dict__", None)
 
     def reducer_override(self, part: Any) -> Any:
-        """How `part` is written."""
         if isinstance(part, Cached):  # another level of the same samples
             return Cached, (part.dataset,)
         if isinstance(part, FunctionType):
@@ -352,17 +328,16 @@ class _Summer(_Pickler):
 
 
 def _tensor(
-    numbers: bytearray,
+    content: bytearray,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
-    attributes: dict[str, Any] | None = None,
+    attributes: dict[str, Any],
 ) -> Tensor:
-    if numbers:
-        made = torch.frombuffer(numbers, dtype=dtype).as_strided(shape, stride)
-    else:  # of which torch makes no buffer
-        made = torch.empty_strided(shape, stride, dtype=dtype)
-    made.__dict__.update(attributes or {})
+    made = torch.empty_strided(shape, stride, dtype=dtype)
+    if content:  # else torch makes no buffer
+        made = torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)
+    made.__dict__.update(attributes)
     return made
 
 
@@ -375,103 +350,110 @@ def _pickled(at: int, sample: Any) -> bytes:
     return written.getvalue()
 
 
+def _checksum(content: bytes, at: int) -> int:
+    return zlib.crc32(content, at & 0xFFFFFFFF)
+
+
 def _digest(dataset: Samples, samples: int, key: str) -> bytes:
-    """What tells a dataset's samples from others. Raises ValueError for one that has no key, and cannot be pickled or
-    is of a module without a file.
+    """Identify a dataset's samples.
+
+    Raises ValueError without a key, if it cannot be pickled or a module has no file.
     """
     kind = type(dataset)
-    summed = hashlib.sha256(
-        repr((__name__, samples, key, sys.version_info[:2], str(torch.__version__))).encode()
-    )
+    versions = (__name__, samples, key, sys.version_info[:2], str(torch.__version__))
+    checksum = hashlib.sha256(repr(versions).encode())
     if key:
-        summed.update(repr((kind.__module__, kind.__qualname__)).encode())
-        return summed.digest()
+        checksum.update(repr((kind.__module__, kind.__qualname__)).encode())
+        return checksum.digest()
     modules: set[str] = set()
     try:
-        _Summer(summed, modules).dump(dataset)
+        _Summer(checksum, modules).dump(dataset)
         for module in sorted(modules):
-            summed.update(module.encode() + _code(module))
+            checksum.update(module.encode() + _code(module))
     except Exception as error:
         raise ValueError(
-            f"nothing tells the samples of {kind.__name__} in a folder from another dataset's ({error}): state `key`, a"
-            " name of this dataset alone, which you change whenever its samples change"
+            f"the samples of {kind.__name__} have no digest ({error}). State `key`, a name of this"
+            " dataset that changes with its samples"
         ) from error
-    return summed.digest()
+    return checksum.digest()
 
 
 def _code(name: str) -> bytes:
-    """The file of a module; nothing for compiled ones. Raises OSError where it has no file that can be read."""
-    if _compiled(name):
+    """The file of a module, nothing for compiled ones. Raises OSError if there is none."""
+    if _is_compiled(name):
         return b""
     file = getattr(sys.modules[name], "__file__", None)
     if not file:
-        raise OSError(f"the code of module {name!r} is in no file")
+        raise OSError(f"module {name!r} has no file")
     return Path(file).read_bytes()
 
 
-def _compiled(name: str) -> bool:
-    """Whether a module is built in, an extension, or a name that extensions give to the module of their types."""
-    if name not in sys.modules or name.startswith(
-        "_cython_"
-    ):  # pickle loads the modules of Python's own types
+def _is_compiled(name: str) -> bool:
+    """Whether a module is built in, an extension, or a name that an extension gives its types."""
+    module, parent = sys.modules.get(name), name.rpartition(".")[0]
+    if module is None or name.startswith("_cython_"):
         return True
-    module, parent = sys.modules[name], name.rpartition(".")[0]
     file = getattr(module, "__file__", None) or ""
     if not file and parent in sys.modules:  # torch._C._functions
-        return _compiled(parent)
+        return _is_compiled(parent)
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     return origin in ("built-in", "frozen") or file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def _open(path: Path, head: bytes) -> int:
-    """The level's file, begun where it is not whole. Raises OSError, also where it is another user's."""
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """The level's file, begun if it is not whole. Raises OSError, also if another user owns it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if os.fstat(number).st_uid != os.getuid():
-            raise PermissionError(0, "another user's file lies there")
-        with _locked(number):
-            if os.pread(number, len(head), 0) != head:
-                _begin(number, head)
-            else:  # what was full when another run began to read may have room by now
-                end, _ = _STATE.unpack(os.pread(number, _STATE.size, _HEAD.size))
-                os.pwrite(number, _STATE.pack(end, 0), _HEAD.size)
+        if os.fstat(file).st_uid != os.getuid():
+            raise PermissionError("another user owns the file")
+        with _locked(file):
+            if os.pread(file, len(head), 0) != head:
+                _begin(file, head)
+            else:  # a level that was full may have room by now
+                end, _ = _STATE.unpack(os.pread(file, _STATE.size, _HEAD.size))
+                os.pwrite(file, _STATE.pack(end, 0), _HEAD.size)
     except BaseException:
-        os.close(number)
+        os.close(file)
         raise
-    return number
+    return file
 
 
-def _begin(number: int, head: bytes) -> None:
-    """An empty index, and the head last: a file without it is begun again. Raises OSError."""
-    first = _INDEX + _HEAD.unpack(head)[2] * _ENTRY.size
-    os.ftruncate(number, 0)
-    os.ftruncate(number, first)
-    os.pwrite(number, _STATE.pack(first, 0), _HEAD.size)
-    os.pwrite(number, head, 0)
+def _begin(file: int, head: bytes) -> None:
+    """Write an empty index, and the head last: a file without it is begun again."""
+    os.ftruncate(file, 0)
+    os.ftruncate(file, _first(head))
+    os.pwrite(file, _STATE.pack(_first(head), 0), _HEAD.size)
+    os.pwrite(file, head, 0)
 
 
-def _reopened(path: str, head: bytes, named: bool, most_bytes: float, told: str) -> _Level:
-    """In a process that was started anew: what its parent has; nothing is kept where that is gone."""
-    number = -1
+def _first(head: bytes) -> int:
+    """Where samples begin."""
+    samples: int = _HEAD.unpack(head)[2]
+    return _INDEX + samples * _ENTRY.size
+
+
+def _reopened(path: str, head: bytes, is_named: bool, max_bytes: float, label: str) -> _Level:
+    """The parent's level in a spawned process; an empty one if its file is gone."""
+    file = -1
     with suppress(OSError):
-        number = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if os.pread(number, len(head), 0) != head:
-            os.close(number)
-            number = -1
-    return _Level(number, head, path=path if named else "", most_bytes=most_bytes, told=told)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.pread(file, len(head), 0) != head:
+            os.close(file)
+            file = -1
+    return _Level(file, head, path=path if is_named else "", max_bytes=max_bytes, label=label)
 
 
-def _free(number: int) -> int:
-    """Bytes that are free where a file lies."""
-    disk = os.fstatvfs(number)
+def _free(file: int) -> int:
+    """Free bytes of the file's disk."""
+    disk = os.fstatvfs(file)
     return disk.f_bavail * disk.f_frsize
 
 
-_THREADS = [threading.Lock()]  # the kernel's locks are a process's: its threads need one beside
+_THREADS = [threading.Lock()]  # the kernel's locks are a process's, so its threads need one too
 
 
 def _new_lock() -> None:
-    """In a forked process, whose parent may have forked it while another thread had the lock."""
+    """For a forked process: another thread of the parent may have held the lock."""
     _THREADS[0] = threading.Lock()
 
 
@@ -479,32 +461,36 @@ os.register_at_fork(after_in_child=_new_lock)
 
 
 @contextmanager
-def _locked(number: int) -> Iterator[None]:
-    """The only process that writes the file's state. Raises OSError, TimeoutError where another one has the lock."""
+def _locked(file: int) -> Iterator[None]:
+    """Write the file's state alone. Raises TimeoutError if another process holds the lock."""
     with _THREADS[0]:
-        until = time.monotonic() + _LOCKED_WITHIN_S
+        until = time.monotonic() + _LOCK_S
         while True:
             try:
-                fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
                 break
             except (BlockingIOError, PermissionError):
                 if time.monotonic() > until:
-                    raise TimeoutError(0, "another process keeps it locked") from None
+                    raise TimeoutError("another process holds its lock") from None
                 time.sleep(0.0005)
         try:
             yield
         finally:
-            fcntl.lockf(number, fcntl.LOCK_UN, 1)
+            fcntl.lockf(file, fcntl.LOCK_UN, 1)
 
 
 @contextmanager
 def _or_without(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Inside, a folder that cannot be used is said, and done without."""
+    """Warn of a folder that cannot be used, and do without it."""
     try:
         yield
     except OSError as error:
-        _LOG.warning(
-            "data cache: no samples are kept in %s (%s); what memory does not hold is read and decoded in every epoch",
-            os.fspath(folder),
-            error.strerror or error,
-        )
+        _warn(os.fspath(folder), str(error))
+
+
+def _warn(place: str, reason: str) -> None:
+    _LOG.warning(
+        "data cache: no more samples are kept in %s (%s); others are read in every epoch",
+        place,
+        reason,
+    )

@@ -1,4 +1,4 @@
-"""The device of this rank: the kind that its machine was bought for, or none; its clock and its peak memory."""
+"""The device of this rank, its clock and its peak memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .record import ANY, CPU, Devices
 
 
 class NoSuchDevice(Exception):
-    """The machine lacks the devices that it was bought for; the message says what is there."""
+    """The machine lacks the devices that it was bought for."""
 
 
 def own_device(expected: Devices) -> torch.device:
-    """`cuda:<local rank>`, which becomes the current one; the processor where that, or ANY, was bought.
+    """`cuda:<local rank>`, made the current device; the processor if CPU, or ANY without a GPU.
 
-    Raises NoSuchDevice where the machine lacks what was expected: a GPU's work is never done by the processor.
+    Raises NoSuchDevice if the machine lacks what was expected: a processor never replaces a GPU.
     """
     found = torch.cuda.is_available() and expected.name != CPU
     if not found and expected.name in (CPU, ANY):
@@ -37,39 +37,36 @@ def own_device(expected: Devices) -> torch.device:
     problem = missing_devices(expected, names)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if problem or local >= len(names):
-        more = f"this machine has {len(names)} GPU{'s' if len(names) > 1 else ''} that torch can use, not {local + 1}"
-        raise NoSuchDevice(problem or more)
+        raise NoSuchDevice(problem or f"torch can use {len(names)} GPUs here, not {local + 1}")
     device = torch.device("cuda", local)
     torch.cuda.set_device(device)
     return device
 
 
 def name_of(device: torch.device) -> str:
-    """What torch calls it: the model of a GPU, `cpu` for a processor."""
+    """The model of a GPU, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
 def backend(device: torch.device) -> str:
-    """Process groups of torch: NCCL between GPUs, and gloo for what the ranks tell each other in ordinary memory."""
+    """Backend of process groups: NCCL for GPU memory, gloo for host memory."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a clock that only goes on, read when all that the device was given to do is done."""
+    """Seconds of a monotonic clock, after all work queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch, or a part of one, on the device; what is no tensor and holds none stays as it is."""
+    """Move the tensors of a batch to the device."""
     if device.type == "cpu":
         return value
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    if callable(
-        getattr(value, "to", None)
-    ):  # moves itself, as what transformers' tokenizers make of texts
+    if callable(getattr(value, "to", None)):  # as transformers' BatchEncoding
         return value.to(device)
     if isinstance(value, dict):
         return {name: to_device(one, device) for name, one in value.items()}
@@ -79,7 +76,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether the device still computes: after some faults CUDA refuses everything until the process ends."""
+    """Whether the device still computes: after some faults CUDA fails until the process ends."""
     try:
         now(device)
     except RuntimeError:
@@ -88,24 +85,22 @@ def usable(device: torch.device) -> bool:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Give freed memory back and start a new high-water mark; where the kernel refuses, the old mark stays."""
+    """Return freed memory and start a new high-water mark; the old one stays if the kernel refuses."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(
-            0
-        )  # else one item's freed memory counts against the next (glibc only)
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps an item's freed memory for the next
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most resident bytes of the whole process since `reset_peak`; on a GPU most of what tensors held there.
+    """Peak resident bytes of the process since `reset_peak`; on a GPU, of tensors there.
 
-    What lies on the GPU beside tensors (the context of CUDA, NCCL's buffers) is added to it.
+    What lies on the GPU beside tensors (CUDA's context, NCCL's buffers) is added.
     """
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)

@@ -1,9 +1,10 @@
-"""How one thing is measured: ranks start together, stop when enough was measured, and repeat what was disturbed.
+"""How a measurement is taken: ranks start together, stop when it is precise, and repeat what the
+host disturbed.
 
-A virtual processor that could run and may not counts as stolen in /proc/stat [proc(5)]: a step is then as long as
-the host's other guests make it. Hosts take processors away for seconds to minutes, so waiting helps, up to a limit; the
-share taken during what is kept goes into the record. Caches and clock rates that neighbours share are not seen there:
-fixed work before and after each block (reference.py) is, and its seconds go into the record too.
+/proc/stat counts a virtual processor as stolen while it could run and may not [proc(5)]; a step
+then takes as long as the host's other guests make it. Hosts steal for seconds to minutes, so waiting
+helps; the stolen share of what is kept goes into the record. Caches and clock rates that neighbours
+share do not show there: fixed work before and after each block (reference.py) shows them.
 """
 
 from __future__ import annotations
@@ -21,29 +22,22 @@ import torch.distributed as dist
 
 from .reference import Reference
 
-DISTURBED = (
-    0.1  # of the processor time that was wanted: runs of one setup differ by about as much anyway
-)
-_LEAST_TICKS = 20.0  # wanted: of fewer, one that was taken says nothing
-MEDIAN_ERROR = (
-    0.015  # relative standard error of the median at which a measurement is called steady
-)
-DRIFT = 0.04  # relative difference between the medians of the two halves above which it is still warming up
+DISTURBED = 0.1  # stolen share of processor time: repeated runs of a setup differ by as much
+_MIN_TICKS = 20.0  # below it one stolen tick says nothing
+MEDIAN_ERROR = 0.015  # relative standard error of the median of a steady measurement
+DRIFT = 0.04  # relative difference of the medians of both halves while it warms up
 _IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
-_MEDIAN_TO_MEAN = (
-    1.2533  # standard error of the median over that of the mean, normal distribution: sqrt(pi / 2)
-)
+_MEDIAN_TO_MEAN = 1.2533  # standard error of the median over the mean's: sqrt(pi / 2)
 _STAT = Path("/proc/stat")
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class Patience:
-    """Seconds that may still go into measuring again; and ticks taken and wanted during what was kept of an item, at
-    whichever of its machines had most taken away each time.
+    """Seconds left for repeating measurements; ticks stolen and wanted in those that were kept.
 
-    `reference`, where there is one, is done before and after each block; `references` are its mean seconds at every
-    rank, a list a block that was kept.
+    Ticks are of the machine with the largest stolen share of each block. `references` are mean
+    seconds of the fixed work beside each kept block, by rank.
     """
 
     left_s: float = 0.0
@@ -54,82 +48,75 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Part of the processor time wanted that was taken away during what was kept since `forget`."""
+        """Stolen share of the processor time of the item's kept blocks."""
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Another item begins."""
+        """Begin another item."""
         self.taken = self.wanted = 0.0
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
-        """Of a record, `used` the devices of each machine: `reference_s`, of each machine the median over the blocks
-        kept at the slowest of its devices; how many `reference_blocks`; and `reference_spread`, the standard deviation
-        of one block over the median, root mean square over devices, 0 for one block.
+        """Values of a record about the fixed work; empty if a rank does none.
 
-        Nothing where no block was kept, or not every rank does the fixed work.
+        `used` are the devices of each machine. `reference_s` is the median over blocks of each
+        machine's slowest device, `reference_spread` the root mean square over devices of the
+        relative standard deviation of a block.
         """
-        by_rank = [list(rank) for rank in zip(*self.references, strict=True)]
-        if not by_rank or min(min(rank) for rank in by_rank) <= 0:
+        by_rank = list(zip(*self.references, strict=True))
+        if not by_rank or min(map(min, by_rank)) <= 0:
             return {}
-        medians = [median(rank) for rank in by_rank]
+        medians = iter([median(rank) for rank in by_rank])
         blocks = len(self.references)
-        away = [
-            stdev(rank) / middle if blocks > 1 else 0.0
-            for rank, middle in zip(by_rank, medians, strict=True)
-        ]
-        left = iter(medians)
+        spreads = [stdev(rank) / median(rank) if blocks > 1 else 0.0 for rank in by_rank]
         return {
-            "reference_s": [max(next(left) for _ in range(count)) for count in used],
+            "reference_s": [max(next(medians) for _ in range(count)) for count in used],
             "reference_blocks": blocks,
-            "reference_spread": math.sqrt(fmean(one * one for one in away)),
+            "reference_spread": math.sqrt(fmean(one * one for one in spreads)),
         }
 
     def undisturbed(self, measure: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
-        """What `measure` returns the first time that no machine of `group` has more taken away; all of it repeats.
+        """Repeat `measure` until no machine of `group` is disturbed or a patience is spent.
 
-        Once the patience of any of them is spent, whatever it returns then. Ranks decide alike, by the same numbers.
+        Ranks decide alike, by the same numbers.
         """
         while True:
-            fixed_s = self._fixed_s()
+            reference_s = self._reference_s()
             before, started = processor_ticks(), time.monotonic()
             found = measure()
-            taken, wanted = (
-                now - then for now, then in zip(processor_ticks(), before, strict=True)
-            )
-            spent_s = time.monotonic() - started
-            fixed_s = (fixed_s + self._fixed_s()) / 2
-            gathered = gather([taken, wanted, spent_s, self.left_s, fixed_s], group)
+            after, spent_s = processor_ticks(), time.monotonic() - started
+            reference_s = (reference_s + self._reference_s()) / 2
+            ticks = [now - then for now, then in zip(after, before, strict=True)]
+            gathered = gather([*ticks, spent_s, self.left_s, reference_s], group)
             worst = max(gathered, key=lambda one: (_share(one[0], one[1]), one[0]))
-            spent_s, left_s = max(one[2] for one in gathered), min(one[3] for one in gathered)
+            left_s = min(one[3] for one in gathered)
             if _share(worst[0], worst[1]) < DISTURBED or left_s <= 0:
-                self.taken, self.wanted = self.taken + worst[0], self.wanted + worst[1]
+                self.taken += worst[0]
+                self.wanted += worst[1]
                 self.references.append([one[4] for one in gathered])
                 return found
-            self.left_s = left_s - spent_s
+            self.left_s = left_s - max(one[2] for one in gathered)
 
-    def _fixed_s(self) -> float:
+    def _reference_s(self) -> float:
         return 0.0 if self.reference is None else self.reference.seconds()
 
 
 def processor_ticks() -> tuple[float, float]:
-    """Of this machine since it started: ticks that its host took away, and all that its processors wanted."""
+    """Ticks since this machine started: stolen by its host, and wanted by its processors."""
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
-        user, nice, system, _idle, _waiting, interrupts, soft, taken = (
-            float(one) for one in words[1:9]
-        )
-    except (OSError, ValueError):  # a kernel that does not tell
+        user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
+    except (OSError, ValueError):  # a kernel that does not count them
         return 0.0, 0.0
-    return taken, user + nice + system + interrupts + soft + taken
+    return stolen, user + nice + system + interrupts + soft + stolen
 
 
-def _share(taken: float, wanted: float) -> float:
-    return min(max(taken / wanted, 0.0), 1.0) if wanted >= _LEAST_TICKS else 0.0
+def _share(stolen: float, wanted: float) -> float:
+    return min(max(stolen / wanted, 0.0), 1.0) if wanted >= _MIN_TICKS else 0.0
 
 
 def spread(values: Sequence[float]) -> float:
-    """Interquartile range over the median: what a record calls `step_spread`."""
+    """Interquartile range over the median."""
     if len(values) < 2:
         return 0.0
     low, middle, high = quantiles(values, n=4, method="inclusive")
@@ -137,15 +124,15 @@ def spread(values: Sequence[float]) -> float:
 
 
 def median_error(values: Sequence[float]) -> float:
-    """Relative standard error of the median, from the interquartile range: one slow step does not move it."""
+    """Relative standard error of the median, from the interquartile range."""
     return _MEDIAN_TO_MEAN * spread(values) / _IQR_TO_SIGMA / math.sqrt(len(values))
 
 
 def central(values: Sequence[float]) -> list[int]:
-    """Indices of the middle half of `values` by size, at least one; their mean is the interquartile mean.
+    """Indices of the middle half of `values` by size; their mean is the interquartile mean.
 
-    A CPU quota makes short intervals two-valued (run through, or wait for the next period): their median jumps between
-    the two, a mean of the middle does not, and neither is moved by one hiccup.
+    A CPU quota makes short intervals two-valued (run through, or wait for the next period). The
+    median jumps between the two values; a mean of the middle does not.
     """
     order = sorted(range(len(values)), key=values.__getitem__)
     cut = len(order) // 4
@@ -153,7 +140,7 @@ def central(values: Sequence[float]) -> list[int]:
 
 
 def drift(values: Sequence[float]) -> float:
-    """Relative difference between the medians of the first and the second half; 0 for fewer than four values."""
+    """Relative difference of the medians of both halves; 0 for fewer than four values."""
     half = len(values) // 2
     if half < 2:
         return 0.0
@@ -163,35 +150,33 @@ def drift(values: Sequence[float]) -> float:
 def enough(
     seconds: Sequence[float], *, least: int, most: int, elapsed_s: float, most_s: float
 ) -> bool:
-    """Whether to stop: the median is well known and does not drift, or `most` steps or `most_s` seconds are spent."""
-    if not seconds:
-        return False
-    if len(seconds) >= most or elapsed_s >= most_s:
-        return True
+    """Whether the median is precise and does not drift, or `most` steps or `most_s` are spent."""
+    if not seconds or len(seconds) >= most or elapsed_s >= most_s:
+        return bool(seconds)
     return len(seconds) >= least and median_error(seconds) < MEDIAN_ERROR and drift(seconds) < DRIFT
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Steps of the next block: half of `least`, so that the ranks agree now and then, but never beyond `most`."""
+    """Steps of the next block: half of `least`, but never beyond `most`."""
     return max(1, min(max(2, least // 2), most - len(seconds)))
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each step at its slowest rank, from one list a rank."""
+    """Seconds of each step at its slowest rank."""
     return [max(step) for step in zip(*by_rank, strict=True)]
 
 
 def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
-    """The numbers of every rank of `group`, in rank order; just one's own without a group."""
+    """The numbers of every rank of `group`, or this process's alone."""
     if group is None:
         return [list(mine)]
     numbers = torch.tensor(list(mine), dtype=torch.float64)
-    everybody = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everybody, numbers, group=group)
-    return [one.tolist() for one in everybody]
+    by_rank = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(by_rank, numbers, group=group)
+    return [one.tolist() for one in by_rank]
 
 
 def meet(group: dist.ProcessGroup | None) -> None:
-    """Start together."""
+    """Wait for all ranks of `group`."""
     if group is not None:
         dist.barrier(group=group)

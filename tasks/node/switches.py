@@ -1,14 +1,14 @@
-"""What is switched on in a training beside its precision and strategy; several are joined by +.
+"""Switches of a training beside precision and strategy; several are joined by +.
 
-checkpointing   a block's activations are computed again in the backward pass instead of kept
-compile         torch.compile: at the first step of each shape, which counts as start-up
-offload         weights, gradients and optimizer states that are shared out lie in the host's memory (strategies.py)
+checkpointing   a block's activations are computed again in the backward pass
+compile         torch.compile, at the first step of each shape, which counts as start-up
+offload         sharded weights, gradients and optimizer states lie in host memory (strategies)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,111 +18,96 @@ from torch.utils.checkpoint import checkpoint
 
 NONE = "none"
 CHECKPOINTING, COMPILE, OFFLOAD = SWITCHES = ("checkpointing", "compile", "offload")
-_LISTS = (nn.ModuleList, nn.ModuleDict)  # are never called themselves
 _CALL_THEIR_PARTS = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
-_SHAPES = 128  # graphs of one model: each block, batch and kind of step has its own
-_BLOCKS = 8  # a block holds at most a so-manieth of all weights, where modules are as small
+_MAX_GRAPHS = 128  # of a model: each block, batch and kind of step has its own
+_BLOCKS = 8  # a block holds at most this fraction of all weights, if modules are as small
 
 
 def on(switches: str) -> frozenset[str]:
-    """Those that are on. Raises ValueError listing the known ones."""
+    """The switches that are on. Raises ValueError for an unknown one."""
     named = frozenset(switches.split("+")) - {NONE}
-    if strange := sorted(named - set(SWITCHES)):
-        raise ValueError(f"unknown switch {strange[0]!r}; known: {', '.join(SWITCHES)}")
+    if unknown := sorted(named - set(SWITCHES)):
+        raise ValueError(f"unknown switch {unknown[0]!r}; known: {', '.join(SWITCHES)}")
     return named
 
 
 def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
-    """Make the model recompute and compile itself, whichever is on; compiled `whole`, or a block at a time.
+    """Make the model recompute and compile itself, as `switches` say.
 
-    Weights that are gathered a block at a time can be waited for between blocks alone. Raises ValueError as `on` does,
-    and where there is nothing to recompute.
+    It is compiled `whole` or by blocks: sharded weights are gathered between blocks alone. Raises
+    ValueError as `on` does, and if there is nothing to recompute.
     """
     named = on(switches)
     if CHECKPOINTING in named:
-        recomputed = _layered(model)
+        recomputed = _several_layers(model)
         if not recomputed:
-            raise ValueError(
-                "checkpointing: the model has no part of several layers, so that nothing is saved by it"
-            )
+            raise ValueError("checkpointing: the model has no part of several layers")
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
-        torch.compiler.reset()  # what was compiled for other items counts towards limits
+        torch.compiler.reset()  # graphs of other items count towards limits
         torch._dynamo.utils.counters.clear()
-        torch._dynamo.config.recompile_limit = _SHAPES
-        torch._dynamo.config.fail_on_recompile_limit_hit = (
-            True  # beyond it torch would go on uncompiled
-        )
+        torch._dynamo.config.recompile_limit = _MAX_GRAPHS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # torch would go on uncompiled
         for part in [model] if whole else blocks(model):
-            _compile(part)
+            part.forward = torch.compile(_wrapped(part.forward), dynamic=False)
 
 
-def _compile(part: nn.Module) -> None:
-    """Have what `part` computes compiled, by a function around it: torch's compiler leaves torch's own classes alone.
-
-    Hooks, by which weights are gathered, stay outside.
-    """
-    forward = part.forward
+def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A function around `forward`: torch's compiler leaves torch's own classes alone."""
 
     def compute(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)
 
-    part.forward = torch.compile(compute, dynamic=False)
+    return compute
 
 
 def compiled_nothing(switches: str) -> bool:
-    """Whether compilation is on and there is not one compiled graph since it was switched on, after a few steps."""
+    """Whether compilation is on and made no graph since, after a few steps."""
     return COMPILE in on(switches) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Modules whose weights are gathered together: the largest that hold at most an eighth of all, or have no parts.
+    """Modules whose weights are gathered together: the largest with at most an eighth of all.
 
-    Those of torch's own classes are not taken apart, but for those known to call their parts: others use the weights of
-    their parts without calling these. Left out is what has a weight in common with a module outside of it, as a
-    language model's head has with its embedding: such weights are gathered with the whole model's.
+    Left out are modules that share a weight with a module outside, as a tied head does.
     """
-    most = _size(model) / _BLOCKS
     uses = _uses(model)
-
-    def within(module: nn.Module) -> Iterator[nn.Module]:
-        for part in module.children():
-            if isinstance(part, _LISTS) or (_size(part) > most and not _whole(part)):
-                yield from within(part)
-            elif _size(part) > 0 and all(times == uses[one] for one, times in _uses(part).items()):
-                yield part
-
-    return list(within(model))
+    return [
+        part
+        for part in _parts(model, lambda _: True)
+        if all(times == uses[weight] for weight, times in _uses(part).items())
+    ]
 
 
-def _layered(model: nn.Module) -> list[nn.Module]:
-    """Modules whose activations are computed again together: as `blocks`, but no single layer.
+def _several_layers(model: nn.Module) -> list[nn.Module]:
+    """Modules whose activations are recomputed together, none of them a single layer."""
 
-    What holds nothing but single layers is not taken apart.
+    def is_deep(part: nn.Module) -> bool:
+        return any(any(child.children()) for child in part.children())
+
+    return [part for part in _parts(model, is_deep) if any(part.children())]
+
+
+def _parts(model: nn.Module, divides: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    """The largest modules with at most an eighth of all weights, or that cannot be divided.
+
+    Lists are never called themselves. Torch's own classes use the weights of their parts without
+    calling these, but for `_CALL_THEIR_PARTS`.
     """
-    most = _size(model) / _BLOCKS
+    limit = _size(model) / _BLOCKS
 
     def within(module: nn.Module) -> Iterator[nn.Module]:
         for part in module.children():
-            if isinstance(part, _LISTS) or (
-                _size(part) > most and not _whole(part) and _deep(part)
-            ):
+            is_own = not type(part).__module__.startswith("torch.")
+            can_divide = (is_own or isinstance(part, _CALL_THEIR_PARTS)) and divides(part)
+            is_list = isinstance(part, nn.ModuleList | nn.ModuleDict)
+            if is_list or (can_divide and _size(part) > limit):
                 yield from within(part)
-            elif any(part.children()) and _size(part) > 0:
+            elif _size(part):
                 yield part
 
-    return list(within(model))
-
-
-def _deep(module: nn.Module) -> bool:
-    return any(any(part.children()) for part in module.children())
-
-
-def _whole(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.") and not isinstance(
-        module, _CALL_THEIR_PARTS
-    )
+    return within(model)
 
 
 def _uses(module: nn.Module) -> Counter[int]:

@@ -55,7 +55,7 @@ MUTANTS = (
         "tasks/node/test_measuring.py"),
     _of("reference-precision", "tasks/node/reference.py", r'torch\.set_float32_matmul_precision\("highest"\)', "pass",
         "tasks/node/test_measuring.py"),
-    _of("tied-weights", "tasks/node/switches.py", r" and all\(times == uses.*\.items\(\)\)", "",
+    _of("tied-weights", "tasks/node/switches.py", r"all\(times == uses.*\.items\(\)\)", "True",
         "tasks/node/workloads/test_known.py"),
     # What only tests that start hosts hold.
     _of("lease-deadline", _LEASES, r"if now >= self\.deadline_at:", "if False:", "local/test_local_endings.py",
@@ -197,7 +197,7 @@ MUTANTS = (
         "tasks/workspace/test_secrets.py tasks/providers/ec2/test_provider.py"),
     _of("loader-workers", "tasks/node/loader.py", r"( +)die_with_parent\(\)", r"\1pass", "tasks/node/test_loader.py",
         local=True),
-    _of("loader-timeout", "tasks/node/loader.py", r"min\(self\.given\.timeout or _WITHIN_S, _WITHIN_S\)", "0",
+    _of("loader-timeout", "tasks/node/loader.py", r"min\(self\.given\.timeout or _MAX_WAIT_S, _MAX_WAIT_S\)", "0",
         "tasks/node/test_loader.py"),
     _of("agent-environment", "tasks/node/agent.py", r"\{name: os\.environ\[name\] for name in _KEPT.*?\}",
         "dict(os.environ)", "tasks/node/test_agent.py"),

@@ -249,7 +249,7 @@ def test_a_full_mailbox_is_reported_as_that(
         (FOUR, [], 0, "bought for 4 x A10G"),  # never for what a GPU was bought for
         (FOUR, ["NVIDIA A10G"] * 3, 0, "bought for 4 x A10G"),
         (FOUR, ["NVIDIA L4"] * 4, 0, "bought for 4 x A10G"),
-        (Devices(name=ANY, count=1), ["NVIDIA L4"], 1, "1 GPU that torch can use, not 2"),
+        (Devices(name=ANY, count=1), ["NVIDIA L4"], 1, "torch can use 1"),
     ],
 )
 def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or_none(

@@ -1,103 +1,259 @@
-"""What each rank gives to a step: unequal shares train as one batch would."""
+"""Steps of a run on one rank: shares of a batch, precisions, what is measured, and profiles."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tasks.node import checkpoint, steps
+from tasks.node import checkpoint, device, measuring, profiler, steps
 from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.measuring import Patience
+from tasks.node.precision import NoSuchPrecision, arithmetic
 from tasks.node.record import Item
 
+CPU = torch.device("cpu")
 
-def tiny() -> LoadedWorkload:
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@pytest.fixture(autouse=True)
+def plain_products() -> Iterator[None]:
+    yield
+    arithmetic("fp32", CPU)
+
+
+def regression(how: str = "fp32", *, factor: float = 1.0) -> LoadedWorkload:
+    """Two layers that learn a line; gradients are `factor` times too large."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    draw = torch.Generator().manual_seed(0)
+
+    def make_batch(size: int) -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(size, 8, generator=draw)
+        return inputs, inputs.sum(dim=1, keepdim=True)
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        return factor * torch.nn.functional.mse_loss(outputs.float(), target)
+
     return LoadedWorkload(
         model=model,
-        loss=torch.nn.MSELoss(),
-        make_batch=lambda size: (torch.ones(size, 1), torch.zeros(size, 1)),
-        optimizer=optimizer,
+        loss=loss,
+        make_batch=make_batch,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05 / factor),
+        arithmetic=arithmetic(how, CPU),
     )
 
 
-def scale(monkeypatch: pytest.MonkeyPatch, item: Item, place: int) -> float:
-    """What a rank of the node in that place multiplies its loss by."""
-    seen: list[float] = []
+def trained(
+    built: LoadedWorkload, count: int, *, batch: int = 32, micro: int = 1, scale: float = 1.0
+) -> list[float]:
+    options: dict[str, Any] = {"accumulation_steps": micro, "scale": scale, "sync": True}
+    return [steps.one_step(built, built.model, batch=batch, **options) for _ in range(count)]
 
-    def one_step(*_: object, scale: float, **__: Any) -> float:
-        seen.append(scale)
-        return 1.0
 
-    monkeypatch.setattr(steps, "one_step", one_step)
-    monkeypatch.setattr(steps, "gather", lambda mine, group: [mine] * sum(item.used))
-    values, problem = steps.train(item, tiny(), None, Patience(), place=place)
-    assert not problem and values["steps"] >= 1 and len(set(seen)) == 1
-    return seen[0]
+def item(**changes: Any) -> Item:
+    plain = {"kind": "train", "nodes": [0], "batches": [16], "warmup_steps": 1, "least_steps": 2}
+    return Item(run_id="r", **{**plain, "most_steps": 4, **changes})
+
+
+def measured(built: LoadedWorkload, item: Item, place: int = 0) -> tuple[dict[str, Any], str]:
+    return steps.train(item, built, None, Patience(), place=place)
 
 
 def test_each_rank_weighs_its_loss_by_its_share_of_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    item = Item(
-        run_id="r", kind="train", nodes=[0, 1], devices=[2, 1], workload="w", batches=[3, 2], accumulation_steps=2,
-        warmup_steps=1, least_steps=2, most_steps=2,
-    )  # fmt: skip
-    shares = [scale(monkeypatch, item, place) for place in (0, 1)]
-    # three ranks with 3, 3 and 2 of 8 samples, twice a step: their mean is that of all samples
-    assert shares == [pytest.approx(3 * 3 / 8 / 2), pytest.approx(3 * 2 / 8 / 2)]
-    assert 2 * shares[0] + shares[1] == pytest.approx(3 / 2)
+    shared = item(nodes=[0, 1], devices=[2, 1], batches=[3, 2], accumulation_steps=2)
+    scales: list[float] = []
+
+    def one_step(*_: object, scale: float, **__: Any) -> float:
+        scales.append(scale)
+        return 1.0
+
+    monkeypatch.setattr(steps, "one_step", one_step)
+    monkeypatch.setattr(steps, "gather", lambda mine, group: [mine] * 3)
+    for place, share in ((0, 3 / 8), (1, 2 / 8)):  # of 3, 3 and 2 samples, twice a step
+        scales.clear()
+        values, problem = measured(regression(), shared, place)
+        assert not problem and values["steps"] >= 1
+        assert set(scales) == {pytest.approx(3 * share / 2)}
 
 
-def written(monkeypatch: pytest.MonkeyPatch, free: int = 10**9) -> dict[str, Any]:
-    built = tiny()
-    steps.one_step(built, built.model, batch=4, accumulation_steps=1, scale=1.0, sync=True)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    return checkpoint.write_checkpoint(built)
-
-
-def test_a_checkpoint_has_the_bytes_of_its_tensors_and_leaves_no_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(checkpoint.tempfile, "tempdir", str(tmp_path))
-    values = written(monkeypatch)
-    assert (
-        values["checkpoint_bytes"] == 8
-        and values["checkpoint_s"] > 0
-        and not list(tmp_path.iterdir())
-    )
-
-
-def test_a_checkpoint_that_the_disk_has_no_room_for_or_refuses_is_estimated_by_its_bytes_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert written(monkeypatch, free=15) == {"checkpoint_bytes": 8}
-    monkeypatch.setattr(checkpoint.tempfile, "tempdir", str(tmp_path / "gone"))
-    assert written(monkeypatch) == {"checkpoint_bytes": 8}
-
-
-def test_one_step_scales_its_gradients_and_adds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(scale: float, accumulation_steps: int) -> float:
-        torch.manual_seed(1)
-        built = tiny()
-        before = built.model.weight.item()  # type: ignore[union-attr, operator]
-        steps.one_step(
-            built,
-            built.model,
-            batch=4,
-            accumulation_steps=accumulation_steps,
-            scale=scale,
-            sync=True,
+def test_a_step_scales_its_gradients_and_adds_micro_steps() -> None:
+    def change(**options: Any) -> Tensor:
+        built = replace(
+            regression(), make_batch=lambda size: (torch.ones(size, 8), torch.ones(size, 1))
         )
-        return float(before - built.model.weight.item())  # type: ignore[union-attr, operator]
+        before = [one.detach().clone() for one in built.model.parameters()]
+        trained(built, 1, **options)
+        after = built.model.parameters()
+        return torch.cat([(a - b).flatten() for a, b in zip(after, before, strict=True)])
 
-    whole = step(1.0, 1)
-    assert whole != 0.0
-    assert step(0.5, 1) == pytest.approx(whole / 2, rel=1e-4) and step(0.5, 2) == pytest.approx(
-        whole, rel=1e-4
+    whole = change()
+    assert whole.norm() > 0
+    torch.testing.assert_close(change(scale=0.5), whole / 2)
+    torch.testing.assert_close(change(micro=2, scale=0.5), whole)
+
+
+def test_a_disturbed_block_trains_but_is_not_measured(
+    clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks, taken = [0.0, 0.0], iter([*[90] * 4, *[0] * 100])
+
+    def step(*, sync: bool) -> float:
+        away = next(taken)
+        ticks[0] += away
+        ticks[1] += 100
+        clock.now += 1.0 if away == 0 else 5.0
+        return 1.0
+
+    monkeypatch.setattr(measuring, "processor_ticks", lambda: tuple(ticks))
+    timed = steps.TimedSteps(
+        step=step,
+        built=regression(),
+        group=None,
+        clock_s=clock.time,
+        patience=Patience(left_s=60.0),
     )
+    found = timed.until_steady(item(least_steps=8, most_steps=20, most_s=30.0))
+    assert found == [steps.Timed(8.0, [1.0] * 8, [0.0] * 8)]
+    assert len(timed.losses) == 12
+
+
+def test_repeats_of_disturbed_blocks_do_not_make_a_run_diverge(
+    clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [0]
+
+    def one_step(*_: Any, **__: Any) -> float:
+        taken[0] += 1
+        clock.now += 1.0
+        return 1.0 if taken[0] <= 22 else float("nan")
+
+    monkeypatch.setattr(steps, "one_step", one_step)
+    monkeypatch.setattr(steps, "now", lambda _device: float(taken[0]))
+    stolen = lambda: (90.0 * min(taken[0], 40), 100.0 * taken[0])  # noqa: E731
+    monkeypatch.setattr(measuring, "processor_ticks", stolen)
+    long = item(least_steps=8, most_steps=20, most_s=30.0)
+    values, problem = steps.train(long, regression(), None, Patience(left_s=1000.0), place=0)
+    assert problem == "" and values["last_loss"] == 1.0 and taken[0] > 40
+
+
+def test_a_loss_that_is_no_number_is_no_measurement() -> None:
+    values, problem = measured(regression(factor=float("nan")), item())
+    assert values == {} and problem
+
+
+@pytest.mark.parametrize("how", ["fp32", "bf16", "fp16"])
+def test_products_are_in_the_format_named_and_training_goes_as_in_fp32(how: str) -> None:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(how, torch.float32)
+    built, seen = regression(how), []
+    built.model.register_forward_hook(lambda _module, _inputs, outputs: seen.append(outputs.dtype))
+    found = trained(built, 60)
+    assert set(seen) == {dtype}
+    for one in built.model.parameters():
+        assert one.dtype == torch.float32 and one.grad is not None
+        assert one.grad.dtype == torch.float32
+    plain = trained(regression(), 60)
+    assert plain[-1] < 0.1 * plain[0]
+    assert sum(found[-20:]) == pytest.approx(sum(plain[-20:]), rel=0.15)
+
+
+def test_fp16_is_measured_once_its_updates_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = regression("fp16", factor=3e3)
+    batch = built.make_batch(16)
+    built = replace(built, make_batch=lambda _: batch)
+    before, scales = built.model[0].weight.clone(), []  # type: ignore[index, union-attr, operator]
+    trained(built, 1)
+    assert torch.equal(before, built.model[0].weight) and built.arithmetic.scale < 65536  # type: ignore[index, arg-type]
+    block = steps.TimedSteps.block
+
+    def noted(self: Any, *given: Any, **named: Any) -> Any:
+        scales.append(built.arithmetic.scale)
+        return block(self, *given, **named)
+
+    monkeypatch.setattr(steps.TimedSteps, "block", noted)
+    values, problem = measured(built, item(precision="fp16"))
+    assert not problem and values["step_s"] > 0 and len(set(scales)) == 1
+    values, problem = measured(regression("fp16", factor=1e38), item(precision="fp16"))
+    assert values == {} and "bf16" in problem
+
+
+def test_precisions_that_a_device_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for how in ("fp8", "tf32"):
+        with pytest.raises(NoSuchPrecision, match=how):
+            arithmetic(how, CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    for how in ("tf32", "bf16"):
+        with pytest.raises(NoSuchPrecision, match="Tesla T4"):
+            arithmetic(how, torch.device("cuda", 0))
+
+
+def test_tf32_is_off_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    for how in ("tf32", "fp32", "tf32", "bf16"):
+        arithmetic(how, torch.device("cuda", 0))
+        is_on = how == "tf32"
+        assert torch.backends.cudnn.allow_tf32 is is_on
+        assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
+
+
+def test_a_profiles_forward_counts_the_making_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch, clock: Any
+) -> None:
+    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=clock.time))
+    built = regression()
+
+    def passing(seconds: float, act: Any) -> Any:
+        def acted(*given: Any, **named: Any) -> Any:
+            clock.now += seconds
+            return act(*given, **named)
+
+        return acted
+
+    monkeypatch.setattr(built.optimizer, "zero_grad", passing(0.25, built.optimizer.zero_grad))
+    monkeypatch.setattr(built.optimizer, "step", passing(4.0, built.optimizer.step))
+    made = replace(built, make_batch=passing(1.0, built.make_batch), loss=passing(2.0, built.loss))
+    parts = profiler._parts(made, 2)
+    assert (parts["forward_s"], parts["backward_s"], parts["optimizer_s"]) == (3.25, 0.0, 4.0)
+    assert parts["input_s"] == 1.25
+
+
+def test_a_profile_ends_at_the_batches_that_fit_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def parts(_built: LoadedWorkload, batch: int) -> dict[str, Any]:
+        if batch > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"batch": batch, "loading": []}
+
+    typical: list[int] = []
+    monkeypatch.setattr(profiler, "_parts", parts)
+    monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: typical.append(batch))
+    alone: Any = None
+    values, problem = profiler.profile(
+        item(kind="profile", batches=[2, 8, 64]), regression(), alone, Patience()
+    )
+    assert ([row["batch"] for row in values["rows"]], problem, typical) == ([2, 8], "", [8])
+    assert values["flops_per_sample"] == 2 * 3 * (8 * 32 + 32) - 2 * 8 * 32
+    with pytest.raises(torch.OutOfMemoryError):
+        profiler.profile(item(kind="profile", batches=[64]), regression(), alone, Patience())
+
+
+@pytest.mark.parametrize(
+    ("free", "folder", "is_timed"), [(10**9, "", True), (15, "", False), (10**9, "gone", False)]
+)
+def test_a_checkpoint_has_the_bytes_of_its_tensors_and_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, folder: str, is_timed: bool
+) -> None:
+    monkeypatch.setattr(checkpoint.tempfile, "tempdir", str(tmp_path / folder))
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    values = checkpoint.write_checkpoint(regression())
+    assert values["checkpoint_bytes"] == 4 * (8 * 32 + 32 + 32 + 1)
+    assert ("checkpoint_s" in values) is is_timed and not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from tasks.node import launch, worker
 from tasks.node.measuring import Patience
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE
 from tasks.node.record import CPU, MACHINE, Devices, Item, Plan, RankLayout, write_json
-from tests.tasks.node.test_steps import tiny
+from tests.tasks.node.test_steps import regression
 
 
 class Left(Exception):
@@ -244,9 +244,9 @@ def test_one_rank_writes_one_checkpoint_of_each_workload_once_it_has_trained(
     first, last = rank(0, tmp_path, Store()), rank(2, tmp_path, Store())
     written = [
         "checkpoint_s"
-        in worker.measure(mine, replace(ITEM, nodes=[mine.node], devices=[1], batches=[2]), tiny())[
-            0
-        ]
+        in worker.measure(
+            mine, replace(ITEM, nodes=[mine.node], devices=[1], batches=[2]), regression()
+        )[0]
         for mine in (first, first, first, last)
     ]
     assert written == [False, True, False, False]
@@ -295,7 +295,7 @@ def test_what_is_measured_in_the_order_of_sending_is_told_as_machines_come(
         return {"rank_step_s": [3.0, 0.0, 1.0, 4.0, 2.0], "rank_compute_s": []}, ""
 
     monkeypatch.setattr(worker, "train", train)
-    values, problem = worker.measure(mine, item, tiny())
+    values, problem = worker.measure(mine, item, regression())
     assert (
         not problem
         and values["rank_step_s"] == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -307,5 +307,5 @@ def test_what_is_measured_in_the_order_of_sending_is_told_as_machines_come(
         and values["pairs_s"] == 1.5
         and values["pairs"] == pairs
     )
-    again, _ = worker.measure(mine, item, tiny())
+    again, _ = worker.measure(mine, item, regression())
     assert "pairs" not in again, "once a launch"
