@@ -1,37 +1,32 @@
-"""Whether a launch may be made: the very worst that it could cost fits under every cap. Decides
-only, buys nothing.
+"""May a launch be made: its worst case must fit under every cap.
 
-    billed  = 60 ceil(deadline / 60) + late             seconds at most, from asking until the last machine is gone;
-                                                         late: booting, ending, a minute of each
-                                                         try before
-    worst   = price billed / 3600                        at the dearest price that the launch may come to
-    allowed <=> spent + committed + worst <= cap         for every cap
+    billed  = 60 ceil(deadline / 60) + late     late: boot, end, and a minute of each earlier try
+    worst   = price billed / 3600               at the dearest price that the launch may come to
+    allowed <=> spent + committed + claimed + worst <= cap
 
-A deadline that is wished for is shortened to what the caps can pay, but not below the least that
-makes sense.
+A wished deadline is shortened to what the caps can pay, but not below the least that makes sense.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from ..domain.cluster import Cluster, Offer
 
-_MINUTE_S = 60.0  # in whole ones a machine counts to its own end, and AWS bills one at least
-# It counts from when it has booted that far, and then has to shut down: three minutes and one are
-# generous.
+_MINUTE_S = 60.0  # a machine ends itself after whole minutes, and AWS bills one at least
+# It counts from when it has booted, and then has to shut down: three minutes and one are generous.
 LATE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """Dollars that must not be exceeded, those gone, and those that what is held may still cost.
-    `name`: who set it.
+    """Dollars that must not be exceeded, those spent, and those that held machines may still cost.
 
-    `claimed_usd` are left to others, `claimed_by`, who claimed them before.
+    `claimed_usd` are left to the refreshes in `claimed_by`.
     """
 
     name: str
@@ -43,11 +38,9 @@ class Cap:
 
     @property
     def left_usd(self) -> float:
-        """Dollars that a launch may cost at worst."""
         return max(0.0, self.usd - self.spent_usd - self.committed_usd - self.claimed_usd)
 
     def __str__(self) -> str:
-        """As a sentence says it: `--max-usd 25.00 (3.10 spent, 1.20 committed)`."""
         parts = f"{self.spent_usd:.2f} spent, {self.committed_usd:.2f} committed"
         if self.claimed_by:
             parts += f", {self.claimed_usd:.2f} claimed by {' and '.join(self.claimed_by)}"
@@ -56,7 +49,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """How long a launch may last and what it may cost, or the reason why it may not be made."""
+    """How long a launch may last and what it costs at worst, or why it may not be made."""
 
     deadline_s: float = 0.0
     worst_usd: float = 0.0
@@ -64,77 +57,62 @@ class Allowance:
 
 
 def late_s(tries: int = 1) -> float:
-    """Seconds beyond the deadline: boot and end of one try, and the minute that each try before is
-    billed at least.
-    """
+    """Return billed seconds beyond the deadline of the last of `tries`."""
     return LATE_S + _MINUTE_S * max(0, tries - 1)
 
 
 def billed_s(deadline_s: float, late: float = LATE_S) -> float:
-    """Seconds that a machine with this deadline is paid for at most."""
+    """Return the most seconds that a machine with this deadline is billed for."""
     return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + late
 
 
 def worst_usd(usd_per_hour: float, deadline_s: float, late: float = LATE_S) -> float:
-    """Dollars of machines that all end at the last moment."""
     return usd_per_hour * billed_s(deadline_s, late) / 3600.0
 
 
 def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> float:
-    """The longest deadline, in whole minutes, whose worst case costs at most `left_usd`; 0 where
-    there is none.
-    """
+    """Return the longest deadline, in whole minutes, with a worst case of at most `left_usd`."""
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - late) / _MINUTE_S))
-    if (
-        minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd
-    ):  # the last digit, against us
-        minutes -= 1
+    if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd:
+        minutes -= 1  # the last digit
     return minutes * _MINUTE_S
 
 
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """What `cluster` could come to an hour: spot rises as far as on-demand, and any zone of the
-    region may be had.
+    """Return the most that `cluster` may cost an hour; None if a price that bounds it is unknown.
 
-    Where nothing is bought on demand, spot rises as far as is bid, `spot_margin` times what was
-    seen. An own price below everybody's is not relied on: what a savings plan commits to may be
-    used up. None where a price that bounds it is not known.
+    Spot rises to the on-demand price, in any zone of the region; without that, to the bid,
+    `spot_margin` times the known price. Discounts do not count: a savings plan may be used up.
     """
-    known: dict[tuple[str, str, str], list[float | None]] = {}
+    known: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for offer in (*offers, *cluster.members):
-        key = (offer.instance_type.name, offer.region, offer.market)
-        known.setdefault(key, []).append(offer.worst_usd_per_hour)
+        if offer.worst_usd_per_hour is not None:
+            key = (offer.instance_type.name, offer.region, offer.market)
+            known[key].append(offer.worst_usd_per_hour)
     total = 0.0
     for member in cluster.members:
-        bound = known.get((member.instance_type.name, member.region, "on-demand"), [])
-        prices = [price for price in bound if price is not None]
-        if member.usd_per_hour is None:
-            return None
+        name, region = member.instance_type.name, member.region
+        prices = list(known[name, region, "on-demand"])
         if member.market == "spot":
-            spot = known[member.instance_type.name, member.region, "spot"]
             bid = 1.0 if prices else spot_margin
-            prices += [] if bid is None else [bid * price for price in spot if price is not None]
-        if not prices:
+            if bid is not None:
+                prices += [bid * price for price in known[name, region, "spot"]]
+        if member.usd_per_hour is None or not prices:
             return None
         total += max(prices)
     return total
 
 
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
-    """Of each instance type, the highest price known anywhere, own or everybody's.
-
-    On spot times `spot_margin`, as it may be bid.
-    """
+    """Return the highest known price of each instance type, spot times `spot_margin`."""
     dearest: dict[str, float] = {}
     for offer in offers:
         if offer.worst_usd_per_hour is not None:
-            name, bid = (
-                offer.instance_type.name,
-                1.0 if offer.market != "spot" else spot_margin or 1.0,
-            )
-            dearest[name] = max(dearest.get(name, 0.0), bid * offer.worst_usd_per_hour)
+            bid = (spot_margin or 1.0) if offer.market == "spot" else 1.0
+            name, price = offer.instance_type.name, bid * offer.worst_usd_per_hour
+            dearest[name] = max(dearest.get(name, 0.0), price)
     return dearest
 
 
@@ -146,13 +124,12 @@ def allow(
     caps: Sequence[Cap],
     late: float = LATE_S,
 ) -> Allowance:
-    """The longest deadline up to `wished_s` that every cap can pay; a refusal where that is less
-    than `least_s`.
+    """Return the longest deadline up to `wished_s` that every cap pays for.
 
-    `usd_per_hour` is the dearest that the machines may come to; unknown is refused.
+    Refuse if that is less than `least_s`, or if `usd_per_hour`, the dearest price, is unknown.
     """
     if usd_per_hour is None or not usd_per_hour > 0 or not math.isfinite(usd_per_hour):
-        why = "its price is not known (on demand, which bounds spot; see [ec2] markets), nor the worst case"
+        why = "its highest price is not known (on demand, which bounds spot; see [ec2] markets)"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s = wished_s
@@ -160,11 +137,11 @@ def allow(
         deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd, late))
     if deadline_s < least_s:
         needs = worst_usd(usd_per_hour, least_s, late)
-        why = f"at worst it would cost ${needs:.2f}, and only ${tightest.left_usd:.2f} are left of {tightest}"
+        why = f"at worst it would cost ${needs:.2f}; ${tightest.left_usd:.2f} is left of {tightest}"
         return Allowance(refusal=why)
     return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s, late))
 
 
 def month_start(now: datetime) -> datetime:
-    """The first moment of `now`'s calendar month, in its own time zone (UTC here)."""
+    """Return the first moment of `now`'s calendar month, in its time zone."""
     return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

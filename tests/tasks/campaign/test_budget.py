@@ -1,4 +1,4 @@
-"""What was spent this month, what others hold, what that leaves for the next launch, and when a campaign must end."""
+"""The caps of a campaign and of the month, and when a campaign must end."""
 
 from __future__ import annotations
 
@@ -98,101 +98,85 @@ def refusal(here: Workspace, of: Tally | None = None, now: datetime = NOON) -> s
     return caps.allowance(here, launch(here), of or tally(), now).refusal
 
 
-def test_a_launch_lasts_as_long_as_it_wishes_where_money_is_plenty(here: Workspace) -> None:
+def test_a_launch_has_its_wished_deadline_within_the_caps(here: Workspace) -> None:
     allowed = caps.allowance(here, launch(here), tally(), NOON)
     assert allowed.refusal == "" and allowed.deadline_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert allowed.worst_usd == pytest.approx(at_worst(PRICE, allowed.deadline_s, machines=2))
 
 
-def with_requirements(here: Workspace) -> tuple[Workspace, set[str]]:
-    """Where the workloads of `launch` have requirements; and their names."""
-    named = {wanted.trained[0] for wanted in launch(here).items if wanted.workload}
-    able = {
-        name: one.model_copy(update={"requirements": "requirements.txt"} if name in named else {})
-        for name, one in here.settings.workloads.items()
-    }
-    return replace(here, settings=here.settings.model_copy(update={"workloads": able})), named
+def with_requirements(here: Workspace) -> Workspace:
+    """The launch's workload has requirements."""
+    conv = here.settings.workloads["conv"].model_copy(update={"requirements": "requirements.txt"})
+    workloads = here.settings.workloads | {"conv": conv}
+    return replace(here, settings=here.settings.model_copy(update={"workloads": workloads}))
 
 
-def test_machines_that_install_requirements_are_paid_for_as_long_as_that_may_take(
-    here: Workspace,
-) -> None:
-    plain = caps.allowance(here, launch(here), tally(1000.0), NOON)
-    needing, named = with_requirements(here)
-    allowed = caps.allowance(needing, launch(here), tally(1000.0), NOON)
-    assert named and allowed.deadline_s == plain.deadline_s + 300.0 * len(named)
-    assert allowed.worst_usd > plain.worst_usd
-
-
-def test_a_launch_whose_money_ends_while_it_installs_is_not_made_and_installing_is_no_time_to_be_patient_in(
-    here: Workspace,
-) -> None:
-    needing, _ = with_requirements(here)
+def test_installations_are_paid_for(here: Workspace) -> None:
+    plain, needing = (
+        caps.allowance(one, launch(here), tally(1000.0), NOON)
+        for one in (here, with_requirements(here))
+    )
+    assert needing.deadline_s == plain.deadline_s + 300.0
+    assert needing.worst_usd > plain.worst_usd
     least_s = 600.0 + caps.EC2_LEAST_START_UP_S
-    within_least = tally(at_worst(PRICE, least_s, machines=2) + 1e-6)
-    assert not refusal(here, within_least) and "this campaign's cap" in refusal(
-        needing, within_least
-    )
-    assert not refusal(
-        needing, tally(at_worst(PRICE, least_s + caps.LEAST_INSTALL_S, machines=2) + 1e-6)
-    )
-    whole_s = 2 * 600.0 + caps.EC2_START_UP_S
-    assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0
-    assert caps.patience_s(needing, launch(here), tally(), whole_s + 300.0) == 150.0
-    assert caps.patience_s(needing, launch(here), tally(), whole_s - 200.0) == 100.0
+    enough = tally(at_worst(PRICE, least_s, machines=2) + 1e-6)
+    assert not refusal(here, enough) and refusal(with_requirements(here), enough)
+    installed = at_worst(PRICE, least_s + caps.LEAST_INSTALL_S, machines=2) + 1e-6
+    assert not refusal(with_requirements(here), tally(installed))
 
 
-def test_patience_is_part_of_what_a_launch_takes_and_ends_in_time(
+WHOLE_S = 2 * 600.0 + caps.EC2_START_UP_S
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "installs", "expected"),
+    [
+        (WHOLE_S, False, 150.0),  # a quarter of the launch's seconds
+        (WHOLE_S - 500.0, False, 100.0),
+        (600.0 + caps.EC2_LEAST_START_UP_S, False, 0.0),
+        (WHOLE_S + 300.0, True, 150.0),
+        (WHOLE_S - 200.0, True, 100.0),
+    ],
+)
+def test_patience_ends_within_the_deadline(
+    here: Workspace, deadline_s: float, installs: bool, expected: float
+) -> None:
+    workspace = with_requirements(here) if installs else here
+    assert caps.patience_s(workspace, launch(here), tally(), deadline_s) == expected
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(1000.0, 15.0), (65.0, 5.0), (50.0, 0.0)])
+def test_patience_ends_within_the_campaign(here: Workspace, left_s: float, expected: float) -> None:
+    late = replace(tally(), stop_at=time.monotonic() + left_s)
+    found = caps.patience_s(here, launch(here, 60.0), late, WHOLE_S)
+    assert found == pytest.approx(expected, abs=1.0)
+
+
+def test_local_hosts_have_patience_for_the_whole_launch(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole_s = 2 * 600.0 + caps.EC2_START_UP_S
-    assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0, (
-        "a quarter of what it takes"
-    )
-    assert caps.patience_s(here, launch(here), tally(), whole_s - 500.0) == 100.0, (
-        "what the caps left of its deadline"
-    )
-    assert caps.patience_s(here, launch(here), tally(), 600.0 + caps.EC2_LEAST_START_UP_S) == 0.0
-    short = launch(here, 60.0)
-    for left_s, patient_s in ((1000.0, 15.0), (65.0, 5.0), (50.0, 0.0)):
-        late = replace(tally(), stop_at=time.monotonic() + left_s)
-        assert caps.patience_s(here, short, late, whole_s) == pytest.approx(patient_s, abs=1.0), (
-            "the campaign's end"
-        )
     monkeypatch.setattr(here.provider, "name", "local")
     deadline_s = caps.allowance(here, launch(here), tally(), NOON).deadline_s
+    assert deadline_s == 3 * 600.0 + caps.START_UP_S
     assert caps.patience_s(here, launch(here), tally(), deadline_s) == 600.0
-    late = replace(tally(), stop_at=time.monotonic() + 1300.0)
-    assert caps.patience_s(here, launch(here), late, deadline_s) == pytest.approx(
-        1300.0 / 3, abs=1.0
-    ), "a third"
-    assert deadline_s == 3 * 600.0 + caps.START_UP_S, (
-        "with room for the patience beside the time that was there before"
-    )
 
 
 def test_the_campaigns_cap_counts_what_it_has_spent(here: Workspace) -> None:
     assert refusal(here, tally(0.21)) == ""
-    assert "this campaign's cap 0.21 (0.10 spent" in refusal(here, tally(0.21, spent=0.10))
+    assert refusal(here, tally(0.21, spent=0.10))
 
 
-def test_most_of_the_months_dollars_are_told_of(here: Workspace, tmp_path: Path) -> None:
+def test_a_warning_is_due_at_four_fifths_of_the_month(here: Workspace, tmp_path: Path) -> None:
     here = monthly(here, 10.0)
     spent(here, 7.9, NOON, "c-00")
     assert caps.money_short(here, tally(), NOON) == ""
     spent(here, 0.2, NOON, "d-00")
-    assert caps.money_short(here, tally(), NOON).startswith(
-        "$8.10 of the $10.00 of [ec2] max_usd_per_month are spent"
-    )
-    spent(here, None, NOON, "e-00")
-    assert "refresh e spent this month is not known" in caps.money_short(here, tally(), NOON)
+    assert "8.10" in caps.money_short(here, tally(), NOON)
     (tmp_path / "local").mkdir()
-    assert caps.money_short(monthly(install(tmp_path / "local"), 0.0), tally(), NOON) == "", (
-        "costs nothing"
-    )
+    assert caps.money_short(monthly(install(tmp_path / "local"), 0.0), tally(), NOON) == ""
 
 
-def test_the_months_cap_counts_the_ledger_of_this_month_and_no_other_provider(
+def test_the_months_cap_counts_this_month_and_provider(
     here: Workspace,
 ) -> None:
     here = monthly(here, 10.0)
@@ -200,50 +184,47 @@ def test_the_months_cap_counts_the_ledger_of_this_month_and_no_other_provider(
     spent(here, 9.95, NOON, "b-00", provider="local")
     assert refusal(here) == ""
     spent(here, 9.95, datetime(2026, 11, 1, tzinfo=UTC), "c-00")  # it began last month
-    assert "max_usd_per_month 10.00 (9.95 spent" in refusal(here)
-    assert refusal(here, now=datetime(2026, 12, 1, tzinfo=UTC)) == "", "a new month"
+    assert refusal(here)
+    assert refusal(here, now=datetime(2026, 12, 1, tzinfo=UTC)) == ""
 
 
-def test_machines_that_another_controller_holds_count_to_their_deadline(here: Workspace) -> None:
+def test_machines_of_other_controllers_count_to_their_deadline(here: Workspace) -> None:
     here = monthly(here, 11.4)
     machines(here).held = [held()]
-    expected = at_worst(5.0, 7200.0)
-    assert f"({0:.2f} spent, {expected:.2f} committed)" in refusal(here)
+    assert f"{at_worst(5.0, 7200.0):.2f}" in refusal(here)
     machines(here).held = [held(hours=0.5)]
     assert refusal(here) == ""
     machines(here).held = [held(LAUNCHED, hours=0.1)]
-    assert "this campaign's cap" in refusal(here, tally(0.5)), "its own machines that would not end"
+    assert refusal(here, tally(0.5))
     machines(here).held = [held("other-00", hours=0.1)]
-    assert refusal(here, tally(0.5)) == "", "another campaign's cap is its own"
+    assert refusal(here, tally(0.5)) == ""
 
 
 def test_a_held_lease_counts_at_the_highest_price_of_its_types(here: Workspace) -> None:
     here = monthly(here, 0.30)
     machines(here).held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
-    assert f"{at_worst(PRICE, 3600.0):.2f} committed" in refusal(here)
+    assert f"{at_worst(PRICE, 3600.0):.2f}" in refusal(here)
 
 
-def test_what_ended_and_is_not_in_the_ledger_yet_counts(here: Workspace, tmp_path: Path) -> None:
+def test_ended_leases_count_before_they_are_in_the_ledger(here: Workspace, tmp_path: Path) -> None:
     here = monthly(here, 10.0)
     over = EndedLease(lease_id="o-00", cluster="1xs.large", market="spot", started_at=NOON, ended_at=NOON, usd=9.95,
                       outcome="reaped", mailbox=tmp_path)  # fmt: skip
     machines(here).over = [over]
-    assert "9.95 committed" in refusal(here)
+    assert "9.95" in refusal(here)
     machines(here).over = [replace(over, usd=None)]
-    assert "nobody knows" in refusal(here)
+    assert "o-00" in refusal(here)
 
     class Slow(DescribedMachines):
         def closed(self) -> list[EndedLease]:
             return [over]
 
-    assert "9.95 committed" in refusal(replace(here, provider=Slow(name="ec2"))), (
-        "before what it measured is here"
-    )
+    assert "9.95" in refusal(replace(here, provider=Slow(name="ec2")))
 
 
-def test_where_spending_is_not_known_nothing_more_is_spent(here: Workspace) -> None:
+def test_unknown_spending_stops_the_month(here: Workspace) -> None:
     spent(here, None, NOON, "a-00")
-    assert "refresh a spent this month is not known" in refusal(here)
+    assert "refresh a" in refusal(here)
     machines(here).held = [held(usd_per_hour=None)]
     assert refusal(here) != ""
 
@@ -251,10 +232,10 @@ def test_where_spending_is_not_known_nothing_more_is_spent(here: Workspace) -> N
 def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
     machines(here).unpriced = frozenset({"s.large"})
     snapshot_offers(here, "refresh-2", NOON)
-    assert "not known" in refusal(here)
+    assert refusal(here)
 
 
-def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(
+def test_without_on_demand_the_bid_bounds_spot(
     here: Workspace,
 ) -> None:
     ec2 = here.settings.ec2.model_copy(update={"markets": ("spot",)})
@@ -271,7 +252,7 @@ def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
 
-def test_nothing_was_spent_before_the_first_refresh_and_money_on_this_machine_is_illustrative(
+def test_before_the_first_refresh_nothing_is_spent_and_local_hosts_are_free(
     here: Workspace, tmp_path: Path
 ) -> None:
     (here.home / "warehouse.duckdb").unlink()
@@ -281,19 +262,19 @@ def test_nothing_was_spent_before_the_first_refresh_and_money_on_this_machine_is
     assert caps.allowance(made, launch(made), tally(0.0), NOON).refusal == ""
 
 
-def test_a_launch_that_does_not_fit_asks_for_no_machine_and_leaves_a_row(here: Workspace) -> None:
+def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here: Workspace) -> None:
     served = campaign.serve_launch(
         here, launch(here), LAUNCHED, tally(0.05)
     )  # acquiring would raise AssertionError
-    assert served.outcome.startswith("refused: at worst it would cost") and served.over_cap
+    assert served.outcome.startswith("refused") and served.over_cap
     (row,) = served.rows
-    assert row["status"] == "refused" and "this campaign's cap" in row["reason"]
+    assert row["status"] == "refused"
     with here.warehouse.transact() as connection:
         body = row | {"ended_unix": NOON.timestamp()}
         assert append_records(connection, [body], refresh_id="refresh-1", loaded_at=NOON) == 1
 
 
-def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
+def test_machines_get_the_allowed_deadline(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, float]] = []
@@ -312,7 +293,7 @@ def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.21
 
 
-def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is_still_made(
+def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lists: list[list[PlannedLaunch]] = []
@@ -322,27 +303,27 @@ def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is
     assert list(campaign.within(here, None, tally(0.21))) == [small]
     lists[:] = [[large], [small]]
     assert list(campaign.within(here, None, tally(0.21))) == []
-    assert "not launched: at worst it would cost" in capsys.readouterr().err
+    assert "not launched" in capsys.readouterr().err
 
 
-def test_dollars_of_a_lease_that_cannot_be_read_are_unknown_and_nothing_is_launched(
+def test_nothing_is_launched_beside_an_unreadable_lease(
     here: Workspace,
 ) -> None:
-    machines(here).held = [held(usd_per_hour=None, cluster="", problem="lease.json cannot be read")]
-    assert refusal(here) == "lease.json cannot be read"
+    machines(here).held = [held(usd_per_hour=None, cluster="", problem="unreadable")]
+    assert refusal(here) == "unreadable"
 
     class Unreadable(DescribedMachines):
         def closed(self) -> list[EndedLease]:
-            raise LeaseUnreadable("lease.json cannot be read since a moment ago")
+            raise LeaseUnreadable("unreadable lease")
 
-    assert "since a moment ago" in refusal(replace(here, provider=Unreadable(name="ec2")))
+    assert "unreadable lease" in refusal(replace(here, provider=Unreadable(name="ec2")))
 
 
 @pytest.mark.parametrize(
     ("spent", "at_s", "affords"),
     [(0.5, 99.0, True), (0.51, 99.0, False), (0.0, 100.0, False), (0.0, 101.0, False)],
 )
-def test_a_launch_starts_only_within_the_dollars_and_the_time_of_its_campaign(
+def test_a_launch_starts_within_the_campaigns_dollars_and_time(
     monkeypatch: pytest.MonkeyPatch, spent: float, at_s: float, affords: bool
 ) -> None:
     monkeypatch.setattr(caps.time, "monotonic", lambda: at_s)
@@ -353,7 +334,7 @@ def test_a_launch_starts_only_within_the_dollars_and_the_time_of_its_campaign(
 
 
 @pytest.mark.parametrize(("spent", "ends_at"), [(0.0, 10.0 - RELEASE_S), (1.0 - 1e-9, 0.0)])
-def test_a_launch_must_end_while_there_is_money_left_to_let_its_machines_go(
+def test_a_launch_ends_before_its_dollars_do(
     monkeypatch: pytest.MonkeyPatch, spent: float, ends_at: float
 ) -> None:
     monkeypatch.setattr(caps.time, "monotonic", lambda: 0.0)
@@ -370,7 +351,7 @@ def test_a_launch_must_end_while_there_is_money_left_to_let_its_machines_go(
     ({"outcome": "finished"}, True), ({"outcome": "refused: no"}, False),
     ({"outcome": "failed", "lacked_devices": True}, False), ({"outcome": "refused: why", "over_cap": True}, True),
 ])  # fmt: skip
-def test_what_was_not_to_be_had_with_its_devices_is_not_bought_again_at_once_and_dollars_tell_nothing_of_it(
+def test_an_unavailable_cluster_is_not_bought_again_at_once(
     served: dict[str, Any], again: bool
 ) -> None:
     counted, cluster = Tally(cap_usd=1.0, stop_at=math.inf), Cluster.of((2, offer()))
