@@ -179,9 +179,8 @@ class Loader:
             except TypeError:
                 raise self._error("the dataset of its loader has no __len__") from None
             if samples < batch:
-                raise self._error(
-                    f"the dataset of its loader has {samples} samples, fewer than a batch of {batch}"
-                )
+                few = f"has {samples} samples, fewer than a batch of {batch}"
+                raise self._error(f"the dataset of its loader {few if samples else 'is empty'}")
             options["sampler"] = _Draws(self._places or range(samples), self._generator())
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 

@@ -136,7 +136,7 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset({rows}), ba
         (
             "make_batch, torch",
             f"{LOADER.format(rows='torch.zeros(0, 4), torch.zeros(0, 1)', more='')}, torch",
-            "(mine.py, line 14, in build); the workload travels alone",
+            "its loader is empty (mine.py, line 14, in build); the workload travels alone",
         ),
         (
             "make_batch, torch",
