@@ -1,30 +1,29 @@
-"""`srift size`: how far a workload scales, what would hide its communication, its best batch; from measured runs."""
+"""`srift size`: how far a workload scales and its best batch, from measured runs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from models.domain.suggestions import nearest_names
-from models.planner.sizing import FORMULAS, Scaling, Series, Sizing, size_workload
+from models.planner.sizing import FORMULAS, size_workload
 from models.step_time.dataset import TrainingData
-from models.step_time.setup_arrays import workload_and_mode
 from warehouse.database import WarehouseMissing
 from warehouse.reads import training_frames, workload_providers
 
 from ..data_files.imports import asked_of_public
 from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
-from ..workspace.settings import IMPORTED, SettingsError
+from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace, open_workspace, refresh_command
 from .known_workloads import known_elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeQuestion:
-    """A workload, one instance type or all (None), and a global batch, or (None) any that srift.toml allows."""
+    """A workload; one instance type or all (None); a global batch or any that is allowed (None)."""
 
     workload: str
     instance_type: str | None = None
@@ -32,61 +31,62 @@ class SizeQuestion:
 
 
 def size(provider: str, question: SizeQuestion) -> dict[str, Any]:
-    """Plain values: `scaling` by series, `best_batch` by type, the `formulas` of both, and `notes` on what is missing.
+    """Return the rows of `size_workload` with `formulas` and `notes`.
 
-    Raises SettingsError on an unknown workload or instance type, naming the nearest, and WarehouseMissing where no run
-    tells anything, with what to type.
+    Raises:
+        SettingsError: the workload or the instance type is unknown.
+        WarehouseMissing: the workload has no runs on the provider.
     """
     name = question.workload
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
     _refuse_unknown(workspace, name)
-    elsewhere = known_elsewhere(workspace.warehouse, name, provider)
-    nothing = (
-        elsewhere
-        or f"no run of {name!r} was measured on {provider} machines yet: {remedy(workspace, name)}"
+    missing = known_elsewhere(workspace.warehouse, name, provider) or (
+        f"No run of {name!r} was measured on {provider}."
+        f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
     )
     if not workspace.warehouse.exists():
-        raise WarehouseMissing(nothing)
+        raise WarehouseMissing(missing)
+    data = TrainingData(**training_frames(workspace.warehouse, provider))
     with one_thread():
-        found = size_workload(
-            TrainingData(**training_frames(workspace.warehouse, provider)),
-            name,
-            batches=_batches(workspace, question),
-        )
-    if not found.types:
-        raise WarehouseMissing(nothing)
-    if question.instance_type is not None and question.instance_type not in found.types:
-        near = nearest_names(question.instance_type, found.types)
-        raise SettingsError(f"{name!r} was not measured on {question.instance_type!r}; {near}")
-    found = found.of(question.instance_type)
-    notes = _notes(workspace, question, found)
+        found = size_workload(data, name, batches=_batches(workspace, question))
+    types = {row["instance_type"] for rows in found.values() for row in rows}
+    if not types:
+        raise WarehouseMissing(missing)
+    wanted = question.instance_type
+    if wanted is not None:
+        if wanted not in types:
+            raise SettingsError(
+                f"{name!r} was not measured on {wanted!r}; {nearest_names(wanted, types)}"
+            )
+        found = {
+            key: [row for row in rows if row["instance_type"] == wanted]
+            for key, rows in found.items()
+        }
+    notes = _notes(found)
     if only_public(workspace.warehouse, provider, name):
         notes = [f"all runs of it are {ORIGIN}", *notes]
-    if not found.scalings and not found.best_batches:
-        raise WarehouseMissing("; ".join(notes))
     return {
         "workload": name,
         "provider": provider,
         "formulas": FORMULAS,
-        "scaling": [_scaling(one) for one in found.scalings],
-        "best_batch": [_named(asdict(one)) for one in found.best_batches],
+        "scaling": found["scaling"],
+        "checks": found["checks"],
+        "best_batch": found["best_batch"],
         "notes": notes,
     }
 
 
 def _refuse_unknown(workspace: Workspace, name: str) -> None:
-    if name in workspace.settings.workloads:
-        return
     provider, known = workspace.provider.name, workload_providers(workspace.warehouse)
-    if (name, provider) in known:
+    if name in workspace.settings.workloads or (name, provider) in known:
         return
+    names = {*workspace.settings.workloads, *(other for other, _ in known)}
     elsewhere = known_elsewhere(workspace.warehouse, name, provider)
-    names = {*workspace.settings.workloads, *(one for one, _ in known)}
     raise SettingsError(elsewhere or f"unknown workload {name!r}; {nearest_names(name, names)}")
 
 
 def _batches(workspace: Workspace, question: SizeQuestion) -> tuple[float, float]:
-    """Least and most global batch: what is asked for, else what srift.toml states, else any."""
+    """Return the smallest and largest global batch to consider."""
     if question.batch is not None:
         return question.batch, question.batch
     if question.workload not in workspace.settings.workloads:
@@ -95,68 +95,18 @@ def _batches(workspace: Workspace, question: SizeQuestion) -> tuple[float, float
     return stated.global_batch_least, stated.global_batch_most
 
 
-def remedy(workspace: Workspace, name: str) -> str:
-    """What to type to have runs of a workload: a refresh where it can run, else an import."""
-    settings, provider = workspace.settings, workspace.provider.name
-    runs_here = name in settings.workloads and settings.workload_digest(name) != IMPORTED
-    imported = "`srift import FILE` with rows of one global batch on one machine and on several"
-    return (
-        f"`{refresh_command(provider, '25')}` measures some, or {imported}"
-        if runs_here
-        else f"Type {imported}"
-    )
-
-
-def _notes(workspace: Workspace, question: SizeQuestion, found: Sizing) -> list[str]:
-    """Of each type and mode without a series that scales, what is missing and the rows that would be enough."""
-    told = {(one.workload, one.instance_type) for one in found.scalings}
-    notes: dict[tuple[str, str], str] = {}
-    for series in found.too_few:
-        key = (series.workload, series.instance_type)
-        if key not in told:
-            notes.setdefault(key, _missing(workspace, question, series))
+def _notes(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Return a note for each instance type without a result, and for each unknown link."""
+    scaled = {row["instance_type"] for row in found["scaling"]}
     unknown = {
-        one.instance_type for one in found.scalings if one.hiding and one.hiding.stated_gbps is None
+        row["instance_type"]: row["batches"]
+        for row in found["unknown"]
+        if row["instance_type"] not in scaled
     }
-    noted = refresh_command(workspace.provider.name, "0")
-    links = [
-        f"Gbit/s of {name} are not known: `{noted}` notes those of known types"
-        for name in sorted(unknown)
+    notes = [
+        f"{name}: no global batch is known on one machine and on several;"
+        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[:6])}"
+        for name, batches in sorted(unknown.items())
     ]
-    return [*notes.values(), *links]
-
-
-def _missing(workspace: Workspace, question: SizeQuestion, series: Series) -> str:
-    name, mode = workload_and_mode(series.workload)
-    least, most = _batches(workspace, question)
-    wanted = (
-        f"{least:g}" if least == most else "any" if math.isinf(most) else f"{least:g} to {most:g}"
-    )
-    batch = int(max(series.batches, default=2) if math.isinf(most) else most)
-    near = sorted(sorted(series.batches, key=lambda one: abs(one - batch))[:_NEAR])
-    several = next((one for one in range(2, batch + 1) if batch % one == 0), 2)
-    rows = [
-        f"{name},{size}x{series.instance_type},{batch // size},SECONDS" for size in (1, several)
-    ]
-    return (
-        f"{series.instance_type} in {mode}: too few runs to say how it scales: no global batch ({wanted} is asked for;"
-        f" measured were {', '.join(f'{one:g}' for one in near)}) is known on one machine and on several."
-        f" {remedy(workspace, name)}: workload,cluster,batch_per_device,step_s; {'; '.join(rows)}"
-    )
-
-
-_NEAR = 6  # measured batches that a note names
-
-
-def _scaling(one: Scaling) -> dict[str, Any]:
-    """With R, which JSON cannot hold where it is infinite."""
-    values = _named(asdict(one))
-    ratio = one.rule.ratio
-    values["rule"] |= {"ratio": ratio if math.isfinite(ratio) else None}
-    return values
-
-
-def _named(values: dict[str, Any]) -> dict[str, Any]:
-    """The mode apart from the workload's name."""
-    name, mode = workload_and_mode(values["workload"])
-    return values | {"workload": name, "mode": str(mode)}
+    links = {row["instance_type"] for row in found["scaling"] if row.get("stated_gbps", 0) is None}
+    return notes + [f"{name}: its bandwidth is unknown" for name in sorted(links)]

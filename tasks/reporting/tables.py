@@ -506,134 +506,50 @@ def print_spend(found: Row) -> None:
 
 
 def print_sizing(found: Row) -> None:
-    """What `tasks.recommendation.sizing.size` found: a line a series and what it was measured to do, best batches."""
+    """Print `tasks.recommendation.sizing.size`."""
     console = _console()
     console.print(f"{found['workload']} ({found['provider']})", style="bold")
-    series = _telling(found["scaling"])
-    if series:
-        console.print(
-            "\nlargest cluster of an efficiency, and what would hide the exchange of gradients"
-        )
-        lines = []
-        for one in series:
-            sizes = [
-                cell
-                for asked in one["largest"]
-                for cell in (_largest(asked), _unlimited(asked["by_rule"]))
-            ]
-            hiding = one["hiding"] or {}
-            needs = [_number(hiding.get(name)) for name in ("needed_gbps", "stated_gbps")]
-            servers = [
-                _number(hiding.get(name), "{:.0f}") for name in ("servers", "servers_full_duplex")
-            ]
-            exposed = [
-                _number(hiding.get(name)) for name in ("measured_exposed_s", "exposed_s_at_stated")
-            ]
-            shown = "" if one["hiding"] is None else f"{exposed[0]} ({exposed[1]})"
-            lines.append([*_series(one), *sizes, *needs, shown, "/".join(dict.fromkeys(servers))])
-        at = [
-            name
-            for asked in series[0]["largest"]
-            for name in (f"at {asked['alpha']:.0%}", "by rule")
+    if found["scaling"]:
+        console.print("\nlargest efficient cluster, and what hides the exchange of gradients")
+        numbers = ("largest_90", "largest_80", "needed_gbps", "stated_gbps", "servers")
+        lines = [
+            [*_scale(row), *(_number(row.get(name), "{:.4g}") for name in numbers)]
+            for row in found["scaling"]
         ]
-        names = (
-            "type",
-            "of",
-            "batch",
-            *at,
-            "Gbit/s needed",
-            "stated",
-            "exposed s (there)",
-            "servers",
-        )
-        _print_lines(console, names, lines, right=names[2:])
-        console.print(
-            "\neach measured size, and what the sizes below it had said: efficiency, and points off"
-        )
+        heads = [*_SCALE, "at 90 %", "at 80 %", "Gbit/s needed", "stated", "servers"]
+        _print_lines(console, heads, lines, right=heads[2:])
+        console.print("\nmeasured sizes, and efficiency by the rule from smaller sizes")
         lines = []
-        for one in series:
-            for check in one["checks"]:
-                shown = f"{check['step_s']:.4g}{'*' if check['put_together'] else ''}"
-                off = [
-                    _points(check[name], check["efficiency"]) for name in ("by_shares", "by_rule")
-                ]
-                lines.append(
-                    [*_series(one), str(check["size"]), shown, f"{check['efficiency']:.1%}", *off]
-                )
-        names = ("type", "of", "batch", "size", "step s", "measured", "by shares", "by rule")
-        _print_lines(console, names, lines, right=names[2:])
+        for row in found["checks"]:
+            step = f"{row['step_s']:.4g}{'' if row['micro_batch'] is None else '*'}"
+            efficiency = [_number(row[name], "{:.1%}") for name in ("efficiency", "by_rule")]
+            lines.append([*_scale(row), str(row["size"]), step, *efficiency])
+        heads = [*_SCALE, "size", "step s", "measured", "by rule"]
+        _print_lines(console, heads, lines, right=heads[2:])
+        console.print("* composed of measured micro-steps", style="italic")
     if found["best_batch"]:
-        console.print("\nbest measured batch of one device, and the largest that fits")
+        console.print("\nbest measured batch of one device")
         lines = []
-        for one in found["best_batch"]:
-            peaks = [one[name] and one[name] / 2**30 for name in _PEAKS]
-            figures = [
-                f"{one['batch']:g}",
-                f"{one['samples_per_s']:.4g}",
-                f"{one['largest_measured']:g}",
-            ]
-            fits = _number(one["largest_that_fits"], "{:.0f}")
-            lines.append(
-                [
-                    one["instance_type"],
-                    one["mode"],
-                    *figures,
-                    fits,
-                    *(_number(peak) for peak in peaks),
-                ]
-            )
-        names = ("type", "mode", "batch", "samples/s", "largest measured", "fits")
-        names = (*names, "GiB predicted", "GiB measured", "GiB there")
-        _print_lines(console, names, lines, right=names[2:])
+        for row in found["best_batch"]:
+            memory = [row[name] and row[name] / 2**30 for name in ("peak_bytes", "memory_bytes")]
+            figures = [row["batch"], row["samples_per_s"], row["largest_measured"], *memory]
+            lines.append([_scale(row)[0], *(_number(value, "{:.4g}") for value in figures)])
+        heads = ["type", "batch", "samples/s", "largest measured", "GiB used", "GiB there"]
+        _print_lines(console, heads, lines, right=heads[1:])
     for note in found["notes"]:
         console.print(f"note: {note}")
-    if series:
-        console.print(f"\n{_SIZING_LEGEND}", style="italic")
 
 
-_PEAKS = ("predicted_peak_bytes", "measured_peak_bytes", "memory_bytes")
-_SIZING_LEGEND = """\
-efficiency: samples/s of a size over as many times those of one, at the same global batch; N by M: in micro-steps of M
-by shares, "at": what one takes for a share, as measured, and what several took beyond theirs; +: no larger is known
-by rule: (1 + R) / (1 + G R), with the overhead R the same at every size        *: put together of measured micro-steps
-exposed: seconds of the largest size's step that nothing hides, as measured (and at the Gbit/s stated, by the formula)
-servers: parameter servers with half- and full-duplex links, as many as hide the exchange; ps-1, ps-2 and ps-4 have them
-formulas, inputs and more sizes: --json"""
+_SCALE = ("type", "units", "batch")
 
 
-def _series(one: Row) -> list[str]:
-    """Type (and mode, where not the usual), what is counted, and the global batch."""
-    mode = "" if one["mode"] == str(Mode()) else f" in {one['mode']}"
-    each = one["devices_each"]
-    counted = "devices" if not each else "machines" if each == 1 else f"machines of {each}"
-    micro = "" if one["micro_batch"] is None else f" by {one['micro_batch']:g}"
-    return [f"{one['instance_type']}{mode}", counted, f"{one['global_batch']:g}{micro}"]
-
-
-def _telling(series: Sequence[Row]) -> list[Row]:
-    """Of machines that were measured with several numbers of devices, those with one and with most."""
-    most: dict[tuple[str, str], int] = {}
-    for one in series:
-        named = (one["instance_type"], one["mode"])
-        most[named] = max(most.get(named, 0), one["devices_each"])
-    return [
-        one
-        for one in series
-        if one["devices_each"] in (0, 1, most[one["instance_type"], one["mode"]])
-    ]
-
-
-def _largest(asked: Row) -> str:
-    return f"{asked['by_shares']}{'+' if asked['at_least'] else ''}"
-
-
-def _unlimited(size: int | None) -> str:
-    return "any" if size is None else str(size)
-
-
-def _points(predicted: float | None, measured: float) -> str:
-    """A predicted efficiency, and by how many points it is off."""
-    return "" if predicted is None else f"{predicted:.1%} ({100 * (predicted - measured):+.1f})"
+def _scale(row: Row) -> list[str]:
+    """Return instance type with mode, the unit, and the global batch."""
+    mode = Mode(*(row[name] for name in Mode._fields))
+    name = row["instance_type"] + ("" if mode == Mode() else f" in {mode}")
+    each = row["devices_each"]
+    units = "devices" if not each else "machines" if each == 1 else f"machines of {each}"
+    return [name, units, f"{row.get('global_batch') or 0:g}"]
 
 
 def print_check(found: Row) -> None:

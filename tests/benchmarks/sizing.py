@@ -13,8 +13,8 @@ import pandas as pd
 import typer
 
 from models.domain.setup_table import rows_of
-from models.planner.sizing import Rule, Work, series_of
-from models.step_time.dataset import TrainingData, at_nominal_speed, by_variant
+from models.planner.sizing import ScalingRule, scales_of
+from models.step_time.dataset import TrainingData, at_nominal_speed
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import training_data
 from tests.benchmarks.hosts import (
@@ -52,28 +52,27 @@ def measured_on_hosts(home: Path | None) -> TrainingData:
 
 
 def errors(data: TrainingData) -> pd.DataFrame:
-    """A row a series, global batch and asked size: efficiency measured and by the rule, in per cent.
+    """A row a scale, global batch and asked size: efficiency measured and by the rule, in per cent.
 
     Global batches are as measured, or in micro-steps of which the asked size has a single one.
     """
-    data = by_variant(at_nominal_speed(data))
+    data = at_nominal_speed(data)
     devices = {str(row["name"]): int(row["devices"]) for row in rows_of(data.instance_types)}
-    names = sorted(set(data.runs["workload"].astype(str)))
     found = []
-    for series in (series for name in names for series in series_of(data, name, devices)):
-        for size in ASKED:
-            single = {
-                size * micro: micro for micro, count in series.steps.get(size, {}) if count == 1
-            }
-            works = [Work(batch) for batch in series.batches]
-            works += [Work(batch, micro) for batch, micro in single.items()]
-            for work in works:
-                steps = series.sizes(work)
-                if {1, 2, size} <= steps.keys():
-                    rule = Rule.through(steps[1].seconds, 2, steps[2].seconds)
-                    measured = 100 * steps[1].seconds / (size * steps[size].seconds)
-                    row = (series.workload, series.instance_type, series.devices_each, size)
-                    found.append((*row, measured, 100 * rule.efficiency(size)))
+    for name in sorted(set(data.runs["workload"].astype(str))):
+        for scale in scales_of(data, name, devices):
+            for size in ASKED:
+                single = {
+                    size * micro: micro for micro, count in scale.steps.get(size, {}) if count == 1
+                }
+                pairs = [*((batch, None) for batch in scale.batches), *single.items()]
+                for batch, micro in pairs:
+                    sizes = scale.sizes(batch, micro)
+                    if {1, 2, size} <= sizes.keys():
+                        rule = ScalingRule.through(sizes[1], 2, sizes[2])
+                        measured = 100 * sizes[1] / (size * sizes[size])
+                        row = (name, scale.instance_type, scale.devices_each, size)
+                        found.append((*row, measured, 100 * rule.efficiency(size)))
     columns = ["workload", "kind", "devices_each", "size", "measured", "predicted"]
     return pd.DataFrame(found, columns=columns)
 
