@@ -28,7 +28,7 @@ from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
 from ..providers.base import Lease, LeaseUnreadable
-from ..providers.ec2.capacity_ladder import SPOT_MARGIN
+from ..providers.ec2.attempts import SPOT_MARGIN
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 

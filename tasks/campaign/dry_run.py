@@ -21,7 +21,7 @@ from ..market.offers import offers_now
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2.api import Clients, Ec2Api
-from ..providers.ec2.capacity_ladder import Rung, ladder
+from ..providers.ec2.attempts import Attempt, attempts
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
 from ..providers.ec2.survey import Surveyor, archive
@@ -203,7 +203,7 @@ def _requests(
     now: datetime,
     surveyor: Surveyor | None,
 ) -> tuple[list[tuple[str, Mapping[str, Any]]], list[str]]:
-    """(action, request) in order: what belongs to the whole lease, then rung after rung of the ladder; and remarks."""
+    """(action, request) in order: what belongs to the whole lease, then attempt after attempt; and remarks."""
     ec2, region, said = workspace.settings.ec2, cluster.members[0].region, list[str]()
     here_offers = [offer for offer in offers if offer.region == region]
     words: dict[str, Any] = {
@@ -216,12 +216,11 @@ def _requests(
         if surveyor is None:
             raise ProviderError("")
         spec = surveyor.launch_spec(cluster, **words)
-        rungs, said = surveyor.rungs(spec, cluster, here_offers)
         role = surveyor.account(region).role_id
     except ProviderError as error:
         said += [f"{error}; {_UNCHECKED}"] if str(error) else []
         spec = _spec_without_asking(workspace, cluster, here_offers, **words)
-        rungs, _ = ladder(cluster, here_offers, sorted(spec.subnets), ec2.markets)
+    planned_attempts = attempts(cluster, here_offers, spec.subnets, ec2.markets)
     boot = NodeBoot(
         bucket=ec2.bucket or "no-bucket-is-set",
         prefix=ec2.prefix,
@@ -231,11 +230,11 @@ def _requests(
         role_id=role,
         python=ec2.python,
     )
-    return list(_in_order(spec, rungs, user_data(boot, deadline_s))), said
+    return list(_in_order(spec, planned_attempts, user_data(boot, deadline_s))), said
 
 
 def _in_order(
-    spec: LaunchSpec, rungs: Sequence[Rung], script: str
+    spec: LaunchSpec, planned_attempts: Sequence[Attempt], script: str
 ) -> list[tuple[str, Mapping[str, Any]]]:
     group = "(the security group's id)"
     made: list[tuple[str, Mapping[str, Any]]] = [("ec2:CreateSecurityGroup", security_group(spec))]
@@ -243,8 +242,8 @@ def _in_order(
                "revoked": "ec2:RevokeSecurityGroupEgress"}  # fmt: skip
     for kind, ruled in rules().items():
         made.append((actions[kind], {"GroupId": group, "IpPermissions": ruled}))
-    for rung in rungs:
-        made += requests_of(spec, rung, security=group, user_data=script)
+    for attempt in planned_attempts:
+        made += requests_of(spec, attempt, security=group, user_data=script)
     return made
 
 
@@ -256,16 +255,13 @@ def _spec_without_asking(
     zones = sorted({offer.zone for offer in offers if offer.zone.startswith(region)}) or [
         f"{region}a"
     ]
-    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
+    kinds = {offer.instance_type.name for offer in cluster.members}
     return LaunchSpec(
         region=region,
-        vpc=ec2.vpc or "(the default VPC)",
+        vpc="(the subnets' VPC)",
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in zones},
         public=ec2.subnets == "public",
-        types={
-            n: TypeFacts(name=n, vcpus=int(k.cores), arm=False, efa=False, grouped=False)
-            for n, k in kinds.items()
-        },
+        types={name: TypeFacts(efa=False, grouped=False) for name in kinds},
         image_id=f"(the image of {ec2.ami_parameter})",
         root_device="/dev/sda1",
         volume_gib=ec2.volume_gib,

@@ -22,7 +22,7 @@ from ..providers.ec2 import api as ec2_api
 from ..providers.ec2 import requests as ec2_request
 from ..providers.ec2.account import SERVICE_ROLES, Ec2Account
 from ..providers.ec2.api import Answer, Clients, Ec2Api
-from ..providers.ec2.capacity_ladder import Rung
+from ..providers.ec2.attempts import Attempt, Place
 from ..providers.ec2.catalogue import TypeFacts, quota_of
 from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
 from ..providers.ec2.provider import Ec2Provider
@@ -249,8 +249,6 @@ def examine_region(account: Ec2Account, settings: Settings, region: str) -> Iter
     ec2, image, network = settings.ec2, list[Answer](), list[Network]()
     yield judged(f"image in {region}", lambda: _image(account, ec2, region, image))
     yield judged(f"network in {region}", lambda: _network(account, ec2, region, network))
-    if network and network[0].note:
-        yield Finding(f"network in {region}", "note", network[0].note)
     if image and network:
         yield from _permissions(account, ec2, _spec(ec2, region, network[0], image[0]))
     yield from _quotas(account, settings, region)
@@ -296,9 +294,10 @@ def _requests(ec2: Ec2, spec: ec2_request.LaunchSpec) -> Iterator[tuple[str, dic
     zone, kind = min(spec.subnets), next(iter(spec.types))
     for market in ec2.markets:
         offer = replace(_offer(spec.region, kind), market=market, zone=zone)
-        rung = Rung(number=0, cluster=Cluster.of((2, offer)), most_usd=(0.01, 0.01))
+        place = Place(cluster=Cluster.of((2, offer)), bids=(0.01, 0.01))
+        attempt = Attempt(market=market, places={zone: place})
         for action, request in ec2_request.requests_of(
-            spec, rung, security="", user_data="#!/bin/sh\n"
+            spec, attempt, security="", user_data="#!/bin/sh\n"
         ):
             yield action, _without(request, ("SecurityGroupIds", "Groups", "Placement"))
 
@@ -316,8 +315,8 @@ def _spec(ec2: Ec2, region: str, network: Network, image: Answer) -> ec2_request
         region=region,
         vpc=network.vpc,
         subnets=network.subnets,
-        public=network.public,
-        types={name: TypeFacts(name=name, vcpus=4, arm=False, efa=False, grouped=True)},
+        public=ec2.subnets == "public",
+        types={name: TypeFacts(efa=False, grouped=True)},
         image_id=str(image["ImageId"]),
         root_device=root_device(image),
         volume_gib=ec2.volume_gib,

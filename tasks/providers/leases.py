@@ -228,6 +228,9 @@ class LeaseFolder(Generic[L]):
             problem=str(error),
         )
 
+    def over(self, lease: L) -> EndedLease:
+        return lease.over(self.mailbox(lease.lease_id))
+
     def forget(self, lease_id: str) -> None:
         """Delete a lease's directory, mailbox included, if it is there."""
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)

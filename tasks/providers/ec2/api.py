@@ -1,7 +1,7 @@
-"""The one file that speaks to AWS: prices, machines and the mailbox's files. Each call names its action as IAM does.
+"""All calls of AWS, each by the name that IAM gives its action. Refusals raise AwsRefused.
 
-Every call goes through `Ec2Api.ask` and is answered in plain dicts; all raise AwsRefused with the fix. boto3 is
-imported at the first question, so that a command that asks none starts quickly. Every wait is bounded.
+boto3 retries what is throttled or unanswered. It is imported at the first call, so that commands
+that need no AWS start quickly. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from tasks.providers.ec2.errors import AwsRefused, explained, refused
 from tasks.providers.ec2.prices import zone_scores
 
 Clients = Callable[[str, str], Any]  # (service, region) -> a boto3 client
 Answer = dict[str, Any]
+T = TypeVar("T")
 
 PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region from here
 ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
-CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 4, 1
-ALIVE = ("pending", "running", "stopping", "stopped")  # what may cost money, or come back to do so
-_ATONCE = 100  # types named in one question
-_PIECE_BYTES = 2**20  # of an object that is written to disk as it comes
-_SERVICES = {
-    "servicequotas": "service-quotas"
-}  # where boto3 spells a service otherwise than IAM does
-_METHODS = {  # and an action
+CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 6, 1
+VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds what was just created
+ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money, or may again
+_PAGE = 100  # instance types in one DescribeInstanceTypes
+_CHUNK_BYTES = 2**20
+_SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
+_METHODS = {
     "s3:ListBucket": "list_objects_v2",
     "s3:GetBucketPublicAccessBlock": "get_public_access_block",
     "s3:GetLifecycleConfiguration": "get_bucket_lifecycle_configuration",
 }
-# Linux on shared hardware, nothing pre-installed, paid by the hour as it is used: what RunInstances buys.
+# Linux on shared hardware, nothing pre-installed, paid by the hour.
 _ON_DEMAND = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -50,10 +50,7 @@ _ON_DEMAND = {
 
 
 def has_credentials() -> bool:
-    """Whether any credentials can be found; on a machine of EC2 the metadata service is asked, for a second at most.
-
-    Raises ProviderError where AWS_PROFILE names none.
-    """
+    """Whether there are credentials. Raises ProviderError if AWS_PROFILE names no profile."""
     return _session().get_credentials() is not None
 
 
@@ -84,7 +81,7 @@ def _session() -> Any:
 
 @contextmanager
 def asking(action: str, region: str) -> Iterator[None]:
-    """Whatever botocore raises comes out as a ProviderError that names the fix."""
+    """Turn every exception of botocore into AwsRefused."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -95,12 +92,12 @@ def asking(action: str, region: str) -> Iterator[None]:
 
 
 def values_of(service: str, shape: str) -> frozenset[str]:
-    """What an enumeration of a service may be, by the model of it that botocore has. Asks nobody."""
+    """Values of an enumeration in botocore's model of a service."""
     return frozenset(_model(service).shape_for(shape).enum)
 
 
 def malformed(service: str, shape: str, value: Answer) -> str:
-    """What the service's model refuses in a request or a part of one; empty where nothing. Asks nobody."""
+    """botocore's report on an invalid request or part of a request; empty if it is valid."""
     from botocore.validate import ParamValidator
 
     return str(ParamValidator().validate(value, _model(service).shape_for(shape)).generate_report())
@@ -115,25 +112,20 @@ def _model(service: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Where the seconds come from, so that a test need not wait for them."""
-
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     sleep: Callable[[float], None] = time.sleep
 
 
 class Ec2Api:
-    """Questions and orders through `clients`; who waits for an answer does so by `clock`."""
+    """Calls through `clients`; waits by `clock`."""
 
     def __init__(self, clients: Clients, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
-        self._clients, self._made, self._lock = (
-            clients,
-            dict[tuple[str, str], Any](),
-            threading.Lock(),
-        )
+        self._clients, self._lock = clients, threading.Lock()
+        self._cached: dict[tuple[str, str], Any] = {}
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
-        """One call of `action`, spelt as in an IAM policy ("ec2:RunInstances")."""
+        """One call of `action`, spelt as in an IAM policy ("ec2:CreateFleet")."""
         service, _, name = action.partition(":")
         client = self._client(_SERVICES.get(service, service), region)
         method = _METHODS.get(action) or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
@@ -142,7 +134,7 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """As `ask`; empty where AWS refuses with one of those codes, or kinds of them."""
+        """As `ask`; empty if AWS refuses with one of these codes or kinds."""
         try:
             return self.ask(action, region, **words)
         except AwsRefused as error:
@@ -151,7 +143,7 @@ class Ec2Api:
             return {}
 
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> Iterator[Any]:
-        """As `ask`: what lies under `key` of answer after answer, until no token for a next one comes."""
+        """Items under `key` of all pages."""
         token: dict[str, str] = {}
         while True:
             page = self.ask(action, region, **words, **token)
@@ -160,108 +152,99 @@ class Ec2Api:
                 return
             token = {"NextToken": str(page["NextToken"])}
 
+    def when_visible(self, call: Callable[[], T]) -> T:
+        """`call()`, repeated while EC2 does not find what was just created: boto3 does not."""
+        for pause_s in VISIBLE_AFTER_S:
+            try:
+                return call()
+            except AwsRefused as error:
+                if error.kind != "gone":
+                    raise
+            self.clock.sleep(pause_s)
+        return call()
+
     def type_names(self, region: str) -> list[str]:
         """Instance types that the region offers."""
-        found = self.ask_all(
-            "InstanceTypeOfferings",
-            "ec2:DescribeInstanceTypeOfferings",
-            region,
-            MaxResults=1000,
-            LocationType="region",
-        )
+        action, words = "ec2:DescribeInstanceTypeOfferings", {"LocationType": "region"}
+        found = self.ask_all("InstanceTypeOfferings", action, region, MaxResults=1000, **words)
         return [str(one["InstanceType"]) for one in found]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Descriptions of `names`, which the region must offer, as DescribeInstanceTypes gives them."""
-        return [
-            one
-            for first in range(0, len(names), _ATONCE)
-            for one in self.ask_all(
-                "InstanceTypes",
-                "ec2:DescribeInstanceTypes",
-                region,
-                InstanceTypes=list(names[first : first + _ATONCE]),
-            )
-        ]
+        """Entries of DescribeInstanceTypes for `names`, which the region must offer."""
+        action, found = "ec2:DescribeInstanceTypes", list[Answer]()
+        for first in range(0, len(names), _PAGE):
+            page = list(names[first : first + _PAGE])
+            found += self.ask_all("InstanceTypes", action, region, InstanceTypes=page)
+        return found
 
     def price_list(self, region: str) -> Iterator[Answer]:
         """Products of the Price List API for on-demand Linux in `region`."""
         wanted = _ON_DEMAND | {"regionCode": region}
-        filters = [
-            {"Type": "TERM_MATCH", "Field": field, "Value": value}
-            for field, value in wanted.items()
-        ]
         words = {
             "ServiceCode": "AmazonEC2",
-            "Filters": filters,
+            "Filters": [
+                {"Type": "TERM_MATCH", "Field": field, "Value": value}
+                for field, value in wanted.items()
+            ],
             "FormatVersion": "aws_v1",
             "MaxResults": 100,
         }
-        yield from map(
-            json.loads, self.ask_all("PriceList", "pricing:GetProducts", PRICE_LIST_REGION, **words)
-        )
+        action = "pricing:GetProducts"
+        yield from map(json.loads, self.ask_all("PriceList", action, PRICE_LIST_REGION, **words))
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> Iterator[Answer]:
-        """Rows of DescribeSpotPriceHistory in force at `at`, of `names` or every type, in each zone of the region."""
+        """Rows of DescribeSpotPriceHistory in force at `at`, of `names` or every type."""
         words: Answer = {"InstanceTypes": list(names)} if names else {"MaxResults": 1000}
         words |= {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        """Spot placement score by zone of a request for `count` machines of any of `names`."""
-        wanted = {
+        """Spot placement score by zone, for `count` machines of any of `names`."""
+        words = {
             "InstanceTypes": list(names),
             "TargetCapacity": count,
             "SingleAvailabilityZone": True,
+            "RegionNames": [region],
         }
-        rows = list(
-            self.ask_all(
-                "SpotPlacementScores",
-                "ec2:GetSpotPlacementScores",
-                region,
-                **wanted,
-                RegionNames=[region],
-            )
-        )
-        return zone_scores(
-            rows, self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
-        )
+        action = "ec2:GetSpotPlacementScores"
+        rows = list(self.ask_all("SpotPlacementScores", action, region, **words))
+        zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
+        return zone_scores(rows, zones)
 
     def bucket_region(self, region: str, bucket: str) -> str:
-        """Where the bucket is. Refused with NoSuchBucket where there is none of that name."""
+        """Region of the bucket. Refused with NoSuchBucket if there is none."""
         stated = self.ask("s3:GetBucketLocation", region, Bucket=bucket).get("LocationConstraint")
         return {None: "us-east-1", "": "us-east-1", "EU": "eu-west-1"}.get(stated, str(stated))
 
     def security_group(self, region: str, create: Answer, rules: dict[str, list[Answer]]) -> str:
-        """The id of the group, made or found by its name, with `rules` (see `requests.rules`) and no others."""
-        made = self.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
-        if not made:
+        """Create or find the group, give it `rules` (see `requests.rules`); its id."""
+        group = str(
+            self.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create).get(
+                "GroupId", ""
+            )
+        )
+        if not group:
             filters = [
                 _filter("group-name", create["GroupName"]),
                 _filter("vpc-id", create["VpcId"]),
             ]
-            found = self.ask("ec2:DescribeSecurityGroups", region, Filters=filters)[
-                "SecurityGroups"
-            ]
-            if not found:  # there, and not shown yet
-                raise refused(
-                    "InvalidGroup.NotFound", action="ec2:DescribeSecurityGroups", region=region
-                )
-            made = found[0]
-        group = str(made["GroupId"])
+            action = "ec2:DescribeSecurityGroups"
+            found = self.ask(action, region, Filters=filters)["SecurityGroups"]
+            if not found:  # created, and not shown yet
+                raise refused("InvalidGroup.NotFound", action=action, region=region)
+            group = str(found[0]["GroupId"])
         for kind, action in (
             ("ingress", "ec2:AuthorizeSecurityGroupIngress"),
             ("egress", "ec2:AuthorizeSecurityGroupEgress"),
         ):
             for rule in rules[kind]:
-                self.ask_unless(
-                    ("there",), action, region, GroupId=group, IpPermissions=[_to(rule, group)]
-                )
-        # Every new group lets everything out. "gone" is not passed over: a group that is not found yet would go on so.
-        revoked = {"GroupId": group, "IpPermissions": rules["revoked"]}
-        self.ask_unless(
-            ("InvalidPermission.NotFound",), "ec2:RevokeSecurityGroupEgress", region, **revoked
-        )
+                if "IpRanges" not in rule:
+                    rule = rule | {"UserIdGroupPairs": [{"GroupId": group}]}
+                self.ask_unless(("there",), action, region, GroupId=group, IpPermissions=[rule])
+        # A new group lets everything out. The kind "gone" also means that the group is not found.
+        words = {"GroupId": group, "IpPermissions": rules["revoked"]}
+        missing = ("InvalidPermission.NotFound",)
+        self.ask_unless(missing, "ec2:RevokeSecurityGroupEgress", region, **words)
         return group
 
     def instances(
@@ -272,7 +255,7 @@ class Ec2Api:
         tags: dict[str, str] | None = None,
         states: Sequence[str] = (),
     ) -> list[Answer]:
-        """By id, or by tags and states. Ids that EC2 no longer knows are left out, as machines long gone are."""
+        """Machines by id, or by tags and states. Ids that EC2 does not know are left out."""
         filters = [_filter(f"tag:{name}", value) for name, value in (tags or {}).items()]
         filters += [_filter("instance-state-name", *states)] if states else []
         filters += [_filter("instance-id", *ids)] if ids else []
@@ -280,9 +263,9 @@ class Ec2Api:
         return [one for group in groups for one in group["Instances"]]
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
-        """All of them; returns those that EC2 does not know: long gone, or so new that it does not show them yet.
+        """Terminate all; returns ids that EC2 does not know: long gone, or not shown yet.
 
-        One that it does not know makes it refuse the others too: then they are asked for one by one.
+        EC2 refuses all for one unknown id: then they are terminated one by one.
         """
         wanted = sorted(set(ids))
         if not wanted:
@@ -293,32 +276,22 @@ class Ec2Api:
             if error.kind != "gone":
                 raise
             if len(wanted) == 1:
-                return {*wanted}
+                return set(wanted)
             return set().union(*(self.terminate(region, [one]) for one in wanted))
         return set()
 
-    def zones_offering(self, region: str, name: str) -> set[str]:
-        """Zones of the region that have instance type `name`."""
-        words = {"LocationType": "availability-zone", "Filters": [_filter("instance-type", name)]}
-        found = self.ask_all(
-            "InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings", region, **words
-        )
-        return {str(one["Location"]) for one in found}
-
     def image(self, region: str, parameter: str) -> Answer:
-        """The machine image that the public parameter names now, as DescribeImages gives it."""
-        found = self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"]
-        images = self.ask("ec2:DescribeImages", region, ImageIds=[str(found)])["Images"]
+        """The image that the SSM parameter names now, as DescribeImages describes it."""
+        image_id = str(self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"])
+        images = self.ask("ec2:DescribeImages", region, ImageIds=[image_id])["Images"]
         if not images or images[0].get("State", "available") != "available":
             raise refused("InvalidAMIID.NotFound", action="ec2:DescribeImages", region=region)
         return dict(images[0])
 
     def roles(self, region: str, instance_profile: str) -> list[Answer]:
-        """The roles in it. Refused with NoSuchEntity where there is no such profile."""
-        profile = self.ask("iam:GetInstanceProfile", region, InstanceProfileName=instance_profile)[
-            "InstanceProfile"
-        ]
-        return list(profile["Roles"])
+        """Roles of the profile. Refused with NoSuchEntity if there is no such profile."""
+        answer = self.ask("iam:GetInstanceProfile", region, InstanceProfileName=instance_profile)
+        return list(answer["InstanceProfile"]["Roles"])
 
     def quota(self, region: str, code: str) -> tuple[str, float]:
         """Name and value of a quota of EC2."""
@@ -327,24 +300,19 @@ class Ec2Api:
         return str(found["QuotaName"]), float(found["Value"])
 
     def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # a session makes clients one at a time, and each takes half a second
-            if (service, region) not in self._made:
+        with self._lock:  # a session makes one client at a time, and each takes half a second
+            if (service, region) not in self._cached:
                 with asking(f"{service} (the client)", region):
-                    self._made[service, region] = self._clients(service, region)
-            return self._made[service, region]
+                    self._cached[service, region] = self._clients(service, region)
+            return self._cached[service, region]
 
 
 def _filter(name: str, *values: str) -> Answer:
     return {"Name": name, "Values": list(values)}
 
 
-def _to(rule: Answer, group: str) -> Answer:
-    """A rule about the cluster itself names the group, which has an id only now."""
-    return rule if "IpRanges" in rule else rule | {"UserIdGroupPairs": [{"GroupId": group}]}
-
-
 def spot_advisor() -> Answer:
-    """Spot Advisor's public file; empty where it cannot be had (or AWS is emulated): its figures are a prior only."""
+    """Spot Advisor's public file; empty if it cannot be read or AWS is emulated. It is a prior."""
     if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return {}
     try:
@@ -357,7 +325,7 @@ def spot_advisor() -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One object as a listing tells of it. `version` changes whenever it is written anew."""
+    """An object in a listing. `version` changes whenever it is written."""
 
     key: str
     version: str
@@ -365,37 +333,37 @@ class Stored:
 
     @property
     def etag(self) -> str:
-        """By which S3 tells whether it is still the same object."""
         return self.version.partition(" ")[0]
 
 
 class Store:
-    """One bucket. `region` is where it is asked for at first, and after a listing where it really lies."""
+    """One bucket. `region`: where it is asked first, and after a listing where it lies."""
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: int | None = None) -> tuple[list[Stored], float]:
-        """Every object below `prefix`, and the store's clock when the listing began, in unix seconds.
+        """Objects below `prefix`, and the store's clock when the listing began (unix).
 
         With `most` it ends with the first page by which there are more.
         """
         found: list[Stored] = []
-        token, began = "", float("nan")
+        page: Answer = {}
+        began: float | None = None
         while True:
-            more = {"ContinuationToken": token} if token else {}
             answer = self._api.ask(
-                "s3:ListBucket", self.region, Bucket=self.bucket, Prefix=prefix, **more
+                "s3:ListBucket", self.region, Bucket=self.bucket, Prefix=prefix, **page
             )
-            began = began if began == began else _date(answer)
+            began = _date(answer) if began is None else began
             self.region = str(_headers(answer).get("x-amz-bucket-region") or self.region)
             found += [_stored(one) for one in answer.get("Contents", ())]
-            token = str(answer.get("NextContinuationToken") or "")
+            token = answer.get("NextContinuationToken")
             if not token or (most is not None and len(found) > most):
                 return found, began
+            page = {"ContinuationToken": token}
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """The whole object, and when it was written (unix, the store's clock). One that is too large comes empty."""
+        """The object, and when it was written (unix, the store's clock). Too large: empty."""
         action = "s3:GetObject"
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
         size = int(answer["ContentLength"])
@@ -406,23 +374,31 @@ class Store:
         return content, float(answer["LastModified"].timestamp())
 
     def append(self, one: Stored, file: BinaryIO) -> None:
-        """Write to the end of `file` what it lacks of the object, whatever its size.
+        """Write what `file` lacks of the object to its end; a connection that breaks is resumed.
 
-        Refused with PreconditionFailed where the object was written anew since it was listed, NoSuchKey where it is
-        gone. After any other refusal what came is in the file, and asking again goes on from there. Raises OSError of
-        the file's.
+        Refused with PreconditionFailed if the object was written since it was listed, and with
+        NoSuchKey if it is gone. Raises OSError of the file's.
         """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._append(one, file)
+                return
+            except AwsRefused as error:
+                if error.kind != "unsure" or attempt == ATTEMPTS:
+                    raise
+
+    def _append(self, one: Stored, file: BinaryIO) -> None:
         have = file.seek(0, os.SEEK_END)
         if have >= one.size:
             return
         action, words = "s3:GetObject", {"Bucket": self.bucket, "Key": one.key, "IfMatch": one.etag}
-        answer = self._api.ask(
-            action, self.region, **words, **({"Range": f"bytes={have}-"} if have else {})
-        )
+        if have:
+            words["Range"] = f"bytes={have}-"
+        answer = self._api.ask(action, self.region, **words)
         with asking(action, self.region):
-            while piece := answer["Body"].read(_PIECE_BYTES):
-                file.write(piece)
-                have += len(piece)
+            while chunk := answer["Body"].read(_CHUNK_BYTES):
+                file.write(chunk)
+                have += len(chunk)
         if have != one.size:
             raise refused("IncompleteReadError", action=action, region=self.region)
 
@@ -437,10 +413,9 @@ def _stored(one: Answer) -> Stored:
 
 
 def _date(answer: Answer) -> float:
-    """The Date header; NaN where there is none."""
-    text = _headers(answer).get("date")
+    """The Date header; NaN if there is none."""
     try:
-        return parsedate_to_datetime(str(text)).timestamp()
+        return parsedate_to_datetime(str(_headers(answer).get("date"))).timestamp()
     except (TypeError, ValueError):
         return float("nan")
 

@@ -1,16 +1,15 @@
-"""What EC2 says of an instance type: the model's InstanceType, sustained network rates, quotas, images. Pure."""
+"""Instance types from EC2's descriptions: devices, network rates, quotas, images. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from models.domain.cluster import InstanceType, Offer
+from models.domain.cluster import InstanceType
 
 Answer = Mapping[str, Any]
 
@@ -27,47 +26,40 @@ GPU = "gpu"  # in [ec2] instance_types: every type with NVIDIA GPUs that the mac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLine:
-    """Deep Learning AMIs of one kind: `parameter` matches their SSM parameters, `families` are what they run on.
-
-    `source`: AWS's release note, its field supported_ec2_instances, as it stood on the day in its name.
-    """
+    """Deep Learning AMIs whose SSM parameter matches `parameter`; they run on `families`."""
 
     parameter: re.Pattern[str]
     families: frozenset[str]
-    source: str
 
 
-# Read on 2026-11-23. The notes of PyTorch 2.10 (x86), 2.12 and 2.13 were not to be found; newer lines are taken to run
-# on what 2.11's does. The open kernel modules of NVIDIA's driver begin with Turing: no V100 (p3, p3dn).
+# From AWS's release notes (supported_ec2_instances), read on 2026-11-23:
+# https://docs.amazonaws.cn/dlami/latest/devguide/aws-deep-learning-ami-gpupt29oss-ul2404-2026-03-20.md
+# https://docs.amazonaws.cn/dlami/latest/devguide/aws-deep-learning-ami-gpupt211oss-al2023-2026-09-07.md
+# There are no notes on PyTorch 2.12 and 2.13; they count as 2.11. The open kernel modules of
+# NVIDIA's driver begin with Turing: no V100 (p3, p3dn).
 _OSS_GPU = r"/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-"
-_NOTES = "https://docs.amazonaws.cn/dlami/latest/devguide/aws-deep-learning-ami-"
-_OF_2_9 = {"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"}
+_PT_2_9 = {"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"}
 IMAGE_LINES = (
-    ImageLine(
-        parameter=re.compile(_OSS_GPU + r"2\.[0-9]-.*"),
-        families=frozenset(_OF_2_9),
-        source=f"{_NOTES}gpupt29oss-ul2404-2026-03-20.md",
-    ),
+    ImageLine(parameter=re.compile(_OSS_GPU + r"2\.[0-9]-.*"), families=frozenset(_PT_2_9)),
     ImageLine(
         parameter=re.compile(_OSS_GPU + r"\d+\.\d+-.*"),
-        families=frozenset(_OF_2_9 | {"g6f", "gr6f"}),
-        source=f"{_NOTES}gpupt211oss-al2023-2026-09-07.md",
+        families=frozenset(_PT_2_9 | {"g6f", "gr6f"}),
     ),
 )
 
 
 def image_line(parameter: str) -> ImageLine | None:
-    """The line of images that an SSM parameter names; None for one that is not known: nobody says what it runs on."""
+    """The image line that an SSM parameter names; None if it is unknown."""
     return next((one for one in IMAGE_LINES if one.parameter.fullmatch(parameter)), None)
 
 
 def off_image(one: InstanceType, line: ImageLine | None) -> str:
-    """Why the image does not run on the type; empty where it does, or where nobody knows."""
+    """Why the image does not run on the type; empty if it does or nobody knows."""
     if _ARM.match(one.name):
-        return f"{one.name} has an ARM processor, for which there is no image here"
+        return f"{one.name} has an ARM processor, and the image is for x86"
     if line is None or one.device == "cpu" or family(one.name) in line.families:
         return ""
-    return f"the image of [ec2] ami_parameter does not run on {family(one.name)} ({one.device}; {line.source})"
+    return f"the image of [ec2] ami_parameter does not run on {family(one.name)} ({one.device})"
 
 
 def family(instance_type: str) -> str:
@@ -75,8 +67,8 @@ def family(instance_type: str) -> str:
     return instance_type.partition(".")[0]
 
 
-# Peak dense fp32 rate of one whole device in TFLOP/s, tensor cores not counted, as NVIDIA's data sheets of each product
-# stated it in November 2026 (A10G: the A10's). What is not here is unknown.
+# Peak dense fp32 TFLOP/s of one device without tensor cores, from NVIDIA's data sheets in
+# November 2026 (A10G: the A10's).
 DEVICE_TFLOPS = {
     "K80": 4.4,  # one of its two GPUs, at boost
     "M60": 4.8,  # one of its two GPUs
@@ -91,8 +83,8 @@ DEVICE_TFLOPS = {
     "H200": 67.0,
 }
 
-# The same of 16-bit floats on tensor cores, without sparsity (A10G: the A10's). From Ampere on, TF32 has half of it and
-# FP8, where there is any, twice: V100 and T4 have neither.
+# Of 16-bit floats on tensor cores, without sparsity. From Ampere on, TF32 has half of it and FP8
+# twice; V100 and T4 have neither.
 HALF_TFLOPS = {
     "V100": 125.0,
     "T4": 65.0,
@@ -110,31 +102,30 @@ _BY_NAME = {name.lower(): name for name in DEVICE_TFLOPS}
 
 
 def device_tflops(device: str) -> float | None:
-    """Peak fp32 TFLOP/s of a whole device, however its name is capitalised; None where it is unknown."""
+    """Peak fp32 TFLOP/s of a device in any capitalisation; None if unknown."""
     return DEVICE_TFLOPS.get(_BY_NAME.get(device.lower(), ""))
 
 
 def most_tflops(device: str, precision: str) -> float | None:
-    """TFLOP/s that one device cannot exceed in that precision; None where it is unknown.
+    """Upper bound of one device's TFLOP/s in a precision; None if unknown.
 
-    In fp32 that of TF32 where there is any, since PyTorch's convolutions use it unless set otherwise. A part of a GPU
-    ("L4 1/2") has that part.
+    For fp32 it is TF32's where there is any: PyTorch's convolutions use it by default. A
+    fraction of a GPU ("L4 1/2") has that fraction.
     """
-    name, _, part = device.partition(" 1/")
+    name, _, divisor = device.partition(" 1/")
     known = _BY_NAME.get(name.lower())
     if known is None:
         return None
-    half = HALF_TFLOPS.get(known, DEVICE_TFLOPS[known])
-    times = {"fp16": 1.0, "bf16": 1.0, "fp8": 2.0}.get(precision)
-    tf32 = DEVICE_TFLOPS[known] if known in _BEFORE_AMPERE else max(DEVICE_TFLOPS[known], half / 2)
-    whole = tf32 if times is None else half * times
-    return whole / float(part) if part else whole
+    fp32, half = DEVICE_TFLOPS[known], HALF_TFLOPS.get(known, DEVICE_TFLOPS[known])
+    tf32 = fp32 if known in _BEFORE_AMPERE else max(fp32, half / 2)
+    whole = {"fp16": half, "bf16": half, "fp8": 2 * half}.get(precision, tf32)
+    return whole / float(divisor or 1)
 
 
 def instance_type_of(answer: Answer) -> InstanceType:
-    """One entry of DescribeInstanceTypes. GPU memory is as EC2 reports it (an A10G shows 22.35 GiB).
+    """An entry of DescribeInstanceTypes. GPU memory is as EC2 reports it (A10G: 22.35 GiB).
 
-    Raises ValueError where the description lacks what the model needs, above all the sustained network rate.
+    Raises ValueError if the sustained network rate is unknown.
     """
     name = str(answer["InstanceType"])
     memory_gib = float(answer["MemoryInfo"]["SizeInMiB"]) / 1024
@@ -153,12 +144,11 @@ def instance_type_of(answer: Answer) -> InstanceType:
 
 
 def baseline_gbps(answer: Answer) -> float:
-    """Sustained gigabit/s of all network cards that a launch attaches, at most what EC2 states of the whole machine.
+    """Sustained gigabit/s of the attached network cards, at most what EC2 states of the machine.
 
-    Those are the cards that take an EFA; a type without EFA has its first card alone (see `efa_cards`).
-    The peak that a card may reach for minutes ("Up to 25 Gigabit") would flatter every long training job. Some machines
-    of several cards list the rate of all for each (g6e.48xlarge: "400 Gigabit", and 400 on each of four).
-    Raises ValueError where a card does not tell.
+    Attached are the cards that take an EFA, else the first (see `efa_cards`). A card's peak ("Up to
+    25 Gigabit") lasts for minutes only. Some machines list the rate of all cards for each card
+    (g6e.48xlarge: "400 Gigabit", and 400 on each of four). Raises ValueError if a rate is unknown.
     """
     cards = answer.get("NetworkInfo", {}).get("NetworkCards", [])
     attached = efa_cards(answer) or (0,)
@@ -176,9 +166,9 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Indices of the network cards that take an EFA interface, as many as the machine may have; () without EFA.
+    """Indices of the network cards that take an EFA, as many as allowed; () without EFA.
 
-    The first card of some types takes none (p6-b300). What says nothing of its cards has one.
+    The first card of some types takes none (p6-b300). A type that lists no cards has one.
     """
     network = answer.get("NetworkInfo", {})
     if not network.get("EfaSupported"):
@@ -197,31 +187,25 @@ def _index(at: int, card: Answer) -> int:
 
 
 def _devices(answer: Answer) -> tuple[str, int, float, float | None] | None:
-    """Name, count, GiB and TFLOP/s of one device; None for a machine of processors only.
+    """Name, count, GiB and TFLOP/s of one device; None for a machine with processors only.
 
-    A part of a GPU (`GpuPartitionSize` below 1) is a device of its own name, with that part of the rate.
+    A fraction of a GPU (`GpuPartitionSize` below 1) is a device of its own name.
     """
-    gpus = answer.get("GpuInfo", {}).get("Gpus", [])
-    if gpus:
+    if gpus := answer.get("GpuInfo", {}).get("Gpus", []):
         gpu = gpus[0]
-        part = float(gpu.get("GpuPartitionSize") or 1.0)
-        count = int(gpu.get("LogicalGpuCount") or gpu.get("Count") or 1)
-        name = str(gpu["Name"]) if part == 1.0 else f"{gpu['Name']} 1/{1 / part:g}"
-        whole = device_tflops(str(gpu["Name"]))
+        fraction = float(gpu.get("GpuPartitionSize") or 1.0)
+        name, whole = str(gpu["Name"]), device_tflops(str(gpu["Name"]))
         return (
-            name,
-            count,
+            name if fraction == 1.0 else f"{name} 1/{1 / fraction:g}",
+            int(gpu.get("LogicalGpuCount") or gpu.get("Count") or 1),
             float(gpu["MemoryInfo"]["SizeInMiB"]) / 1024,
-            None if whole is None else whole * part,
+            None if whole is None else whole * fraction,
         )
-    for info, key in (
-        ("NeuronInfo", "NeuronDevices"),
-        ("InferenceAcceleratorInfo", "Accelerators"),
-    ):
-        found = answer.get(info, {}).get(key, [])
-        if found:
-            gib = float(found[0].get("MemoryInfo", {}).get("SizeInMiB", 0)) / 1024
-            return str(found[0]["Name"]), int(found[0].get("Count") or 1), gib, None
+    neuron = answer.get("NeuronInfo", {}).get("NeuronDevices", [])
+    others = neuron or answer.get("InferenceAcceleratorInfo", {}).get("Accelerators", [])
+    if others:
+        gib = float(others[0].get("MemoryInfo", {}).get("SizeInMiB", 0)) / 1024
+        return str(others[0]["Name"]), int(others[0].get("Count") or 1), gib, None
     return None
 
 
@@ -238,9 +222,9 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
 def wanted(
     types: Iterable[InstanceType], patterns: Sequence[str], line: ImageLine | None = None
 ) -> list[InstanceType]:
-    """Types that one of `patterns` names: `g5.*`, `p4d.24xlarge`, or `gpu` for all that `is_gpu` on which `line` runs.
+    """Types that match a pattern: `g5.*`, `p4d.24xlarge`, or `gpu` for GPUs on which `line` runs.
 
-    Whoever names a type gets answers about it, from imported measurements, also where no image here runs on it.
+    A named type is kept even if no image runs on it: measurements of it may be imported.
     """
 
     def named(one: InstanceType, pattern: str) -> bool:
@@ -254,7 +238,7 @@ def wanted(
 
 
 def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Names that `wanted` might keep: what to ask a description of."""
+    """Names that `wanted` might keep, before they are described."""
     return {
         name
         for name in names
@@ -266,16 +250,13 @@ def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 
 
 def is_gpu(one: InstanceType) -> bool:
-    """NVIDIA's alone, on x86: PyTorch's stock builds know them, and the image runs there.
-
-    EC2 names NVIDIA's families g and p, but for AMD's g4ad. ARM types can be named one by one, for advice from imports.
-    """
+    """NVIDIA GPUs on x86. EC2 names their families g and p, except AMD's g4ad."""
     if one.device == "cpu" or one.name[0] not in _GPU_FAMILIES or one.name.startswith("g4ad."):
         return False
     return _ARM.match(one.name) is None
 
 
-# Quotas of vCPUs that run at once, by family and market: names as Service Quotas has them (November 2026).
+# vCPU quotas by family and market, as Service Quotas has them (November 2026).
 _FAMILIES = {
     "G and VT": (re.compile(r"(gr?|vt)\d"), {"on-demand": "L-DB2E81BA", "spot": "L-3819A6DF"}),
     "P2 to P4": (re.compile(r"p[2-4]"), {"on-demand": "L-417A185B", "spot": "L-7212CCBC"}),
@@ -289,31 +270,24 @@ _FAMILIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeFacts:
-    """Of one type. `arm`: its processor is not x86; `grouped`: it can lie in a cluster placement group.
+    """Launch facts of one type. `grouped`: it can be in a cluster placement group.
 
-    `efa_cards`: indices of the network cards that take an EFA, where `efa`.
+    `efa_cards`: indices of the network cards that take an EFA, if `efa`.
     """
 
-    name: str
-    vcpus: int
-    arm: bool
     efa: bool
     grouped: bool
     efa_cards: tuple[int, ...] = (0,)
 
     @property
     def several_interfaces(self) -> bool:
-        """Whether all of its network takes more than one interface, so that EC2 gives it no public address."""
+        """Whether its whole network takes several interfaces: then it gets no public address."""
         return self.efa and self.efa_cards != (0,)
 
 
 def facts_of(answer: Mapping[str, Any]) -> TypeFacts:
     """One entry of DescribeInstanceTypes."""
     return TypeFacts(
-        name=str(answer["InstanceType"]),
-        vcpus=int(answer["VCpuInfo"]["DefaultVCpus"]),
-        arm="x86_64"
-        not in answer.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"]),
         efa=bool(efa_cards(answer)),
         efa_cards=efa_cards(answer) or (0,),
         grouped="cluster" in answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
@@ -321,29 +295,7 @@ def facts_of(answer: Mapping[str, Any]) -> TypeFacts:
 
 
 def quota_of(instance_type: str, market: str) -> str | None:
-    """Code of the quota that counts the vCPUs of such a machine; None for families that this version does not know."""
+    """Code of the vCPU quota that counts the type; None for unknown families."""
     return next(
         (codes[market] for form, codes in _FAMILIES.values() if form.match(instance_type)), None
     )
-
-
-def vcpus_by_quota(members: Sequence[Offer], facts: Mapping[str, TypeFacts]) -> Counter[str]:
-    """How many vCPUs a cluster takes of each quota."""
-    taken = Counter[str]()
-    for offer in members:
-        if code := quota_of(offer.instance_type.name, offer.market):
-            taken[code] += facts[offer.instance_type.name].vcpus
-    return taken
-
-
-def vcpus_held(instances: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many vCPUs machines that are pending or running hold of each quota, whoever launched them."""
-    held = Counter[str]()
-    for one in instances:
-        market, cpu = (
-            "spot" if one.get("InstanceLifecycle") == "spot" else "on-demand",
-            one.get("CpuOptions", {}),
-        )
-        if code := quota_of(str(one["InstanceType"]), market):
-            held[code] += int(cpu.get("CoreCount", 0)) * int(cpu.get("ThreadsPerCore", 1))
-    return held

@@ -1,4 +1,4 @@
-"""One acquired cluster of EC2: what AWS and the machines' own notices say of each, what it costs, and replacements."""
+"""One acquired cluster of EC2: state of each machine, dollars so far, and replacements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from models.domain.cluster import Cluster
 from tasks.providers.base import NodeState, ProviderError, RunningCluster, json_of_node
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
-from tasks.providers.ec2.capacity_ladder import Rung
+from tasks.providers.ec2.attempts import Attempt
 from tasks.providers.ec2.launch import Launcher
 from tasks.providers.ec2.leases import Ec2Lease, Machine
 from tasks.providers.ec2.mailbox_s3 import Mirror, Place
@@ -25,36 +25,39 @@ _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 _REASONS = {
     "Server.SpotInstanceTermination": "taken back by the spot market",
     "Server.SpotInstanceShutdown": "taken back by the spot market",
-    "Client.InstanceInitiatedShutdown": "it shut itself down, as at its deadline or when its agent cannot start",
-    "Client.UserInitiatedShutdown": "somebody terminated it: the reaper, or a person",
-    "Server.ScheduledStop": "AWS retired the hardware below it",
-    "Server.InternalError": "the hardware below it failed",
+    "Client.InstanceInitiatedShutdown": "shut down by itself: its deadline, or no agent",
+    "Client.UserInitiatedShutdown": "terminated by the reaper or a person",
+    "Server.ScheduledStop": "AWS retired its hardware",
+    "Server.InternalError": "its hardware failed",
 }
 
 
 class Ec2Cluster(RunningCluster):
-    """A RunningCluster. Safe to ask from several threads."""
+    """Several threads may use it."""
 
     ready_within_s = READY_WITHIN_S
-    checkpoints: Path | None = (
-        None  # a prefix of S3 could be one; nothing writes checkpoints there yet
-    )
+    checkpoints: Path | None = None
 
     def __init__(
-        self, api: Ec2Api, launcher: Launcher, rung: Rung, mailbox: Path, mirror: Mirror
+        self,
+        api: Ec2Api,
+        launcher: Launcher,
+        attempt: Attempt,
+        cluster: Cluster,
+        mailbox: Path,
+        mirror: Mirror,
     ) -> None:
-        self._api, self._launcher, self._rung = api, launcher, rung
-        self.lease_id, self.mailbox = launcher.lease.lease_id, mailbox
-        self.cluster: Cluster = rung.cluster
-        self.addresses = [one.address for one in launcher.lease.current]
-        self.mirror = mirror
+        self._api, self._launcher, self._attempt = api, launcher, attempt
+        self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mailbox, mirror
+        self.cluster = cluster
         self.image_id = launcher.lease.image_id
+        self.addresses = [one.address for one in launcher.lease.current]
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at: datetime | None = None
 
     def nodes(self) -> Sequence[NodeState]:
-        """State of each machine, in rank order; what AWS says is some seconds old at most, unless AWS is silent."""
+        """State of each machine, in rank order; a few seconds old, older if AWS is silent."""
         with self._lock:
             if (
                 self._looked_at is None
@@ -64,20 +67,20 @@ class Ec2Cluster(RunningCluster):
             return [self._state(one) for one in self._launcher.lease.current]
 
     def now_unix(self) -> float:
-        """The store's clock when all that the nodes had said was last heard."""
+        """The store's clock at the last complete round of the mirror."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
-        """Dollars of every machine of the lease, from its launch on, also of rungs that came to nothing."""
+        """Dollars of every machine of the lease, also of refused attempts."""
         with self._lock:
             return self._launcher.lease.usd_until(self._api.clock.now())
 
     def replace(self, node: int) -> bool:
-        """Another machine of the same type, market and zone; in its folder records and logs stay."""
+        """A machine of the same type, market and zone; records and logs of the lost one stay."""
         with self._lock:
             self.mirror.sync()
             try:
-                if not self._launcher.another(self._rung, node):
+                if not self._launcher.another(self._attempt, node):
                     return False
             except ProviderError:
                 return False
@@ -92,7 +95,7 @@ class Ec2Cluster(RunningCluster):
             return True
 
     def all_down(self) -> bool:
-        """Whether no machine runs any more, asked anew; False where AWS does not answer."""
+        """Whether no machine runs any more; False if AWS does not answer."""
         with self._lock:
             if not self._look():
                 return False
@@ -106,16 +109,16 @@ class Ec2Cluster(RunningCluster):
         try:
             found = self._api.instances(self._launcher.lease.region, ids=ids)
         except ProviderError:
-            return False  # that AWS does not answer is no loss of a machine
+            return False
         seen = {str(one["InstanceId"]): one for one in found}
-        # one that EC2 knew and knows no more is long gone; one it has never shown may only just have been made
+        # A machine that EC2 has shown and shows no more is gone; one never shown may be new.
         self._seen |= {name: {} for name in ids if name not in seen and name in self._seen}
         self._seen |= seen
         self._note_ends()
         return True
 
     def _note_ends(self) -> None:
-        """A machine costs nothing once it is gone: its end is when that was seen."""
+        """A machine ends, for the bill, when its end was seen."""
         lease = self._launcher.lease
         gone = [
             one
@@ -124,7 +127,7 @@ class Ec2Cluster(RunningCluster):
         ]
         if not gone:
             return
-        with suppress(OSError):  # a full disk: it is counted a little longer
+        with suppress(OSError):  # a full disk: the machine is counted a little longer
             self._launcher.keep(
                 lease.with_machines(*(replace(one, ended_at=self._api.clock.now()) for one in gone))
             )
@@ -137,16 +140,13 @@ class Ec2Cluster(RunningCluster):
             )
         code = str((described or {}).get("StateReason", {}).get("Code", ""))
         interrupted = code in _INTERRUPTED or notice.get("kind") == "interruption"
-        why = _REASONS.get(code if code in _INTERRUPTED or not interrupted else _INTERRUPTED[0])
-        what = (
-            f"{machine.instance_id} ({machine.instance_type}, {machine.market} in {machine.zone})"
-        )
-        gone = f"it is gone ({code or 'EC2 does not say why'})"
-        reason = f"{what}: {why or gone}"
+        why = _REASONS[_INTERRUPTED[0]] if interrupted else _REASONS.get(code, f"gone ({code})")
+        place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
+        reason = f"{machine.instance_id} ({place}): {why}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _notice(self, machine: Machine) -> dict[str, Any]:
-        """What the machine has read in its metadata; empty where nothing. A node's word: anything may stand there."""
+        """What the machine read in its metadata; empty if nothing. A node may write anything."""
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         try:
             body = json_of_node(file.read_text())
@@ -157,7 +157,7 @@ class Ec2Cluster(RunningCluster):
         return body | {"heard_unix": moment} if known else {}
 
     def _leaving_s(self, notice: dict[str, Any]) -> float | None:
-        """Seconds until an interruption, by the store's clock; None where no end was announced."""
+        """Seconds until an interruption, by the store's clock; None without notice."""
         if notice.get("kind") != "interruption":
             return None
         at = _unix(str(notice.get("at", "")))
@@ -166,7 +166,7 @@ class Ec2Cluster(RunningCluster):
 
 
 def places_of(lease: Ec2Lease) -> dict[str, Place]:
-    """Every machine of the lease that had a rank, by what it calls itself in the store."""
+    """Every machine of the lease that had a rank, by its aws:userid."""
     nodes = len(lease.current)
     return {
         userid: Place(rank=one.rank, nodes=nodes, current=one.current)
@@ -176,7 +176,7 @@ def places_of(lease: Ec2Lease) -> dict[str, Place]:
 
 
 def _alive(described: Answer | None) -> bool:
-    """What EC2 has not shown yet was launched a moment ago."""
+    """A machine that EC2 has not shown yet is new."""
     return described is None or described.get("State", {}).get("Name") in ALIVE
 
 

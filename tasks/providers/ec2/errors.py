@@ -1,142 +1,100 @@
-"""What AWS says no with, in plain words: the only list of its error codes. Repeats nothing that could hold a secret.
+"""AWS error codes and what they mean for a launch: the only list of codes.
 
-Every code has a kind, by which the launcher decides what to do next:
-
-    capacity, price   not to be had here and now: another zone or market may have it
-    quota             this account may not hold so many: another market has another quota
-    throttled         the same request again, later
-    unsure            no answer came, and the request may have been served: the same request, with the same token, again
-    gone, there, busy what was named is not there any more; is there already; is still used by something
-    final             trying again changes nothing
+capacity     not to be had here and now; another market may have it
+throttled    AWS asks for fewer requests; boto3 has retried already
+unsure       no answer came, and the request may have been served
+gone         the named thing does not exist, or not yet
+there        the thing to create exists already
+busy         the thing to delete is still in use
+denied       IAM does not allow the action
+credentials  AWS does not accept the credentials
+final        every other code
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from tasks.providers.base import NotSupported, ProviderError
+from tasks.providers.base import ProviderError
 
 NO_CREDENTIALS = (
     "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 )
-DENIED = (
-    "UnauthorizedOperation",
-    "AccessDenied",
-    "AccessDeniedException",
-    "403",
-)  # codes by which IAM refuses
+DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "403")
 
-# (kind, sentence, error codes of the API and names of botocore's own exceptions where no answer came). Lack of capacity
-# has reasons that hold in this zone alone (Unsupported), and a machine's end (Server.*).
-_TABLE = (
-    ("final", "AWS does not accept these credentials: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-     "anew",
-     "AuthFailure InvalidClientTokenId UnrecognizedClientException SignatureDoesNotMatch IncompleteSignature "
-     "MissingAuthenticationToken InvalidAccessKeyId NotAuthorized"),
-    ("final", NO_CREDENTIALS, "NoCredentialsError PartialCredentialsError CredentialRetrievalError"),
-    ("final", "the AWS session has expired: sign in again (for example `aws sso login`), or renew AWS_SESSION_TOKEN",
-     "ExpiredToken ExpiredTokenException RequestExpired UnauthorizedSSOTokenError SSOTokenLoadError "
-     "TokenRetrievalError"),
-    ("final", "this AWS identity may not call {action} in {region}: add that action to its IAM policy",
-     " ".join(DENIED)),
-    ("final", "region {region} is not enabled in this AWS account: enable it, or take it out of [ec2] regions",
-     "OptInRequired PendingVerification"),
-    ("unsure", "AWS did not answer {action} in {region}: check the network, and that [ec2] regions names a region of "
-     "EC2",
-     "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError ProxyConnectionError "
-     "SSLError IncompleteReadError ResponseStreamingError HTTPClientError InvalidRegionError NoRegionError "
-     "UnknownRegionError"),
-    ("throttled", "AWS asks for fewer requests ({action} in {region}): try again in some minutes",
-     "RequestLimitExceeded Throttling ThrottlingException RequestThrottled SlowDown TooManyRequestsException "
-     "BandwidthLimitExceeded"),
-    ("unsure", "AWS could not serve {action} in {region}: try again in some minutes",
-     "InternalError InternalErrorException ServiceUnavailable Unavailable InternalFailure ServerInternal "
-     "ServiceException RequestTimeout 500 502 503 504 ResponseParserError"),
-    ("final", "AWS_PROFILE names a profile that ~/.aws/config does not have", "ProfileNotFound"),
-    ("capacity", "EC2 has no such machines to give now ({action} in {region}): another zone, type or hour may have "
-     "them",
-     "InsufficientInstanceCapacity InsufficientCapacity InsufficientHostCapacity "
-     "InsufficientReservedInstanceCapacity InsufficientFreeAddressesInSubnet UnfulfillableCapacity Unsupported "
-     "InvalidFleetConfiguration InsufficientVolumeCapacity InsufficientAddressCapacity ReservationCapacityExceeded "
-     "Server.InsufficientInstanceCapacity Server.InternalError"),
-    ("capacity", "this AWS account has as many fleets as it may ({action} in {region}): machines on demand need none",
-     "MaxFleetCountExceeded"),
-    ("quota", "a quota of this AWS account leaves no room for {action} in {region}: ask for more in Service Quotas",
-     "VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded SpotInstanceCountLimitExceeded "
-     "VolumeLimitExceeded SecurityGroupLimitExceeded Client.VolumeLimitExceeded NetworkInterfaceLimitExceeded "
-     "PlacementGroupLimitExceeded MaxSpotFleetRequestCountExceeded MaxIOPSLimitExceeded"),
-    ("price", "the spot price is above the highest that was offered ({action} in {region})",
-     "SpotMaxPriceTooLow InvalidSpotPrice"),
-    ("final", "AWS does not take the parameters of {action} in {region}: a fault of Srift, or a wrong value in [ec2]",
-     "InvalidParameterValue InvalidParameterCombination InvalidParameter MissingParameter UnknownParameter "
-     "ValidationException ParamValidationError InvalidInput MalformedQueryString InvalidUserData.Malformed "
-     "UnsupportedOperation InvalidBlockDeviceMapping"),
-    ("final", "{action} in {region} was asked before under the same token with other words: run `srift reap`, then "
-     "again", "IdempotentParameterMismatch"),
-    ("final", "the machine image is gone or not for this account ({action} in {region}): check [ec2] ami_parameter",
-     "InvalidAMIID.NotFound InvalidAMIID.Unavailable InvalidAMIID.Malformed ParameterNotFound "
-     "ParameterVersionNotFound"),
-    ("final", "a network, subnet or security group is not there ({action} in {region}): check [ec2] vpc",
-     "InvalidSubnetID.NotFound InvalidVpcID.NotFound VPCIdNotSpecified InvalidSubnet"),
-    ("final", "IAM has no such instance profile ({action}): check [ec2] instance_profile; deployments/ says how to "
-     "make it", "NoSuchEntity"),
-    ("final", "the bucket is not there, or in another region ({action} in {region}): check [ec2] bucket",
-     "NoSuchBucket PermanentRedirect AuthorizationHeaderMalformed 301"),
-    ("gone", "what {action} in {region} named is gone",
-     "InvalidInstanceID.NotFound InvalidInstanceID.Malformed NoSuchKey 404 InvalidPlacementGroup.Unknown "
-     "InvalidGroup.NotFound NoSuchResourceException InvalidLaunchTemplateName.NotFoundException "
-     "InvalidLaunchTemplateId.NotFound InvalidPermission.NotFound InvalidGroupId.Malformed"),
-    ("there", "what {action} in {region} was to make is there already",
-     "InvalidPlacementGroup.Duplicate InvalidGroup.Duplicate InvalidLaunchTemplateName.AlreadyExistsException "
-     "InvalidPermission.Duplicate"),
-    ("busy", "what {action} in {region} named is still in use: try again in some minutes",
-     "InvalidPlacementGroup.InUse DependencyViolation InvalidGroup.InUse"),
-)  # fmt: skip
-SENTENCES = {code: sentence for _, sentence, codes in _TABLE for code in codes.split()}
-_KINDS = {code: kind for kind, _, codes in _TABLE for code in codes.split()}
-# Kinds of an element of a fleet's `Errors` after which another fleet may be had, under another token.
-ANOTHER_TRY = ("throttled", "unsure", "gone")
-# What trying again never mends.
-FINAL = frozenset({"OptInRequired", "PendingVerification", "ProfileNotFound"})
+# Codes of the API, and names of botocore's exceptions where no answer came.
+_CODES = {
+    "capacity": "InsufficientInstanceCapacity InsufficientCapacity InsufficientHostCapacity "
+    "InsufficientReservedInstanceCapacity InsufficientFreeAddressesInSubnet UnfulfillableCapacity "
+    "Unsupported InvalidFleetConfiguration InsufficientVolumeCapacity InsufficientAddressCapacity "
+    "ReservationCapacityExceeded Server.InsufficientInstanceCapacity Server.InternalError "
+    "MaxFleetCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded "
+    "SpotInstanceCountLimitExceeded VolumeLimitExceeded SecurityGroupLimitExceeded "
+    "Client.VolumeLimitExceeded NetworkInterfaceLimitExceeded PlacementGroupLimitExceeded "
+    "MaxSpotFleetRequestCountExceeded MaxIOPSLimitExceeded SpotMaxPriceTooLow InvalidSpotPrice",
+    "throttled": "RequestLimitExceeded Throttling ThrottlingException RequestThrottled SlowDown "
+    "TooManyRequestsException BandwidthLimitExceeded",
+    "unsure": "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError "
+    "ProxyConnectionError SSLError IncompleteReadError ResponseStreamingError HTTPClientError "
+    "InternalError InternalErrorException ServiceUnavailable Unavailable InternalFailure "
+    "ServerInternal ServiceException RequestTimeout 500 502 503 504 ResponseParserError",
+    "gone": "InvalidInstanceID.NotFound InvalidInstanceID.Malformed NoSuchKey 404 "
+    "InvalidPlacementGroup.Unknown InvalidGroup.NotFound InvalidGroupId.Malformed "
+    "InvalidLaunchTemplateName.NotFoundException InvalidLaunchTemplateId.NotFound "
+    "InvalidPermission.NotFound NoSuchResourceException",
+    "there": "InvalidPlacementGroup.Duplicate InvalidGroup.Duplicate InvalidPermission.Duplicate "
+    "InvalidLaunchTemplateName.AlreadyExistsException",
+    "busy": "InvalidPlacementGroup.InUse DependencyViolation InvalidGroup.InUse",
+    "denied": " ".join(DENIED),
+    "credentials": "AuthFailure InvalidClientTokenId UnrecognizedClientException "
+    "SignatureDoesNotMatch IncompleteSignature MissingAuthenticationToken InvalidAccessKeyId "
+    "NotAuthorized NoCredentialsError PartialCredentialsError CredentialRetrievalError "
+    "ExpiredToken ExpiredTokenException RequestExpired UnauthorizedSSOTokenError "
+    "SSOTokenLoadError TokenRetrievalError ProfileNotFound",
+}
+_KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
+_HINTS = {
+    "throttled": "try again in some minutes",
+    "unsure": "check the network and [ec2] regions, and try again in some minutes",
+    "denied": "add that action to the identity's IAM policy (`srift doctor --print-policies`)",
+    "credentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or sign in "
+    "again (`aws sso login`)",
+}
+_SETTINGS = {
+    "OptInRequired": "regions",
+    "PendingVerification": "regions",
+    "InvalidAMIID.NotFound": "ami_parameter",
+    "InvalidAMIID.Unavailable": "ami_parameter",
+    "InvalidAMIID.Malformed": "ami_parameter",
+    "ParameterNotFound": "ami_parameter",
+    "InvalidSubnetID.NotFound": "subnet_ids",
+    "InvalidSubnet": "subnet_ids",
+    "NoSuchEntity": "instance_profile",
+    "NoSuchBucket": "bucket",
+    "PermanentRedirect": "bucket",
+}
 
 
 class AwsRefused(ProviderError):
-    """AWS said no, or nothing. `code` is its own word, `kind` one of those above."""
+    """AWS refused or did not answer. `code` is AWS's own, `kind` as in the module's docstring."""
 
     def __init__(self, sentence: str, *, code: str, kind: str) -> None:
         super().__init__(sentence)
         self.code, self.kind = code, kind
 
 
-class AwsNever(AwsRefused, NotSupported):
-    """AWS said no for good."""
+def kind_of(code: str) -> str:
+    return _KINDS.get(code, "final")
 
 
 def refused(code: str, *, action: str, region: str) -> AwsRefused:
-    """The refusal `code` as a sentence that names the fix."""
-    sentence = SENTENCES.get(code, "AWS refused {action} in {region}").format(
-        action=action, region=region
-    )
-    exception = AwsNever if code in FINAL else AwsRefused
-    return exception(f"{sentence} ({code})", code=code, kind=_KINDS.get(code, "final"))
-
-
-def fleet_refused(codes: Iterable[str], *, region: str) -> AwsRefused:
-    """What all elements of a fleet's `Errors` come to, one for each place that it tried: the one that decides.
-
-    A fault that trying elsewhere does not mend, or a code that nobody knows, stands for all; then a quota; then what
-    another try may mend; a price or lack of capacity only where that is all there is. None given: lack of capacity.
-    """
-    refusals = [refused(code, action="ec2:CreateFleet", region=region) for code in codes]
-    refusals = refusals or [
-        refused("UnfulfillableCapacity", action="ec2:CreateFleet", region=region)
-    ]
-    weights = {"quota": 1, **dict.fromkeys(ANOTHER_TRY, 2), "price": 3, "capacity": 4}
-    return min(refusals, key=lambda one: weights.get(one.kind, 0))
+    """The refusal `code` as an exception that names the fix."""
+    kind = kind_of(code)
+    hint = f"check [ec2] {_SETTINGS[code]}" if code in _SETTINGS else _HINTS.get(kind, "")
+    sentence = f"AWS refused {action} in {region} ({code})" + (f": {hint}" if hint else "")
+    return AwsRefused(sentence, code=code, kind=kind)
 
 
 def explained(error: BaseException, *, action: str, region: str) -> AwsRefused:
-    """`error` as a sentence that names the fix. AWS's own message is not repeated: it may quote what was sent."""
+    """An exception of botocore as AwsRefused, without AWS's message: it may quote a secret."""
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
     return refused(str(code or type(error).__name__), action=action, region=region)

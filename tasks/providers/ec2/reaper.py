@@ -1,22 +1,20 @@
-"""Ends what should be dead on EC2: leases of this home without a controller, and what has our tags past its deadline.
+"""Ends orphaned leases of this home, and machines with our tags past their deadline.
 
-Looks through every region of srift.toml and of a lease of the last weeks, under today's deployment name and every name
-in such a lease, whoever launched what it finds there. Raises NotSwept where it could not look or end, once all else is
-done.
+Looks through every region and deployment of srift.toml and of the leases of the last weeks. Raises
+NotSwept, after everything else is done, where it could not look or end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
 from tasks.providers.ec2.api import ALIVE
 from tasks.providers.ec2.errors import AwsRefused
-from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases
+from tasks.providers.ec2.leases import Ec2Lease
 from tasks.providers.ec2.machines import Ec2Machines
 from tasks.providers.ec2.termination import (
     await_shutdown,
@@ -31,187 +29,169 @@ from tasks.providers.ec2.termination import (
 
 
 def reap(machines: Ec2Machines, now: datetime, *, all_of_them: bool = False) -> list[str]:
-    """One plain sentence for each thing ended, and for each that is to be looked at.
-
-    Raises NotSwept where a lease cannot be read, or a region could not be looked through or a machine not ended.
-    """
-    leases = machines.leases
-    sentences: list[str] = []
-    unswept: dict[str, str] = {}
-    regions = dict.fromkeys(machines.choices.regions)
-    deployments = {machines.choices.deployment}
-    busy: set[str] = set()  # regions where a lease of ours is not ended that should be
-    if leases.root.is_dir():
-        with leases.locked():
-            try:
-                used = leases.used(now)
-            except ProviderError as error:
-                used, unswept["other regions"] = [], str(error)
-            regions |= dict.fromkeys(region for region, _ in used)
-            deployments |= {deployment for _, deployment in used if deployment}
-            for lease_id in leases.ids():
-                try:
-                    lease = leases.read(lease_id)
-                except LeaseUnreadable as error:
-                    unswept[f"lease {lease_id}"] = str(error)
-                    its = _texts(error.body.get("region")), _texts(error.body.get("deployment"))
-                    regions |= dict.fromkeys(its[0])
-                    deployments |= {*its[1]}
-                    _note_used(leases, *its, now)
-                    continue
-                if lease is None:
-                    sentences += _set_aside(machines, lease_id)
-                    continue
-                regions[lease.region] = None
-                deployments |= {*_texts(lease.deployment)}
-                if lease.ended_at is None:
-                    _note_used(leases, [lease.region], _texts(lease.deployment), now)
-                why = _why_end(lease, now, all_of_them)
-                if why:
-                    sentence, ended = _end(machines, lease, now, why)
-                    sentences.append(sentence)
-                    unswept |= {} if ended else {f"lease {lease_id}": sentence}
-                    busy |= set() if ended else {lease.region}
-    for region in regions:
-        said, why = _sweep(machines, region, deployments, now)
-        sentences += said
-        unswept |= {region: why} if why else {}
-    leases.note_swept([region for region in regions if region not in busy | unswept.keys()], now)
-    if unswept:
-        raise NotSwept("ec2", unswept, sentences)
-    return sentences
+    """A sentence for each thing ended or to be looked at. Raises NotSwept."""
+    return Reaper(machines, now, all_of_them).reap()
 
 
-def _texts(value: Any) -> list[str]:
-    """`value` if it is a name; nothing else may stand for one."""
-    return [value] if isinstance(value, str) and value else []
+@dataclass(slots=True)
+class Reaper:
+    """One sweep. `busy`: regions with a lease whose machines did not end."""
 
+    machines: Ec2Machines
+    now: datetime
+    all_of_them: bool
+    sentences: list[str] = field(default_factory=list)
+    unswept: dict[str, str] = field(default_factory=dict)
+    regions: dict[str, None] = field(default_factory=dict)
+    deployments: set[str] = field(default_factory=set)
+    busy: set[str] = field(default_factory=set)
 
-def _note_used(
-    leases: Ec2Leases, regions: Iterable[str], deployments: Sequence[str], now: datetime
-) -> None:
-    """Its machines may outlive a lease that a person moves away. A full disk leaves it to the next reaper."""
-    for region in regions:
-        with suppress(OSError, ProviderError):
-            leases.note_used(region, (*deployments, "")[0], now)
+    def reap(self) -> list[str]:
+        leases, choices = self.machines.leases, self.machines.choices
+        self.regions |= dict.fromkeys(choices.regions)
+        self.deployments.add(choices.deployment)
+        if leases.root.is_dir():
+            with leases.locked():
+                self._read_used()
+                for lease_id in leases.ids():
+                    self._lease(lease_id)
+        for region in self.regions:
+            self._sweep(region)
+        missed = self.busy | self.unswept.keys()
+        leases.note_swept([one for one in self.regions if one not in missed], self.now)
+        if self.unswept:
+            raise NotSwept("ec2", self.unswept, self.sentences)
+        return self.sentences
 
+    def _read_used(self) -> None:
+        try:
+            used = self.machines.leases.used(self.now)
+        except ProviderError as error:
+            self.unswept["other regions"] = str(error)
+            return
+        for region, deployment in used:
+            self._look_at(region, deployment)
 
-def _why_end(lease: Ec2Lease, now: datetime, all_of_them: bool) -> str:
-    """Why a lease is to be ended; empty where it is not."""
-    if lease.ended_at is not None:
-        return ""
-    if lease.releasing:
-        return "its machines were to be ended before"
-    return lease.why_end(now, all_of_them=all_of_them)
+    def _look_at(self, region: Any, deployment: Any) -> None:
+        """Also sweep these; an unreadable lease may hold anything."""
+        if isinstance(region, str) and region:
+            self.regions[region] = None
+        if isinstance(deployment, str) and deployment:
+            self.deployments.add(deployment)
 
+    def _lease(self, lease_id: str) -> None:
+        leases = self.machines.leases
+        try:
+            lease = leases.read(lease_id)
+        except LeaseUnreadable as error:
+            self.unswept[f"lease {lease_id}"] = str(error)
+            region, deployment = error.body.get("region"), error.body.get("deployment")
+            self._look_at(region, deployment)
+            self._remember(region, deployment)
+            return
+        if lease is None:
+            self._set_aside(lease_id)
+            return
+        self._look_at(lease.region, lease.deployment)
+        if lease.ended_at is not None:
+            return
+        self._remember(lease.region, lease.deployment)
+        why = lease.why_end(self.now, all_of_them=self.all_of_them)
+        if why or lease.releasing:
+            self._end(lease, why or "its machines did not end before")
 
-def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> tuple[str, bool]:
-    """The sentence, and whether no machine of it is known to live on."""
-    before = sum(one.ended_at is None for one in lease.machines)
-    tags = lease_tags(
-        lease.lease_id, lease.deployment or machines.choices.deployment, machines.leases.token
-    )
-    lease, sentence = end_machines(machines.api, lease, tags)
-    what = f"lease {lease.lease_id} ({lease.cluster}): {why}; "
-    try:
-        if sentence:
-            machines.leases.write(replace(lease, releasing=True, note=sentence))
-            return f"{what}{sentence}; {until(lease)}", sentence == not_answered(lease)
-        if not lease.machines:
-            if lease.refusals:
-                machines.leases.close(lease, now, "refused")
-            else:
-                machines.leases.forget(lease.lease_id)
-            return f"{what}it had no machines", True
+    def _remember(self, region: Any, deployment: Any) -> None:
+        """The machines may outlive a lease that a person moves away."""
+        if isinstance(region, str) and isinstance(deployment, str):
+            with suppress(OSError, ProviderError):
+                self.machines.leases.note_used(region, deployment, self.now)
+
+    def _end(self, lease: Ec2Lease, why: str) -> None:
+        leases, api = self.machines.leases, self.machines.api
+        before = sum(one.ended_at is None for one in lease.machines)
+        tags = lease_tags(lease.lease_id, lease.deployment, leases.token)
         outcome = "released" if lease.releasing else "reaped"
-        await_shutdown(machines.api, lease)
-        lease = machines.fetched(machines.leases.close(lease, now, outcome), patient=True)
-    except OSError as error:
-        written = f"lease.json cannot be written ({error.strerror})"
-        return f"{what}{sentence or 'its machines are ended'}, and {written}", not sentence
-    ended = max(
-        before, sum(one.ended_at is not None and one.ended_at >= now for one in lease.machines)
-    )
-    kept = (
-        ""
-        if lease.fetched
-        else "; what they uploaded could not be fetched yet, and is asked for again"
-    )
-    return f"{what}{ended} machines in {lease.region} were ended{kept}", True
+        lease, problem = end_machines(api, lease, tags)
+        what = f"lease {lease.lease_id} ({lease.cluster}): {why}; "
+        try:
+            if problem:
+                leases.write(replace(lease, releasing=True, note=problem))
+                what += f"{problem}; {until(lease)}"
+            elif not lease.machines:
+                self.machines.close(lease, outcome)
+                what += "it had no machines"
+            else:
+                await_shutdown(api, lease)
+                lease = self.machines.fetched(leases.close(lease, self.now, outcome))
+                ended = [one.ended_at for one in lease.machines if one.ended_at]
+                count = max(before, sum(moment >= self.now for moment in ended))
+                what += f"{count} machines in {lease.region} were ended"
+                what += "" if lease.fetched else "; their uploads could not be fetched yet"
+        except OSError as error:
+            what += problem or "its machines are ended"
+            what += f", and lease.json cannot be written ({error.strerror})"
+        self.sentences.append(what)
+        if problem and problem != not_answered(lease):
+            self.unswept[f"lease {lease.lease_id}"] = what
+            self.busy.add(lease.region)
 
+    def _set_aside(self, lease_id: str) -> None:
+        """A directory without lease.json: the sweep ends its machines, if there are any."""
+        try:
+            kept = self.machines.leases.set_aside(lease_id)
+        except ProviderError as error:
+            self.sentences.append(str(error))
+            return
+        where = f"; its records were moved to {kept}" if kept else ""
+        self.sentences.append(f"lease {lease_id} has no lease.json{where}")
 
-def _set_aside(machines: Ec2Machines, lease_id: str) -> list[str]:
-    """Nothing tells of its machines but their tags, by which the sweep ends them; what they recorded is kept."""
-    try:
-        kept = machines.leases.set_aside(lease_id)
-    except ProviderError as error:
-        return [str(error)]
-    where = f"; its records were moved to {kept}" if kept else ""
-    return [f"lease {lease_id}: nothing tells who holds it{where}"]
+    def _sweep(self, region: str) -> None:
+        """End machines past their deadline, and machines of this home without an open lease."""
+        api = self.machines.api
+        try:
+            found = [
+                one
+                for deployment in sorted(self.deployments)
+                for one in api.instances(
+                    region, tags={"srift:deployment": deployment}, states=ALIVE
+                )
+            ]
+            ends = {str(one["InstanceId"]): self._why_over(tags_of(one)) for one in found}
+            stays = end_these(api, region, [name for name, why in ends.items() if why])
+        except AwsRefused as error:
+            self.unswept[region] = f"its machines could not be listed or ended: {error}"
+            return
+        for one in found:
+            name, tags = str(one["InstanceId"]), tags_of(one)
+            machine = f"machine {name} ({one['InstanceType']}, {region})"
+            if ends[name]:
+                done = "does not end" if name in stays else "was ended"
+                self.sentences.append(f"{machine} {done}: {ends[name]}")
+            elif not _deadline(tags):
+                self.sentences.append(f"{machine} has no readable tag srift:deadline: look at it")
+        for deployment in sorted(self.deployments):
+            tidy(api, region, deployment, lambda tags: bool(self._why_over(tags)))
+        if stays:
+            self.unswept[region] = f"machines do not end: {', '.join(sorted(stays))}"
 
+    def _why_over(self, tags: dict[str, str]) -> str:
+        """Why nothing needs what has these tags any more; empty if something may."""
+        deadline, lease_id = _deadline(tags), tags.get("srift:lease", "")
+        if deadline and self.now.timestamp() >= deadline:
+            return f"its deadline was {datetime.fromtimestamp(deadline, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        if tags.get("srift:controller") == self.machines.leases.token and self._is_over(lease_id):
+            return f"its lease {lease_id} is over"
+        return ""
 
-def _sweep(
-    machines: Ec2Machines, region: str, deployments: Iterable[str], now: datetime
-) -> tuple[list[str], str]:
-    """End machines past their deadline, and those of this home that no open lease tells of.
-
-    Returns a sentence for each, and why there may be others; empty where all was looked at and nothing lives on.
-    """
-    api, sentences = machines.api, []
-    try:
-        found = [
-            one
-            for deployment in sorted(deployments)
-            for one in api.instances(region, tags={"srift:deployment": deployment}, states=ALIVE)
-        ]
-        ends = {
-            str(one["InstanceId"]): why
-            for one in found
-            if (why := _why_over(machines, tags_of(one), now))
-        }
-        stays = end_these(api, region, ends)
-    except AwsRefused as error:
-        return [], f"it could not be looked through for machines that should be dead: {error}"
-    for one in found:
-        name = str(one["InstanceId"])
-        if name in ends:
-            done = "it does not end; `srift reap` tries again" if name in stays else "it was ended"
-            sentences.append(
-                f"machine {name} ({one['InstanceType']}, {region}): {ends[name]}; {done}"
-            )
-        elif not _deadline(tags_of(one)):
-            lease_id = tags_of(one).get("srift:lease", "no lease")
-            sentences.append(
-                f"machine {name} ({lease_id}, {region}) has no srift:deadline that can be read: look at it"
-            )
-    for deployment in sorted(deployments):
-        tidy(api, region, deployment, lambda tags: bool(_why_over(machines, tags, now)))
-    return sentences, f"these machines do not end: {', '.join(sorted(stays))}" if stays else ""
-
-
-def _why_over(machines: Ec2Machines, tags: dict[str, str], now: datetime) -> str:
-    """Why nothing can need what has these tags any more; empty where something may."""
-    deadline = _deadline(tags)
-    lease_id = tags.get("srift:lease", "")
-    if deadline and now.timestamp() >= deadline:
-        return f"its deadline was {datetime.fromtimestamp(deadline, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    if tags.get("srift:controller") == machines.leases.token and _is_over(machines, lease_id):
-        return f"its lease {lease_id} is over"
-    return ""
-
-
-def _is_over(machines: Ec2Machines, lease_id: str) -> bool:
-    """Of this home: a lease is on disk before anything is asked for, so what has none was ended or forgotten.
-
-    One that cannot be read may be open.
-    """
-    try:
-        lease = machines.leases.read(lease_id)
-    except LeaseUnreadable:
-        return False
-    except ProviderError:
-        return True
-    return lease is None or lease.ended_at is not None
+    def _is_over(self, lease_id: str) -> bool:
+        """A lease of this home is on disk before its machines: without one they are orphans."""
+        try:
+            lease = self.machines.leases.read(lease_id)
+        except LeaseUnreadable:
+            return False
+        except ProviderError:
+            return True
+        return lease is None or lease.ended_at is not None
 
 
 def _deadline(tags: dict[str, str]) -> float:
