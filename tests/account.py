@@ -23,7 +23,6 @@ os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
 REGION, BUCKET, PARAMETER, PROFILE = "us-east-1", "mine-1", "/ours/ami", "srift-node"
 KEYS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "very-secret-key"}
 DRY = (
-    "run_instances",
     "create_fleet",
     "create_launch_template",
     "create_security_group",

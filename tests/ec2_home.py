@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from models.domain.cluster import Cluster, Offer
-from tasks.providers.ec2.capacity_ladder import LEAST_BILLED_S, Rung
+from tasks.providers.ec2.attempts import LEAST_BILLED_S, Attempt, attempts
 from tasks.providers.ec2.cluster import Ec2Cluster
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.prices import most_usd_per_hour_beside
@@ -27,18 +27,18 @@ class Prospect:
     """What a launch would ask for."""
 
     spec: LaunchSpec
-    rungs: list[Rung]
-    said: list[str]
+    attempts: list[Attempt]
 
     def worst_usd(self, deadline_s: float) -> float:
-        """Most that climbing the whole ladder can cost, whatever becomes of the controller.
+        """The most that all attempts can cost, whatever becomes of the controller.
 
-        The dearest rung to the end, and a minute of every other: machines of one are gone before the next is asked for.
+        The dearest attempt to the end, and a minute of every other: an attempt's machines are gone
+        before the next one.
         """
         more = most_usd_per_hour_beside(self.spec.volume_gib)
         each = [
-            max(sum(one.most_usd) for one in rung.places) + more * len(rung.most_usd)
-            for rung in self.rungs
+            max(sum(place.bids) for place in one.places.values()) + more * len(one.cluster.members)
+            for one in self.attempts
         ]
         seconds = 60.0 * math.ceil(deadline_s / 60) + BOOT_S
         return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
@@ -75,8 +75,8 @@ class Home:
         spec = surveyor.launch_spec(
             cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends
         )
-        rungs, said = surveyor.rungs(spec, cluster, near)
-        return Prospect(spec=spec, rungs=rungs, said=said)
+        found = attempts(cluster, near, spec.subnets, self.choices.markets)
+        return Prospect(spec=spec, attempts=found)
 
     def offer(
         self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a"

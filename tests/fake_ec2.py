@@ -15,7 +15,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from tasks.providers.ec2.api import Clock
+from tasks.providers.ec2.api import ATTEMPTS, Clock
+from tasks.providers.ec2.errors import explained
 from tests import aws_model
 from tests.fake_ec2_account import Account, matches
 from tests.fake_s3 import FakeS3
@@ -64,16 +65,12 @@ class Instance:
     launched_at: datetime
     boot_s: float = 5.0
     deaf: bool = False  # its own shutdown fails
-    leads_out: bool = True  # it reaches S3
     ended_at: datetime | None = None
     reason: str = ""
 
     @property
     def user_data(self) -> str:
-        text: str = self.request["UserData"]
-        return (
-            base64.b64decode(text).decode() if self.market == "spot" else text
-        )  # boto3 encodes RunInstances' own
+        return base64.b64decode(self.request["UserData"]).decode()
 
     def ends_itself_at(self) -> datetime | None:
         minutes = re.search(r"shutdown -h \+(\d+)", self.user_data)
@@ -211,20 +208,6 @@ class FakeAws:
             raise ReadTimeoutError(endpoint_url="https://aws.example")
         raise client_error(fault.code, name)
 
-    def _run_instances(self, *, region: str, now: datetime, **words: Any) -> Any:
-        subnet = str(words["NetworkInterfaces"][0]["SubnetId"])
-        zone = self.account.zone_of(subnet)
-        count, name = words["MinCount"], words["InstanceType"]
-        known = self._known("run", region, words)
-        if known is None:
-            if self._lacks(zone, "on-demand", count):
-                raise client_error("InsufficientInstanceCapacity", "RunInstances")
-            known = self._launch(
-                region, subnet, "on-demand", name, count, words, words["TagSpecifications"]
-            )
-            self.tokens["run", region, words["ClientToken"]] = (_spelt(words), known)
-        return {"Instances": [self.instances[one].described(now) for one in known]}
-
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
         known = self._known("fleet", region, words)
         if known is None:
@@ -241,28 +224,22 @@ class FakeAws:
         if self.fleet_errors:
             return [f"error:{code}" for code in self.fleet_errors.pop(0)]
         [config] = words["LaunchTemplateConfigs"]
-        data = self.account.templates[
-            region, config["LaunchTemplateSpecification"]["LaunchTemplateName"]
-        ]
-        request, count = data["LaunchTemplateData"], words["SpotOptions"]["MinTargetCapacity"]
+        name = config["LaunchTemplateSpecification"]["LaunchTemplateName"]
+        request = self.account.templates[region, name]["LaunchTemplateData"]
+        market = words["TargetCapacitySpecification"]["DefaultTargetCapacityType"]
+        options = words["SpotOptions" if market == "spot" else "OnDemandOptions"]
+        assert options["SingleAvailabilityZone"] and options["SingleInstanceType"]
+        count = options["MinTargetCapacity"]
         places = [(self.account.zone_of(one["SubnetId"]), one) for one in config["Overrides"]]
         errors = []
         for zone, override in sorted(places, key=lambda place: self.account.spot[place[0]]):
-            if self.account.spot[zone] > float(override["MaxPrice"]):
+            if market == "spot" and self.account.spot[zone] > float(override["MaxPrice"]):
                 errors.append("error:SpotMaxPriceTooLow")
-            elif self._lacks(zone, "spot", count):
+            elif self._lacks(zone, market, count):
                 errors.append("error:InsufficientInstanceCapacity")
             else:
-                name, subnet = override["InstanceType"], override["SubnetId"]
-                return self._launch(
-                    region,
-                    subnet,
-                    "spot",
-                    name,
-                    count - self.short,
-                    request,
-                    request["TagSpecifications"],
-                )
+                kind, subnet = override["InstanceType"], override["SubnetId"]
+                return self._launch(region, subnet, market, kind, count - self.short, request)
         return errors
 
     def _known(self, kind: str, region: str, words: dict[str, Any]) -> list[str] | None:
@@ -289,8 +266,8 @@ class FakeAws:
         name: str,
         count: int,
         request: Any,
-        tagged: list[dict[str, Any]],
     ) -> list[str]:
+        tagged = request["TagSpecifications"]
         [tags] = [one["Tags"] for one in tagged if one["ResourceType"] == "instance"]
         ids = []
         for _ in range(count):
@@ -299,8 +276,7 @@ class FakeAws:
             self.regions[ids[-1]] = region
             self.instances[ids[-1]] = Instance(
                 instance_id=ids[-1], instance_type=name, market=market, zone=self.account.zone_of(subnet),
-                address=f"10.0.0.{number}", leads_out=self.account.leads_out(request, subnet),
-                request=request, tags={tag["Key"]: tag["Value"] for tag in tags}, launched_at=self.now,
+                address=f"10.0.0.{number}", request=request, tags={tag["Key"]: tag["Value"] for tag in tags}, launched_at=self.now,
                 boot_s=self.boot_s,
             )  # fmt: skip
         return ids
@@ -330,11 +306,23 @@ class FakeAws:
 
 
 class _Client:
+    """A client of boto3 that retries as its standard mode does."""
+
     def __init__(self, world: FakeAws, service: str, region: str) -> None:
         self._world, self._service, self._region = world, service, region
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        return lambda **words: self._world.serve(self._service, self._region, method, words)
+        def call(**words: Any) -> Any:
+            for attempt in range(ATTEMPTS - 1):
+                try:
+                    return self._world.serve(self._service, self._region, method, words)
+                except (ClientError, ReadTimeoutError) as error:
+                    if explained(error, action="", region="").kind not in ("throttled", "unsure"):
+                        raise
+                self._world.clock.sleep(2.0**attempt)
+            return self._world.serve(self._service, self._region, method, words)
+
+        return call
 
 
 def client_error(code: str, operation: str) -> ClientError:

@@ -14,8 +14,6 @@ from tests.fake_s3 import ROLE
 ZONES = ("a", "b", "c")
 ON_DEMAND_USD = 3.912
 SPOT_USD = {"a": 1.2, "b": 1.4, "c": 1.1}
-ARM = "g5g.xlarge"
-PRIVATE = "subnet-0-"  # how the second subnet of a zone begins
 
 
 def matches(one: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
@@ -43,13 +41,6 @@ def _no(code: str, operation: str) -> ClientError:
 
 @dataclass(slots=True)
 class Account:
-    """`vcpus`: quota code -> value. `offered`: zones that have each type (all where it is not named).
-
-    `pairs`: each zone has a second subnet, without a way out and with the lower id. `nat`: it has one, without address.
-    """
-
-    vcpus: dict[str, float] = field(default_factory=dict)
-    offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     spot: dict[str, float] = field(
         default_factory=lambda: {
             f"{r}{z}": usd for r in ("us-east-1", "eu-west-1") for z, usd in SPOT_USD.items()
@@ -60,77 +51,33 @@ class Account:
     groups: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     placements: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     in_use: bool = False  # groups cannot be deleted
-    pairs: bool = False
-    nat: bool = False
+    tagged: bool = False  # the subnets have our tag
     cards: int = 1  # network cards of a type that has EFA
 
     def zone_of(self, subnet: str) -> str:
-        return subnet.removeprefix(PRIVATE).removeprefix("subnet-")
+        return subnet.removeprefix("subnet-")
 
-    def leads_out(self, request: dict[str, Any], subnet: str) -> bool:
-        """Whether a machine that is launched so into that subnet reaches S3."""
-        if subnet.startswith(PRIVATE):
-            return self.nat
-        [*interfaces] = request["NetworkInterfaces"]
-        return len(interfaces) == 1 and bool(interfaces[0].get("AssociatePublicIpAddress"))
-
-    def describe_vpcs(self, **_: Any) -> Any:
-        return {"Vpcs": [{"VpcId": "vpc-1", "IsDefault": True}]}
-
-    def describe_subnets(self, *, region: str, **_: Any) -> Any:
-        names = ["subnet-", *([PRIVATE] if self.pairs else [])]
-        found = [(f"{name}{region}{zone}", f"{region}{zone}") for name in names for zone in ZONES]
+    def describe_subnets(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
+        """The default VPC's, unless `tagged`."""
+        [asked] = Filters
+        if asked["Name"] == "tag:srift:deployment" and not self.tagged:
+            return {"Subnets": []}
+        found = [(f"subnet-{region}{zone}", f"{region}{zone}") for zone in ZONES]
         return {
             "Subnets": [
                 {"SubnetId": name, "AvailabilityZone": zone, "VpcId": "vpc-1"}
                 for name, zone in found
+                if asked["Name"] != "subnet-id" or name in asked["Values"]
             ]
         }
-
-    def describe_route_tables(self, *, region: str, **_: Any) -> Any:
-        """The main one leads to an internet gateway; the second subnets have one of their own."""
-        private = [f"{PRIVATE}{region}{zone}" for zone in ZONES]
-        ways = (
-            [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}]
-            if self.nat
-            else []
-        )
-        main = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
-        return {
-            "RouteTables": [
-                {"RouteTableId": "rtb-1", "Associations": [{"Main": True}], "Routes": [main]},
-                {
-                    "RouteTableId": "rtb-2",
-                    "Associations": [{"SubnetId": one} for one in private],
-                    "Routes": ways,
-                },
-            ]
-        }
-
-    def describe_vpc_endpoints(self, **_: Any) -> Any:
-        return {"VpcEndpoints": []}
 
     def describe_instance_types(self, *, InstanceTypes: list[str], **_: Any) -> Any:
         return {"InstanceTypes": [self._described(name) for name in InstanceTypes]}
 
-    def describe_instance_type_offerings(
-        self, *, region: str, LocationType: str, Filters: list[Any] | None = None, **_: Any
-    ) -> Any:
-        names = Filters[0]["Values"] if Filters else ["g4dn.12xlarge", "g4dn.xlarge"]
-        places = {
-            "region": (region,),
-            "availability-zone": tuple(f"{region}{zone}" for zone in ZONES),
-        }[LocationType]
-        found = [
-            (name, place)
-            for name in names
-            for place in self.offered.get(name, places)
-            if place in places
-        ]
+    def describe_instance_type_offerings(self, *, region: str, **_: Any) -> Any:
+        names = ("g4dn.12xlarge", "g4dn.xlarge")
         return {
-            "InstanceTypeOfferings": [
-                {"InstanceType": name, "Location": place} for name, place in found
-            ]
+            "InstanceTypeOfferings": [{"InstanceType": name, "Location": region} for name in names]
         }
 
     def get_parameter(self, *, Name: str, **_: Any) -> Any:
@@ -145,14 +92,6 @@ class Account:
 
     def get_instance_profile(self, **_: Any) -> Any:
         return {"InstanceProfile": {"Roles": [{"RoleId": ROLE}]}}
-
-    def get_service_quota(self, *, QuotaCode: str, **_: Any) -> Any:
-        return {
-            "Quota": {
-                "QuotaName": f"Quota {QuotaCode}",
-                "Value": self.vcpus.get(QuotaCode, 10_000.0),
-            }
-        }
 
     def describe_spot_price_history(
         self, *, region: str, now: datetime, InstanceTypes: list[str] | None = None, **_: Any
@@ -284,7 +223,6 @@ class Account:
             "InstanceType": name,
             "VCpuInfo": {"DefaultVCpus": 48 if efa else 4},
             "MemoryInfo": {"SizeInMiB": 196608 if efa else 16384},
-            "ProcessorInfo": {"SupportedArchitectures": ["arm64" if name == ARM else "x86_64"]},
             "NetworkInfo": network | {"NetworkPerformance": "50 Gigabit"},
             "PlacementGroupInfo": {"SupportedStrategies": ["cluster", "partition", "spread"]},
             "GpuInfo": {"Gpus": [gpu]},

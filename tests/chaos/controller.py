@@ -252,7 +252,7 @@ class Campaigns:
             except NotSwept as error:
                 world.note(str(error))
                 self.wrong += [str(error)] if number == 2 else []
-            world.pass_s(150.0 if number < 2 else 0.0)
+            world.pass_s(200.0 if number < 2 else 0.0)
 
 
 def _spoil(file: Path) -> None:

@@ -20,11 +20,9 @@ import tasks.execution.job
 import tasks.execution.mailbox
 import tasks.execution.record_loader
 import tasks.providers.ec2.cluster
-import tasks.providers.ec2.launch
 import tasks.providers.ec2.machines
 import tasks.providers.ec2.mailbox_s3
 import tasks.providers.ec2.reaper
-import tasks.providers.ec2.survey
 import tasks.providers.ec2.termination
 import tasks.providers.ec2.userdata
 from models.campaign.budget import Allowance
@@ -32,7 +30,6 @@ from models.domain.cluster import Cluster
 from tasks.node.record import ANY, Devices
 from tasks.providers.base import LeaseUnreadable, NotSwept
 from tasks.providers.ec2.api import Ec2Api
-from tasks.providers.ec2.leases import Asked
 from tasks.providers.ec2.machines import Ec2Machines
 from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.ec2.userdata import NodeBoot
@@ -47,7 +44,6 @@ from tests.chaos.scenario import (
     Scenario,
     Trouble,
     Visit,
-    many_tries,
     sweeps,
 )
 from tests.fake_ec2 import Fault
@@ -90,12 +86,6 @@ def _uploaded_late() -> Scenario:
     return Scenario(seed=22, orders=(ONE,), troubles=late, deaths=[death])
 
 
-def _many_tries() -> Scenario:
-    one = Scenario(seed=8, orders=(ONE,), lag_s=60.0)
-    many_tries(one, "RequestLimitExceeded")
-    return one
-
-
 def _without_devices(kind: str) -> Scenario:
     return Scenario(seed=4, orders=(ONE,), troubles=[Trouble(machine=0, kind=kind)])
 
@@ -129,7 +119,7 @@ def _out(target: Any, name: str, instead: Any) -> Callable[[], AbstractContextMa
     return lambda: patch.object(target, name, instead)
 
 
-def _fetched(self: Ec2Machines, lease: Any, *, patient: bool) -> Any:
+def _fetched(self: Ec2Machines, lease: Any, *, pulls: int = 1) -> Any:
     return replace(lease, fetched=True)
 
 
@@ -171,22 +161,11 @@ def _absent(self: LeaseFolder[Any], lease_id: str) -> Any:
         return None
 
 
-def _without_retries(api: Any, ask: Callable[[], Any], *, new: bool = False) -> Any:
-    return tasks.providers.ec2.termination.with_retries(api, ask)
-
-
 def _in_order(found: Any, key: Any = None) -> list[Any]:
     return list(found) if key else sorted(found)
 
 
 _REAP, _READ, _READ_ALL = Ec2Provider.reap, LeaseFolder.read, LeaseFolder.read_all
-
-
-def _first_by_id(subnets: Any, *_: Any) -> dict[str, str]:
-    return {
-        one["AvailabilityZone"]: one["SubnetId"]
-        for one in sorted(subnets, key=lambda one: one["SubnetId"])[::-1]
-    }
 
 
 MUTATIONS = (
@@ -205,9 +184,7 @@ MUTATIONS = (
              _uploaded_late, _out(tasks.providers.ec2.reaper, "await_shutdown", lambda *_: None)),
     Mutation("machines that were never heard of are not paid for", "and the ledger says 0.0",
              lambda: _killed("ec2:create_fleet", 0, 9000.0),
-             _out(tasks.providers.ec2.termination, "_unheard", lambda *_: [])),
-    Mutation("a request counts from the first of its launch", "and the ledger says 0.0",
-             _many_tries, _out(Asked, "newest_at", property(lambda self: self.asked_at))),
+             _out(tasks.providers.ec2.termination, "_never_seen", lambda *_: [])),
     Mutation("refusals are no rows", "was refused a rung, and no row says so",
              lambda: Scenario(seed=3, orders=(ONE,), capacity={(zone, "spot"): 0 for zone in ZONES}),
              _out(tasks.execution.collect, "_refusal_rows", lambda *_: [])),
@@ -223,7 +200,7 @@ MUTATIONS = (
              _out(LeaseFolder, "read_all", lambda self: (_READ_ALL(self)[0], {}))),
     Mutation("what was just made and is not found yet is given up", "was given up for what it had only just made",
              lambda: _not_found("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
-             _out(tasks.providers.ec2.launch, "with_retries", _without_retries)),
+             _out(Ec2Api, "when_visible", lambda self, call: call())),
     Mutation("records are not counted first", "was uploaded, and the warehouse has failed",
              lambda: _troubled("floods"),
              lambda: patch.object(tasks.providers.ec2.mailbox_s3, "sorted", _in_order, create=True)),
@@ -243,7 +220,4 @@ MUTATIONS = (
     Mutation("nobody looks at the device that a record names", "on a processor where a GPU was bought, and counts",
              lambda: _without_devices("wrong device"),
              _out(tasks.execution.record_loader, "wrong_device", lambda *_: "")),
-    Mutation("the first subnet of a zone is taken, wherever it leads", "launched into a subnet without a way out",
-             lambda: Scenario(seed=4, orders=(ONE,), pairs=True),
-             _out(tasks.providers.ec2.survey, "_one_a_zone", _first_by_id)),
 )  # fmt: skip

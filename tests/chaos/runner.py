@@ -44,7 +44,6 @@ def run(
         capacity=one.capacity, lag_s=one.lag_s, fleet_errors=[*one.fleet_errors],
     )  # fmt: skip
     world.account.spot |= one.spot
-    world.account.pairs = one.pairs
     world.s3.skew_s, world.s3.cut, world.s3.page = one.skew_s, one.cut, one.page
     campaigns = Campaigns.of(one, world, folder)
     if prepare is not None:

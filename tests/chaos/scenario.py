@@ -16,14 +16,13 @@ SESSION = ("ExpiredToken", "UnauthorizedOperation", "NoCredentialsError")
 NOT_FOUND_YET = (
     ("ec2:AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
     ("ec2:RevokeSecurityGroupEgress", "InvalidGroup.NotFound"),
-    ("ec2:RunInstances", "InvalidGroup.NotFound"),
-    ("ec2:RunInstances", "InvalidPlacementGroup.Unknown"),
+    ("ec2:CreateFleet", "InvalidPlacementGroup.Unknown"),
     ("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
 )
 UNKNOWN_KEY, TOO_MANY_FILES = "an unknown key", "too many open files"
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 STEPS = (
-    "ec2:run_instances", "ec2:create_fleet", "ec2:describe_instances", "ec2:terminate_instances",
+    "ec2:create_fleet", "ec2:create_fleet", "ec2:describe_instances", "ec2:terminate_instances",
     "ec2:create_security_group", "ec2:create_launch_template", "ec2:create_placement_group",
     "ec2:describe_subnets", "s3:put_object", "s3:list_objects_v2", "s3:get_object", "disk:lease", "disk:forget",
     "disk:mailbox", "disk:appear", "warehouse:begin", "warehouse:commit",
@@ -116,7 +115,6 @@ class Scenario:
     spot: dict[str, float] = field(default_factory=dict)
     page: int = 1000
     fleet_errors: list[list[str]] = field(default_factory=list)  # of the first fleets
-    pairs: bool = False  # each zone has a second subnet, without a way out
 
 
 Mix = Callable[[Scenario, random.Random], None]
@@ -155,7 +153,7 @@ def throttling(one: Scenario, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 4)):
         after, skip, times = rng.random() < 0.4, rng.randint(0, 40), rng.choice([1, 2, 3, 4, 7])
         code = rng.choice(THROTTLED)
-        action = rng.choice(["ec2:RunInstances", "ec2:CreateFleet", "ec2:DescribeInstances", "ec2:CreateSecurityGroup",
+        action = rng.choice(["ec2:CreateFleet", "ec2:CreateFleet", "ec2:DescribeInstances", "ec2:CreateSecurityGroup",
                              "ec2:CreateLaunchTemplate", "ec2:DescribeSubnets", "iam:GetInstanceProfile"])  # fmt: skip
         skip = skip if action == "ec2:DescribeInstances" else skip % 3
         one.faults.append(Fault(action=action, code=code, times=times, after=after, skip=skip))
@@ -180,7 +178,7 @@ def quota(one: Scenario, rng: random.Random) -> None:
     one.faults.append(Fault(action="ec2:CreateFleet", code=code, times=rng.randint(1, 3)))
     if rng.random() < 0.5:
         one.faults.append(
-            Fault(action="ec2:RunInstances", code="VcpuLimitExceeded", times=rng.randint(1, 4))
+            Fault(action="ec2:CreateFleet", code="VcpuLimitExceeded", times=rng.randint(1, 4))
         )
 
 
@@ -345,10 +343,6 @@ def nests(one: Scenario, rng: random.Random) -> None:
             one.troubles.append(Trouble(machine=machine, kind="nests", stage=rng.choice(STAGES)))
 
 
-def two_subnets(one: Scenario, rng: random.Random) -> None:
-    one.pairs = True
-
-
 KINDS: dict[str, Mix] = {
     "capacity refused at a rung": capacity,
     "second group of a mixed cluster refused": second_group,
@@ -377,7 +371,6 @@ KINDS: dict[str, Mix] = {
     "a node that floods names": floods,
     "a node that nests deeply": nests,
     "devices that are not there": devices,
-    "two subnets a zone": two_subnets,
     "a launch of many tries": asking_long,
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from models.campaign.budget import LATE_S
-from tasks.providers.ec2.errors import ANOTHER_TRY, refused
+from tasks.providers.ec2.errors import kind_of
 from tasks.providers.ec2.mailbox_s3 import Mirror
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 from tests.chaos.gang import Gang
@@ -163,10 +163,9 @@ class ChaosAws(FakeAws):
         name: str,
         count: int,
         request: Any,
-        tagged: list[dict[str, Any]],
     ) -> list[str]:
         zone = self.account.zone_of(subnet)
-        ids = FakeAws._launch(self, region, subnet, market, name, count, request, tagged)
+        ids = FakeAws._launch(self, region, subnet, market, name, count, request)
         for one in ids:
             instance, ordinal = self.instances[one], len(self.nodes)
             mine = [trouble for trouble in self.troubles if trouble.machine == ordinal]
@@ -188,11 +187,6 @@ class ChaosAws(FakeAws):
             self.note(f"no {count} {market} in {zone}")
         return lacking
 
-    def _run_instances(self, *, region: str, now: datetime, **words: Any) -> Any:
-        return self._counted(
-            words, lambda: FakeAws._run_instances(self, region=region, now=now, **words)
-        )
-
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
         return self._counted(
             words, lambda: FakeAws._create_fleet(self, region=region, now=now, **words)
@@ -212,12 +206,8 @@ class ChaosAws(FakeAws):
         except ClientError:
             self._without(lease_id)
             raise
-        kinds = {
-            refused(one["ErrorCode"], action="", region="").kind for one in answer.get("Errors", ())
-        }
-        if kinds - {
-            *ANOTHER_TRY
-        }:  # an InternalError of a fleet refuses no rung: it is asked for again
+        # An InternalError of a fleet refuses nothing yet: the controller looks for machines first.
+        if any(kind_of(one["ErrorCode"]) in ("capacity", "final") for one in answer["Errors"]):
             self._without(lease_id)
         return answer
 

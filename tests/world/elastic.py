@@ -156,19 +156,15 @@ class Elastic(EC2Response):
         if asked.get("Type") != "instant":
             raise EC2ClientError("InvalidParameterValue", "only instant fleets are emulated")
         self.error_on_dryrun()
-        target, options = asked["TargetCapacitySpecification"], asked.get("SpotOptions") or {}
+        target = asked["TargetCapacitySpecification"]
+        market = str(target["DefaultTargetCapacityType"])
+        options = asked.get("SpotOptions" if market == "spot" else "OnDemandOptions") or {}
         count = int(target["TotalTargetCapacity"])
         gang = options.get("SingleInstanceType") and options.get("SingleAvailabilityZone")
-        if (
-            target.get("DefaultTargetCapacityType") != "spot"
-            or not gang
-            or options.get("MinTargetCapacity") != count
-        ):
-            raise EC2ClientError(
-                "InvalidParameterValue", "only gangs of spot machines in one zone are emulated"
-            )
+        if not gang or options.get("MinTargetCapacity") != count:
+            raise EC2ClientError("InvalidParameterValue", "only gangs in one zone are emulated")
         ground = self._ground()
-        one, refused = ground.chosen(self._candidates(ground), "spot", count)
+        one, refused = ground.chosen(self._candidates(ground), market, count)
         fleet, launched = random_fleet_id(), []
         if one is not None:
             data = dict(ground.placed(one.data, one.zone)) | {"MinCount": count, "MaxCount": count}
@@ -182,13 +178,13 @@ class Elastic(EC2Response):
                 known,
             ]
             data["TagSpecifications"] = _merged(tags)
-            ids = [instance.id for instance in self._launch(data, "spot").instances]
+            ids = [instance.id for instance in self._launch(data, market).instances]
             launched.append(
                 _described(one)
-                | {"Lifecycle": "spot", "InstanceIds": ids, "InstanceType": one.name}
+                | {"Lifecycle": market, "InstanceIds": ids, "InstanceType": one.name}
             )
         errors = [
-            _described(one) | {"Lifecycle": "spot", "ErrorCode": code, "ErrorMessage": message}
+            _described(one) | {"Lifecycle": market, "ErrorCode": code, "ErrorMessage": message}
             for one, code, message in refused
         ]
         return {"FleetId": fleet, "Instances": launched, "Errors": errors}

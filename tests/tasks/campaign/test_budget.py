@@ -23,7 +23,7 @@ from tasks.execution.collect import Collected
 from tasks.execution.job import Served
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
-from tasks.providers.ec2.capacity_ladder import SPOT_MARGIN
+from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tasks.workspace.workspace import Workspace
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, install

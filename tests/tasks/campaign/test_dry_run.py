@@ -18,7 +18,7 @@ from models.domain.cluster import Cluster, Offer
 from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
 from tasks.execution import data as execution_data
-from tasks.providers.ec2.capacity_ladder import ladder
+from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.workspace import Workspace, open_workspace
@@ -31,7 +31,6 @@ MAKES = {
     "ec2:CreateSecurityGroup",
     "ec2:CreateLaunchTemplate",
     "ec2:CreateFleet",
-    "ec2:RunInstances",
 }
 
 
@@ -79,7 +78,9 @@ def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked
         assert 0 < row["worst_usd"] <= 2.0 and row["deadline_s"] >= row["est_s"]
         assert any("not checked: the image" in sentence for sentence in row["said"])
         assert "sha256" in next(
-            one["request"]["UserData"] for one in row["requests"] if "UserData" in one["request"]
+            one["request"]["LaunchTemplateData"]["UserData"]
+            for one in row["requests"]
+            if "LaunchTemplateData" in one["request"]
         )
     assert not (here.home / "leases-ec2").exists() and not (here.home / "warehouse.duckdb").exists()
     plain = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2"])
@@ -120,15 +121,20 @@ def test_with_an_account_image_subnets_and_zones_are_the_real_ones(here: Workspa
     with account() as aws:
         launches = [launch("g4dn.xlarge", 2, "on-demand")]
         (plan,) = dry_run.planned(here, launches, offers(), 5.0, NOW, aws.clients)
-        runs = [request for action, request in plan.requests if action == "ec2:RunInstances"]
+        templates = [
+            request["LaunchTemplateData"]
+            for action, request in plan.requests
+            if action == "ec2:CreateLaunchTemplate"
+        ]
+        fleets = [request for action, request in plan.requests if action == "ec2:CreateFleet"]
         images = {
             one["ImageId"] for one in aws.plain("ec2").describe_images(Owners=["self"])["Images"]
         }
         asked = {method for method, _ in aws.asked}
-    assert runs and {one["ImageId"] for one in runs} == images
-    assert all(one["NetworkInterfaces"][0]["SubnetId"].startswith("subnet-") for one in runs)
+    assert {one["ImageId"] for one in templates} == images
+    overrides = [one for fleet in fleets for one in fleet["LaunchTemplateConfigs"][0]["Overrides"]]
+    assert overrides and all(one["SubnetId"].startswith("subnet-") for one in overrides)
     assert not asked & {
-        "run_instances",
         "create_fleet",
         "create_launch_template",
         "create_security_group",
@@ -179,9 +185,8 @@ def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
     spec = dry_run._spec_without_asking(
         here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0
     )
-    rungs, _ = ladder(
-        one.cluster, known, [f"{REGION}{zone}" for zone in "abcdef"], ("on-demand", "spot")
-    )
+    zones = [f"{REGION}{zone}" for zone in "abcdef"]
+    found = attempts(one.cluster, known, zones, ("on-demand", "spot"))
     spec = replace(spec, subnets={f"{REGION}{zone}": "s" for zone in "abcdef"})
     for deadline_s in (600.0, 1234.5, plan.deadline_s):
         price = dearest_usd_per_hour(one.cluster, known)
@@ -189,7 +194,7 @@ def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
         reckoned = (
             (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
         )
-        assert Prospect(spec=spec, rungs=rungs, said=[]).worst_usd(deadline_s) <= reckoned
+        assert Prospect(spec=spec, attempts=found).worst_usd(deadline_s) <= reckoned
 
 
 def test_nothing_is_taken_for_granted_about_spot_where_its_price_is_known() -> None:

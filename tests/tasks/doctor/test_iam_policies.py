@@ -28,7 +28,7 @@ PROVIDERS = ROOT / "tasks" / "providers"
 ACTION = re.compile(r"(ec2|s3|iam|ssm|sts|pricing|servicequotas):[A-Z][A-Za-z]+")
 EVERYBODY_MAY = {"sts:GetCallerIdentity"}
 # Part of other calls: tags while making things, the machines' role and image while launching them.
-IMPLIED = {"ec2:CreateTags", "iam:PassRole"}
+IMPLIED = {"ec2:CreateTags", "ec2:RunInstances", "iam:PassRole"}
 EC2 = Ec2(bucket="mine-1", prefix="team/srift", deployment="ours", instance_profile="node-profile")
 PRIVATELY = CHOICES.model_copy(update={"subnets": "private"})
 OUR_TAG = {"StringEquals": {"aws:ResourceTag/srift:deployment": "ours"}}
@@ -73,25 +73,20 @@ class Recorded:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Each call was held against botocore's model when it was made (tests/aws_model.py)."""
     home = Home(tmp_path_factory.mktemp("calls"), choices=PRIVATELY)
-    home.world.account.pairs = home.world.account.nat = True
-    home.world.account.spot = dict.fromkeys(
-        home.world.account.spot, 1.0
-    )  # a tie, so that scores are asked for
+    home.world.account.tagged = True
     with home.acquire(home.mixed()) as running:
         home.world.interrupt(home.world.alive()[0].instance_id)
         running.nodes()
         assert running.replace(0)
-    cluster = home.two("on-demand")
+    home.provider.placement_scores("us-east-1", ["g4dn.xlarge"], 1)
     home.world.faults = [Fault(action="ec2:DescribeInstances", code=KILLED)]
-    home.killed_in(cluster, "r-2")
-    home.world.account.groups["us-east-1", "sg-old"] = {
-        "GroupId": "sg-old",
-        "GroupName": "old",
-        "Tags": OLD,
-    }
-    with home.acquire(cluster, "r-2"):
-        assert len(home.world.alive()) == 2
+    home.killed_in(home.two("on-demand"), "r-2")
     home.provider.reap(home.world.now)
+    home.world.faults = [
+        Fault(action="ec2:AuthorizeSecurityGroupIngress", code="InvalidGroup.NotFound")
+    ]
+    with home.acquire(home.two("on-demand"), "r-3"):
+        assert len(home.world.alive()) == 2
     with account() as aws:
         folder = tmp_path_factory.mktemp("doctor")
         for lines in ((), ('subnets = "private"',)):
@@ -101,9 +96,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         actions=frozenset(aws_model.iam_action(*one) for one in methods),
         tagging=frozenset(home.world.tagging),
     )
-
-
-OLD = [{"Key": "srift:deployment", "Value": "srift"}, {"Key": "srift:lease", "Value": "gone"}]
 
 
 def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(
@@ -123,7 +115,7 @@ def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_
 def test_tags_are_written_by_exactly_the_calls_that_make_something(recorded: Recorded) -> None:
     (only,) = of_action("ec2:CreateTags")
     tag = only["Condition"]["StringEquals"]
-    assert set(tag["ec2:CreateAction"]) == recorded.tagging > {"RunInstances"}
+    assert set(tag["ec2:CreateAction"]) == recorded.tagging | {"RunInstances"}
     assert tag["aws:RequestTag/srift:deployment"] == "ours"
 
 

