@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from tasks.providers.ec2.api import ATTEMPTS, Clock
 from tasks.providers.ec2.errors import explained
 from tests import aws_model
-from tests.fake_ec2_account import Account, matches
+from tests.fake_ec2_account import Account, client_error, matches
 from tests.fake_s3 import FakeS3
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -103,11 +103,8 @@ class Instance:
             "PrivateIpAddress": self.address,
             "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
             "StateTransitionReason": ended,
-            "CpuOptions": {"CoreCount": 2, "ThreadsPerCore": 2},
-            **(
-                {"StateReason": {"Code": self.reason, "Message": "a secret"}} if self.reason else {}
-            ),
-            **({"InstanceLifecycle": "spot"} if self.market == "spot" else {}),
+            "StateReason": {"Code": self.reason, "Message": "a secret"},
+            "InstanceLifecycle": self.market if self.market == "spot" else None,
         }
 
 
@@ -123,17 +120,14 @@ class FakeAws:
     lag_s: float = 0.0  # before a machine shows in descriptions
     immortal: bool = False  # terminating is accepted, and nothing comes of it
     short: int = 0  # a fleet gives so many fewer than were asked for
-    fleet_errors: list[list[str]] = field(
-        default_factory=list
-    )  # of the next fleets, which give nothing
+    fleet_errors: list[list[str]] = field(default_factory=list)  # of the next fleets
+    unheard: bool = False  # those are served all the same
     dead: bool = False
     instances: dict[str, Instance] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
-    tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
+    tokens: dict[str, tuple[str, list[str], list[str]]] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
-    methods: set[tuple[str, str]] = field(
-        default_factory=set
-    )  # of boto3's clients that were called
+    methods: set[tuple[str, str]] = field(default_factory=set)  # (service, method) called
     tagging: set[str] = field(default_factory=set)  # operations that were asked to write tags
     s3: FakeS3 = field(default_factory=FakeS3)
 
@@ -209,47 +203,40 @@ class FakeAws:
         raise client_error(fault.code, name)
 
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
-        known = self._known("fleet", region, words)
-        if known is None:
-            known = self._fleet(region, words)
-            self.tokens["fleet", region, words["ClientToken"]] = (_spelt(words), known)
-        codes = [one.removeprefix("error:") for one in known if one.startswith("error:")]
-        if codes:  # a fleet's failure is final for its token
-            errors = [{"ErrorCode": code, "ErrorMessage": "a secret"} for code in codes]
-            return {"FleetId": "fleet-0", "Instances": [], "Errors": errors}
-        return {"FleetId": f"fleet-{known[0]}", "Instances": [{"InstanceIds": known}], "Errors": []}
+        """The same token buys nothing twice, and a failure is final for its token."""
+        asked = repr(sorted(words.items()))
+        if words["ClientToken"] not in self.tokens:
+            self.tokens[words["ClientToken"]] = (asked, *self._fleet(region, words))
+        known, ids, codes = self.tokens[words["ClientToken"]]
+        if known != asked:
+            raise client_error("IdempotentParameterMismatch", "CreateFleet")
+        errors = [{"ErrorCode": code, "ErrorMessage": "a secret"} for code in codes]
+        return {"Instances": [{"InstanceIds": ids}] if ids else [], "Errors": errors}
 
-    def _fleet(self, region: str, words: dict[str, Any]) -> list[str]:
+    def _fleet(self, region: str, words: dict[str, Any]) -> tuple[list[str], list[str]]:
         """Machines in the cheapest of the places that has all of them, or an error for each place."""
-        if self.fleet_errors:
-            return [f"error:{code}" for code in self.fleet_errors.pop(0)]
+        failures = self.fleet_errors.pop(0) if self.fleet_errors else []
+        if failures and not self.unheard:
+            return [], failures
         [config] = words["LaunchTemplateConfigs"]
         name = config["LaunchTemplateSpecification"]["LaunchTemplateName"]
         request = self.account.templates[region, name]["LaunchTemplateData"]
         market = words["TargetCapacitySpecification"]["DefaultTargetCapacityType"]
         options = words["SpotOptions" if market == "spot" else "OnDemandOptions"]
         assert options["SingleAvailabilityZone"] and options["SingleInstanceType"]
-        count = options["MinTargetCapacity"]
-        places = [(self.account.zone_of(one["SubnetId"]), one) for one in config["Overrides"]]
-        errors = []
-        for zone, override in sorted(places, key=lambda place: self.account.spot[place[0]]):
+        places = {self.account.zone_of(one["SubnetId"]): one for one in config["Overrides"]}
+        codes = []
+        for zone in sorted(places, key=lambda zone: self.account.spot[zone]):
+            override, count = places[zone], options["MinTargetCapacity"]
             if market == "spot" and self.account.spot[zone] > float(override["MaxPrice"]):
-                errors.append("error:SpotMaxPriceTooLow")
+                codes.append("SpotMaxPriceTooLow")
             elif self._lacks(zone, market, count):
-                errors.append("error:InsufficientInstanceCapacity")
+                codes.append("InsufficientInstanceCapacity")
             else:
-                kind, subnet = override["InstanceType"], override["SubnetId"]
-                return self._launch(region, subnet, market, kind, count - self.short, request)
-        return errors
-
-    def _known(self, kind: str, region: str, words: dict[str, Any]) -> list[str] | None:
-        """What the same token bought before. Raises where the words differ."""
-        found = self.tokens.get((kind, region, words["ClientToken"]))
-        if found is None:
-            return None
-        if found[0] != _spelt(words):
-            raise client_error("IdempotentParameterMismatch", kind)
-        return list(found[1])
+                kind, number = override["InstanceType"], count - self.short
+                ids = self._launch(region, zone, market, kind, number, request)
+                return ([], failures) if failures else (ids, [])
+        return [], codes
 
     def _lacks(self, zone: str, market: str, count: int) -> bool:
         """Whether there is no such capacity; else it is taken."""
@@ -259,26 +246,25 @@ class FakeAws:
         return left < count
 
     def _launch(
-        self,
-        region: str,
-        subnet: str,
-        market: str,
-        name: str,
-        count: int,
-        request: Any,
+        self, region: str, zone: str, market: str, name: str, count: int, request: Any
     ) -> list[str]:
-        tagged = request["TagSpecifications"]
-        [tags] = [one["Tags"] for one in tagged if one["ResourceType"] == "instance"]
+        tagged = {one["ResourceType"]: one["Tags"] for one in request["TagSpecifications"]}
         ids = []
         for _ in range(count):
             number = len(self.instances) + 1
             ids.append(f"i-{number:017x}")
             self.regions[ids[-1]] = region
             self.instances[ids[-1]] = Instance(
-                instance_id=ids[-1], instance_type=name, market=market, zone=self.account.zone_of(subnet),
-                address=f"10.0.0.{number}", request=request, tags={tag["Key"]: tag["Value"] for tag in tags}, launched_at=self.now,
+                instance_id=ids[-1],
+                instance_type=name,
+                market=market,
+                zone=zone,
+                address=f"10.0.0.{number}",
+                request=request,
+                tags={tag["Key"]: tag["Value"] for tag in tagged["instance"]},
+                launched_at=self.now,
                 boot_s=self.boot_s,
-            )  # fmt: skip
+            )
         return ids
 
     def _describe_instances(
@@ -323,12 +309,3 @@ class _Client:
             return self._world.serve(self._service, self._region, method, words)
 
         return call
-
-
-def client_error(code: str, operation: str) -> ClientError:
-    """As boto3 raises it, with a message that must not be repeated."""
-    return ClientError({"Error": {"Code": code, "Message": "very-secret-key was wrong"}}, operation)
-
-
-def _spelt(words: dict[str, Any]) -> str:
-    return repr(sorted(words.items()))

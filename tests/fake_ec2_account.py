@@ -1,91 +1,142 @@
-"""What an account in memory says of itself: types, zones, image, subnets, groups, quotas and prices, by region."""
+"""An account in memory: moto's instance types, prices, image, subnets, groups and templates."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from tests.fake_s3 import ROLE
 
-ZONES = ("a", "b", "c")
+REGIONS, ZONES = ("us-east-1", "eu-west-1"), ("a", "b", "c")
+OFFERED = ("g4dn.12xlarge", "g4dn.xlarge")
 ON_DEMAND_USD = 3.912
 SPOT_USD = {"a": 1.2, "b": 1.4, "c": 1.1}
+Key = tuple[str, str]  # (region, name)
 
 
-def matches(one: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
-    """As AWS's filters do, of those that are used."""
-    tags = {tag["Key"]: tag["Value"] for tag in one.get("Tags", ())}
+def matches(described: dict[str, Any], filters: Sequence[dict[str, Any]]) -> bool:
+    """Whether AWS's filters let it through."""
+    state = described.get("State")
     values = {
-        "instance-id": one.get("InstanceId"),
-        "instance-state-name": one.get("State", {}).get("Name")
-        if isinstance(one.get("State"), dict)
-        else None,
-        "group-name": one.get("GroupName"),
-        "vpc-id": one.get("VpcId"),
+        "instance-id": described.get("InstanceId"),
+        "instance-state-name": state.get("Name") if isinstance(state, dict) else None,
+        "group-name": described.get("GroupName"),
+        "vpc-id": described.get("VpcId"),
+        "subnet-id": described.get("SubnetId"),
         "default-for-az": "true",
-    } | {f"tag:{key}": value for key, value in tags.items()}
+    } | {f"tag:{tag['Key']}": tag["Value"] for tag in described.get("Tags", ())}
     return all(values.get(each["Name"]) in each["Values"] for each in filters)
 
 
-def _tags(words: dict[str, Any]) -> list[dict[str, str]]:
-    return list(words["TagSpecifications"][0]["Tags"])
-
-
-def _no(code: str, operation: str) -> ClientError:
+def client_error(code: str, operation: str) -> ClientError:
+    """As boto3 raises it, with a message that must not be repeated."""
     return ClientError({"Error": {"Code": code, "Message": "very-secret-key was wrong"}}, operation)
 
 
 @dataclass(slots=True)
 class Account:
-    spot: dict[str, float] = field(
-        default_factory=lambda: {
-            f"{r}{z}": usd for r in ("us-east-1", "eu-west-1") for z, usd in SPOT_USD.items()
-        }
+    """`usd`: region -> type -> dollars an hour on demand, for types that are offered.
+
+    `spot`: zone -> dollars an hour of every type; `spot_usd`: region -> (type, zone) -> dollars,
+    in place of it. `page`: rows in one answer. `subnet_names`: subnet -> zone beside the usual.
+    """
+
+    types: dict[str, Any] = field(default_factory=lambda: dict(INSTANCE_TYPES))
+    usd: Mapping[str, Mapping[str, float | None]] = field(
+        default_factory=lambda: {one: dict.fromkeys(OFFERED, ON_DEMAND_USD) for one in REGIONS}
     )
-    images: list[str] = field(default_factory=lambda: ["ami-0123456789abcdef0"])
-    templates: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    groups: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    placements: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    in_use: bool = False  # groups cannot be deleted
+    spot: dict[str, float] = field(
+        default_factory=lambda: {f"{r}{z}": usd for r in REGIONS for z, usd in SPOT_USD.items()}
+    )
+    spot_usd: Mapping[str, Mapping[tuple[str, str], float]] | None = None
+    page: int = 1000
     tagged: bool = False  # the subnets have our tag
-    cards: int = 1  # network cards of a type that has EFA
+    subnet_names: dict[str, str] = field(default_factory=dict)
+    templates: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    groups: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    placements: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    in_use: bool = False  # groups cannot be deleted
 
     def zone_of(self, subnet: str) -> str:
-        return subnet.removeprefix("subnet-")
+        return self.subnet_names.get(subnet, subnet.removeprefix("subnet-"))
 
     def describe_subnets(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
-        """The default VPC's, unless `tagged`."""
-        [asked] = Filters
-        if asked["Name"] == "tag:srift:deployment" and not self.tagged:
-            return {"Subnets": []}
-        found = [(f"subnet-{region}{zone}", f"{region}{zone}") for zone in ZONES]
-        return {
-            "Subnets": [
-                {"SubnetId": name, "AvailabilityZone": zone, "VpcId": "vpc-1"}
-                for name, zone in found
-                if asked["Name"] != "subnet-id" or name in asked["Values"]
-            ]
-        }
+        zones = {f"subnet-{region}{zone}": f"{region}{zone}" for zone in ZONES} | self.subnet_names
+        tags = [{"Key": "srift:deployment", "Value": "srift"}] if self.tagged else []
+        found = [
+            {"SubnetId": name, "AvailabilityZone": zone, "VpcId": "vpc-1", "Tags": tags}
+            for name, zone in zones.items()
+        ]
+        return {"Subnets": [one for one in found if matches(one, Filters)]}
 
     def describe_instance_types(self, *, InstanceTypes: list[str], **_: Any) -> Any:
-        return {"InstanceTypes": [self._described(name) for name in InstanceTypes]}
+        return {"InstanceTypes": [self.types[name] for name in InstanceTypes]}
 
-    def describe_instance_type_offerings(self, *, region: str, **_: Any) -> Any:
-        names = ("g4dn.12xlarge", "g4dn.xlarge")
-        return {
-            "InstanceTypeOfferings": [{"InstanceType": name, "Location": region} for name in names]
-        }
+    def describe_instance_type_offerings(
+        self, *, region: str, NextToken: str = "0", **_: Any
+    ) -> Any:
+        rows = [{"InstanceType": name, "Location": region} for name in self.usd.get(region, ())]
+        return self._paged("InstanceTypeOfferings", rows, NextToken)
 
-    def get_parameter(self, *, Name: str, **_: Any) -> Any:
+    def get_products(self, *, Filters: list[Any], NextToken: str = "0", **_: Any) -> Any:
+        [region] = [one["Value"] for one in Filters if one["Field"] == "regionCode"]
+        products = []
+        for name, usd in self.usd.get(region, {}).items():
+            dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd or 0.0:.10f}"}}
+            terms = {"OnDemand": {"1": {"priceDimensions": {"1": dimension}}}}
+            product = {"product": {"attributes": {"instanceType": name}}, "terms": terms}
+            products.append(json.dumps(product))
+        return self._paged("PriceList", products, NextToken)
+
+    def describe_spot_price_history(
+        self,
+        *,
+        region: str,
+        now: datetime,
+        InstanceTypes: list[str] | None = None,
+        NextToken: str = "0",
+        **_: Any,
+    ) -> Any:
+        if self.spot_usd is None:
+            known = {
+                (name, zone): usd
+                for name in self.usd.get(region, ())
+                for zone, usd in self.spot.items()
+                if zone.startswith(region)
+            }
+        else:
+            known = dict(self.spot_usd.get(region, {}))
+        rows = [
+            {"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": str(usd)}
+            | {"Timestamp": now}
+            for (name, zone), usd in known.items()
+            if InstanceTypes is None or name in InstanceTypes
+        ]
+        return self._paged("SpotPriceHistory", rows, NextToken)
+
+    def _paged(self, key: str, rows: list[Any], token: str) -> Any:
+        first = int(token)
+        more = {"NextToken": str(first + self.page)} if len(rows) > first + self.page else {}
+        return {key: rows[first : first + self.page], **more}
+
+    def get_spot_placement_scores(self, **_: Any) -> Any:
+        scores = [{"AvailabilityZoneId": f"az-{zone}", "Score": 5} for zone in ZONES]
+        return {"SpotPlacementScores": scores}
+
+    def describe_availability_zones(self, *, region: str, **_: Any) -> Any:
+        zones = [{"ZoneId": f"az-{zone}", "ZoneName": f"{region}{zone}"} for zone in ZONES]
+        return {"AvailabilityZones": zones}
+
+    def get_parameter(self, **_: Any) -> Any:
         return {"Parameter": {"Value": "ami-0123456789abcdef0"}}
 
     def describe_images(self, *, ImageIds: list[str], **_: Any) -> Any:
-        if not set(ImageIds) <= set(self.images):
-            raise _no("InvalidAMIID.NotFound", "DescribeImages")
         disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 45}}
         image = {"RootDeviceName": "/dev/sda1", "State": "available", "BlockDeviceMappings": [disk]}
         return {"Images": [{"ImageId": ImageIds[0], **image}]}
@@ -93,71 +144,24 @@ class Account:
     def get_instance_profile(self, **_: Any) -> Any:
         return {"InstanceProfile": {"Roles": [{"RoleId": ROLE}]}}
 
-    def describe_spot_price_history(
-        self, *, region: str, now: datetime, InstanceTypes: list[str] | None = None, **_: Any
-    ) -> Any:
-        rows = [
-            {
-                "InstanceType": name,
-                "AvailabilityZone": zone,
-                "SpotPrice": str(usd),
-                "Timestamp": now,
-            }
-            for name in InstanceTypes or ["g4dn.12xlarge", "g4dn.xlarge"]
-            for zone, usd in self.spot.items()
-            if zone.startswith(region)
-        ]
-        return {"SpotPriceHistory": rows}
-
-    def get_products(self, *, Filters: list[Any], **_: Any) -> Any:
-        dimension = {"unit": "Hrs", "pricePerUnit": {"USD": str(ON_DEMAND_USD)}}
-        terms = {"OnDemand": {"1": {"priceDimensions": {"1": dimension}}}}
-        names = ("g4dn.12xlarge", "g4dn.xlarge")
-        products = [
-            {"product": {"attributes": {"instanceType": name}}, "terms": terms} for name in names
-        ]
-        return {"PriceList": [json.dumps(product) for product in products]}
-
-    def get_spot_placement_scores(self, *, region: str, **_: Any) -> Any:
-        return {
-            "SpotPlacementScores": [
-                {"AvailabilityZoneId": f"az-{zone}", "Score": 5} for zone in ZONES
-            ]
-        }
-
-    def describe_availability_zones(self, *, region: str, **_: Any) -> Any:
-        return {
-            "AvailabilityZones": [
-                {"ZoneId": f"az-{zone}", "ZoneName": f"{region}{zone}"} for zone in ZONES
-            ]
-        }
-
     def create_launch_template(self, *, region: str, now: datetime, **words: Any) -> Any:
-        key = (region, words["LaunchTemplateName"])
-        if (
-            key in self.templates
-            and self.templates[key]["LaunchTemplateData"] != words["LaunchTemplateData"]
-        ):
-            raise _no("IdempotentParameterMismatch", "CreateLaunchTemplate")
-        self.templates[key] = words | {"Tags": _tags(words)}
+        made = self.templates.setdefault((region, words["LaunchTemplateName"]), _tagged(words))
+        if made != _tagged(words):
+            raise client_error("IdempotentParameterMismatch", "CreateLaunchTemplate")
         return {}
 
     def create_placement_group(self, *, region: str, now: datetime, **words: Any) -> Any:
         if (region, words["GroupName"]) in self.placements:
-            raise _no("InvalidPlacementGroup.Duplicate", "CreatePlacementGroup")
-        self.placements[region, words["GroupName"]] = words | {"Tags": _tags(words)}
+            raise client_error("InvalidPlacementGroup.Duplicate", "CreatePlacementGroup")
+        self.placements[region, words["GroupName"]] = _tagged(words)
         return {}
 
     def create_security_group(self, *, region: str, now: datetime, **words: Any) -> Any:
         if any(one["GroupName"] == words["GroupName"] for one in self.groups.values()):
-            raise _no("InvalidGroup.Duplicate", "CreateSecurityGroup")
+            raise client_error("InvalidGroup.Duplicate", "CreateSecurityGroup")
         name = f"sg-{len(self.groups)}"
-        self.groups[region, name] = words | {
-            "GroupId": name,
-            "Tags": _tags(words),
-            "in": [],
-            "out": ["everything"],
-        }
+        made = {"GroupId": name, "in": [], "out": ["everything"]}
+        self.groups[region, name] = _tagged(words) | made
         return {"GroupId": name}
 
     def authorize_security_group_ingress(
@@ -173,22 +177,21 @@ class Account:
         return {}
 
     def revoke_security_group_egress(self, *, region: str, GroupId: str, **_: Any) -> Any:
-        self.groups[region, GroupId]["out"] = [
-            one for one in self.groups[region, GroupId]["out"] if one != "everything"
-        ]
+        group = self.groups[region, GroupId]
+        group["out"] = [one for one in group["out"] if one != "everything"]
         return {}
 
     def describe_launch_templates(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
-        return {"LaunchTemplates": self._found(self.templates, region, Filters)}
+        return {"LaunchTemplates": _found(self.templates, region, Filters)}
 
     def describe_placement_groups(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
-        return {"PlacementGroups": self._found(self.placements, region, Filters)}
+        return {"PlacementGroups": _found(self.placements, region, Filters)}
 
     def describe_security_groups(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
-        return {"SecurityGroups": self._found(self.groups, region, Filters)}
+        return {"SecurityGroups": _found(self.groups, region, Filters)}
 
     def delete_launch_template(self, *, region: str, LaunchTemplateName: str, **_: Any) -> Any:
-        return self._delete(self.templates, (region, LaunchTemplateName), "")
+        return self.templates.pop((region, LaunchTemplateName)) and {}
 
     def delete_placement_group(self, *, region: str, GroupName: str, **_: Any) -> Any:
         return self._delete(self.placements, (region, GroupName), "InvalidPlacementGroup.InUse")
@@ -196,34 +199,16 @@ class Account:
     def delete_security_group(self, *, region: str, GroupId: str, **_: Any) -> Any:
         return self._delete(self.groups, (region, GroupId), "DependencyViolation")
 
-    def _found(
-        self, where: dict[tuple[str, str], Any], region: str, filters: list[Any]
-    ) -> list[Any]:
-        return [
-            one for (place, _), one in where.items() if place == region and matches(one, filters)
-        ]
-
-    def _delete(self, where: dict[tuple[str, str], Any], key: tuple[str, str], busy: str) -> Any:
-        if self.in_use and busy:
-            raise _no(busy, "Delete")
+    def _delete(self, where: dict[Key, Any], key: Key, busy: str) -> Any:
+        if self.in_use:
+            raise client_error(busy, "Delete")
         where.pop(key)
         return {}
 
-    def _described(self, name: str) -> dict[str, Any]:
-        efa = name.endswith("12xlarge")
-        gpu = {"Name": "T4", "Count": 4 if efa else 1, "MemoryInfo": {"SizeInMiB": 16384}}
-        card = {"BaselineBandwidthInGbps": 50.0 if efa else 5.0}
-        cards = [card] * (self.cards if efa else 1)
-        network = {
-            "EfaSupported": efa,
-            "EfaInfo": {"MaximumEfaInterfaces": len(cards)},
-            "NetworkCards": cards,
-        }
-        return {
-            "InstanceType": name,
-            "VCpuInfo": {"DefaultVCpus": 48 if efa else 4},
-            "MemoryInfo": {"SizeInMiB": 196608 if efa else 16384},
-            "NetworkInfo": network | {"NetworkPerformance": "50 Gigabit"},
-            "PlacementGroupInfo": {"SupportedStrategies": ["cluster", "partition", "spread"]},
-            "GpuInfo": {"Gpus": [gpu]},
-        }
+
+def _tagged(words: dict[str, Any]) -> dict[str, Any]:
+    return words | {"Tags": list(words["TagSpecifications"][0]["Tags"])}
+
+
+def _found(where: dict[Key, Any], region: str, filters: list[Any]) -> list[Any]:
+    return [one for (place, _), one in where.items() if place == region and matches(one, filters)]

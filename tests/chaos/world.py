@@ -158,14 +158,13 @@ class ChaosAws(FakeAws):
     def _launch(
         self,
         region: str,
-        subnet: str,
+        zone: str,
         market: str,
         name: str,
         count: int,
         request: Any,
     ) -> list[str]:
-        zone = self.account.zone_of(subnet)
-        ids = FakeAws._launch(self, region, subnet, market, name, count, request)
+        ids = FakeAws._launch(self, region, zone, market, name, count, request)
         for one in ids:
             instance, ordinal = self.instances[one], len(self.nodes)
             mine = [trouble for trouble in self.troubles if trouble.machine == ordinal]

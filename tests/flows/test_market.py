@@ -32,7 +32,8 @@ from tasks.recommendation.ask import Question, answer
 from tasks.training.registry import Champion
 from tasks.workspace.settings import load_settings
 from tasks.workspace.workspace import Workspace
-from tests.ec2_world import World, emulated
+from tests.fake_ec2 import FakeAws
+from tests.fake_ec2_account import Account
 from tests.warehouse.builders import fresh
 from warehouse.reads import mart, training_frames
 
@@ -105,7 +106,7 @@ class Market:
         for region in REGIONS:
             listed[region] |= dict.fromkeys(UNPRICED)
             spot[region] = {key: usd for key, usd in spot[region].items() if key[0] not in UNPRICED}
-        self.world = World(listed, spot)
+        self.world = FakeAws(account=Account(usd=listed, spot_usd=spot))
         self.here = Workspace(
             settings=settings,
             warehouse=fresh(settings.home),
@@ -125,9 +126,8 @@ class Market:
         """As the flow `market` does, with a provider that has asked nothing yet."""
         self.here = replace(self.here, provider=Ec2Provider(self.choices, self.world.clients))
         now = datetime.now(UTC)
-        with emulated():
-            prices.note_definitions(self.here, now)
-            return prices.snapshot_offers(self.here, snapshot, now)
+        prices.note_definitions(self.here, now)
+        return prices.snapshot_offers(self.here, snapshot, now)
 
     def learn(self, folder: Path) -> None:
         files = imports.ImportFiles(
@@ -275,8 +275,8 @@ def test_a_changed_price_is_published(market: Market) -> None:
     """Last: it changes the market."""
     before = market.table[market.table["goal"] == "cheapest"].iloc[0]
     for region in REGIONS:
-        market.world.prices[region]["g4dn.xlarge"] = 0.0001  # type: ignore[index]
-        market.world.spot[region].update({("g4dn.xlarge", region + "a"): 9.0})  # type: ignore[attr-defined]
+        market.world.account.usd[region]["g4dn.xlarge"] = 0.0001  # type: ignore[index]
+        market.world.account.spot_usd[region].update({("g4dn.xlarge", region + "a"): 9.0})  # type: ignore[attr-defined]
     market.timed("prices asked and stored again", lambda: market.take_prices("second"))
     after = market.timed("published again", lambda: market.publish("second"))
     first = after[after["goal"] == "cheapest"].iloc[0]

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from models.domain.cluster import ADVISED_MONTHLY_SHARE, Offer, bucket_hazard
+from models.domain.cluster import Offer, bucket_hazard
 from models.job.interruption_rates import fit_hazard
-from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.catalogue import instance_type_of
 from tasks.providers.ec2.prices import (
-    advised_buckets,
     billed,
     known_price,
     newest_spot_prices,
@@ -29,10 +24,8 @@ from tasks.providers.ec2.prices import (
     spot_offers,
     zone_scores,
 )
-from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.ec2.settings import Ec2
-from tests.ec2_home import Home
-from tests.ec2_world import NOON
+from tests.fake_ec2 import NOON, FakeAws
 from tests.models.planning import AS_OF, machine
 from tests.tasks.providers.ec2.test_catalogue import answer
 from tests.world.market import product
@@ -103,46 +96,25 @@ def test_an_unknown_price_makes_an_offer_without_one() -> None:
     ]
 
 
-def test_the_advisors_bucket_is_the_part_of_machines_that_a_month_interrupts_and_the_unknown_counts_as_the_worst() -> (
-    None
-):
-    month = 365.25 * 24 / 12
-    assert 1 - math.exp(-bucket_hazard(1) * month) == pytest.approx(
-        ADVISED_MONTHLY_SHARE[1], rel=1e-6
-    )
-    worst = bucket_hazard(len(ADVISED_MONTHLY_SHARE) - 1)
-    assert bucket_hazard(None) == bucket_hazard(7) == bucket_hazard(-1) == worst
-
-
 @pytest.mark.parametrize(
-    ("buckets", "bucket", "says"),
+    ("buckets", "bucket"),
     [
-        ({G9.name: 1}, 1, "Spot Advisor, read 2026-11-20"),
-        ({"b": 1}, None, "does not list it"),
-        ({}, None, "not be read"),
+        ({G9.name: 1}, 1),
+        ({"b": 1}, None),
+        ({}, None),
     ],
 )
 def test_a_spot_offer_says_who_knows_how_often_it_is_interrupted(
-    buckets: dict[str, int], bucket: int | None, says: str
+    buckets: dict[str, int], bucket: int | None
 ) -> None:
-    """And the provider's rule is the model's: what one is given of a type that nobody lists, the other takes."""
+    """The provider's prior of an unlisted type is the model's."""
     (spot,) = spot_offers(
         [G9], {(G9.name, "1a"): 1.0}, buckets, region="us-east-1", price_as_of=NOON
     )
-    assert spot.interruptions_per_hour == bucket_hazard(bucket) and says in spot.interruption_source
+    assert spot.interruptions_per_hour == bucket_hazard(bucket) and spot.interruption_source
     nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
     unlisted = fit_hazard(nothing).rates([(G9.name, "1a", bucket_hazard(None))])[0, 0]
     assert (spot.interruptions_per_hour == pytest.approx(unlisted)) == (bucket is None)
-
-
-def test_the_advisor_is_read_by_region_and_may_be_absent() -> None:
-    body = {
-        "spot_advisor": {
-            "us-east-1": {"Linux": {"a": {"s": 70, "r": 2}, "b": {"s": 1}}, "Windows": {}}
-        }
-    }
-    assert advised_buckets(body, "us-east-1") == {"a": 2}
-    assert advised_buckets(body, "eu-west-1") == advised_buckets({}, "us-east-1") == {}
 
 
 FILE: dict[str, Any] = {
@@ -221,86 +193,10 @@ def test_no_region_costs_more_than_the_caps_count() -> None:
     )
 
 
-def test_packaged_prices_are_billed_as_live_ones_are() -> None:
-    own = Ec2.model_validate(
-        {
-            "instance_types": ["g5.xlarge", "g4dn.xlarge"],
-            "prices": {"g5.xlarge": {"on_demand_usd_per_hour": 0.7}},
-        }
-    )
-    offers = {one.instance_type.name: one for one in Ec2Provider(own).packaged_offers()}
-    assert (
-        offers["g5.xlarge"].usd_per_hour == 0.7
-        and (offers["g5.xlarge"].public_usd_per_hour or 0) > 0.9
-    )
-    assert all(
-        one.storage_usd_per_hour > 0 and one.other_usd_per_hour > 0 for one in offers.values()
-    )
-
-
-ZONES = [
-    {"ZoneId": f"use1-az{n}", "ZoneName": f"us-east-1{name}"}
-    for n, name in enumerate("abc", start=1)
-]
-
-
-class Scored:
-    """EC2's two answers; a page of scores at a time."""
-
-    def __init__(self, pages: list[list[dict[str, Any]]]) -> None:
-        self.pages, self.asked = pages, list[dict[str, Any]]()
-
-    def get_spot_placement_scores(self, **words: Any) -> dict[str, Any]:
-        self.asked.append(words)
-        rest = self.pages[len(self.asked) :]
-        return {
-            "SpotPlacementScores": self.pages[len(self.asked) - 1],
-            "NextToken": "more" if rest else "",
-        }
-
-    def describe_availability_zones(self) -> dict[str, Any]:
-        return {"AvailabilityZones": ZONES}
-
-
-def test_scores_are_by_zone_name_whatever_page_they_stand_on() -> None:
-    pages = [
-        [{"AvailabilityZoneId": "use1-az2", "Score": 9}],
-        [{"AvailabilityZoneId": "use1-az1", "Score": 3}],
-    ]
-    ec2 = Scored(pages)
-    found = Ec2Api(lambda service, region: ec2).placement_scores("us-east-1", ["g5.xlarge"], 4)
-    assert found == {"us-east-1b": 9, "us-east-1a": 3}
-    assert (
-        zone_scores(
-            [{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}], ZONES
-        )
-        == {}
-    )
-    assert ec2.asked[0]["TargetCapacity"] == 4 and ec2.asked[0]["SingleAvailabilityZone"] is True
-
-
-def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_warned_once(
-    tmp_path: Path,
-) -> None:
-    home = Home(tmp_path)
-    home.world.account.spot |= {"us-east-1b": 0.9, "us-east-1c": 0.9}
-    zones = {zone: number for number, zone in enumerate(("us-east-1a", "us-east-1b", "us-east-1c"))}
-    asked: list[str] = []
-
-    def scored(api: Ec2Api, region: str, names: Sequence[str], count: int) -> dict[str, int]:
-        asked.append(f"{count} {names[0]} in {region}")
-        if len(asked) > 1:
-            raise ProviderError("denied: ec2:GetSpotPlacementScores")
-        return zones
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ec2Api, "placement_scores", scored)
-        seen = [home.prospect(home.mixed(), lease_id=f"r-{n}", deadline_s=600.0) for n in range(4)]
-    assert asked == ["3 g4dn.12xlarge in us-east-1"] * 2
-    assert [[rung.zone[-1] for rung in one.rungs[:3]] for one in seen] == [
-        list("acb"),
-        *[list("abc")] * 3,
-    ]
-    assert [any("GetSpotPlacementScores" in sentence for sentence in one.said) for one in seen] == [
-        *(False, True, False, False)
-    ]
+def test_placement_scores_are_by_zone_name() -> None:
+    aws = FakeAws()
+    found = Ec2Api(aws.clients).placement_scores("us-east-1", ["g5.xlarge"], 4)
+    assert found == {f"us-east-1{zone}": 5 for zone in "abc"}
+    zones = [{"ZoneId": "use1-az1", "ZoneName": "us-east-1a"}]
+    rows = [{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}]
+    assert zone_scores(rows, zones) == {}
