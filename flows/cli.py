@@ -573,7 +573,7 @@ def import_(
         capabilities(provider)
     settings, warehouse = _opened()
     if not dry_run:
-        warehouse.migrate()
+        warehouse.create()
     imported = import_measurements(
         warehouse,
         ImportFiles(measurements=file, workloads=workloads, provider=provider),
@@ -607,7 +607,7 @@ def forget(
             [] if list_all else {"says": "nothing was ever imported"}
         )
         return Answer(found, "nothing was ever imported")
-    warehouse.migrate()
+    warehouse.create()
     if import_id is None:
         found = list_imports(warehouse)
         return Answer(found, lambda: print_imports(found))
@@ -702,13 +702,6 @@ def doctor(
     print_policies: Annotated[
         bool, typer.Option("--print-policies", help="Print IAM policies and end.")
     ] = False,
-    rebuild_warehouse: Annotated[
-        bool,
-        typer.Option(
-            "--rebuild-warehouse",
-            help="Copy what can be read of a damaged warehouse to a new one, and end.",
-        ),
-    ] = False,
     share_warehouse: Annotated[
         bool,
         typer.Option(
@@ -725,9 +718,6 @@ def doctor(
     if print_policies:
         policies = checks.policies_of(settings)
         return Answer(policies, json.dumps(policies, indent=2))
-    if rebuild_warehouse:
-        said = checks.rebuild_warehouse(settings)
-        return Answer({"says": said}, said)
     if share_warehouse:
         said = checks.share_warehouse(settings)
         return Answer({"says": said}, said)
@@ -737,6 +727,15 @@ def doctor(
         findings.as_text(found),
         None if findings.well(found) else SystemExit(1),
     )
+
+
+@verb()
+def restore() -> Answer:
+    """Replace a damaged warehouse by the copy that the last refresh made. The damaged file is kept."""
+    from tasks.doctor.report import restore_warehouse
+
+    said = restore_warehouse(_settings())
+    return Answer({"says": said}, said)
 
 
 def _provider_that_knows(workload: str) -> str:

@@ -29,7 +29,7 @@ def market(
     """
     now = datetime.now(UTC)
     workspace = open_workspace(provider)
-    workspace.warehouse.migrate()
+    workspace.warehouse.create()
     workspace = with_public_workloads(workspace)
     refresh_id = refresh_id or new_refresh_id(now)
     note_definitions(workspace, now)

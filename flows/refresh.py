@@ -67,6 +67,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrain_s}
     seconds["publish"] = publish_s
     store_timings(workspace, refresh_id, seconds)
+    workspace.warehouse.back_up()
     reporter().say(f"seconds: {seconds_listed(seconds)}")
     return {
         "refresh_id": refresh_id,

@@ -25,7 +25,7 @@ register_challenger = task(register)
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Fit on all runs under the current definitions; return the promotion rule's sentence."""
     workspace = open_workspace(provider)
-    workspace.warehouse.migrate()
+    workspace.warehouse.create()
     frames = training_frames(workspace.warehouse, provider)
     champion, now = load_champion(workspace.home, provider), datetime.now(UTC)
     judge(workspace, frames, refresh_id, now)

@@ -21,7 +21,7 @@ from hypothesis import settings
 
 from tests.lanes import Lanes, order_of
 from tests.leftovers import Leftovers, name_run
-from warehouse.salvage import NO_DOWNLOADS
+from warehouse.database import NO_DOWNLOADS
 
 gc.disable()  # what files import while they are collected stays: to look through it again and again takes as long
 # How long one example takes depends on what else runs; what it shows does not.

@@ -1,9 +1,7 @@
-"""Appends rows to the raw tables, idempotently: what is there stays, and each returns how many rows were new.
+"""Append rows to the raw tables: rows whose key is stored already stay as they are.
 
-Takes an open connection, so that a caller joins several appends into one transaction (`Warehouse.transact`).
-Times may carry any zone and are stored as UTC. A row with a column that its table lacks raises ValueError.
-
-`append` is for rows that have their table's columns; the others here make such rows of what their callers have.
+Each function takes an open connection, so that a caller joins several appends into one transaction
+(`Warehouse.transact`), and returns how many rows were new. Times of any zone are stored as UTC.
 """
 
 from __future__ import annotations
@@ -16,60 +14,66 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from . import lake
-
 Row = Mapping[str, Any]
 Connection = duckdb.DuckDBPyConnection
 
-_TEXT, _WHOLE, _REAL = pa.string(), pa.int64(), pa.float64()
-_OFFERS = pa.list_(
-    pa.struct(
-        {
-            "instance_type": _TEXT,
-            "count": _WHOLE,
-            "market": _TEXT,
-            "zone": _TEXT,
-            "usd_per_hour": _REAL,
-        }
-    )
-)
-_ARROW = {
-    "VARCHAR": _TEXT,
-    "JSON": _TEXT,
-    "BIGINT": _WHOLE,
-    "INTEGER": _WHOLE,
-    "DOUBLE": _REAL,
-    "BOOLEAN": pa.bool_(),
-    "TIMESTAMP": pa.timestamp("us"),
+_KEYS = {
+    "raw_runs": ("run_id",),
+    "raw_imports": ("row_digest",),
+    "raw_import_rows": ("import_id", "row_digest"),
+    "raw_offers": ("snapshot_id", "provider", "instance_type", "market", "region", "zone"),
+    "raw_leases": ("lease_id",),
+    "raw_machines": ("lease_id", "node", "number"),
+    "raw_claims": ("event", "refresh_id"),
+    "raw_models": ("provider", "version", "refresh_id"),
+    "raw_scores": ("provider", "version", "refresh_id", "split", "group_name"),
+    "raw_timings": ("refresh_id", "phase"),
+    "raw_publications": ("publication_id",),
+    "raw_ledger": ("promise_id", "evidence"),
+    "raw_drift": ("refresh_id", "provider", "scope", "instance_type", "zone"),
+    "raw_alarms": ("run_id",),
 }
-
-_OWN_TABLE = {"learn": "raw_learning", "elastic": "raw_elastic"}  # by kind of run
 
 
 def append_records(
     connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime
 ) -> int:
-    """Runs as they came back: each body a wire record as a dict, with what is known of its setup under `setup`.
+    """Append runs: each body is a wire record (tasks/node/record.py) with its setup under `setup`.
 
-    The first row of a run_id stays, also within `bodies`. Learning and elastic runs have tables of their own: they time
-    no steady step.
+    A value that does not fit its column is stored as null: the bytes come from untrusted machines.
     """
-    rows = [
-        {
-            "run_id": body["run_id"],
-            "kind": body["kind"],
-            "status": body["status"],
-            "provider": body["setup"]["provider"],
-            "lease_id": body["lease_id"],
-            "body": dict(body),
-        }
-        for body in bodies
-    ]
-    new = 0
-    for table in ("raw_records", *_OWN_TABLE.values()):
-        mine = [row for row in rows if _OWN_TABLE.get(row["kind"], "raw_records") == table]
-        new += append(connection, table, mine, refresh_id=refresh_id, loaded_at=loaded_at)
-    return new
+    at = in_utc(loaded_at).isoformat()
+    stamp = {"refresh_id": refresh_id, "loaded_at": at}
+    texts = [json.dumps({"measured_at": at} | _run(body) | stamp) for body in bodies]
+    types = _columns(connection, "raw_runs")
+    connection.register("texts", pa.table({"body": pa.array(texts, pa.string())}))
+    values = ", ".join(
+        f"try_cast(body {'->>' if kind == 'VARCHAR' else '->'} '$.{name}' as {kind}) as {name}"
+        for name, kind in types.items()
+    )
+    try:
+        return insert(connection, "raw_runs", list(types), f"select {values} from texts")
+    finally:
+        connection.unregister("texts")
+
+
+def _run(body: Row) -> dict[str, Any]:
+    """The record as columns of raw_runs, and keys that have no column."""
+    setup, values, devices = body["setup"], body.get("values") or {}, body.get("devices") or ()
+    ended = body.get("ended_unix")
+    row = {**(body.get("item") or {}), **values, **setup, **body}
+    row |= {
+        name: body.get(name) or setup.get(name) or "" for name in ("workload_digest", "workload")
+    }
+    row |= {name: body.get(name) or "" for name in ("reason", "cause")}
+    row["told_by"] = "node" if "attempt" in body else "controller"
+    row["losses"] = values.get("losses")
+    row["lost_unix"] = [loss["lost_unix"] for loss in setup.get("losses") or ()]
+    row["device_names"] = [device["name"] for device in devices]
+    row["device_threads"] = [device["threads"] for device in devices]
+    if ended:
+        row["measured_at"] = datetime.fromtimestamp(ended, UTC).replace(tzinfo=None).isoformat()
+    return row
 
 
 def note_import(
@@ -78,20 +82,18 @@ def note_import(
     *,
     event: str,
     noted_at: datetime,
-    files: Sequence[str | None] = (),
+    files: Sequence[str | None] = (None, None),
 ) -> None:
-    """An import was made (`event` "imported", of the files of rows and of facts) or "forgotten".
-
-    From then on its rows and facts count, or do not. What was noted last is not noted again.
-    """
-    known = connection.execute(
-        "select event, file, facts_file from raw_import_events where import_id = ? order by noted_order desc limit 1",
+    """Note that an import was made ("imported", from `files` of rows and facts) or "forgotten"."""
+    latest = connection.execute(
+        "select event, file, facts_file from raw_import_events where import_id = ?"
+        " order by noted_order desc limit 1",
         [import_id],
     ).fetchone()
-    names = (*files, None, None)[:2]
-    if known is None or known[0] != event or (event == "imported" and known[1:] != names):
-        row = {"event": event, "noted_at": noted_at, "file": names[0], "facts_file": names[1]}
-        append(connection, "raw_import_events", [row], keyed=False, import_id=import_id)
+    file, facts_file = files
+    if latest is None or latest[0] != event or (event == "imported" and latest[1:] != (*files,)):
+        row = {"event": event, "noted_at": noted_at, "file": file, "facts_file": facts_file}
+        append(connection, "raw_import_events", [row], import_id=import_id)
 
 
 def append_facts(
@@ -102,31 +104,19 @@ def append_facts(
     import_id: str,
     noted_at: datetime,
 ) -> None:
-    """Facts of workloads that came with an import: what differs from those that count, or is not this import's yet."""
-    stamp = {"provider": provider, "digest": "", "noted_at": noted_at, "import_id": import_id}
-    rows = [_with_body(fact, "workload") | stamp for fact in facts]
-    kept = """
-        select * from incoming
-        where (provider, workload, body) not in (
-                select provider, workload, body::varchar from stg_workload_facts
-            )
-            or (provider, workload, import_id, body) not in (
-                select provider, workload, import_id, body::varchar
-                from raw_workload_facts
-                where import_id is not null
-            )
-    """
-    _insert(connection, "raw_workload_facts", rows, kept)
+    """Append an import's facts of workloads that differ from the import's newest ones."""
+    stamp = {"provider": provider, "digest": "", "import_id": import_id, "noted_at": noted_at}
+    _note(connection, "raw_workload_facts", [dict(fact) | stamp for fact in facts])
 
 
 def append_offers(
     connection: Connection, offers: Sequence[Row], *, snapshot_id: str, as_of: datetime
 ) -> int:
-    """One snapshot of prices: the columns of the mart `offers`. None or NaN dollars are an unknown price."""
-    unknown = {"usd_per_hour": None}
+    """Append one snapshot of prices: the columns of the mart `offers`. NaN dollars become null."""
     rows = [
-        offer if offer["usd_per_hour"] == offer["usd_per_hour"] else dict(offer) | unknown
+        dict(offer) | {"usd_per_hour": None if usd != usd else usd}
         for offer in offers
+        for usd in [offer["usd_per_hour"]]
     ]
     return append(connection, "raw_offers", rows, snapshot_id=snapshot_id, as_of=as_of)
 
@@ -134,11 +124,10 @@ def append_offers(
 def append_scores(
     connection: Connection, scores: Sequence[Row], *, provider: str, version: str, refresh_id: str
 ) -> int:
-    """A challenger's scoreboard: the columns of the mart `scores`, `group` included."""
-    rows = [
-        {("group_name" if key == "group" else key): value for key, value in score.items()}
-        for score in scores
-    ]
+    """Append a challenger's scoreboard: the columns of the mart `scores`."""
+    rows = [dict(score) | {"group_name": score["group"]} for score in scores]
+    for row in rows:
+        del row["group"]
     return append(
         connection, "raw_scores", rows, provider=provider, version=version, refresh_id=refresh_id
     )
@@ -147,101 +136,103 @@ def append_scores(
 def note_workloads(
     connection: Connection, workloads: Sequence[Row], *, provider: str, noted_at: datetime
 ) -> int:
-    """Today's definitions: rows of `workload`, `digest` ("" for the facts of an import) and any facts.
-
-    Only what differs from the newest note is added, so a definition that is put back is current again.
-    """
+    """Append today's definitions (`workload`, `digest`, facts) that differ from the newest ones."""
     stamp = {"provider": provider, "noted_at": noted_at}
-    rows = [_with_body(row, "workload", "digest") | stamp for row in workloads]
-    return _note(connection, "raw_workload_facts", "workload", rows)
+    return _note(connection, "raw_workload_facts", [dict(row) | stamp for row in workloads])
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
-    """Today's definitions of instance types: the columns of the mart `instance_types`, `digest` included."""
-    rows = [_with_body(row, "provider", "name", "digest") | {"noted_at": noted_at} for row in types]
-    return _note(connection, "raw_instance_types", "name", rows)
+    """Append today's definitions (columns of the mart) that differ from the newest ones."""
+    known = _columns(connection, "raw_instance_types")
+    rows = [{name: row[name] for name in known if name in row} for row in types]
+    return _note(connection, "raw_instance_types", [row | {"noted_at": noted_at} for row in rows])
 
 
-def append(
-    connection: Connection, table: str, rows: Sequence[Row], *, keyed: bool = True, **stamp: Any
-) -> int:
-    """Append `rows`, each with the columns of `stamp`, leaving what is there by the primary key (if `keyed`).
-
-    Returns how many were new. Raises ValueError for a column that `table` lacks.
-    """
-    known = "on conflict do nothing" if keyed else ""
-    return _insert(
-        connection, table, [dict(row) | stamp for row in rows], f"select * from incoming {known}"
-    )
-
-
-def _with_body(row: Row, *columns: str) -> dict[str, Any]:
-    """`columns` as they are, all others in the column `body`."""
-    body = {key: value for key, value in row.items() if key not in columns}
-    return {name: row[name] for name in columns} | {"body": body}
-
-
-def _note(connection: Connection, table: str, name: str, rows: Sequence[Row]) -> int:
+def _note(connection: Connection, table: str, rows: Sequence[Row]) -> int:
+    """Append the rows that differ from the newest definition, or facts (no digest), of their name."""
+    names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
+    name = "name" if "name" in names else "workload"
+    columns = ", ".join(names)
     changed = f"""
-        with newest as (
-            select provider, {name}, digest, body, digest = '' as facts_only
+        select * from incoming
+        where ({columns}) not in (
+            select ({columns})
             from {table}
             qualify row_number() over (partition by provider, {name}, digest = '' order by noted_order desc) = 1
         )
-        select incoming.*
-        from incoming
-        left join newest
-            on newest.provider = incoming.provider and newest.{name} = incoming.{name}
-            and newest.facts_only = (incoming.digest = '')
-        where newest.digest is distinct from incoming.digest
-            or newest.body::varchar is distinct from incoming.body
     """
-    return _insert(connection, table, rows, changed)
+    complete = [dict.fromkeys(names) | dict(row) for row in rows]
+    return _append_chosen(connection, table, complete, changed)
 
 
-def _insert(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Insert what the query `chosen` takes from `incoming`, which are the `rows`, typed as `table` is; how many."""
+def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
+    """Append `rows`, each with the columns of `stamp`; returns how many were new.
+
+    Raises ValueError for a column that `table` lacks.
+    """
+    return _append_chosen(
+        connection, table, [dict(row) | stamp for row in rows], "select * from incoming"
+    )
+
+
+def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
+    """Insert the result of the query `chosen` on the relation `incoming`, which holds `rows`."""
     if not rows:
         return 0
-    asked = "select column_name, data_type from duckdb_columns() where table_name = ? order by column_index"
-    known: dict[str, str] = dict(connection.execute(asked, [table]).fetchall())
+    known = connection.execute(f"select * from {table} limit 0").to_arrow_table().schema
     given = {key for row in rows for key in row}
-    if given - set(known):
-        raise ValueError(f"{table} has no column {', '.join(sorted(given - set(known)))}")
-    schema = pa.schema(
-        [(name, _ARROW.get(kind, _OFFERS)) for name, kind in known.items() if name in given]
-    )
-    plain = [{key: _plain(value, known[key]) for key, value in row.items()} for row in rows]
+    if given - set(known.names):
+        raise ValueError(f"{table} has no column {', '.join(sorted(given - set(known.names)))}")
+    schema = pa.schema([field for field in known if field.name in given])
+    plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
     try:
-        return insert_chosen(connection, table, schema.names, chosen)
+        return insert(connection, table, schema.names, chosen)
     finally:
         connection.unregister("incoming")
 
 
-def insert_chosen(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
-    """Insert what the query `chosen` takes, which has these `columns`; how many rows were new."""
-    names = ", ".join(f'"{name}"' for name in columns)
-    if lake.is_shared(connection):
-        return lake.insert(connection, table, names, chosen)
-    before = _number(connection, table)
-    connection.execute(f"insert into {table} ({names}) {chosen}")
-    return _number(connection, table) - before
+def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
+    """Insert the result of the query `chosen`, which has these `columns`; returns how many rows.
 
-
-def _number(connection: Connection, table: str) -> int:
-    found = connection.execute(f"select count(*) from {table}").fetchone()
+    A row whose key is stored already, or stands earlier in the result, is left out.
+    """
+    known = _columns(connection, table)
+    keys = _KEYS.get(table)
+    names = ", ".join(columns)
+    query = f"select {names}, row_number() over () as append_order from ({chosen})"
+    if keys:
+        query = f"""
+            select * from ({query}) anti join {table} using ({", ".join(keys)})
+            qualify row_number() over (partition by {", ".join(keys)} order by append_order) = 1
+        """
+    order = ""
+    if "noted_order" in known:
+        order = (
+            f", append_order + (select coalesce(max(noted_order), 0) from {table}) as noted_order"
+        )
+    found = connection.execute(
+        f"insert into {table} by name select * exclude (append_order){order} from ({query}) order by append_order"
+    ).fetchone()
     return int(found[0]) if found else 0
 
 
+def _columns(connection: Connection, table: str) -> dict[str, str]:
+    """Types of the table's columns, by name."""
+    return dict(
+        connection.execute(
+            "select column_name, data_type from duckdb_columns() where table_name = ? order by column_index",
+            [table],
+        ).fetchall()
+    )
+
+
 def in_utc(moment: datetime) -> datetime:
-    """Without a zone, as it is stored."""
+    """The moment in UTC, without a zone."""
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 
-def _plain(value: Any, kind: str) -> Any:
-    if kind == "JSON" and value is not None and not isinstance(value, str):
-        return json.dumps(value, sort_keys=True, allow_nan=False)
+def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
-        return None if value != value else in_utc(value)  # pandas' NaT
+        return None if value != value else in_utc(value)  # NaT is unequal to itself
     return value

@@ -1,6 +1,7 @@
-"""Writes the published copies (DuckDB, Parquet, CSV) beside and renames them: old readers keep the old file whole.
+"""Write the published copies (DuckDB, Parquet, CSV) beside and rename them.
 
-Readers never open the working file; they open what is written here, with any DuckDB 1.x or 2.x client.
+Readers never open the working file. They open these copies, with any DuckDB 1.x or 2.x client, and
+an old reader keeps the old file.
 """
 
 from __future__ import annotations
@@ -16,78 +17,98 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from .database import (
-    SQL_FOLDER,
     Warehouse,
     WarehouseDamaged,
     WarehouseMissing,
     create_views,
     explained,
-    has_relation,
+    fsync,
     one_line,
     quoted,
     select,
 )
-from .salvage import fsync
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
-FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too
+FILES = ("recommendations", "regret_ledger")  # also written as .parquet and .csv
 VIEWS = frozenset({"recommendation_changes", "pareto"})
-STALE_AFTER_H = 48.0  # of a publication: a nightly one was left out
-_STORAGE = "v1.0.0"  # readable by 1.x: what 2.0 writes by default is not
+STALE_AFTER_H = 48.0  # a nightly publication was left out
+_STORAGE = "v1.0.0"  # DuckDB 1.x cannot read what 2.0 writes by default
+# A column without a comment of its own has that of recommendation_history.
+_COMMENTS = """
+    with wanted as (
+        select table_name, column_name, comment
+        from duckdb_columns()
+        where table_name in ? and database_name = current_database()
+    )
+    select wanted.table_name, wanted.column_name, coalesce(wanted.comment, base.comment)
+    from wanted
+    left join wanted as base
+        on base.table_name = 'recommendation_history' and base.column_name = wanted.column_name
+    union all
+    select view_name, null, comment from duckdb_views() where view_name in ?
+"""
 
 
 def export(warehouse: Warehouse, folder: Path) -> list[Path]:
-    """Replace recommendations.duckdb, and .parquet and .csv of each of FILES, by the current state; returns the paths.
+    """Replace recommendations.duckdb, and .parquet and .csv of FILES; returns the paths.
 
-    Raises WarehouseBusy, WarehouseMissing, DiskFull, HomeReadOnly, OSError; then the old files stay as they were.
+    Raises WarehouseBusy, WarehouseMissing, DiskFull, HomeReadOnly, OSError; the old files then stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    targets = [folder / "recommendations.duckdb"]
-    targets += [folder / f"{name}.{kind}" for name in FILES for kind in ("parquet", "csv")]
-    beside = {target: _beside(target) for target in targets}
-    sources = {
-        name: beside.get(folder / f"{name}.parquet", _beside(folder / f"{name}.parquet"))
-        for name in TABLES
-    }
+    database = folder / "recommendations.duckdb"
+    targets = [folder / f"{name}.{kind}" for name in FILES for kind in ("parquet", "csv")]
+    targets.append(database)
     with ExitStack() as leftovers:
-        log = beside[targets[0]].with_name(
-            f"{beside[targets[0]].name}.wal"
-        )  # DuckDB's, where it was stopped midway
-        for path in {*beside.values(), *sources.values(), log}:
-            leftovers.callback(path.unlink, missing_ok=True)
-            path.unlink(missing_ok=True)
-        with warehouse.read() as connection:
-            comments = _comments(connection)
-            for name, path in sources.items():
-                _copy(connection, f"select * from {name}", path, "format parquet")
-            for name in FILES:
-                offers = (
-                    " replace (to_json(cluster_offers) as cluster_offers)"
-                    if name == "recommendations"
-                    else ""
-                )
-                _copy(
-                    connection,
-                    f"select *{offers} from {name}",
-                    beside[folder / f"{name}.csv"],
-                    "format csv, header",
-                )
+        for target in targets:
+            leftovers.callback(_beside(target).unlink, missing_ok=True)
         try:
-            _write_database(beside[targets[0]], sources, comments)
+            _write(warehouse, folder, database)
         except duckdb.Error as error:
-            raise (explained(targets[0], error) or error) from error
+            raise (explained(database, error) or error) from error
         for target in targets:
-            fsync(beside[target])
+            fsync(_beside(target))
         for target in targets:
-            os.replace(beside[target], target)
+            os.replace(_beside(target), target)
     return targets
 
 
+def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
+    """Write every file beside its place."""
+    commented = sorted({*TABLES, *VIEWS})
+    with warehouse.read() as connection:
+        tables = {
+            name: connection.execute(f"select * from {name}").to_arrow_table() for name in TABLES
+        }
+        comments = connection.execute(_COMMENTS, [commented, commented]).fetchall()
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"attach {quoted(str(_beside(database)))} as published (storage_version '{_STORAGE}')"
+        )
+        connection.execute("use published")
+        for name, rows in tables.items():
+            connection.register("incoming", rows)
+            connection.execute(f"create table {name} as select * from incoming")
+        create_views(connection, only=VIEWS)
+        for name, column, comment in comments:
+            kind = "view" if name in VIEWS else "table"
+            place = f"column {name}.{column}" if column else f"{kind} {name}"
+            connection.execute(f"comment on {place} is {quoted(comment or '')}")
+        for name in FILES:
+            as_text = "replace (to_json(cluster_offers) as cluster_offers)"
+            columns = {"parquet": "*", "csv": f"* {as_text}" if name == FILES[0] else "*"}
+            for kind, chosen in columns.items():
+                path = quoted(str(_beside(folder / f"{name}.{kind}")))
+                connection.execute(f"copy (select {chosen} from {name}) to {path} (format {kind})")
+        connection.execute("checkpoint published")
+        connection.execute("use memory")
+        connection.execute("detach published")
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Replace the file at `path` by `text`, written beside it and renamed; where that fails the old one stays."""
+    """Replace the file at `path` by `text`, written beside it and renamed."""
     beside = _beside(path)
     try:
         beside.write_text(text, encoding="utf-8")
@@ -105,92 +126,41 @@ def _beside(path: Path) -> Path:
 def read_published(
     folder: Path, relation: str = "recommendations", params: Mapping[str, Any] | None = None
 ) -> pd.DataFrame:
-    """A relation of the published copy as a frame.
-
-    Raises WarehouseMissing where nothing was published yet, or by an older version that had no such relation, and
-    WarehouseDamaged where the copy cannot be read.
-    """
-    with _opened(folder, relation) as connection:
+    """Return a relation of the published copy. Raises WarehouseMissing, WarehouseDamaged."""
+    with _opened(folder) as connection:
         return select(connection, relation, params)
 
 
+def published_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the current publication: None for a missing value, times with their zone.
+
+    Raises WarehouseMissing, WarehouseDamaged.
+    """
+    with _opened(folder) as connection:
+        found = connection.execute("select * from recommendations")
+        names, rows = [column[0] for column in found.description or ()], found.fetchall()
+    return [{name: _plain(value) for name, value in zip(names, row, strict=True)} for row in rows]
+
+
 @contextmanager
-def _opened(folder: Path, relation: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The published copy, which holds `relation`; raises as `read_published`."""
+def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     path = folder / "recommendations.duckdb"
     if not path.exists():
-        raise WarehouseMissing(
-            f"nothing has been published in {folder} yet: run `srift refresh` first"
-        )
+        raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh`")
     try:
         with duckdb.connect(str(path), read_only=True) as connection:
-            if not has_relation(connection, relation):
-                raise WarehouseMissing(f"{path} has no {relation} yet: run `srift refresh` first")
             yield connection
     except duckdb.Error as error:
         problem = explained(path, error)
         if not isinstance(problem, WarehouseDamaged):
             raise (problem or error) from error
         raise WarehouseDamaged(
-            f"the published copy is damaged: {one_line(error)}. Nothing is lost: it is a copy of what the warehouse"
-            " holds, and a refresh writes it anew (`srift refresh --max-usd 0`, with your --provider, measures nothing)"
+            f"the published copy is damaged: {one_line(error)}. `srift refresh --max-usd 0` writes it"
+            " anew from the warehouse"
         ) from error
 
 
-def _copy(connection: duckdb.DuckDBPyConnection, query: str, path: Path, options: str) -> None:
-    connection.execute(f"copy ({query}) to {quoted(str(path))} ({options})")
-
-
-def _comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """The statements that comment the exported tables as the warehouse comments its views."""
-    whole = connection.execute(
-        "select view_name, comment from duckdb_views() where view_name in ? and comment is not null",
-        [list(TABLES)],
-    ).fetchall()
-    columns = connection.execute(
-        "select table_name, column_name, comment from duckdb_columns() where table_name in ? and comment is not null",
-        [list(TABLES)],
-    ).fetchall()
-    return [
-        *(f"comment on table {name} is {quoted(text)}" for name, text in whole),
-        *(
-            f'comment on column {name}."{column}" is {quoted(text)}'
-            for name, column, text in columns
-        ),
-    ]
-
-
-def _write_database(path: Path, sources: dict[str, Path], comments: list[str]) -> None:
-    with duckdb.connect() as connection:
-        connection.execute(
-            f"attach {quoted(str(path))} as published (storage_version {quoted(_STORAGE)})"
-        )
-        connection.execute("use published")
-        for table, source in sources.items():
-            connection.execute(
-                f"create table {table} as select * from read_parquet({quoted(str(source))})"
-            )
-        for comment in comments:
-            connection.execute(comment)
-        create_views(connection, [SQL_FOLDER / "marts"], only=VIEWS)
-        connection.execute("checkpoint published")
-        connection.execute("use memory")
-        connection.execute("detach published")
-
-
-def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of the current publication: None where a value is missing, times with their zone.
-
-    Raises WarehouseMissing and WarehouseDamaged as `read_published`.
-    """
-    with _opened(folder, "recommendations") as connection:
-        found = connection.execute("select * from recommendations")
-        names, values = [one[0] for one in found.description or ()], found.fetchall()
-    return [{name: _plain(value) for name, value in zip(names, row, strict=True)} for row in values]
-
-
 def _plain(value: Any) -> Any:
-    """As a reader means it: what is no number is missing, and times are UTC."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

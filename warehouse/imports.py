@@ -1,297 +1,224 @@
-"""Rows of a file on their way into the warehouse: kept as Parquet meanwhile, compared with what is there, loaded.
+"""Rows of a measurement file on their way into the warehouse: temporary tables, checks in SQL, loading.
 
-However many there are, memory is bounded: DuckDB reads the Parquet file a piece at a time, and spills what it sorts.
+`stage_texts` -> check `distinct_setups` -> `stage_rows` -> check `bad_rows` -> `append_imports`. The
+temporary tables lie in the caller's connection, so that one transaction covers all of it.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from .append import Connection, in_utc, insert_chosen
-from .database import SQL_FOLDER, DiskFull, apply_migrations, create_views, one_line, quoted, select
-from .salvage import NO_DOWNLOADS
+from .append import Connection, in_utc, insert
+from .database import NO_DOWNLOADS, select
 
-_SETUP_COLUMNS = [
-    *(
-        ("workload", pa.string()),
-        ("cluster", pa.string()),
-        ("layout", pa.string()),
-        ("batch_per_device", pa.string()),
+SETUP_COLUMNS = {
+    "workload": pa.string(),
+    "cluster": pa.string(),
+    "layout": pa.string(),
+    "batch_per_device": pa.string(),
+    "accumulation_steps": pa.int32(),
+    "strategy": pa.string(),
+    "precision": pa.string(),
+    "switches": pa.string(),
+    "provider": pa.string(),
+    "gradient_bytes": pa.int64(),
+    "parameters": pa.int64(),
+    "flops_per_sample": pa.float64(),
+    "market": pa.string(),
+    "zone": pa.string(),
+    "source": pa.string(),
+}
+_TIMES = ("step_s", "sync_s", "run_id", "measured_at")
+COLUMNS = (*SETUP_COLUMNS, *_TIMES)
+_SETUP = ", ".join(SETUP_COLUMNS)
+_CONTENT = ", ".join(f"{name}::varchar" for name in COLUMNS)
+_STAGED = f"""
+    create or replace temp table staged as
+    with typed as (
+        select
+            place, setups.* exclude (setup), try_cast(step_s as double) as step_s,
+            try_cast(nullif(sync_s, '') as double) as sync_s, nullif(run_id, '') as run_id,
+            timezone('UTC', try_cast(nullif(measured_at, '') as timestamptz)) as measured_at
+        from texts
+        join setups using (setup)
     ),
-    *(("accumulation_steps", pa.int64()), ("strategy", pa.string()), ("precision", pa.string())),
-    *(("switches", pa.string()), ("provider", pa.string()), ("gradient_bytes", pa.int64())),
-    *(("parameters", pa.int64()), ("flops_per_sample", pa.float64())),
-]
-_RUN_COLUMNS = [
-    *(
-        ("step_s", pa.float64()),
-        ("sync_s", pa.float64()),
-        ("market", pa.string()),
-        ("zone", pa.string()),
-    ),
-    *(("run_id", pa.string()), ("source", pa.string()), ("measured_at", pa.timestamp("us"))),
-]
-# Of a chunk: the measurement columns, where a row stands in its file, all that it says as JSON, and the digest of that
-# (as it is where the row has a run_id, else of the first row that says it).
-CHUNK = pa.schema(
-    [
-        ("place", pa.int64()),
-        *_SETUP_COLUMNS,
-        *_RUN_COLUMNS,
-        ("content", pa.string()),
-        ("digest", pa.string()),
-    ]
-)
-COLUMNS = [name for name, _ in (*_SETUP_COLUMNS, *_RUN_COLUMNS)]
-_PREFIX, _STALE_S = "srift-import-", 86_400.0
-_SETUP = ", ".join(name for name, _ in _SETUP_COLUMNS)
-_RUN_ID = "coalesce(run_id, row_digest) as run_id"  # of a row that counts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contradiction:
-    """A row that has the run_id of another row of its file, and other values."""
-
-    place: int
-    run_id: str
-    first_place: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedRows:
-    """The rows of one file with the measurement columns, `place`, `row_digest` (of all that a row says, and how often
-    that stood before), in the file's order.
-    """
-
-    path: Path
-
-    def __len__(self) -> int:
-        return int(pq.read_metadata(self.path).num_rows)
-
-    def contradictions(self) -> list[Contradiction]:
-        """Where one run_id stands with several contents."""
-        query = f"""
-            with named as (
-                select run_id, min(place) as first_place, arg_min(row_digest, place) as row_digest
-                from {self}
-                where run_id is not null
-                group by run_id
-                having min(row_digest) <> max(row_digest)
-            )
-            select rows.place, rows.run_id, named.first_place
-            from {self} as rows
-            join named on named.run_id = rows.run_id and named.row_digest <> rows.row_digest
-            order by rows.place
-        """
-        found = self._ask(query).fetchall()
-        return [
-            Contradiction(place=place, run_id=run_id, first_place=first)
-            for place, run_id, first in found
-        ]
-
-    def counted(self, *columns: str) -> list[tuple[Any, ...]]:
-        """Each combination of values with its number of rows behind, the most frequent first."""
-        names = ", ".join(columns)
-        query = f"select {names}, count(*) from {self} group by {names} order by count(*) desc, min(place)"
-        return self._ask(query).fetchall()
-
-    def frame(self) -> pd.DataFrame:
-        """The rows as the mart `runs` has them: all of them in memory, for a backtest without a warehouse."""
-        columns = ", ".join(_RUN_ID if name == "run_id" else name for name in COLUMNS)
-        with _room_in(self.path.parent):
-            return select(
-                _scratch(self.path.parent), f"select {columns} from {self} order by place"
-            )
-
-    def __str__(self) -> str:
-        """As a relation of a query."""
-        return _relation(self.path)
-
-    def _ask(self, query: str) -> Connection:
-        with _room_in(self.path.parent):
-            return _scratch(self.path.parent).execute(query)
+    hashed as (select *, md5(to_json([{_CONTENT}])) as content from typed),
+    numbered as (
+        select *, row_number() over (partition by content order by place) as repeat from hashed
+    )
+    select
+        * exclude (content, repeat),
+        case when run_id is null and repeat > 1 then md5(content || repeat) else content end as row_digest
+    from numbered
+    order by place
+"""
+# Each check returns the line or row, the column, its text and the rule that it breaks.
+_BAD_ROWS = """
+    select place, 'step_s', texts.step_s, 'must be seconds above 0'
+    from staged join texts using (place)
+    where not coalesce(staged.step_s > 0 and isfinite(staged.step_s), false)
+    union all
+    select place, 'sync_s', texts.sync_s, 'must be seconds, at least 0'
+    from staged join texts using (place)
+    where texts.sync_s <> '' and not coalesce(staged.sync_s >= 0 and isfinite(staged.sync_s), false)
+    union all
+    select place, 'measured_at', texts.measured_at, 'must be a time in ISO 8601'
+    from staged join texts using (place)
+    where texts.measured_at <> '' and staged.measured_at is null
+    union all
+    select place, 'measured_at', measured_at::varchar, 'is yet to come'
+    from staged
+    where measured_at > ?
+    union all
+    select place, 'run_id', run_id, 'has other values in row or line ' || first_place
+    from staged
+    join (
+        select run_id, min(place) as first_place, arg_min(row_digest, place) as first_digest
+        from staged
+        group by run_id
+    ) using (run_id)
+    where row_digest <> first_digest
+    order by 1, 2
+"""
+_JUDGED = f"""
+    select {_SETUP}, count(*)::integer as rows, min(place) as place,
+        min(step_s) as least_s, arg_min(place, step_s) as least_place,
+        max(step_s) as most_s, arg_max(place, step_s) as most_place
+    from staged
+    where list_contains($workloads, workload)
+        or coalesce(run_id, row_digest) not in (select run_id from stg_imports)
+    group by {_SETUP}
+    order by min(place)
+"""
 
 
 @contextmanager
-def staged(chunks: Iterable[pa.Table]) -> Iterator[StagedRows]:
-    """The rows of `chunks` (of the schema CHUNK, in the file's order) until the block ends, in a temporary folder.
-
-    Raises what `chunks` raises, and DiskFull where that folder has no room.
-    """
-    _drop_stale(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        with _room_in(Path(name)):
-            path = _digested(Path(name), chunks)
-        yield StagedRows(path=path)
-
-
-def _drop_stale(folder: Path) -> None:
-    """Drop what imports left here that were killed a day ago or before."""
-    for stale in folder.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if (
-                stale.stat().st_uid == os.getuid()
-                and stale.stat().st_mtime < time.time() - _STALE_S
-            ):
-                shutil.rmtree(stale, ignore_errors=True)
-
-
-@contextmanager
-def _room_in(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, duckdb.IOException, duckdb.OutOfMemoryException) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskFull(
-            f"the rows that were read did not fit beside: {one_line(error)}. Nothing was loaded; free some space in"
-            f" {folder.parent}, or set TMPDIR to a folder with more, and try again"
-        ) from error
-
-
-def _digested(folder: Path, chunks: Iterable[pa.Table]) -> Path:
-    """Write the rows, then once more with their digests, for which all must have been seen."""
-    read, path = folder / "read.parquet", folder / "rows.parquet"
-    with pq.ParquetWriter(read, CHUNK, compression="zstd") as writer:
-        for chunk in chunks:
-            writer.write_table(chunk)
-    # Equal rows without a run_id are told apart by how many stood before: the later ones are few, and only they are
-    # numbered.
-    source = _relation(read)
-    _scratch(folder).execute(f"""
-        copy (
-            with again as (
-                select place, row_number() over (partition by digest order by place) as nth
-                from {source}
-                where run_id is null
-                qualify nth > 1
-            ),
-            told as (
-                select rows.*, case
-                    when again.nth is null then rows.digest
-                    else substr(sha256(rows.content || '#' || again.nth), 1, 20)
-                end as row_digest
-                from {source} as rows
-                left join again on again.place = rows.place
-            )
-            select * exclude (content, digest)
-            from told
-            order by place
-        ) to {quoted(str(path))} (format parquet)
-    """)
-    read.unlink()
-    return path
-
-
-@contextmanager
-def empty_warehouse() -> Iterator[Connection]:
-    """A warehouse in memory without a row, to compare with where there is none yet."""
+def scratch() -> Iterator[Connection]:
+    """Yield a connection to an empty database in memory."""
     with duckdb.connect(config=NO_DOWNLOADS) as connection:
-        apply_migrations(connection, SQL_FOLDER / "migrations")
-        create_views(connection, [SQL_FOLDER / "staging", SQL_FOLDER / "marts"])
         yield connection
 
 
-def counted_before(connection: Connection, rows: StagedRows) -> tuple[int, int]:
-    """How many rows do not count yet, and how many have the run_id of one that counts with another step time."""
-    found = connection.execute(f"""
-        select
-            count(*) filter (where known.run_id is null),
-            count(*) filter (where rows.run_id is not null and known.step_s <> rows.step_s)
-        from {rows} as rows
-        left join stg_imports as known on known.run_id = coalesce(rows.run_id, rows.row_digest)
-    """).fetchone()
-    return (int(found[0]), int(found[1])) if found else (0, 0)
+def stage_texts(connection: Connection, table: pa.Table) -> None:
+    """Create the table `texts`: the contract's columns as text, '' for a missing value.
 
-
-def rows_to_judge(
-    connection: Connection, rows: StagedRows, workloads: Iterable[str], most: int
-) -> list[dict[str, Any]]:
-    """Rows that do not count yet and those of `workloads`, with `place` and the measurement columns, in file order.
-
-    Of more than `most` rows those of each setup that took least and longest, and the newest.
+    `table` has the file's columns and `place`, the line or row of each.
     """
-    judged = f"""
-        select *
-        from {rows}
-        where list_contains($workloads, workload)
-            or coalesce(run_id, row_digest) not in (select run_id from stg_imports)
-    """
-    names = list(workloads)
-    found = connection.execute(f"select count(*) from ({judged})", {"workloads": names}).fetchone()
-    if found and found[0] > most:
-        judged = f"""
-            with judged as ({judged}),
-            extremes as (
-                select unnest([arg_min(place, step_s), arg_max(place, step_s), arg_max(place, measured_at)]) as place
-                from judged
-                group by {_SETUP}
-            )
-            select * from judged where place in (select place from extremes)
-        """
-    query = f"select place, {', '.join(COLUMNS)} from ({judged}) order by place"
-    return [
-        dict(zip(("place", *COLUMNS), row, strict=True))
-        for row in connection.execute(query, {"workloads": names}).fetchall()
+    connection.register("incoming", table)
+    given = [name if name in table.column_names else "null" for name in COLUMNS]
+    texts = [
+        f"coalesce(nullif(trim({value}::varchar), 'nan'), '') as {name}"
+        for name, value in zip(COLUMNS, given, strict=True)
     ]
+    connection.execute(f"""
+        create or replace temp table texts as
+        with texts as (select place, {", ".join(texts)} from incoming)
+        select *, dense_rank() over (order by {_SETUP}) as setup from texts
+    """)
+    connection.unregister("incoming")
+
+
+def distinct_setups(connection: Connection) -> list[dict[str, Any]]:
+    """Return the distinct setups of `texts`: number `setup`, first `place`, `rows`, text columns."""
+    found = connection.execute(
+        f"select setup, min(place) as place, count(*) as rows, {_SETUP} from texts"
+        f" group by setup, {_SETUP} order by 2"
+    )
+    names = [column[0] for column in found.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+def stage_rows(connection: Connection, setups: Sequence[Mapping[str, Any]]) -> None:
+    """Create the table `staged`: typed rows with `place` and `row_digest`.
+
+    `setups` have the number `setup` and validated values. Equal rows without a run_id differ in
+    `row_digest`, so that each counts.
+    """
+    schema = pa.schema({"setup": pa.int64()} | SETUP_COLUMNS)
+    connection.register("setups", pa.Table.from_pylist(list(setups), schema=schema))
+    connection.execute("set timezone = 'UTC'")
+    connection.execute(_STAGED)
+    connection.unregister("setups")
+
+
+def bad_rows(connection: Connection, latest: datetime) -> list[tuple[int, str, str, str]]:
+    """Return place, column, text and broken rule of `staged`; no row may be later than `latest`."""
+    return connection.execute(_BAD_ROWS, [in_utc(latest)]).fetchall()
+
+
+def staged_frame(connection: Connection) -> pd.DataFrame:
+    """Return the staged rows as the mart `runs` has them, in the file's order."""
+    columns = ", ".join(
+        "coalesce(run_id, row_digest) as run_id" if name == "run_id" else name for name in COLUMNS
+    )
+    return select(connection, f"select {columns} from staged order by place")
+
+
+def staged_counts(connection: Connection) -> pd.DataFrame:
+    """Return the number of `rows` of each setup in the file."""
+    return select(connection, f"select {_SETUP}, count(*) as rows from staged group by all")
+
+
+def counted_before(connection: Connection) -> tuple[int, int]:
+    """Return how many staged rows are new, and how many have a known run_id with another step_s."""
+    found = connection.execute("""
+        select
+            count(distinct coalesce(staged.run_id, staged.row_digest)) filter (where known.run_id is null),
+            count(*) filter (where staged.run_id is not null and known.step_s <> staged.step_s)
+        from staged
+        left join stg_imports as known on known.run_id = coalesce(staged.run_id, staged.row_digest)
+    """).fetchall()
+    return int(found[0][0]), int(found[0][1])
+
+
+def setups_to_judge(connection: Connection, workloads: Iterable[str]) -> pd.DataFrame:
+    """Return the setups with new rows, and all of `workloads`, with the extremes of `step_s`."""
+    return select(connection, _JUDGED, {"workloads": list(workloads)})
+
+
+def known_setups(connection: Connection) -> pd.DataFrame:
+    """Return `least_s` and `most_s` of each setup that counts already, of the staged workloads."""
+    return select(
+        connection,
+        f"""
+        select {_SETUP.removesuffix(", market, zone, source")}, min(step_s) as least_s, max(step_s) as most_s
+        from runs
+        where workload in (select workload from staged)
+        group by all
+        """,
+    )
 
 
 def append_imports(
-    connection: Connection,
-    rows: StagedRows,
-    *,
-    file_digest: str,
-    loaded_at: datetime,
-    import_id: str,
+    connection: Connection, *, file_digest: str, loaded_at: datetime, import_id: str
 ) -> int:
-    """Load them; returns how many were new. `import_id` is what they can be forgotten by."""
-    names = [*COLUMNS, "row_digest"]
-    stamp = {"import_id": quoted(import_id), "file_digest": quoted(file_digest)}
-    stamp |= {
-        "row_number": "place",
-        "loaded_at": f"timestamp '{in_utc(loaded_at):%Y-%m-%d %H:%M:%S.%f}'",
-    }
-    new = insert_chosen(
+    """Load the staged rows, which can be forgotten by `import_id`; returns how many were new."""
+    stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
+    connection.register("stamp", pa.Table.from_pylist([stamp]))
+    names = [*COLUMNS, "row_digest", *stamp]
+    new = insert(
         connection,
         "raw_imports",
-        [*names, *stamp],
-        f"select {', '.join([*names, *stamp.values()])} from {rows} on conflict do nothing",
+        [*names, "row_number"],
+        f"select {', '.join(names)}, place as row_number from staged, stamp order by place",
     )
-    insert_chosen(
+    insert(
         connection,
         "raw_import_rows",
-        ["import_id", "row_digest"],
-        f"""
-            select distinct {quoted(import_id)}, rows.row_digest
-            from {rows} as rows
-            join raw_imports on raw_imports.row_digest = rows.row_digest
-            where raw_imports.import_id <> {quoted(import_id)}
-            on conflict do nothing
+        ("import_id", "row_digest"),
+        """
+            select stamp.import_id, row_digest
+            from (select distinct row_digest from staged)
+            join raw_imports using (row_digest), stamp
+            where raw_imports.import_id <> stamp.import_id
         """,
     )
+    connection.unregister("stamp")
     return new
-
-
-def _relation(path: Path) -> str:
-    """A Parquet file in a query; folders named `a=b` are no columns of it."""
-    return f"read_parquet({quoted(str(path))}, hive_partitioning = false)"
-
-
-def _scratch(folder: Path) -> Connection:
-    """DuckDB in memory, which spills into `folder`."""
-    return duckdb.connect(config=NO_DOWNLOADS | {"temp_directory": str(folder)})

@@ -1,33 +1,34 @@
-"""Publishes one provider's recommendations, or refuses: checks/*.sql must return no row. Never exports."""
+"""Publish one provider's recommendations, or refuse: checks/*.sql must return no row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 
 from .append import Connection, Row, append
 from .database import SQL_FOLDER, Warehouse, WarehouseError
 
 _STAMPED = ("publication_id", "published_at", "provider", "model_version")
+_SHOWN = 20
 
 
 class PublicationRefused(WarehouseError):
-    """Checks found rows that must not be published; nothing of the publication was. `failures` names each."""
+    """Checks found rows that must not be published; `failures` names each."""
 
     def __init__(self, publication_id: str, failures: Sequence[str]) -> None:
         self.failures = list(failures)
-        shown = "\n".join(f"  {failure}" for failure in self.failures[:20])
-        more = f"\n  and {len(self.failures) - 20} more" if len(self.failures) > 20 else ""
+        lines = self.failures[:_SHOWN]
+        if len(self.failures) > _SHOWN:
+            lines.append(f"and {len(self.failures) - _SHOWN} more")
         super().__init__(
-            f"publication {publication_id} was refused and nothing of it published; the last one stays:\n{shown}{more}"
+            "\n  ".join([f"publication {publication_id} was refused, the last one stays:", *lines])
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What a publication is called, its provider, its refresh, and the version of the model ("" before the first)."""
+    """The header of a publication; `model_version` is empty before the first model."""
 
     publication_id: str
     published_at: datetime
@@ -37,9 +38,8 @@ class Publication:
 
 
 def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication) -> int:
-    """Store a publication if every check agrees; returns how many rows are new (0 where it was stored before).
+    """Store a publication if every check passes; returns how many rows are new.
 
-    `rows` hold the published columns; publication_id, published_at, provider and model_version may be left out.
     Raises PublicationRefused, WarehouseBusy, and ValueError for a missing or unknown column.
     """
     with warehouse.transact() as connection:
@@ -53,28 +53,21 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
 def append_publication(
     connection: Connection, rows: Sequence[Row], publication: Publication
 ) -> int:
-    """Append a publication unchecked, within the caller's transaction; the caller runs the checks before it commits."""
+    """Append a publication unchecked, within the caller's transaction."""
     header = asdict(publication)
     stamp = {name: header[name] for name in _STAMPED}
-    asked = "select column_name from duckdb_columns() where table_name = 'raw_recommendations'"
-    columns = [name for (name,) in connection.execute(asked).fetchall()]
+    columns = [column[0] for column in connection.table("raw_recommendations").description]
     for row in rows:
         missing = [name for name in columns if name not in row and name not in _STAMPED]
         if missing:
-            raise ValueError(
-                f"a recommendation for {row.get('workload')!r} lacks {', '.join(missing)}"
-            )
+            raise ValueError(f"a recommendation of {row.get('workload')!r} lacks {missing}")
     if not append(connection, "raw_publications", [header]):
         return 0
-    return append(
-        connection, "raw_recommendations", [stamp | dict(row) for row in rows], keyed=False
-    )
+    return append(connection, "raw_recommendations", [stamp | dict(row) for row in rows])
 
 
-def run_checks(
-    connection: Connection, publication_id: str, folder: Path = SQL_FOLDER / "checks"
-) -> list[str]:
-    """Problems of a publication by the checks in `folder`, each as `check: what is wrong`; empty: it may be shown."""
+def run_checks(connection: Connection, publication_id: str) -> list[str]:
+    """Problems of a publication, each as `check: problem`."""
     provider = connection.execute(
         "select provider from raw_publications where publication_id = ?", [publication_id]
     ).fetchone()
@@ -84,11 +77,10 @@ def run_checks(
         [publication_id],
     )
     failures: list[str] = []
-    for file in sorted(folder.glob("*.sql")):
+    for file in sorted(SQL_FOLDER.glob("checks/*.sql")):
         text = file.read_text()
         params = {"provider": provider[0] if provider else None} if "$provider" in text else {}
-        failures += [
-            f"{file.stem}: {problem}" for (problem,) in connection.execute(text, params).fetchall()
-        ]
+        found = connection.execute(text, params).fetchall()
+        failures += [f"{file.stem}: {problem}" for (problem,) in found]
     connection.execute("drop table temp.published")
     return failures

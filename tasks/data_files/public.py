@@ -1,6 +1,6 @@
-"""Public step times that ship with the package (warehouse/seeds), for who has measured nothing on EC2 yet.
+"""The step times that ship with the package (warehouse/seeds).
 
-They are an import like any other, made at the first need, under a name of its own. Once forgotten they stay forgotten.
+They are an import like any other, made when they are first needed. Once forgotten they stay forgotten.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from ..workspace.settings import Settings, WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
-PUBLIC_IMPORT = (
-    "public-t4"  # the import's id; the staging views know imports of public rows by `public-`
-)
+PUBLIC_IMPORT = "public-t4"  # the staging views know the package's imports by `public-`
 ORIGIN = "public step times that came with Srift (AdaptDL's OSDI'21 artifact, machines of 4 T4)"
 
 FOLDER = Path(package.__file__).parent / "seeds"
@@ -31,18 +29,18 @@ MEASUREMENTS, FACTS = FOLDER / "training_runs_t4.parquet", FOLDER / "workloads.c
 
 @cache
 def public_workloads() -> dict[str, WorkloadSettings]:
-    """Samples, batches and goals of the workloads that they are of, by name."""
+    """Samples, batches and goals of their workloads, by name."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
 def are_waiting(warehouse: Warehouse, settings: Settings) -> bool:
-    """Whether the public rows would be loaded at the first need: no more once they were, forgotten since or not."""
+    """True if the public rows were never loaded, and would be when they are needed."""
     return not settings.ec2.emulated and not knows_import(warehouse, PUBLIC_IMPORT)
 
 
 def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
-    """The public rows by workload, with its clusters and facts, if they `are_waiting`."""
+    """Return the public rows by workload, with clusters and facts, if they `are_waiting`."""
     if not are_waiting(warehouse, settings):
         return pd.DataFrame(columns=["workload"])
     rows = pd.read_parquet(MEASUREMENTS, columns=["workload", "cluster", "measured_at"])
@@ -55,7 +53,7 @@ def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """The same, as if srift.toml also named the workloads of which public step times count and that it leaves out."""
+    """Return the workspace with the workloads whose public step times count."""
     if workspace.provider.name != PROVIDER:
         return workspace
     counting = public_rows(workspace.warehouse, PROVIDER)
@@ -67,5 +65,5 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """Whether all that tells of the workload's step times came with the package."""
+    """True if all step times of the workload came with the package."""
     return workload in public_workloads() and workload in public_rows(warehouse, provider)

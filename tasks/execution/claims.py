@@ -18,6 +18,7 @@ import pandas as pd
 from models.domain.setup_table import rows_of
 from warehouse import append
 from warehouse.database import WarehouseMissing
+from warehouse.reads import mart
 
 from ..reporting.progress import reporter
 from ..workspace.locking import at_work
@@ -106,9 +107,7 @@ def _own(workspace: Workspace) -> Path:
 def _unsettled(workspace: Workspace) -> list[dict[str, Any]]:
     """In the order in which they were made; none where nobody claimed anything yet."""
     try:
-        found = workspace.warehouse.frames({"claims": {"provider": workspace.provider.name}})[
-            "claims"
-        ]
+        found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     except WarehouseMissing:
         return []
     return rows_of(found.sort_values("noted_order")) if len(found) else []

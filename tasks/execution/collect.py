@@ -189,7 +189,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     except NotSwept as error:
         ended, unswept = error.done, error.unswept
     try:
-        workspace.warehouse.migrate()
+        workspace.warehouse.create()
         collected = collect(workspace, new_refresh_id(now), now)
         if not unswept:
             settle(workspace, now)

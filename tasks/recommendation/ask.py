@@ -15,7 +15,7 @@ from models.domain.suggestions import nearest_names
 from models.domain.workload import Goal, Workload
 from models.planner.choice_rule import row_misses
 from warehouse.database import WarehouseMissing
-from warehouse.reads import mart, measured_setups, snapshot
+from warehouse.reads import mart, measured_setups
 
 from ..data_files.imports import asked_of_public
 from ..data_files.public import only_public
@@ -64,9 +64,6 @@ def answer(
     champion = load_champion(workspace.home, provider)
     if champion is None and only_public(workspace.warehouse, provider, question.workload):
         champion = _fitted_on_public(workspace)
-    workspace = replace(
-        workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload)
-    )
     asked = _asked(workspace, question)
     if champion is None:
         raise WarehouseMissing(

@@ -11,7 +11,7 @@ import pandas as pd
 from models.domain.cluster import parse_cluster
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
-from warehouse.database import Warehouse, has_relation, select
+from warehouse.database import Warehouse, select
 from warehouse.reads import workload_providers
 
 from ..data_files.public import PROVIDER as PUBLIC
@@ -24,8 +24,7 @@ FACTS = ("parameters", "gradient_bytes", "flops_per_sample", "samples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWorkload:
-    """A workload as a provider knows it: rows measured here, imported, and public ones that came with the package, of
-    which `predicted_from` are learned from.
+    """A workload as a provider knows it: rows measured here, imported, and public ones that came with the package.
 
     `provider` is "" for one of srift.toml of which nothing is known; `devices` are the kinds that it was measured on.
     """
@@ -36,7 +35,6 @@ class KnownWorkload:
     measured_rows: int = 0
     imported_rows: int = 0
     public_rows: int = 0
-    predicted_from: int = 0
     newest_measured_at: datetime | None = None
     parameters: float | None = None
     gradient_bytes: float | None = None
@@ -57,10 +55,7 @@ class KnownWorkload:
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkload]:
-    """Every workload that a provider has rows or facts of, by name; then those of srift.toml of which there is nothing.
-
-    A warehouse that an older version wrote is migrated first.
-    """
+    """Every workload that a provider has rows or facts of, by name; then those of srift.toml of which there is nothing."""
     clusters, workloads, types = _read(warehouse)
     kinds = {
         (provider, name): device
@@ -89,7 +84,6 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkl
                 measured_rows=sum(int(one["measured_rows"]) for one in mine),
                 imported_rows=sum(int(one["imported_rows"]) for one in mine),
                 public_rows=sum(int(one["public_rows"]) for one in mine),
-                predicted_from=sum(int(one["predicted_from"]) for one in mine),
                 newest_measured_at=max(moments, default=None),
                 in_settings=name in settings.workloads,
                 **facts,
@@ -104,7 +98,6 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkl
                     provider=PUBLIC,
                     devices=tuple(sorted({kinds.get((PUBLIC, part), part) for part in parts})),
                     public_rows=int(row["rows"]),
-                    predicted_from=int(row["rows"]),
                     newest_measured_at=datetime.fromisoformat(str(row["newest_measured_at"])),
                     parameters=_number(row["parameters"]),
                     gradient_bytes=_number(row["gradient_bytes"]),
@@ -160,13 +153,7 @@ def _read(
     warehouse: Warehouse,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """The marts workload_rows, workloads and instance_types; nothing before the first refresh or import."""
-    if not warehouse.exists():
-        return [], [], []
-    with warehouse.read() as connection:
-        current = has_relation(connection, "public_rows")  # the newest of those that are read
-    if not current:
-        warehouse.migrate()
-    with warehouse.read() as connection:
+    with warehouse.read_or_empty() as connection:
         rows, workloads, types = (
             rows_of(select(connection, name))
             for name in ("workload_rows", "workloads", "instance_types")

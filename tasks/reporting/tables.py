@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.domain.cluster import ANY_ZONE
-from models.domain.workload import PRECISIONS, STRATEGIES, Mode
+from models.domain.workload import Mode
 
 from .progress import LiveReporter, Reporter
 
@@ -424,16 +424,6 @@ def print_workloads(known: Sequence[Row]) -> None:
     if lines:
         names = ("workload", "provider", "devices", *rows, *facts, "newest row")
         _print_lines(console, names, lines, right=rows)
-    kept = [
-        f"{one['workload']} ({one['provider']})"
-        for one in known
-        if sum(one[f"{what}_rows"] for what in rows) > one["predicted_from"]
-    ]
-    if kept:
-        console.print(
-            "note: not all rows are predicted from, since they are not"
-            f" {', '.join(STRATEGIES)} in {', '.join(PRECISIONS)}: {', '.join(kept)}"
-        )
     nothing = [one["workload"] for one in known if not one["provider"]]
     if nothing:
         console.print(

@@ -276,9 +276,9 @@ def run(here: Workspace, asked: Asked, job: ElasticJob) -> dict[str, Any]:
         here.provider.acquire = acquire  # type: ignore[method-assign]
     collect_launch(here, served, lease, datetime.now(UTC))
     found = here.warehouse.select(
-        "select body from raw_elastic where lease_id = $lease", {"lease": lease}
+        "select * from raw_runs where kind = 'elastic' and lease_id = $lease", {"lease": lease}
     )
-    body = json.loads(found["body"].iloc[0]) if len(found) else {"status": served.outcome}
+    body = found.iloc[0].to_dict() if len(found) else {"status": served.outcome}
     if body["status"] != "measured":
         raise RuntimeError(f"{asked} was not measured: {served.outcome}")
     seconds = sum(value for name, value in served.seconds.items() if name != "release hosts")
@@ -301,13 +301,13 @@ def wrong_resumptions(values: dict[str, Any], every: int) -> int:
 
 def steps_made(body: dict[str, Any]) -> dict[Setting, list[float]]:
     """Seconds of a step between two checkpoints of a job, by setting."""
-    values, found = body["values"], dict[Setting, list[float]]()
-    starts = values["starts"]
+    found = dict[Setting, list[float]]()
+    starts = body["starts"]
     ends = [*(start["began_unix"] for start in starts[1:]), math.inf]
     for start, end in zip(starts, ends, strict=True):
         micro, machines = start["micro_steps"], len(start["nodes"])
-        setting = (body["setup"]["workload"], machines, start["batches"][0] // micro, micro)
-        for one in values["checkpoints"]:
+        setting = (body["workload"], machines, start["batches"][0] // micro, micro)
+        for one in body["checkpoints"]:
             if start["began_unix"] < one["ended_unix"] <= end:
                 found.setdefault(setting, []).append(one["steps_s"] / one["steps"])
     return found
@@ -323,11 +323,10 @@ def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
         body = done["body"]
         for setting, seconds in steps_made(body).items():
             steps.setdefault(setting, []).extend(seconds)
-        values = body["values"]
-        began = values["starts"][0]["began_unix"]
-        losses = [one["lost_unix"] - began for one in body["setup"].get("losses", ())]
-        wrong = wrong_resumptions(values, job.checkpoint_every)
-        wrong += values["checkpoints"][-1]["step"] != job.steps
+        began = body["starts"][0]["began_unix"]
+        losses = [lost - began for lost in body["lost_unix"]]
+        wrong = wrong_resumptions(body, job.checkpoint_every)
+        wrong += body["checkpoints"][-1]["step"] != job.steps
         row = {"workload": asked.workload, "kind": asked.kind, "hosts": asked.hosts}
         row |= {"taken": done["taken"], "wrong": wrong, "judged": not asked.losses_s}
         rows.append(row | {"seconds": done["seconds"], "predicted": job.seconds(losses)})

@@ -160,7 +160,7 @@ def project(text: str, files: dict[str, str], home: Path | None = None) -> Itera
         os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
         os.chdir(folder)
         here, now = open_workspace("local"), datetime.now(UTC)
-        here.warehouse.migrate()
+        here.warehouse.create()
         note_definitions(here, now)
         snapshot_offers(here, new_refresh_id(now), now)
         yield here

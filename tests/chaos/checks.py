@@ -26,7 +26,7 @@ class Kept:
 
 def kept(campaigns: Campaigns) -> Kept:
     rows: dict[str, list[dict[str, Any]]] = {}
-    for row in campaigns.warehouse.select("raw_records").to_dict("records"):
+    for row in campaigns.warehouse.select("raw_runs").to_dict("records"):
         rows.setdefault(str(row["run_id"]), []).append(row)
     usd: dict[str, list[float | None]] = {}
     outcomes: dict[str, str] = {}
@@ -66,11 +66,12 @@ def records(world: ChaosAws, what: Kept) -> Iterator[str]:
         if len(found) != 1:
             yield f"record {run_id} of {lease_id} was uploaded and is {len(found)} times in the warehouse"
             continue
-        status, body = found[0]["status"], json.loads(found[0]["body"])
+        row = found[0]
+        status, ended = row["status"], round(row["measured_at"].timestamp(), 3)
         records_found = [json.loads(content) for content in contents if sound(content)]
-        whole = [(one["status"], one["ended_unix"]) for one in records_found]
-        if whole and (status, body["ended_unix"]) not in whole:
-            yield f"record {run_id} of {lease_id} was uploaded, and the warehouse has {status} {body.get('reason')}"
+        whole = [(one["status"], round(one["ended_unix"], 3)) for one in records_found]
+        if whole and (status, ended) not in whole:
+            yield f"record {run_id} of {lease_id} was uploaded, and the warehouse has {status} {row['reason']}"
         if not whole and status == "measured":
             yield f"garbage of {run_id} was taken for a measurement"
     for run_id, found in what.rows.items():
@@ -128,11 +129,7 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
             if one.tags["srift:lease"] == lease_id and one.reason == TAKEN
         ]
         unexplained = planned - {row["run_id"] for row in lease_rows}
-        if any(
-            TAKEN in str(json.loads(row["body"]).get("reason"))
-            for row in lease_rows
-            if row["status"] == "refused"
-        ):
+        if any(TAKEN in row["reason"] for row in lease_rows if row["status"] == "refused"):
             lost = []  # before it ran: its rung's row says so
         if (
             lost
@@ -142,7 +139,7 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
         ):
             yield f"{lease_id} lost {lost[0].instance_id} to the spot market, and no row says that it was interrupted"
         for row in lease_rows:
-            if row["status"] != "measured" and not json.loads(row["body"]).get("reason"):
+            if row["status"] != "measured" and not row["reason"]:
                 yield f"{row['run_id']} is {row['status']} without a reason"
     for lease_id in set(world.refused):
         lease_rows = [
@@ -159,9 +156,8 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
 def devices(what: Kept) -> Iterator[str]:
     """What a processor did in place of a GPU counts as no measurement."""
     for run_id, found in what.rows.items():
-        body = json.loads(found[0]["body"])
-        used = {one["name"] for one in body.get("devices", ())}
-        if found[0]["status"] == "measured" and "cpu" in used and not body.get("wrong_device"):
+        row = found[0]
+        if row["status"] == "measured" and "cpu" in row["device_names"] and not row["wrong_device"]:
             yield f"{run_id} was measured on a processor where a GPU was bought, and counts"
 
 
@@ -171,7 +167,7 @@ def false_alarms(world: ChaosAws, what: Kept) -> Iterator[str]:
         one.kind for node in world.nodes.values() for one in node.troubles
     }
     for found in what.rows.values():
-        reason = str(json.loads(found[0]["body"]).get("reason", ""))
+        reason = found[0]["reason"]
         if "fell silent" in reason and not dumb:
             yield f"{found[0]['run_id']}: {reason}, and every machine had spoken"
 

@@ -111,7 +111,7 @@ def _without_keys() -> Iterator[None]:
 
 def _loosen(campaigns: Campaigns) -> None:
     with campaigns.warehouse.transact() as connection:
-        for table in ("raw_records", "raw_leases", "raw_machines"):
+        for table in ("raw_runs", "raw_leases", "raw_machines"):
             connection.execute(f"create or replace table {table} as select * from {table}")
 
 

@@ -82,7 +82,7 @@ def test_a_refresh_of_the_same_past_publishes_the_same_tables(
             if kind == "shared":
                 with (folder / "srift.toml").open("a") as file:
                     file.write(section(server))
-                assert "of raw_records" in said("doctor", "--share-warehouse")
+                assert "of raw_runs" in said("doctor", "--share-warehouse")
                 (home / "warehouse.duckdb").unlink()
                 load_settings().set_server_variables()
             ended = refresh.refresh.fn("local", 0.0)

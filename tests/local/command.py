@@ -27,7 +27,7 @@ OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "COVERAGE", "PYTEST")
 
 def known(home: Path) -> dict[str, str]:
     """Status by run, of all that the warehouse holds."""
-    records = Warehouse(home / "warehouse.duckdb").select("raw_records")
+    records = Warehouse(home / "warehouse.duckdb").select("raw_runs")
     return dict(zip(records["run_id"], records["status"], strict=True))
 
 

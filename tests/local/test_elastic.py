@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -102,21 +101,21 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     assert seen.outcome == "finished" and seen.rows == [], seen.outcome
     assert left_over(installation.home) == []
     collect(installation, "r", datetime.now(UTC))
-    body = json.loads(installation.warehouse.select("select body from raw_elastic")["body"].iloc[0])
-    first, second = body["values"]["starts"]
-    assert (first["step"], first["nodes"], first["batches"]) == (0, [0, 1], [8, 8])
-    assert second["nodes"] == ([0, 1] if outcome == "replaced" else [0])
+    body = installation.warehouse.select("raw_runs", {"kind": "elastic"}).iloc[0]
+    first, second = body["starts"]
+    assert (first["step"], list(first["nodes"]), list(first["batches"])) == (0, [0, 1], [8, 8])
+    assert list(second["nodes"]) == ([0, 1] if outcome == "replaced" else [0])
     assert (sum(second["batches"]), second["micro_steps"]) == (
         16,
         1 if outcome == "replaced" else 2,
     )
-    written = body["values"]["checkpoints"]
+    written = body["checkpoints"]
     assert second["step"] == max(
         one["step"] for one in written if one["ended_unix"] < second["began_unix"]
     )
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
     assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
-    assert math.isfinite(body["values"]["last_loss"])
+    assert math.isfinite(body["last_loss"])
     (restart,) = launched(installation.warehouse, "local")[4].to_dict("records")
     assert (
         restart["outcome"] == outcome

@@ -83,7 +83,7 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(tmp_path / "project")
         workspace = open_workspace("ec2")
-        workspace.warehouse.migrate()
+        workspace.warehouse.create()
         offers = workspace.provider.offers(datetime.now(UTC))
         monkeypatch.setattr("tasks.campaign.budget.current_offers", lambda _: offers)
         offer = next(one for one in offers if one.market == "spot")
@@ -108,7 +108,7 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
             "Contents"
         ]
         assert world.faults() == [] and world.alive() == []
-    records = workspace.warehouse.select("raw_records").set_index("run_id")
+    records = workspace.warehouse.select("raw_runs").set_index("run_id")
     bodies = {run_id: json.loads(body) for run_id, body in records["body"].items()}
     assert {run_id: body["status"] for run_id, body in bodies.items()} == {
         "r-00-000": "measured", "r-00-001": "failed", "r-00-002": "measured", "r-00-003": "measured"

@@ -148,9 +148,7 @@ def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
         assert connection.execute(
             "select count(*) from raw_leases where outcome <> 'released'"
         ).fetchall() == [(0,)]
-        records = connection.execute(
-            "select kind, status, json_array_length(body, '$.item.nodes') from raw_records"
-        )
+        records = connection.execute("select kind, status, len(nodes) from raw_runs")
         runs = [(str(kind), str(status), int(nodes)) for kind, status, nodes in records.fetchall()]
     assert {status for _, status, _ in runs} == {"measured"}, runs
     assert {kind for kind, _, _ in runs} >= {"profile", "train"}

@@ -83,7 +83,7 @@ def here(project: Path) -> Workspace:
     package = Path(node.__file__).parent
     provider = LocalProvider(settings.home, settings.local.instance_types, package, sys.executable)
     warehouse = Warehouse(settings.home / "warehouse.duckdb")
-    warehouse.migrate()
+    warehouse.create()
     return Workspace(settings=settings, warehouse=warehouse, provider=provider)
 
 

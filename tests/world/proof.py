@@ -268,14 +268,14 @@ def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) 
         proof.wrong.append(f"{campaign}: still alive: {', '.join(alive)}")
     kinds = Counter(
         (str(kind), str(status))
-        for kind, status in operator.rows("select kind, status from raw_records")
+        for kind, status in operator.rows("select kind, status from raw_runs")
     )
     proof.records += kinds
     if not kinds["train", "measured"]:
         proof.wrong.append(f"{campaign}: nothing was trained")
     if {status for _, status in kinds} != {"measured"}:
         unmeasured = operator.rows(
-            "select kind, status, body ->> '$.reason' from raw_records where status <> 'measured'"
+            "select kind, status, reason from raw_runs where status <> 'measured'"
         )
         proof.wrong.append(f"{campaign}: not measured: {unmeasured[:5]}")
     if campaign.types == UNEQUAL:

@@ -18,9 +18,7 @@ order by raw_alarms.provider, raw_alarms.measured_at desc, raw_alarms.run_id;
 
 comment on view alarms is 'One row a run that was slower than its interval and was not measured again since, with the likely cause.';
 comment on column alarms.run_id is 'The run. No unit.';
-comment on column alarms.provider is 'Where the machines come from: local or ec2. Never pooled.';
 comment on column alarms.workload is 'Workload. No unit.';
-comment on column alarms.cluster is 'Machines that took part. No unit.';
 comment on column alarms.zone is 'Zone of the machines; empty where unknown. No unit.';
 comment on column alarms.cause is 'host: processor time was taken away by what the machine runs on; speed: fixed work on the machines took longer than usual too, so that they were slow, not the code; machine: one machine computes slower than its equals; link: communication is slower than expected; input: making batches; compute: all machines alike. No unit.';
 comment on column alarms.instance_type is 'Instance type of the machine or machines that are slow; empty where the cause is not theirs. No unit.';

@@ -9,7 +9,6 @@ qualify row_number() over (partition by provider, scope, instance_type, zone ord
 order by provider, scope, instance_type, zone;
 
 comment on view drift is 'One row a provider, scope, instance type and zone: do its recent runs lie outside the intervals that were predicted before they were measured?';
-comment on column drift.provider is 'Where the machines come from: local or ec2. Never pooled.';
 comment on column drift.scope is 'type: an instance type in a zone; provider: all recent runs together. No unit.';
 comment on column drift.instance_type is 'Instance type; a run on mixed machines counts for each of its types. Empty for scope provider. No unit.';
 comment on column drift.zone is 'Zone of the machines; empty where unknown, and for scope provider. No unit.';

@@ -1,6 +1,5 @@
 -- Grain: one row a run measured here on today's machines (of any kind: train, profile, probe) and machine that took part
--- and reported seconds of the fixed work beside it. What is usual is over all rows of the instance type. Runs from before
--- that was recorded have no row.
+-- and reported seconds of the fixed work beside it. usual_s is over all rows of the instance type.
 create or replace view machine_speeds as
 with timed as (
     select
@@ -12,14 +11,14 @@ with timed as (
         zone,
         measured_at,
         unnest(instance_types) as instance_type,
-        unnest(try_cast(json_extract(item, '$.nodes') as integer[])) as node,
-        unnest(try_cast(json_extract(measured, '$.reference_s') as double[])) as reference_s,
+        unnest(nodes) as node,
+        unnest(reference_s) as reference_s,
         unnest(range(1, len(instance_types) + 1)) as place,
-        try_cast(json_extract_string(measured, '$.reference_spread') as double) as reference_spread,
-        try_cast(json_extract_string(measured, '$.reference_blocks') as integer) as reference_blocks
+        reference_spread,
+        reference_blocks
     from stg_current
     where instances_same and machine_same
-        and json_array_length(measured, '$.reference_s') = len(instance_types)
+        and len(reference_s) = len(instance_types)
 ),
 usual as (
     select
@@ -37,12 +36,3 @@ select
 from timed
 join usual on usual.provider = timed.provider and usual.instance_type = timed.instance_type
 order by timed.provider, timed.measured_at, timed.run_id, timed.place;
-
-comment on view machine_speeds is 'One row a measured run and machine: seconds of the same fixed work, which say how fast the machine was at that hour.';
-comment on column machine_speeds.node is 'The machine in its launch, counted from 0. No unit.';
-comment on column machine_speeds.place is 'The machine among those of the run, counted from 1. No unit.';
-comment on column machine_speeds.reference_s is 'Fixed work on the slowest device of the machine, median over the blocks of the run. Unit: seconds.';
-comment on column machine_speeds.reference_spread is 'Standard deviation over median of the fixed work between the blocks of the run. No unit.';
-comment on column machine_speeds.reference_blocks is 'Blocks of the run, each with the fixed work before and after it. No unit.';
-comment on column machine_speeds.usual_s is 'Median of reference_s over the machines of the instance type. Unit: seconds.';
-comment on column machine_speeds.usual_spread is 'Standard deviation of the logarithm of reference_s over them, by its quartiles. No unit.';

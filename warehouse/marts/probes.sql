@@ -1,7 +1,7 @@
 -- Grain: one row a current probe run and message size: seconds of one all-reduce over one device of each instance.
 create or replace view probes as
 with lines as (
-    select run_id, provider, cluster, unnest(json_extract(measured, '$.rows[*]')) as line
+    select run_id, provider, cluster, unnest(rows) as line
     from stg_current
     where kind = 'probe' and instances_same and machine_same
 )
@@ -9,7 +9,7 @@ select
     run_id,
     provider,
     cluster,
-    json_extract_string(line, '$.bytes')::bigint as bytes,
-    json_extract_string(line, '$.seconds')::double as seconds
+    line.bytes as bytes,
+    line.seconds as seconds
 from lines
 order by provider, cluster, bytes, run_id;

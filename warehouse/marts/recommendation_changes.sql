@@ -166,18 +166,10 @@ join pairs on pairs.provider = explained.provider
 order by explained.provider, workload, goal, constraint_hours, constraint_usd;
 
 comment on view recommendation_changes is 'One row a provider, workload, goal and constraint whose rank 1 differs from the publication before.';
-comment on column recommendation_changes.provider is 'Where the machines come from: local or ec2. Never pooled. Prices of local are illustrative.';
-comment on column recommendation_changes.workload is 'Name of the training job.';
-comment on column recommendation_changes.goal is 'cheapest_within_deadline, fastest_within_budget, cheapest or fastest.';
-comment on column recommendation_changes.constraint_hours is 'Deadline. Unit: hours. NULL where the goal has none.';
-comment on column recommendation_changes.constraint_usd is 'Budget. Unit: US dollars. NULL where the goal has none.';
-comment on column recommendation_changes.publication_id is 'Id of the publication: one consistent set of recommendations. No unit.';
-comment on column recommendation_changes.published_at is 'When it was published, UTC.';
 comment on column recommendation_changes.previous_publication_id is 'Id of the publication before it. No unit.';
 comment on column recommendation_changes.previous_published_at is 'When the one before was published, UTC.';
 comment on column recommendation_changes.status is 'Status now; NULL where the goal is gone. No unit.';
 comment on column recommendation_changes.previous_status is 'Status before; NULL where the goal is new. No unit.';
-comment on column recommendation_changes.cluster is 'Cluster at rank 1 now. No unit.';
 comment on column recommendation_changes.previous_cluster is 'Cluster at rank 1 before. No unit.';
 comment on column recommendation_changes.hours is 'Expected hours of the training now. Unit: hours.';
 comment on column recommendation_changes.previous_hours is 'Expected hours of the training before. Unit: hours.';

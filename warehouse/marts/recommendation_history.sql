@@ -1,20 +1,6 @@
 -- Grain: one row a publication, provider, workload, goal, constraint and rank: everything ever published.
 create or replace view recommendation_history as
-select
-    publication_id, published_at, provider, workload, samples, global_batch, goal, constraint_hours,
-    constraint_usd, p_required, rank, status, cluster, cluster_offers, layout, batch_per_device,
-    accumulation_steps, strategy, precision, region, step_s, step_low_s, step_high_s, samples_per_s, hours,
-    hours_p90, usd, usd_p90, usd_per_million_samples, p_meets_constraint, p_best, bottleneck, measured_runs,
-    reason, price_as_of, newest_measurement_at, model_version,
-    case
-        when cluster is null then null
-        when market is not null then market
-        -- rows that are older than the column
-        when len(list_distinct([offer.market for offer in cluster_offers])) > 1 then 'mixed'
-        else cluster_offers[1].market
-    end as market,
-    usd_machines, usd_storage, usd_other, interruption_risk, expected_interruptions, interruption_source,
-    placement_score, switches, compute_s, communication_s, exposed_communication_s, input_s
+select *
 from raw_recommendations
 order by published_at, publication_id, provider, workload, goal, constraint_hours, constraint_usd, rank;
 
@@ -58,14 +44,14 @@ comment on column recommendation_history.price_as_of is 'Time of the oldest pric
 comment on column recommendation_history.newest_measurement_at is 'Time of the newest measurement of this workload, UTC.';
 comment on column recommendation_history.model_version is 'Version of the registered model that predicted. No unit.';
 comment on column recommendation_history.market is 'Market of its machines: on-demand, spot, or mixed where there are machines of both. NULL where no cluster is named.';
-comment on column recommendation_history.usd_machines is 'Part of usd for the machines themselves, at the account''s own prices where srift.toml states any. Unit: US dollars. NULL where a price is unknown, and before this was published.';
-comment on column recommendation_history.usd_storage is 'Part of usd for the machines'' volumes; 0 for local hosts, which have none. Unit: US dollars. NULL before this was published.';
-comment on column recommendation_history.usd_other is 'Part of usd for public addresses and requests to S3; 0 for local hosts, which have none. usd is usd_machines + usd_storage + usd_other, added in that order. Unit: US dollars. NULL before this was published.';
-comment on column recommendation_history.interruption_risk is 'Probability that the job is interrupted at least once before it is done; 0 without spot machines. Unit: fraction, 0 to 1. NULL before this was published.';
-comment on column recommendation_history.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions. NULL before this was published.';
+comment on column recommendation_history.usd_machines is 'Part of usd for the machines themselves, at the account''s own prices where srift.toml states any. Unit: US dollars. NULL where a price is unknown.';
+comment on column recommendation_history.usd_storage is 'Part of usd for the machines'' volumes; 0 for local hosts, which have none. Unit: US dollars.';
+comment on column recommendation_history.usd_other is 'Part of usd for public addresses and requests to S3; 0 for local hosts, which have none. usd is usd_machines + usd_storage + usd_other, added in that order. Unit: US dollars.';
+comment on column recommendation_history.interruption_risk is 'Probability that the job is interrupted at least once before it is done; 0 without spot machines. Unit: fraction, 0 to 1.';
+comment on column recommendation_history.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions.';
 comment on column recommendation_history.interruption_source is 'What interruption_risk rests on and how old that is: own launches, Spot Advisor, a stated prior, srift.toml. Text; NULL without spot machines.';
 comment on column recommendation_history.placement_score is 'EC2''s spot placement score of the cluster in its zone when this was published, 1 (unlikely to be had) to 10. No unit. NULL where it was not given.';
-comment on column recommendation_history.compute_s is 'Part of step_s in which the slowest device computes, all micro-steps, the optimizer and making batches without a loader included; the others wait for it. Unit: seconds. NULL before this was published.';
-comment on column recommendation_history.communication_s is 'All communication of a step, whether computing hides it or not. Unit: seconds. NULL before this was published.';
-comment on column recommendation_history.exposed_communication_s is 'Part of step_s for communication that no computing hides. Unit: seconds. NULL before this was published.';
-comment on column recommendation_history.input_s is 'Part of step_s in which devices wait for input; step_s is compute_s + exposed_communication_s + input_s. Unit: seconds. NULL before this was published.';
+comment on column recommendation_history.compute_s is 'Part of step_s in which the slowest device computes, all micro-steps, the optimizer and making batches without a loader included; the others wait for it. Unit: seconds.';
+comment on column recommendation_history.communication_s is 'All communication of a step, whether computing hides it or not. Unit: seconds.';
+comment on column recommendation_history.exposed_communication_s is 'Part of step_s for communication that no computing hides. Unit: seconds.';
+comment on column recommendation_history.input_s is 'Part of step_s in which devices wait for input; step_s is compute_s + exposed_communication_s + input_s. Unit: seconds.';

@@ -15,18 +15,18 @@ with speeds as (
 here as (
     select
         run_id, provider, workload, cluster, layout, batch_per_device,
-        coalesce(accumulation_steps, 1) as accumulation_steps,
-        coalesce(strategy, 'ddp') as strategy,
-        coalesce(precision, 'fp32') as precision,
-        coalesce(switches, 'none') as switches,
-        json_extract_string(measured, '$.step_s')::double as step_s,
-        try_cast(json_extract_string(measured, '$.sync_s') as double) as sync_s,
-        try_cast(json_extract_string(measured, '$.step_spread') as double) as step_spread,
-        try_cast(json_extract_string(measured, '$.parameters') as bigint) as parameters,
-        try_cast(json_extract_string(measured, '$.gradient_bytes') as bigint) as gradient_bytes,
-        try_cast(json_extract_string(measured, '$.flops_per_sample') as double) as flops_per_sample,
-        try_cast(json_extract_string(measured, '$.input_s') as double) as input_s,
-        try_cast(json_extract_string(measured, '$.loader_workers') as integer) as loader_workers,
+        accumulation_steps,
+        strategy,
+        precision,
+        switches,
+        step_s,
+        sync_s,
+        step_spread,
+        parameters,
+        gradient_bytes,
+        flops_per_sample,
+        input_s,
+        loader_workers,
         market, zone, measured_at, 'srift' as source
     from stg_current
     where kind = 'train' and workload_same and instances_same and machine_same
@@ -57,6 +57,3 @@ select
 from pooled
 left join speeds on speeds.run_id = pooled.run_id and pooled.source = 'srift'
 left join workloads on workloads.provider = pooled.provider and workloads.workload = pooled.workload;
-
-comment on column runs.input_s is 'Seconds of the step spent waiting for the next batch, or making it, at the slowest rank; part of step_s. Null before that was recorded, and of imported rows.';
-comment on column runs.loader_workers is 'Processes that load for each device, 0 for the rank itself; null where batches come from no loader.';

@@ -17,7 +17,8 @@ attempts as (
         refresh_id,
         count(*) filter (status = 'measured') as measured_runs,
         count(*) filter (status <> 'measured') as failed_runs
-    from raw_records
+    from raw_runs
+    where kind in ('train', 'profile', 'probe', 'launch')
     group by provider, refresh_id
 )
 select

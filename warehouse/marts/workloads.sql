@@ -7,13 +7,13 @@ with measured as (
     select
         provider,
         workload,
-        max(try_cast(json_extract_string(measured, '$.parameters') as bigint)) as parameters,
-        max(try_cast(json_extract_string(measured, '$.gradient_bytes') as bigint)) as gradient_bytes,
-        max(try_cast(json_extract_string(measured, '$.flops_per_sample') as double)) as flops_per_sample,
-        max(try_cast(json_extract_string(measured, '$.checkpoint_bytes') as bigint)) as checkpoint_bytes,
-        max(try_cast(json_extract_string(measured, '$.divided_weights') as double)) as divided_weights,
-        max(try_cast(json_extract_string(measured, '$.divided_inputs') as double)) as divided_inputs,
-        max(try_cast(json_extract_string(measured, '$.divided_pairs') as double)) as divided_pairs
+        max(parameters) as parameters,
+        max(gradient_bytes) as gradient_bytes,
+        max(flops_per_sample) as flops_per_sample,
+        max(checkpoint_bytes) as checkpoint_bytes,
+        max(divided_weights) as divided_weights,
+        max(divided_inputs) as divided_inputs,
+        max(divided_pairs) as divided_pairs
     from stg_current
     where workload_same and machine_same and kind <> 'probe'
     group by provider, workload

@@ -68,7 +68,7 @@ def brought(here: Workspace) -> Collected:
 
 def known(here: Workspace) -> dict[str, str]:
     """Status by run, of all that the warehouse holds."""
-    records = here.warehouse.select("raw_records")
+    records = here.warehouse.select("raw_runs")
     return dict(zip(records["run_id"], records["status"], strict=True))
 
 
@@ -108,7 +108,7 @@ def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by
     assert brought(here).new == 0 and set(known(here)) == {"a", "b", "c"}
     spent = mart(here.warehouse, "spend")[["refresh_id", "measured_runs", "usd"]].values.tolist()
     assert spent == [["r", 3, 0.5]], "counted to the refresh that bought it, not to the reaper's"
-    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
+    assert here.warehouse.select("raw_runs")["refresh_id"].unique().tolist() == ["r"]
 
 
 def blind(now: datetime) -> list[str]:
@@ -143,7 +143,7 @@ def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(
         serve_launch(here, LAUNCH, "r-00", Tally(cap_usd=1.0, stop_at=float("inf")))
     assert fake(here).held == [] and fake(here).over == []
     assert known(here)["r-00-000"] == "measured" and len(known(here)) == 2
-    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
+    assert here.warehouse.select("raw_runs")["refresh_id"].unique().tolist() == ["r"]
 
 
 def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_record_belongs_to_the_lease_of_its_machine_whatever_it_says(
     }
     load(warehouse, mailbox, lease=row | {"ended_at": NOON, "usd": 0.1, "outcome": "released"})
     with warehouse.read() as connection:
-        assert connection.execute("select distinct lease_id from raw_records").fetchall() == [
+        assert connection.execute("select distinct lease_id from raw_runs").fetchall() == [
             ("lease",)
         ]
 

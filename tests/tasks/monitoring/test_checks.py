@@ -361,18 +361,6 @@ def test_the_ledger_is_published_and_status_tells_of_it(
     )
 
 
-def test_status_of_a_table_that_an_older_version_published_does_without(
-    published: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "warehouse.export.has_relation", lambda connection, name: name == "recommendations"
-    )
-    shown = status.status_of("local")
-    assert (
-        shown["published"] is not None and shown["ledger"]["measured"] == 0 and shown["drift"] == []
-    )
-
-
 def test_one_choice_is_one_choice() -> None:
     one = pd.DataFrame({"verdict": ["compared"], "regret": [0.02], "within_interval": [True]})
     assert ledger_sentence(one) == (

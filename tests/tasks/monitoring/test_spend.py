@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +14,7 @@ from tasks.providers.base import Lease
 from tasks.reporting.tables import print_spend
 from tasks.workspace.workspace import Workspace
 from tests.installed import DescribedMachines, install
-from warehouse.append import append
-from warehouse.database import WarehouseMissing
+from warehouse.append import append, append_records
 
 NOW = datetime.now(UTC).replace(tzinfo=None, microsecond=0)
 DAY = timedelta(days=1)
@@ -41,17 +39,12 @@ def lease(
 
 
 def run(name: str, lease_id: str, workload: str, kind: str = "train") -> dict[str, Any]:
-    row = {
+    return {
         "run_id": name,
         "lease_id": lease_id,
         "kind": kind,
         "status": "measured",
-        "provider": "local",
-    }
-    return row | {
-        "refresh_id": "r",
-        "body": json.dumps({"setup": {"workload": workload}}),
-        "loaded_at": NOW,
+        "setup": {"workload": workload, "provider": "local"},
     }
 
 
@@ -77,9 +70,8 @@ def here(tmp_path: Path, machines: DescribedMachines, monkeypatch: pytest.Monkey
             run("3", "a", "lm"),
             run("4", "b", "", "probe"),
         ]
-        append(connection, "raw_records", records)
-        append(connection, "raw_learning", [run("5", "a", "mlp", "learn")])
-        append(connection, "raw_elastic", [run("6", "b", "lm", "elastic")])
+        records += [run("5", "a", "mlp", "learn"), run("6", "b", "lm", "elastic")]
+        append_records(connection, records, refresh_id="r", loaded_at=NOW)
     return made
 
 
@@ -133,12 +125,3 @@ def test_what_is_held_may_cost_its_deadline_and_what_cannot_be_read_is_said(
     shown = capsys.readouterr().out
     assert "$0.5000 so far, $1.0000 at most" in shown and "what it costs is not known" in shown
     assert "no machine is held" not in shown and "nothing was spent" in shown
-
-
-def test_an_older_warehouse_cannot_tell_and_says_so(here: Workspace) -> None:
-    with here.warehouse.transact() as connection:
-        connection.execute("drop view lease_spend")
-    with pytest.raises(
-        WarehouseMissing, match="older version, which cannot tell what was spent on what"
-    ):
-        spend.spend_of("local", "day")

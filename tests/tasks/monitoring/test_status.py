@@ -17,7 +17,7 @@ from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.recommend import recommend_all
 from tasks.reporting.tables import print_status
 from tasks.workspace.workspace import Workspace
-from tests.installed import NOON, DescribedMachines, champion, install, measured, scores
+from tests.installed import NOON, DescribedMachines, install, measured
 
 HOUR = timedelta(hours=1)
 
@@ -58,18 +58,6 @@ def found(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
     current = status.status_of("local")
     print_status(current)
     return current, capsys.readouterr().out
-
-
-def test_before_the_first_refresh_it_says_so(
-    here: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    current, shown = found(capsys)
-    assert current["published"] is None and current["leases"] == [] and current["at_work"] is None
-    assert (
-        "no refresh is at work" in shown
-        and "no machine is held" in shown
-        and "run `srift refresh` first" in shown
-    )
 
 
 def test_leases_say_what_they_cost_so_far_and_who_lost_their_controller(
@@ -152,14 +140,3 @@ def test_an_old_table_and_a_missing_workload_are_stale(
         "workload added is not in the published table: run `srift refresh`"
         in status.status_of("local")["stale"]
     )
-
-
-def test_what_the_published_reasons_say_of_the_model_is_reported(here: Workspace) -> None:
-    offers = here.provider.offers(NOON)
-    rows = recommend_all(
-        here, replace(champion(), scoreboard=scores(0.599)), offers, measured().runs
-    )
-    store_publication(here, rows, champion(), "refresh-1", datetime.now(UTC))
-    export_copies(here)
-    (said,) = [one for one in status.status_of("local")["stale"] if "mean error" in one]
-    assert said.startswith("model version 3: mean error 59.9% on setups held out")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from models.domain.workload import PRECISIONS, STRATEGIES
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.recommendation.known_workloads import KnownWorkload, known_workloads, provider_that_knows
@@ -57,7 +56,7 @@ def test_rows_devices_and_facts_are_listed_by_provider(here: Workspace) -> None:
     assert (
         vit["devices"] == ["A10G", "T4"] and f"{vit['newest_measured_at']:%Y-%m-%d}" == "2026-01-03"
     )
-    assert (vit["measured_rows"], vit["imported_rows"], vit["predicted_from"]) == (0, 2, 2)
+    assert (vit["measured_rows"], vit["imported_rows"]) == (0, 2)
     facts = found["facts-only", "ec2"].as_json()
     assert (facts["parameters"], facts["gradient_bytes"], facts["flops_per_sample"]) == (
         10,
@@ -92,12 +91,7 @@ def test_what_was_measured_here_is_distinguished_from_what_was_imported(here: Wo
         )  # an older version's import took these
         append_records(connection, runs, refresh_id="r", loaded_at=NOON)
     conv = known(here)["conv", "local"]
-    assert (conv.measured_rows, conv.predicted_from, conv.imported_rows, conv.devices) == (
-        3,
-        2,
-        0,
-        ("cpu",),
-    )
+    assert (conv.measured_rows, conv.imported_rows, conv.devices) == (3, 0, ("cpu",))
 
 
 def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(
@@ -136,8 +130,3 @@ def test_the_provider_that_knows_the_workload_is_asked(here: Workspace) -> None:
     assert provider == "local" and "--provider ec2" in why
     with pytest.raises(SettingsError, match="unknown workload 'vitt'; did you mean 'vit'"):
         asked("vitt")
-
-
-def test_rows_of_every_strategy_and_precision_are_counted_among_those_learned_from() -> None:
-    counted = (Path(__file__).parents[3] / "warehouse" / "marts" / "workload_rows.sql").read_text()
-    assert all(f"'{one}'" in counted for one in (*STRATEGIES, *PRECISIONS))

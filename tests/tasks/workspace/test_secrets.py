@@ -56,7 +56,7 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         for name, value in SECRETS.items():
             monkeypatch.setenv(name, value)
         here = open_workspace("ec2")
-        here.warehouse.migrate()
+        here.warehouse.create()
         refuse_unless_well(here.settings, "ec2", 5.0)
         findings = examine(here.settings, "ec2")
         prices.note_definitions(here, now)

@@ -1,0 +1,410 @@
+-- The tables. Times are UTC. Rows are never updated: a later fact is a later row (noted_order).
+-- append.py knows each table's key. DuckLake has no keys, checks or sequences, so that none stand here.
+
+-- One row: the digest of this file and when the tables were made.
+create table srift_schema (digest varchar not null, made_at timestamp not null);
+
+-- Grain: one row a run attempted here, of any kind: train, learn, elastic, profile, probe, or launch (a cluster that was
+-- refused as a whole). status is measured, interrupted, refused or failed. The first row of a run_id stays. Columns are
+-- named as in tasks/node/record.py, which documents them.
+create table raw_runs (
+    run_id varchar not null,
+    kind varchar not null,
+    status varchar not null,
+    provider varchar not null,
+    lease_id varchar not null,
+    refresh_id varchar not null,
+    reason varchar not null,
+    cause varchar not null,
+    told_by varchar not null,
+    workload varchar not null,
+    workload_digest varchar not null,
+    cluster varchar,
+    layout varchar,
+    batch_per_device varchar,
+    accumulation_steps integer,
+    strategy varchar,
+    precision varchar,
+    switches varchar,
+    market varchar,
+    zone varchar,
+    region varchar,
+    usd_per_hour double,
+    instance_types varchar[],
+    instance_digests varchar[],
+    reason_wanted varchar,
+    code_commit varchar,
+    image_id varchar,
+    fingerprint varchar,
+    torch_version varchar,
+    device_names varchar[],
+    device_threads integer[],
+    wrong_device varchar,
+    nodes integer[],
+    taken_share double,
+    reference_s double[],
+    reference_spread double,
+    reference_blocks integer,
+    parameters bigint,
+    gradient_bytes bigint,
+    flops_per_sample double,
+    step_s double,
+    step_spread double,
+    sync_s double,
+    input_s double,
+    rank_compute_s double[],
+    rank_order integer[],
+    build_s double,
+    warmup_s double,
+    checkpoint_s double,
+    checkpoint_bytes bigint,
+    loader_workers integer,
+    load_s double,
+    load_wait_s double,
+    sample_bytes double,
+    divided_weights double,
+    divided_inputs double,
+    divided_pairs double,
+    rows struct(
+        batch integer, forward_s double, backward_s double, optimizer_s double, input_s double, peak_bytes double,
+        bytes bigint, seconds double
+    )[],
+    buckets struct(bytes bigint, ready_fraction double)[],
+    seed bigint,
+    losses double[],
+    steps_a_window integer,
+    diverged boolean,
+    steps integer,
+    checkpoint_every integer,
+    first_loss double,
+    last_loss double,
+    lost_unix double[],
+    starts struct(
+        nodes integer[], batches integer[], micro_steps integer, step integer, lost_steps integer, last_unix double,
+        began_unix double, restore_s double, restore_bytes bigint
+    )[],
+    checkpoints struct(step integer, bytes bigint, seconds double, ended_unix double, steps integer, steps_s double)[],
+    measured_at timestamp not null,
+    loaded_at timestamp not null
+);
+
+-- Grain: one row a measurement made elsewhere, as the first import that held it brought it.
+create table raw_imports (
+    row_digest varchar not null,
+    run_id varchar,
+    import_id varchar not null,
+    file_digest varchar not null,
+    row_number bigint not null,
+    provider varchar not null,
+    workload varchar not null,
+    cluster varchar not null,
+    layout varchar,
+    batch_per_device varchar not null,
+    accumulation_steps integer not null,
+    strategy varchar not null,
+    precision varchar not null,
+    switches varchar not null,
+    step_s double not null,
+    sync_s double,
+    gradient_bytes bigint,
+    parameters bigint,
+    flops_per_sample double,
+    market varchar,
+    zone varchar,
+    source varchar,
+    measured_at timestamp,
+    loaded_at timestamp not null
+);
+
+-- Grain: one row an import and measurement that it holds, where an earlier import had brought the measurement.
+create table raw_import_rows (import_id varchar not null, row_digest varchar not null);
+
+-- Grain: one row each time an import was made ('imported') or 'forgotten': the newest row tells whether it counts.
+create table raw_import_events (
+    import_id varchar not null,
+    event varchar not null,
+    file varchar,
+    facts_file varchar,
+    noted_at timestamp not null,
+    noted_order bigint not null
+);
+
+-- Grain: one row each time a workload's definition changed, or an import (import_id, with an empty digest) brought facts.
+create table raw_workload_facts (
+    provider varchar not null,
+    workload varchar not null,
+    digest varchar not null,
+    import_id varchar,
+    parameters bigint,
+    gradient_bytes bigint,
+    flops_per_sample double,
+    samples bigint,
+    noted_at timestamp not null,
+    noted_order bigint not null
+);
+
+-- Grain: one row each time an instance type's definition changed. GiB, gigabit/s, TFLOP/s of one device.
+create table raw_instance_types (
+    provider varchar not null,
+    name varchar not null,
+    digest varchar not null,
+    devices integer,
+    device varchar,
+    cores double,
+    memory_gib double,
+    device_memory_gib double,
+    bandwidth_gbps double,
+    device_tflops double,
+    noted_at timestamp not null,
+    noted_order bigint not null
+);
+
+-- Grain: one row a snapshot and offer. A missing price is null, never 0.
+create table raw_offers (
+    snapshot_id varchar not null,
+    provider varchar not null,
+    instance_type varchar not null,
+    market varchar not null,
+    zone varchar not null,
+    region varchar not null,
+    usd_per_hour double,
+    interruptions_per_hour double,
+    interruption_source varchar,
+    price_as_of timestamp not null,
+    as_of timestamp not null,
+    noted_order bigint not null
+);
+
+-- Grain: one row a cluster that was held.
+create table raw_leases (
+    lease_id varchar not null,
+    provider varchar not null,
+    cluster varchar not null,
+    market varchar not null,
+    started_at timestamp not null,
+    ended_at timestamp not null,
+    usd double,
+    refresh_id varchar not null,
+    outcome varchar not null
+);
+
+-- Grain: one row a machine of a lease; a replacement has the next number. asked_at is by the controller's clock;
+-- startup_s is null where the machine never came to work.
+create table raw_machines (
+    lease_id varchar not null,
+    node integer not null,
+    number integer not null,
+    provider varchar not null,
+    instance_type varchar not null,
+    market varchar not null,
+    zone varchar not null,
+    asked_at timestamp not null,
+    startup_s double,
+    hours double not null,
+    interrupted boolean not null,
+    refresh_id varchar not null
+);
+
+-- Grain: one row an event of a campaign that shares this warehouse. 'claimed' before it buys: it may cost up to usd, and
+-- nothing after may_cost_until. 'settled' once it is over and its home holds no machine. place names that home.
+create table raw_claims (
+    event varchar not null,
+    refresh_id varchar not null,
+    provider varchar not null,
+    place varchar not null,
+    usd double not null,
+    noted_at timestamp not null,
+    may_cost_until timestamp not null,
+    noted_order bigint not null
+);
+
+-- Grain: one row a challenger that was registered. A registry that began anew counts versions from 1 again: the refresh
+-- tells them apart.
+create table raw_models (
+    provider varchar not null,
+    version varchar not null,
+    trained_at timestamp not null,
+    training_digest varchar not null,
+    promoted boolean not null,
+    reason varchar not null,
+    code_commit varchar not null,
+    refresh_id varchar not null
+);
+
+-- Grain: one row a line of a challenger's scoreboard.
+create table raw_scores (
+    provider varchar not null,
+    version varchar not null,
+    refresh_id varchar not null,
+    split varchar not null,
+    group_name varchar not null,
+    rows bigint not null,
+    mean_error double,
+    median_error double,
+    p90_error double,
+    coverage_90 double,
+    median_width double
+);
+
+-- Grain: one row a phase of a refresh: seconds that are not steps of a benchmark.
+create table raw_timings (refresh_id varchar not null, phase varchar not null, seconds double not null);
+
+-- Grain: one row a publication of one provider.
+create table raw_publications (
+    publication_id varchar not null,
+    published_at timestamp not null,
+    provider varchar not null,
+    refresh_id varchar not null,
+    model_version varchar not null,
+    noted_order bigint not null
+);
+
+-- Grain: one row a publication, provider, workload, goal, constraint and rank. checks/ says what must hold of them;
+-- marts/recommendation_history.sql has the units.
+create table raw_recommendations (
+    publication_id varchar not null,
+    published_at timestamp not null,
+    provider varchar not null,
+    workload varchar not null,
+    samples bigint,
+    global_batch bigint,
+    goal varchar not null,
+    constraint_hours double,
+    constraint_usd double,
+    p_required double,
+    rank integer not null,
+    status varchar not null,
+    cluster varchar,
+    cluster_offers struct(instance_type varchar, count integer, market varchar, zone varchar, usd_per_hour double)[],
+    layout varchar,
+    batch_per_device varchar,
+    accumulation_steps integer,
+    strategy varchar,
+    precision varchar,
+    region varchar,
+    step_s double,
+    step_low_s double,
+    step_high_s double,
+    samples_per_s double,
+    hours double,
+    hours_p90 double,
+    usd double,
+    usd_p90 double,
+    usd_per_million_samples double,
+    p_meets_constraint double,
+    p_best double,
+    bottleneck varchar,
+    measured_runs integer,
+    reason varchar,
+    price_as_of timestamp,
+    newest_measurement_at timestamp,
+    model_version varchar,
+    market varchar,
+    usd_machines double,
+    usd_storage double,
+    usd_other double,
+    interruption_risk double,
+    expected_interruptions double,
+    interruption_source varchar,
+    placement_score integer,
+    switches varchar,
+    compute_s double,
+    communication_s double,
+    exposed_communication_s double,
+    input_s double
+);
+
+-- Grain: one row each time a published first choice was judged by runs measured since. promise_id is a digest of
+-- publication, workload, goal and constraint; evidence is a digest of the runs.
+create table raw_ledger (
+    promise_id varchar not null,
+    evidence varchar not null,
+    evidence_runs integer not null,
+    provider varchar not null,
+    refresh_id varchar not null,
+    judged_at timestamp not null,
+    publication_id varchar not null,
+    published_at timestamp not null,
+    model_version varchar,
+    workload varchar not null,
+    goal varchar not null,
+    constraint_hours double,
+    constraint_usd double,
+    p_required double,
+    cluster varchar not null,
+    market varchar,
+    layout varchar,
+    batch_per_device varchar,
+    accumulation_steps integer,
+    strategy varchar,
+    precision varchar,
+    switches varchar,
+    promised_step_s double,
+    promised_step_low_s double,
+    promised_step_high_s double,
+    promised_hours double,
+    promised_usd double,
+    promised_p_meets double,
+    runs integer not null,
+    measured_step_s double,
+    measured_hours double,
+    measured_usd double,
+    measured_p_meets double,
+    within_interval boolean,
+    met_constraint boolean,
+    rivals_named integer not null,
+    rivals_measured integer not null,
+    best_rival_rank integer,
+    best_rival_cluster varchar,
+    best_rival_market varchar,
+    best_rival_batch_per_device varchar,
+    best_rival_accumulation_steps integer,
+    best_rival_step_s double,
+    best_rival_hours double,
+    best_rival_usd double,
+    verdict varchar not null,
+    regret double,
+    first_measured_at timestamp,
+    newest_measured_at timestamp,
+    noted_order bigint not null
+);
+
+-- Grain: one row a refresh and group of recent runs that the champion then in force had not learned from. scope 'type' is
+-- an instance type in a zone ('' is unknown), scope 'provider' all of them, with both names empty.
+create table raw_drift (
+    refresh_id varchar not null,
+    provider varchar not null,
+    scope varchar not null,
+    instance_type varchar not null,
+    zone varchar not null,
+    judged_at timestamp not null,
+    model_version varchar not null,
+    drifting boolean not null,
+    direction varchar not null,
+    runs integer not null,
+    outside integer not null,
+    median_ratio double not null,
+    chance double not null,
+    since timestamp,
+    newest_measured_at timestamp not null,
+    noted_order bigint not null
+);
+
+-- Grain: one row a run that was slower than the interval of the champion then in force, which had not learned from it.
+create table raw_alarms (
+    run_id varchar not null,
+    provider varchar not null,
+    refresh_id varchar not null,
+    judged_at timestamp not null,
+    model_version varchar not null,
+    workload varchar not null,
+    cluster varchar not null,
+    zone varchar not null,
+    cause varchar not null,
+    instance_type varchar not null,
+    measured_s double not null,
+    predicted_s double not null,
+    high_s double not null,
+    detail varchar not null,
+    measured_at timestamp not null
+);
