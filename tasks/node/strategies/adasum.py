@@ -122,14 +122,6 @@ def combine(values: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> N
         exchange([(values[kept], peer)], [(values[given], peer)], group)
 
 
-def pair(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(n,) the Adasum of two vectors (n,) in one process, with the bits of two ranks."""
-    parts = _parts(sizes, 0, len(first))
-    combined = first.clone()
-    _blend(combined, second, _factors(_dots(first, second, parts)), parts)
-    return combined
-
-
 def _parts(sizes: Sequence[int], begin: int, end: int) -> list[slice]:
     """The values of each parameter among those from `begin` to `end`, counted from `begin`."""
     found, at = [], 0
