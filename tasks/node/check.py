@@ -20,11 +20,11 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .data import S3, DataMissing
 from .device import now, peak_bytes, reset_peak
-from .entrypoint import LoadedWorkload, WorkloadError, build, own_line, own_name, try_once
+from .entrypoint import LoadedWorkload, WorkloadError, build, own_name, try_once
 from .launch import explain
 from .precision import NoSuchPrecision, arithmetic
 from .processes import die_with_parent
@@ -56,37 +56,29 @@ def main() -> None:
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
-    """`precision`; the `problem`, empty where it trains or nobody can tell here; `notes`; `figures`, None without any:
+    """Return `precision`, the `problem` (empty if it trains or cannot be checked here), `notes` and `figures`.
 
-    step_s, input_s (of making a batch, or of a step's wait for its loader), losses, peak_bytes, parameters,
-    gradient_bytes.
+    `figures`: step_s, input_s (of making a batch, or of a step's wait for its loader), losses, peak_bytes, parameters,
+    gradient_bytes; None without any.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
-    built = model = None
+    built = None
     try:
         reset_peak(_CPU)
         built = build(folder, workload, seed=0, rank=0, computing=arithmetic(precision, _CPU))
-        model = built.model
-        figures = _trained(built, batch)
-        answer |= {"figures": figures, "notes": list(_notes(built, batch, figures, workload))}
+        answer["figures"] = _trained(built, batch)
+        answer["notes"] = list(_notes(built, batch, answer["figures"], workload))
     except NoSuchPrecision as error:
         answer["notes"] = [f"not checked in {precision}: {error}"]
-    except DataMissing as error:
-        if workload.data.startswith(S3):
+    except (Exception, SystemExit) as error:
+        if isinstance(error, DataMissing) and workload.data.startswith(S3):
             answer["notes"] = [
-                f"its file was loaded and no step was made: its data, {workload.data}, are not on this machine. To"
-                " check it with data, name a folder with some of them for the moment (`aws s3 cp` fetches them)"
+                f"no step was made: its data, {workload.data}, are not on this machine. To check it with data, name a"
+                " folder with some of them for the moment"
             ]
         else:
-            answer["problem"] = explain(error, workload)
-    except (Exception, SystemExit) as error:
-        where = "" if own_line(error, workload) or model is None else _part(error, model)
-        advice = _advice(error, workload)
-        answer["problem"] = explain(error, workload) + where + (f"; {advice}" if advice else "")
-        if isinstance(error, ModuleNotFoundError):
-            answer["notes"] = [
-                "what is imported beside torch and Python's own is to be named in `requirements`"
-            ]
+            advice = _advice(error, workload)
+            answer["problem"] = explain(error, workload) + (f"; {advice}" if advice else "")
     finally:
         if built is not None:
             built.close()
@@ -94,39 +86,31 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _advice(error: BaseException, workload: WorkloadFile) -> str:
-    """What to do about an error whose own words do not say it; empty where nothing is known."""
-    text, raising = (
-        f"{type(error).__name__}: {error}",
-        [one for one, _ in traceback.walk_tb(error.__traceback__)][-1:],
-    )
-    section = f"under [workloads.{workload.name}]"
+    """What to do about an error whose words do not say it; empty if unknown."""
+    text, section = f"{type(error).__name__}: {error}", f"under [workloads.{workload.name}]"
+    if isinstance(error, ModuleNotFoundError):
+        return "name what is imported beside torch and Python's library in `requirements`"
     if _NO_GPU.search(text):
         return (
-            'nothing is wrong with this machine: leave `.cuda()`, `.to("cuda")` and `device="cuda"` out there, since'
-            " Srift moves model, loss and batches to each machine's device"
+            'leave out `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and batches to each'
+            " machine's device"
         )
     if _NO_DATA.search(text) and not workload.data:
-        return (
-            'the workload travels alone, without the files that it reads here: state `data = "FOLDER"`'
-            f" {section}, and read them below the argument `data` of {workload.function}"
-        )
-    if raising and raising[0].f_code is type(os.environ).__getitem__.__code__:
-        return f'variables of this shell do not travel: state `env = {{ {error.args[0]} = "..." }}` {section}'
+        return f'files do not travel: state `data = "FOLDER"` {section}, and read them below `data`'
+    if (
+        isinstance(error, KeyError)
+        and error.args[0] not in os.environ
+        and _reads_environment(error)
+    ):
+        return f'variables do not travel: state `env = {{ {error.args[0]} = "..." }}` {section}'
     if _FEW_SAMPLES.search(text):
-        return f"a check tries a quarter of `global_batch`: lower it {section}, or give the dataset more samples"
+        return f"a check tries a quarter of `global_batch`: lower it {section}"
     return ""
 
 
-def _part(error: BaseException, model: nn.Module) -> str:
-    """Which part of the model was at work when an error arose in torch's own code; empty where none was."""
-    names = {id(one): name for name, one in model.named_modules() if name}
-    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    parts = [one for one in frames if id(one) in names]
-    return (
-        f" (in the model's part {names[id(parts[-1])]}, a {type(parts[-1]).__name__})"
-        if parts
-        else ""
-    )
+def _reads_environment(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code is type(os.environ).__getitem__.__code__
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
@@ -174,45 +158,31 @@ def _notes(
     built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
 ) -> Iterator[str]:
     """What may be meant, and often is not."""
-    sizes = {
-        size for part in built.make_batch(batch) for one in _tensors(part) for size in one.shape
-    }
-    if (
-        batch not in sizes and built.loader is None
-    ):  # of a loader it is no note: no batch is taken that has others
-        yield f"make_batch({batch}) returned no tensor with {batch} in its shape: a batch must have as many samples"
+    loader = built.loader
+    sizes = {size for one in _tensors(built.make_batch(batch)) for size in one.shape}
+    if batch not in sizes and loader is None:
+        yield f"make_batch({batch}) returned no tensor with {batch} in its shape"
     held = {id(one) for group in built.optimizer.param_groups for one in group["params"]}
-    left = [
-        name
-        for name, one in built.model.named_parameters()
-        if one.requires_grad and id(one) not in held
-    ]
+    trained = ((name, one) for name, one in built.model.named_parameters() if one.requires_grad)
+    left = [name for name, one in trained if id(one) not in held]
     if left:
-        yield f"the optimizer does not have {_listed(left)}, whose gradients are exchanged for nothing"
+        yield f"the optimizer does not have {_listed(left)}: their gradients are exchanged for nothing"
     share = figures["input_s"] / figures["step_s"]
-    if share >= _SLOW_INPUT and built.loader is None:
-        yield f"making a batch takes {share:.0%} of a step on this processor: input may be what limits training"
-    elif share >= _SLOW_INPUT and built.loader is not None:
-        by = f"its {built.loader.workers} workers" if built.loader.workers else "num_workers = 0"
-        yield (
-            f"a step waits {figures['input_s']:.3g} s of {figures['step_s']:.3g} s for its loader ({by}) on this"
-            " processor: input may be what limits training"
-        )
+    if share >= _SLOW_INPUT:
+        by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
+        yield f"{by} takes {share:.0%} of a step on this processor: input may limit training"
     try:
         try_once(built, 1)
     except Exception as error:
-        yield f"a batch of 1 fails, which a slow machine among fast ones may get: {explain(error, workload)}"
+        yield f"a batch of 1 fails, which a slow machine may get: {explain(error, workload)}"
 
 
 def _tensors(part: Any) -> Iterator[Tensor]:
     """The tensors in a batch, which may be nested."""
     if isinstance(part, Tensor):
         yield part
-    elif isinstance(part, Mapping):
-        for one in part.values():
-            yield from _tensors(one)
-    elif isinstance(part, list | tuple):
-        for one in part:
+    elif isinstance(part, Mapping | list | tuple):
+        for one in part.values() if isinstance(part, Mapping) else part:
             yield from _tensors(one)
 
 

@@ -39,48 +39,35 @@ def failure_of(mailbox: Path, digest: str) -> Path:
 
 
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
-    """The folder on this machine that holds the workload's data. Raises DataMissing."""
-    if not workload.data.startswith(S3):
-        folder = Path(workload.data)
-        if not folder.is_dir():
-            raise DataMissing(
-                f"its data folder {folder} is not there any more: put it back, and refresh again"
-            )
-        if not os.access(folder, os.R_OK | os.X_OK):
-            raise DataMissing(f"its data folder {folder} may not be read by the user who runs this")
-        return str(folder)
-    try:
-        raise DataMissing(failure_of(mailbox, workload.data_digest).read_text())
-    except OSError:  # then nothing went wrong
+    """Return the folder on this machine that holds the workload's data. Raises DataMissing."""
+    folder = Path(workload.data)
+    if workload.data.startswith(S3):
         folder = folder_of(mailbox, workload.data_digest)
-    if not folder.is_dir():
-        raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
+        failure = failure_of(mailbox, workload.data_digest)
+        if failure.exists():
+            raise DataMissing(failure.read_text())
+    if not os.access(folder, os.R_OK | os.X_OK) or not folder.is_dir():
+        raise DataMissing(f"its data folder {folder} is gone or cannot be read: refresh again")
     return str(folder)
 
 
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
-    """Keys of objects below `prefix` by the names of the files that they become.
+    """Map file names to the keys of objects below `prefix`; an object that stands for a folder becomes none.
 
-    What only stands for a folder becomes none. Raises ValueError where one would lie outside the folder, could not be a
-    file, or is a folder for another.
+    Raises ValueError for a key that would lie outside the folder, could be no file, or is a folder of another.
     """
     found: dict[str, str] = {}
     for key in keys:
         name = key.removeprefix(prefix)
-        if not key.startswith(prefix):
-            raise ValueError(f"{key!r} does not lie below {prefix!r}")
         if not name or name.endswith("/"):
             continue
         parts = name.split("/")
-        if (
-            any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
-            or not name.isprintable()
-        ):
-            raise ValueError(
-                f"the object {key!r} cannot be a file of a folder: rename it, or move it elsewhere"
-            )
+        odd = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
+        if odd or not name.isprintable() or not key.startswith(prefix):
+            raise ValueError(f"the object {key!r} cannot be a file of a folder: rename it")
         found[name] = key
     folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
-    if both := sorted(folders & found.keys()):
+    both = sorted(folders & found.keys())
+    if both:
         raise ValueError(f"{found[both[0]]!r} is an object, and others lie below it: rename one")
     return found

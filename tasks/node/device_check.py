@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .processes import EXIT_MAILBOX, EXIT_NO_DEVICE, exit_line
-from .record import ANY, Devices, Plan, plan_from_json, record_of, write_json
+from .record import ANY, Devices, Plan, plan_from_json, write_failed_records
 
 _PAUSE_S = 2.0
 _LOOK_S = 30.0  # what a look after the first may take: 8 GPUs are opened one after the other
@@ -119,41 +119,42 @@ def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str]
 
 
 def give_up(mailbox: Path, plan: Plan, node: int, reason: str) -> tuple[int, str]:
-    """Fail the runs that need `node`, which lacks its devices; the exit status to leave with and the last word."""
+    """Fail the runs that need `node`, which lacks its devices; return the exit status and the last line."""
     try:
-        write_failed_records(mailbox, plan, node, reason)
+        write_failed_records(mailbox, plan, node, f"node {node}: {reason}")
     except OSError as error:
         return EXIT_MAILBOX, f"node {node} could not write its records: {error.strerror}; {reason}"
     return EXIT_NO_DEVICE, reason
 
 
-def write_failed_records(mailbox: Path, plan: Plan, node: int, reason: str) -> None:
-    """Write a failed record for each of the plan's runs that needs `node`. Raises OSError."""
-    for item in plan.items:
-        if node in item.nodes:
-            record = record_of(
-                plan, item, started_unix=time.time(), problem=f"node {node}: {reason}"
-            )
-            write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", record)
-
-
-def main() -> NoReturn:
-    """Become the command, or leave with the reason as the last word."""
-    parser = argparse.ArgumentParser(prog="node.device_check")
+def arguments(program: str) -> argparse.Namespace:
+    """Parse `--mailbox DIR --plan FILE --node I [--wait-s S] -- COMMAND`."""
+    parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--mailbox", type=Path, required=True)
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--node", type=int, required=True)
-    parser.add_argument("--wait-s", type=float, required=True)
-    parser.add_argument("command", nargs="+")
-    arguments = parser.parse_args()
-    plan = plan_from_json(arguments.plan.read_text())
-    expected = plan.expected[arguments.node]
-    reason = wait_for_devices(expected, torch_sees, wait_s=arguments.wait_s, most_s=plan.join_s)
-    if not reason:
-        os.execv(arguments.command[0], arguments.command)
-    code, reason = give_up(arguments.mailbox, plan, arguments.node, reason)
+    parser.add_argument("--wait-s", type=float, default=0.0)
+    split = sys.argv.index("--")
+    given = parser.parse_args(sys.argv[1:split])
+    given.command = sys.argv[split + 1 :]
+    return given
+
+
+def leave_with(code: int, reason: str) -> NoReturn:
+    """Exit with the reason as the last line."""
     print(exit_line(code, reason), file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def main() -> NoReturn:
+    """Become the command, or leave with the reason as the last line."""
+    given = arguments("node.device_check")
+    plan = plan_from_json(given.plan.read_text())
+    expected = plan.expected[given.node]
+    reason = wait_for_devices(expected, torch_sees, wait_s=given.wait_s, most_s=plan.join_s)
+    if reason:
+        leave_with(*give_up(given.mailbox, plan, given.node, reason))
+    os.execv(given.command[0], given.command)
 
 
 def _words(name: str) -> set[str]:

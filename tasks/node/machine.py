@@ -8,7 +8,6 @@ import os
 import platform
 import socket
 import struct
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -41,15 +40,12 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """Models of the NVIDIA GPUs as their driver tells them; none without a driver, or where they are not to be used."""
-    found: list[str] = []
+    """Models of the NVIDIA GPUs by their driver; none without a driver, or where they must not be used."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return found
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        with suppress(OSError):
-            lines = file.read_text().splitlines()
-            found += [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
-    return found
+        return []
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
 
 
 def fingerprint() -> str:

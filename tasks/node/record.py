@@ -378,6 +378,20 @@ def record_of(
     )
 
 
+def write_failed_records(
+    mailbox: Path, plan: Plan, node: int, reason: str, cause: str | None = None
+) -> None:
+    """Write a failed record for each run of `plan` that needs `node`. Raises OSError.
+
+    `cause` None: as `record_of` finds it.
+    """
+    for item in plan.items:
+        if node in item.nodes:
+            record = record_of(plan, item, started_unix=time.time(), problem=reason)
+            record = record if cause is None else replace(record, cause=cause)
+            write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", record)
+
+
 def write_json(path: Path, body: Any) -> None:
     """Write a dictionary or a dataclass, as `write_file` does. Raises OSError."""
     write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())

@@ -13,7 +13,6 @@ from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
 from tasks.execution.collect import collect
 from tasks.execution.job import Job
-from tasks.node.machine import torch_version
 from tasks.node.record import CPU, Devices, Item
 from tasks.workspace.environments import environment_at, not_installable
 from tests.local.command import known
@@ -93,9 +92,7 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
     installation = here(project)
     settings = installation.settings
     [(name, why)] = not_installable(settings).items()
-    torch = f"torch {torch_version().partition('+')[0]}"
-    clash = f"requirements of workload clash clash with {torch}, which the machines have: ancient 1.0 depends on torch<2"
-    assert (name, why) == ("clash", clash)
+    assert name == "clash" and "ancient 1.0 depends on torch<2" in why
     files = {name: settings.travelling(name) for name in ("repo", "clash")}
     at_home = replace(
         files["repo"][0], environment=str(environment_at(settings.home, files["repo"][0]))
@@ -135,5 +132,6 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
     collect(installation, "r", datetime.now(UTC))
     assert known(installation.home) == {"repo": "measured", "itself": "measured", "clash": "failed"}
     [failed] = mart(installation.warehouse, "failed_runs").to_dict("records")
-    assert (failed["reason"], failed["told_by"], failed["cause"] or "") == (clash, "node", "")
+    assert "ancient 1.0 depends on torch<2" in failed["reason"]
+    assert (failed["told_by"], failed["cause"] or "") == ("node", "")
     assert left_over(installation.home) == []

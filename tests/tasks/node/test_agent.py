@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.node.agent import DEVICES_WITHIN_S, Agent, environment
-from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
-from tasks.node.record import ANY, CPU, Devices, Item, Plan, WorkloadFile, write_json
+from tasks.node.agent import DEVICES_WITHIN_S, Agent
+from tasks.node.processes import EXIT_NO_DEVICE
+from tasks.node.record import ANY, CPU, Devices, Item, Plan, write_json
 
 
 def plan(attempt: int, *items: Item, ranks: tuple[int, ...] = ()) -> Plan:
@@ -71,13 +71,6 @@ def test_a_full_disk_does_not_end_the_agent(
     monkeypatch.setattr("tasks.node.agent.write_json", full)
     agent.heartbeat()
     assert "No space left" in capsys.readouterr().err
-
-
-def test_the_heartbeat_names_no_run_while_nothing_runs(agent: Agent) -> None:
-    write_json(agent.progress_path, {"attempt": 1, "run_id": "old"})
-    agent.heartbeat()
-    beat = json.loads((agent.own / "heartbeat.json").read_text())
-    assert (beat["phase"], beat["run_id"]) == ("waiting", "")
 
 
 ITEM = Item(run_id="r", kind="train", nodes=[1, 2], devices=[1, 4], batches=[8, 8])
@@ -164,67 +157,6 @@ def test_torchrun_starts_behind_a_check_where_a_gpu_was_bought_and_a_machine_wai
     assert waits == [pytest.approx(DEVICES_WITHIN_S, abs=1.0), 0.0]
 
 
-@pytest.mark.parametrize(
-    ("workload", "needs"),
-    [
-        (WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build"), False),
-        (
-            WorkloadFile(
-                name="w", digest="d", file="workloads/d.py", function="build", env={"A": "1"}
-            ),
-            True,
-        ),
-        (
-            WorkloadFile(
-                name="w", digest="d", file="workloads/c.tar.gz", function="build", module="m"
-            ),
-            True,
-        ),
-    ],
-)
-def test_what_needs_more_than_a_plain_file_is_prepared_before_torchrun_and_after_the_devices(
-    workload: WorkloadFile, needs: bool
-) -> None:
-    whole = replace(plan(1, ITEM), workloads=[workload], expected=WAITED_FOR)
-    words = Agent(mailbox=Path("m"), node=1, address="", deadline_unix=0.0).command(whole)
-    modules = [after for word, after in pairwise(words) if word == "-m"]
-    prepared = ["node.prepare"] * needs
-    assert modules == ["node.device_check", *prepared, "torch.distributed.run", "node.worker"]
-
-
-def test_a_launch_that_could_not_be_prepared_ends_by_fault_of_its_runs(agent: Agent) -> None:
-    agent.attempt = 1
-    agent.log_path.write_text(f"srift[{EXIT_ITEM_FAILED}]: requirements of workload w clash\n")
-    agent.launch = subprocess.Popen(["sh", "-c", f"exit {EXIT_ITEM_FAILED}"])
-    agent.launch.wait()
-    agent.end_launch()
-    finished = json.loads((agent.own / "finished-1.json").read_text())
-    assert (finished["worker_exit_code"], finished["reason"]) == (
-        EXIT_ITEM_FAILED,
-        "requirements of workload w clash",
-    )
-
-
-@pytest.mark.parametrize(
-    ("devices", "threads"),
-    [
-        (Devices(name=CPU, count=1, threads=0), "48"),
-        (Devices(name=CPU, count=1, threads=1), "1"),
-        (Devices(name=ANY, count=1), "1"),
-        (Devices(name="A10G", count=4), "1"),
-    ],
-)
-def test_a_rented_processor_is_there_without_a_check_and_computes_with_all_its_cores(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, devices: Devices, threads: str
-) -> None:
-    monkeypatch.setattr("tasks.node.agent.cores", lambda: 48)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    words, seen = started(agent, monkeypatch, devices)
-    assert "AWS_SECRET_ACCESS_KEY" not in seen and seen["PATH"]
-    assert (words[1:3] == ["-m", "torch.distributed.run"]) is (devices.name in (CPU, ANY))
-    assert (seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == (threads, threads)
-
-
 def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agent) -> None:
     agent.attempt = 1
     agent.log_path.parent.mkdir(exist_ok=True)
@@ -235,12 +167,6 @@ def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agen
     finished = json.loads((agent.own / "finished-1.json").read_text())
     assert (finished["exit_code"], finished["worker_exit_code"]) == (EXIT_NO_DEVICE, EXIT_NO_DEVICE)
     assert finished["reason"] == "bought for 4 x A10G"
-
-
-@pytest.mark.local
-@pytest.mark.enable_socket
-def test_a_workload_talks_on_the_interface_of_its_machines_address(tmp_path: Path) -> None:
-    assert environment("127.0.0.1", tmp_path, threads=1)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_the_agent_never_imports_torch() -> None:

@@ -70,16 +70,9 @@ def test_the_entrypoint_gets_its_folder_by_the_name_data_or_is_asked_to_take_it(
         build(folder, near, seed=0, rank=0, computing=Arithmetic())
 
 
-def test_one_without_data_is_called_as_ever(folder: Path) -> None:
-    (folder / "w.py").write_text(READS.format(parameters=f"data='{folder}/images'"))
-    assert (
-        build(folder, replace(FAR, data=""), seed=0, rank=0, computing=Arithmetic()).parameters == 4
-    )
-
-
 def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(folder: Path) -> None:
     near = replace(FAR, data=str(folder / "imagess"))
-    with pytest.raises(DataMissing, match="imagess is not there any more: put it back") as missing:
+    with pytest.raises(DataMissing, match="imagess") as missing:
         data_path(folder, near)
     item = Item(run_id="r", kind="train", nodes=[0], workload="w", batches=[1])
     plan = Plan(
@@ -97,7 +90,7 @@ def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(fold
 
 
 def test_what_a_courier_fetched_is_found_and_why_it_could_not_is_reported(folder: Path) -> None:
-    with pytest.raises(DataMissing, match="s3://mine-1/cats/, were not fetched"):
+    with pytest.raises(DataMissing, match="aabbccddeeff"):
         data_path(folder, FAR)
     failure = failure_of(folder, FAR.data_digest)
     failure.parent.mkdir()
@@ -126,8 +119,3 @@ def test_keys_become_files_below_the_folder() -> None:
 def test_keys_that_climb_out_or_could_be_no_file_are_refused(key: str) -> None:
     with pytest.raises(ValueError, match=r"object|below"):
         files_of(["cats/1.jpg", key], "cats/")
-
-
-def test_an_object_that_is_a_folder_for_others_is_refused() -> None:
-    with pytest.raises(ValueError, match="'cats/a' is an object, and others lie below it"):
-        files_of(["cats/a", "cats/a/b/c"], "cats/")

@@ -16,12 +16,10 @@ from tasks.node import device, device_check
 from tasks.node.device import NoSuchDevice, own_device
 from tasks.node.device_check import (
     is_named,
-    missing_devices,
-    torch_sees,
     wait_for_devices,
     wrong_device,
 )
-from tasks.node.processes import EXIT_MAILBOX, EXIT_NO_DEVICE
+from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import ANY, CPU, Devices, Item, Plan, WorkloadFile, write_json
 
 FOUR = Devices(name="A10G", count=4)
@@ -57,15 +55,6 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
     assert [is_named(expected, one) for one in names + others] == [True] * len(names) + [
         False
     ] * len(others)
-
-
-def test_fewer_than_were_bought_are_not_enough_and_the_sentence_counts_them() -> None:
-    assert missing_devices(FOUR, ["NVIDIA A10G"] * 4) == ""
-    assert "4 x A10G, and torch can use 3 x NVIDIA A10G" in missing_devices(
-        FOUR, ["NVIDIA A10G"] * 3
-    )
-    assert "torch can use no GPU" in missing_devices(FOUR, [])
-    assert missing_devices(FOUR, ["NVIDIA A10G"] * 3 + ["NVIDIA L4"])
 
 
 def test_a_run_is_judged_machine_by_machine_and_what_is_unknown_is_no_fault() -> None:
@@ -124,33 +113,6 @@ def test_a_machine_is_waited_for_and_its_reason_is_what_torch_said(
     assert least_s <= clock.now <= most_s and not colds
 
 
-def python(folder: Path, script: str) -> str:
-    file = folder / "python"
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(0o755)
-    return str(file)
-
-
-def test_every_look_is_a_process_of_its_own_and_whatever_it_says_is_an_answer(
-    tmp_path: Path,
-) -> None:
-    assert torch_sees(9.0, python(tmp_path, """echo noise; echo '["NVIDIA L4"]'""")) == (
-        ["NVIDIA L4"],
-        "",
-    )
-    assert torch_sees(9.0, python(tmp_path, "echo Error 802 >&2; echo '[]'")) == ([], "Error 802")
-    assert torch_sees(9.0, python(tmp_path, "echo no kernel image >&2; exit 1")) == (
-        [],
-        "no kernel image",
-    )
-    assert torch_sees(9.0, python(tmp_path, "exit 1")) == ([], "exit status 1")
-    assert torch_sees(9.0, str(tmp_path / "none"))[0] == []
-    assert torch_sees(1e-9, python(tmp_path, "exec sleep 9")) == (
-        [],
-        "torch did not answer within 0 s",
-    )
-
-
 def plan(*nodes: list[int]) -> Plan:
     items = [
         Item(run_id=f"r{n}", kind="train", nodes=one, workload="w", batches=[8] * len(one))
@@ -198,13 +160,6 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, there: list[str]) -> li
     return became or [str(ended.value.code)]
 
 
-def test_with_its_devices_the_machine_starts_what_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert check(tmp_path, monkeypatch, ["NVIDIA A10G"] * 4) == ["/bin/torchrun", "--nnodes", "2"]
-    assert not list(tmp_path.glob("node-*"))
-
-
 def test_without_them_its_runs_and_no_others_are_failed_with_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,17 +177,6 @@ def test_without_them_its_runs_and_no_others_are_failed_with_that_reason(
     assert capsys.readouterr().err.startswith(
         f"srift[{EXIT_NO_DEVICE}]: this machine was bought for"
     )
-
-
-def test_a_full_mailbox_is_reported_as_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(device_check, "write_failed_records", full)
-    assert check(tmp_path, monkeypatch, []) == [str(EXIT_MAILBOX)]
-    assert "No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,6 @@ def test_equal_ranks_differ_by_a_sample_at_most(ranks: int, most: int) -> None:
     assert max(samples) - min(samples) <= 1
 
 
-def test_unequal_ranks_share_by_their_batches() -> None:
-    assert shares(48, [16, 8]).samples == (32, 16)
-
-
 @pytest.mark.parametrize(("batch", "batches"), [(1, [4, 4]), (8, [4, 0])])
 def test_what_cannot_be_shared_is_refused(batch: int, batches: list[int]) -> None:
     with pytest.raises(ValueError, match=f"a batch of {batch} for 2 ranks"):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tasks.execution.record_loader import WireRecord
 from tasks.node import launch, worker
 from tasks.node.measuring import Patience
-from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE
+from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE
 from tasks.node.record import CPU, MACHINE, Devices, Item, Plan, RankLayout, write_json
 from tests.tasks.node.test_steps import regression
 
@@ -152,33 +152,6 @@ def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_befo
     assert problems(tmp_path) == dict.fromkeys({"node-0", node}, f"{label}: ValueError: row 17")
 
 
-def test_what_was_measured_stays_and_what_may_be_the_loss_of_a_peer_is_no_failure(
-    tmp_path: Path,
-) -> None:
-    gone, lost = Store(gone=True), RuntimeError("Connection closed by peer")
-    for number in (1, 2):
-        assert aborted(rank(number, tmp_path, gone), ValueError("row 17")) == EXIT_LOST_PEER
-    assert aborted(rank(2, tmp_path, Store()), lost) == EXIT_LOST_PEER
-    assert problems(tmp_path) == {}
-    worker.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, "", {"step_s": 1.0})
-    aborted(rank(1, tmp_path, Store()), ValueError("row 17"))
-    assert problems(tmp_path) == {"node-0": ""}, "a neighbour failed afterwards"
-
-
-def test_a_record_names_the_devices_of_each_of_its_machines(tmp_path: Path) -> None:
-    whole = rank(0, tmp_path, Store())
-    worker.write_record(whole, ITEM, 1.0, "", {"step_s": 1.0})
-    record = json.loads((tmp_path / "node-0" / "records" / "late.json").read_text())
-    assert record["devices"] == [
-        {"name": "NVIDIA L4", "count": 2, "threads": 1},
-        {"name": CPU, "count": 1, "threads": 8},
-    ]
-    assert WireRecord.model_validate(record)
-    unlike = replace(whole, devices=(("NVIDIA L4", 1), (CPU, 1), (CPU, 8)))
-    assert unlike.used(ITEM)[0].name == "NVIDIA L4+cpu"
-    assert [one.name for one in whole.used(replace(ITEM, nodes=[1], devices=[1]))] == [CPU]
-
-
 def test_a_full_disk_ends_the_launch_and_says_where(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -209,68 +182,6 @@ def test_a_full_disk_ends_the_launch_and_says_where(
 )
 def test_a_lost_peer_is_not_taken_for_a_fault_of_the_workload(error: Exception, lost: bool) -> None:
     assert worker.lost_peer(error) == lost
-
-
-def test_an_explanation_is_one_line_with_the_kind_of_error() -> None:
-    assert launch.explain(ValueError("row 17\nis not a number")) == "ValueError: row 17"
-    assert launch.explain(KeyError()) == "KeyError"
-
-
-def test_each_item_says_what_was_taken_while_it_was_measured_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def measured(
-        item: Item, _group: object, _device: object, patience: Patience
-    ) -> tuple[dict[str, float], str]:
-        patience.wanted += 100.0
-        patience.taken += 40.0 if item.run_id == "late" else 0.0
-        return {"seconds": 1.0}, ""
-
-    monkeypatch.setattr(worker, "probe", measured)
-    mine = rank(0, tmp_path, Store())
-    late, following = (Item(run_id=name, kind="probe", nodes=[0]) for name in ("late", "next"))
-    shares = [worker.measure(mine, one, None)[0]["taken_share"] for one in (late, following, late)]
-    assert shares == [0.4, 0.0, 0.4]
-
-
-def test_one_rank_writes_one_checkpoint_of_each_workload_once_it_has_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step_s = [0.0, 1.0, 1.0, 1.0]  # the first is no training
-    monkeypatch.setattr(
-        worker, "train", lambda *_, **__: ({"step_s": 1.0} if step_s.pop(0) else {}, "")
-    )
-    monkeypatch.setattr(worker, "write_checkpoint", lambda _: {"checkpoint_s": 0.5})
-    first, last = rank(0, tmp_path, Store()), rank(2, tmp_path, Store())
-    written = [
-        "checkpoint_s"
-        in worker.measure(
-            mine, replace(ITEM, nodes=[mine.node], devices=[1], batches=[2]), regression()
-        )[0]
-        for mine in (first, first, first, last)
-    ]
-    assert written == [False, True, False, False]
-
-
-def test_a_launch_is_as_patient_as_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("init_process_group", "barrier"):
-        monkeypatch.setattr(dist, name, lambda *_, **__: None)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "new_group", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "TCPStore", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "PrefixStore", lambda *_: Store())
-    monkeypatch.setattr(launch, "rehearse", lambda *_: None)
-    monkeypatch.setenv("MASTER_ADDR", "a")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.setenv("RANK", "0")
-    item = replace(ITEM, nodes=[0], devices=[1])
-    expected = [Devices(name=CPU, count=1)]
-    plan = Plan(
-        lease_id="l", attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item]
-    )
-    joined = launch.join(Path(), replace(plan, patience_s=33.0))
-    assert joined.devices == ((CPU, torch.get_num_threads()),)
-    assert joined.patience.left_s == 33.0 and launch.join(Path(), plan).patience.left_s == 0.0
 
 
 def test_what_is_measured_in_the_order_of_sending_is_told_as_machines_come(
