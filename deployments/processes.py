@@ -1,10 +1,8 @@
-"""Processes that `make up` starts and ends, and what may be asked of a port on loopback."""
+"""Processes that `make up` starts and ends."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,70 +11,51 @@ from typing import Self
 
 import psutil
 
-HOST = "127.0.0.1"
-
 
 class UpError(Exception):
-    """Something that the operator can put right. The message says what and how."""
+    """The operator can fix it; the message says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """One process started here, with the log it writes to."""
+    """A process and its log."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
 
     @classmethod
-    def start(
-        cls,
-        name: str,
-        line: Sequence[str],
-        *,
-        cwd: Path,
-        env: Mapping[str, str],
-        log: Path,
-        inherits: Sequence[int] = (),
-    ) -> Self:
-        """Start `line` with its output in `log` and the open files `inherits`, to end when this script is killed.
-
-        In a session of its own: a Ctrl-C reaches this script alone, so that the order of ending is ours.
-        """
+    def start(cls, name: str, line: Sequence[str], *, env: Mapping[str, str], log: Path) -> Self:
+        """Start `line`. It ends with this script, and does not get the terminal's Ctrl-C."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *line],
-                cwd=cwd,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                pass_fds=inherits,
-                umask=0o077,  # databases of runs and models, and logs, are nobody else's
+                umask=0o077,  # databases and logs are the operator's alone
             )
         return cls(name=name, process=process, log=log)
 
     def check(self) -> None:
-        """Raise UpError with the end of the log if the process has ended."""
+        """Raises UpError with the end of the log if the process has ended."""
         if self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise UpError(
-                f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n{tail}"
-            )
+            raise UpError(f"{self.name} ended; the end of {self.log}:\n{tail}")
 
-    def end(self, *, grace_s: float) -> list[int]:
-        """SIGTERM to the process and to the flow runs it supervises, then SIGKILL to whatever is left after `grace_s`.
+    def end(self, *, grace_s: float) -> int:
+        """Terminate the process and its flow runs; return how many had to be killed.
 
-        A worker alone would wait for its runs to finish, and they have process groups of their own. Returns the ids of
-        processes that had to be killed, the first one left out: a worker often survives its SIGTERM.
+        A worker waits for its runs, which have process groups of their own.
         """
         try:
             first = psutil.Process(self.process.pid)
             family = [first, *first.children(recursive=True)]
         except psutil.NoSuchProcess:
-            return []
+            return 0
         for one in family:
             with suppress(psutil.NoSuchProcess):
                 if one == first or "prefect." in " ".join(one.cmdline()):
@@ -87,31 +66,4 @@ class Child:
                 one.kill()
         psutil.wait_procs(left, timeout=5.0)
         self.process.wait()
-        return [one.pid for one in left if one != first]
-
-
-def listen(port: int) -> socket.socket | None:
-    """A socket that listens on the loopback port, None where that is taken.
-
-    Handed to the server that is to serve it: no other user's program can be there first and be shown the credential.
-    """
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((HOST, port))
-        listening.listen(128)
-    except OSError:
-        listening.close()
-        return None
-    return listening
-
-
-def answers(url: str, headers: Mapping[str, str]) -> bool:
-    """Whether `url` answers 200 now."""
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=dict(headers)), timeout=5
-        ) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        return sum(one != first for one in left)

@@ -219,8 +219,6 @@ def furnish(folder: Path) -> None:
     """What `furnished` has, in a new folder, to be written to."""
     folder.mkdir()
     here = install(folder)
-    plot = folder / "calibration.png"
-    plot.write_bytes(b"a picture")
     here.home.chmod(0o700)  # as the command makes a new one
     version = registry.log_challenger(
         here.home,
@@ -229,7 +227,6 @@ def furnish(folder: Path) -> None:
         scoreboard=scores(),
         card="# a card",
         provenance=provenance(),
-        plots=[plot],
     )
     registry.promote(here.home, "local", version, "the first")
     prices.note_definitions(here, NOON)

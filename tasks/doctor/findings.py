@@ -1,4 +1,4 @@
-"""What the doctor finds: one line a check, and how the lines are shown."""
+"""What the doctor finds: one line a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..providers.base import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `note` is for information and stops nothing; `wrong` says what it is and how to put it right."""
+    """One line. `note` stops nothing; `wrong` names the fix."""
 
     check: str
     status: Literal["ok", "note", "wrong"]
@@ -19,7 +19,7 @@ class Finding:
 
 
 def judged(check: str, ask: Callable[[], str]) -> Finding:
-    """`ask` returns what is right, or raises what is wrong."""
+    """Return `ask()` as ok, or its ProviderError as wrong."""
     try:
         return Finding(check, "ok", ask())
     except ProviderError as error:
@@ -27,20 +27,15 @@ def judged(check: str, ask: Callable[[], str]) -> Finding:
 
 
 def well(findings: Sequence[Finding]) -> bool:
-    """Whether nothing is wrong."""
     return not any(one.status == "wrong" for one in findings)
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """As `--json` prints it."""
     return {"well": well(findings), "findings": [asdict(one) for one in findings]}
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """A line a finding, and the verdict."""
     width = max(len(one.check) for one in findings)
     lines = [f"{one.status:5}  {one.check:{width}}  {one.says}" for one in findings]
     wrong = sum(one.status == "wrong" for one in findings)
-    return "\n".join(
-        [*lines, f"{wrong} to put right" if wrong else "all is well: a refresh can start"]
-    )
+    return "\n".join([*lines, f"{wrong} to fix" if wrong else "all is well: a refresh can start"])

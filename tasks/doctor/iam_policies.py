@@ -1,4 +1,4 @@
-"""The IAM policies of deployments/iam with this installation's names in them: `srift doctor --print-policies`."""
+"""The IAM policies of deployments/iam, filled with this installation's names."""
 
 from __future__ import annotations
 
@@ -11,25 +11,19 @@ from ..workspace.settings import SettingsError
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "iam"
 NAMES = ("controller-policy", "node-policy", "node-trust")
-ACCOUNT = (
-    "123456789012"  # AWS's own example; stands where nobody could be asked which account it is
-)
+ACCOUNT = "123456789012"  # AWS's example, used if the account is not known
 
 
 def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None) -> dict[str, Any]:
-    """Each policy by its file's name. The machines' role is called as their profile, unless `node_role` says otherwise.
+    """Return each policy by its file's name. Raises SettingsError.
 
-    Raises SettingsError where no bucket is named, or where the files did not come along.
+    The machines' role has the name of their profile, unless `node_role` is given.
     """
     if ec2.bucket is None:
-        raise SettingsError(
-            "the policies name the bucket: set bucket under [ec2] in srift.toml first"
-        )
+        raise SettingsError("the policies name the bucket: set bucket under [ec2] in srift.toml")
     if not FOLDER.is_dir():
-        raise SettingsError(
-            f"{FOLDER} is not there: the policies come with a checkout of Srift, not with the package"
-        )
-    named = {
+        raise SettingsError(f"{FOLDER} is missing: the policies come with a checkout of Srift")
+    names = {
         "bucket": ec2.bucket,
         "prefix": ec2.prefix,
         "deployment": ec2.deployment,
@@ -38,13 +32,10 @@ def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None)
         "ami_parameter": ec2.ami_parameter,
         "account": account or ACCOUNT,
     }
-    return {
-        name: json.loads(_filled((FOLDER / f"{name}.json").read_text(), named)) for name in NAMES
-    }
-
-
-def _filled(text: str, named: dict[str, str]) -> str:
-    """Not str.format: JSON has braces of its own, and `${aws:userid}` is AWS's to fill in."""
-    for name, value in named.items():
-        text = text.replace("{" + name + "}", value)
-    return text
+    filled = {}
+    for policy in NAMES:
+        text = (FOLDER / f"{policy}.json").read_text()
+        for name, value in names.items():  # not str.format: JSON and `${aws:userid}` have braces
+            text = text.replace("{" + name + "}", value)
+        filled[policy] = json.loads(text)
+    return filled

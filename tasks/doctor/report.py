@@ -1,7 +1,4 @@
-"""Whether a refresh could work here: each thing that it needs, whether it is right, and the fix where it is not.
-
-Costs nothing, asks for no machine, leaves nothing behind. Sentences hold no secret: AWS's own words are not repeated.
-"""
+"""Check what a refresh needs. Costs nothing, starts no machine, changes nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from warehouse.database import (
-    Warehouse,
-    WarehouseBusy,
-    WarehouseError,
-    WarehouseMissing,
-)
+from warehouse.database import Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
 from warehouse.export import read_published
 from warehouse.lake import SharedWarehouse
 
@@ -30,43 +22,32 @@ from .data import addresses_of, examine_data, statements
 from .findings import Finding, judged
 from .iam_policies import policies
 
-# A first refresh writes about 20 MiB: the server's database, the model with its plots, the warehouse and its copies.
-LEAST_FREE_MIB = 100
-
 
 def examine(settings: Settings, provider: str) -> list[Finding]:
-    """Every finding, in the order in which one would put things right. Raises SettingsError on an unknown provider."""
-    warehouse = open_warehouse(settings, wait_s=1.0)
+    """Return every finding, in the order of repair. Raises SettingsError."""
+    found = examine_home(settings)
     if capabilities(provider).spends_money:
-        return examine_home(settings.home, warehouse=warehouse) + examine_ec2(settings)
-    return [
-        *examine_home(settings.home, warehouse=warehouse),
-        *_local(provider_of(settings, provider)),
-        *examine_data(settings),
-    ]
+        return found + examine_ec2(settings)
+    return [*found, *_local(provider_of(settings, provider)), *examine_data(settings)]
 
 
-def examine_home(
-    home: Path, *, thorough: bool = True, warehouse: Warehouse | None = None
-) -> list[Finding]:
-    """Whether SRIFT_HOME can be written, and what lies in it read; `thorough`: each row too.
-
-    `warehouse` is that of the installation, where it is not the file in `home`.
-    """
-    warehouse = warehouse or Warehouse(home / "warehouse.duckdb", wait_s=1.0)
+def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
+    """Return whether SRIFT_HOME is writable and its files readable; `thorough` reads each row."""
+    home = settings.home
+    warehouse = open_warehouse(settings, wait_s=1.0)
     found = [judged("home", partial(check_home, home))]
     if home.is_dir() and home.stat().st_mode & 0o077:
-        says = f"other users of this machine may look into {home}: where they should not, type `chmod 700 {home}`"
+        says = f"other users can look into {home}: `chmod 700 {home}` prevents that"
         found.append(Finding("privacy of home", "note", says))
-    files: dict[str, Callable[[Path, bool], str]] = {
-        "warehouse": lambda home, thorough: _warehouse(warehouse, thorough),
-        "published table": _published,
-        "model registry": _registry,
-        "Prefect's history": _history,
+    checks: dict[str, Callable[[], str]] = {
+        "warehouse": lambda: _warehouse(warehouse, thorough),
+        "published table": lambda: f"{len(read_published(home / 'published'))} rows",
+        "model registry": lambda: _registry(home),
+        "Prefect's history": lambda: _history(home, thorough),
     }
-    for check, ask in files.items():
+    for check, ask in checks.items():
         try:
-            found.append(Finding(check, "ok", ask(home, thorough)))
+            found.append(Finding(check, "ok", ask()))
         except (WarehouseMissing, WarehouseBusy) as error:
             found.append(Finding(check, "note", str(error)))
         except (Wrong, WarehouseError, OSError) as error:
@@ -75,67 +56,44 @@ def examine_home(
 
 
 def trouble_of(settings: Settings) -> list[str]:
-    """What is wrong in SRIFT_HOME, in sentences, without reading all of it: a matter of milliseconds."""
-    found = examine_home(
-        settings.home, thorough=False, warehouse=open_warehouse(settings, wait_s=1.0)
-    )
+    """Return what is wrong in SRIFT_HOME, without reading all of it."""
+    found = examine_home(settings, thorough=False)
     return [f"{one.check}: {one.says}" for one in found if one.status == "wrong"]
 
 
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
-    """Raises ProviderError with everything that is wrong, before a refresh that may launch asks for a machine.
+    """Raises ProviderError with everything that is wrong before a refresh may spend money.
 
-    One that launches nothing, or local hosts alone, needs but a home that it can write, and its workloads' folders of
-    data: raises SettingsError without.
+    Any other refresh needs a writable home and its workloads' data.
     """
     check_home(settings.home)
     for name in settings.workloads:
         settings.data(name)
     if not capabilities(provider).spends_money or not max_usd:
         return
-    wrong = [
-        f"  {one.check}: {one.says}" for one in examine(settings, provider) if one.status == "wrong"
-    ]
+    found = examine(settings, provider)
+    wrong = [f"  {one.check}: {one.says}" for one in found if one.status == "wrong"]
     if wrong:
-        raise ProviderError("\n".join(["no machine was asked for, since", *wrong]))
+        raise ProviderError("\n".join(["no machine was requested:", *wrong]))
 
 
 def policies_of(settings: Settings) -> dict[str, Any]:
-    """The IAM policies with this installation's names, and the account's number where AWS could be asked for it.
-
-    Machines may read the data that workloads name in S3.
-    """
+    """Return the IAM policies with this installation's names, and access to workloads' data."""
     found = policies(settings.ec2, account_number(settings.ec2))
     found["node-policy"]["Statement"] += statements(settings.ec2, addresses_of(settings))
     return found
 
 
-def restore_warehouse(settings: Settings) -> str:
-    """Put the last refresh's copy in the warehouse's place. Raises WarehouseError."""
-    damaged = open_warehouse(settings).restore()
-    return f"the copy of the last refresh is in place; the file before is kept as {damaged}"
-
-
 def share_warehouse(settings: Settings) -> str:
-    """Copy the rows of the home's file into the shared warehouse, which keeps its own; returns what was done.
-
-    The file stays. Raises SettingsError where nothing is shared, WarehouseMissing without a file, WarehouseError.
-    """
+    """Copy the home's file into the shared warehouse; return what was copied. Keeps the file."""
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
-        raise SettingsError(
-            "nothing is shared: srift.toml has no section [shared] (see docs/team.md)"
-        )
+        raise SettingsError("nothing is shared: srift.toml has no section [shared]")
     if not file.exists():
-        raise WarehouseMissing(
-            f"there is no warehouse at {file} to copy; the next `srift refresh` writes to {shared}"
-        )
+        raise WarehouseMissing(f"there is no warehouse at {file} to copy")
     copied = shared.carry_over(file)
-    rows = (
-        ", ".join(f"{count} of {table}" for table, count in copied.items() if count)
-        or "none: all were there"
-    )
-    return f"copied into {shared}: {rows}. {file} is no longer read; models are fitted anew by the next `srift refresh`"
+    rows = [f"{count} of {table}" for table, count in copied.items() if count]
+    return f"copied into {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer read"
 
 
 def _warehouse(warehouse: Warehouse, thorough: bool) -> str:
@@ -145,26 +103,20 @@ def _warehouse(warehouse: Warehouse, thorough: bool) -> str:
         return "opens"
 
 
-def _published(home: Path, thorough: bool) -> str:
-    return f"{len(read_published(home / 'published'))} rows"
-
-
-def _registry(home: Path, thorough: bool) -> str:
-    if said := registry_damage(home):
-        raise Wrong(said)
-    if OPERATORS_STORE in os.environ:  # which may hold a password
-        return f"is kept where {OPERATORS_STORE} or [shared] says"
+def _registry(home: Path) -> str:
+    if OPERATORS_STORE in os.environ:  # the URL may hold a password
+        return f"is where {OPERATORS_STORE} or [shared] says"
+    if found := registry_damage(home):
+        raise Wrong(found)
     return "can be read" if (home / "mlflow.db").exists() else "there is none yet"
 
 
 def _history(home: Path, thorough: bool) -> str:
     if HISTORY in os.environ:
-        return f"is kept where {HISTORY} or [shared] says"
+        return f"is where {HISTORY} or [shared] says"
     store = Path(os.environ.get("PREFECT_HOME", home / "prefect")) / "prefect.db"
-    if said := damage(store, thorough=thorough):
-        raise Wrong(
-            f"{store} is damaged ({said}): move it away; the history of runs is lost, and nothing else"
-        )
+    if thorough and (found := damage(store)):
+        raise Wrong(f"{store} is damaged ({found}): move it away; only the history of runs is lost")
     return "can be read" if store.exists() else "there is none yet"
 
 
@@ -175,6 +127,6 @@ def _local(provider: Provider) -> list[Finding]:
     except ProviderError as error:
         return [*limits, Finding("instance types", "wrong", str(error))]
     if not types:
-        says = "none can be had here: see above, and [local.instance_types] in srift.toml"
+        says = "no type of [local.instance_types] in srift.toml fits this machine"
         return [*limits, Finding("instance types", "wrong", says)]
     return [*limits, Finding("instance types", "ok", ", ".join(types))]

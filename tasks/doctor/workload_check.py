@@ -1,7 +1,7 @@
-"""`srift check`: two steps of a workload on this machine, in each precision that it tolerates. Buys nothing.
+"""`srift check`: two steps of a workload on this machine, in each of its precisions.
 
-It runs as on a host: the same code from an archive, the same installed requirements, without this shell's environment
-and, where namespaces can be had, without a network and without sight of other processes.
+Runs as on a host: code from an archive, installed requirements, a clean environment and, if
+namespaces are available, no network and no view of other processes.
 """
 
 from __future__ import annotations
@@ -17,58 +17,44 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from models.domain.suggestions import nearest_names
-
 from ..node import agent
 from ..node.record import WorkloadFile
 from ..node.requirements import NotInstalled, unpack
 from ..providers.local.network import detect, without_network
 from ..workspace.environments import install_at
-from ..workspace.settings import Settings, SettingsError
+from ..workspace.settings import Settings
 from ..workspace.sources import Source
 from ..workspace.workload_data import WorkloadData
-from .unnamed_imports import unnamed_imports
 
-# Of the batch that is tried, as a part of the least global batch: what one device of several gets. node.check calls it
-# a quarter.
-_SHARE = 4
+_SHARE = 4  # a device gets a quarter of the least global batch
 
 
 class CheckFailed(Exception):
-    """The workload does not train as it is; what was found is shown before."""
+    """The workload does not train here."""
 
 
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
-    """workload, entrypoint, batch (samples of one device), `notes`, and `precisions`: what `node.check` says of each.
+    """Return workload, entrypoint, batch per device, notes, and the result of each precision.
 
-    Its requirements are installed first, for which `timeout_s` does not count. Its data are read where they lie, those
-    in S3 where they were fetched for local hosts; else a note says so, as one does of strategies and switches, which
-    are not tried, and of packages that are here and no `requirements` name.
-    Raises SettingsError where the workload is unknown or has no entrypoint, CheckFailed where its requirements cannot
-    be installed, it takes too long or ends the process that runs it.
+    `timeout_s` does not include the installation of requirements. Raises SettingsError on an
+    unknown workload, CheckFailed if the check cannot run to its end.
     """
-    if name not in settings.workloads:
-        raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, settings.workloads)}")
     file, source = settings.travelling(name)
     data = settings.data(name)
     file = replace(file, data="" if data is None else _place(settings, data))
-    stated = settings.workloads[name]
-    batch = max(1, settings.workload(name).global_batch_least // _SHARE)
+    stated = settings.stated(name)
+    batch = max(1, stated.batches[0] // _SHARE)
     try:
         python = install_at(settings.home, file, source) if file.requirements else sys.executable
     except NotInstalled as error:
         raise CheckFailed(str(error)) from None
     isolation = detect()
-    notes = list(source.left_out)
+    notes = [f"{link} is a link, and is not sent to machines" for link in source.left_out]
     if not isolation.namespaces:
-        notes.append(
-            f"this machine's network was in reach, as it is on no local host: {isolation.why_not}"
-        )
+        notes.append(f"the check could reach the network, a host cannot: {isolation.why_not}")
     untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
     if untried:
-        notes.append(
-            f"not tried here: {', '.join(untried)}; one process made its steps without them, a refresh measures them"
-        )
+        notes.append(f"not tried with one process: {', '.join(untried)}")
     with tempfile.TemporaryDirectory(prefix="srift-check-") as place:
         folder, package = Path(place) / "home", Path(place) / "code" / "node"
         _lay_out(folder, package, file, source)
@@ -78,19 +64,19 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             "precisions": list(stated.precisions),
             "batch": batch,
         }
-        command = without_network(
-            isolation, [python, "-m", "node.check", str(Path(place) / "answer.json")]
-        )
-        answer = _asked(command, question, Path(place), timeout_s=timeout_s)
-    notes += unnamed_imports(
-        source, answer["files"], Path(python).parents[1] if file.requirements else None
-    )
-    found = {"workload": name, "entrypoint": str(stated.entrypoint), "batch": batch}
-    return found | {"notes": notes, "precisions": answer["precisions"]}
+        command = [python, "-m", "node.check", str(Path(place) / "answer.json")]
+        answer = _run(without_network(isolation, command), question, Path(place), timeout_s)
+    return {
+        "workload": name,
+        "entrypoint": str(stated.entrypoint),
+        "batch": batch,
+        "notes": notes,
+        "precisions": answer["precisions"],
+    }
 
 
 def _lay_out(folder: Path, package: Path, file: WorkloadFile, source: Source) -> None:
-    """As on a machine: the workload's code below `folder`, and the node package alone on Python's path."""
+    """Put the code below `folder`, and the node package alone on Python's path."""
     content, target = source.travels_as(source.read()), folder / file.file
     target.parent.mkdir(parents=True)
     if file.folder:
@@ -107,8 +93,8 @@ def _place(settings: Settings, data: WorkloadData) -> str:
     return str(fetched if data.address is not None and fetched.is_dir() else data.source)
 
 
-def _asked(
-    command: Sequence[str], question: Mapping[str, Any], place: Path, *, timeout_s: float
+def _run(
+    command: Sequence[str], question: Mapping[str, Any], place: Path, timeout_s: float
 ) -> dict[str, Any]:
     answer, folder, workload = place / "answer.json", place / "home", question["workload"]
     own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
@@ -116,7 +102,7 @@ def _asked(
         ended = subprocess.run(
             command,
             input=json.dumps(question).encode(),
-            stdout=sys.stderr.fileno(),  # what the workload prints is no part of the answer
+            stdout=sys.stderr.fileno(),  # the workload's prints are not the command's output
             cwd=folder / WorkloadFile(**workload).folder,
             env=agent.clean_environment(folder) | own | workload["env"],
             timeout=timeout_s,
@@ -124,35 +110,20 @@ def _asked(
         )
     except subprocess.TimeoutExpired:
         raise CheckFailed(
-            f"it did not make two steps of {question['batch']} samples in {timeout_s:g} s and was ended: is something"
-            " downloaded or waited for? --timeout allows more"
+            f"two steps of {question['batch']} samples took more than {timeout_s:g} s;"
+            " --timeout allows more"
         ) from None
     if not answer.exists():
-        raise CheckFailed(f"what ran it {_ended(ended.returncode)} before it had made two steps")
+        code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+        memory = ", probably out of memory" if code == 128 + signal.SIGKILL else ""
+        raise CheckFailed(f"its process ended with exit code {code}{memory}")
     answered: dict[str, Any] = json.loads(answer.read_text())
     return answered
 
 
-def _ended(code: int) -> str:
-    killed = (
-        code - 128 if code > 128 else -code
-    )  # a shell's way of telling of a signal, or Python's
-    if killed in signal.valid_signals():
-        return f"was killed ({signal.Signals(killed).name})" + (
-            " - out of memory?" if killed == signal.SIGKILL else ""
-        )
-    return f"ended with exit code {code}"
-
-
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:
-    """What keeps the workload from training, of `check_workload`'s answer."""
-    said = {
-        one["problem"]: one["precision"] for one in reversed(found["precisions"]) if one["problem"]
-    }
-    if not said:
-        return None
-    every = len(said) == 1 and all(one["problem"] for one in found["precisions"])
+    """Return what keeps the workload from training, if anything."""
     lines = [
-        problem if every else f"in {precision}: {problem}" for problem, precision in said.items()
+        f"in {one['precision']}: {one['problem']}" for one in found["precisions"] if one["problem"]
     ]
-    return CheckFailed(f"{found['workload']} failed here: {'; '.join(lines)}")
+    return CheckFailed(f"{found['workload']} failed here: {'; '.join(lines)}") if lines else None

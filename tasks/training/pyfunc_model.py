@@ -1,6 +1,6 @@
-"""What MLflow stores with each version and runs in the puller's program: loads the model's JSON, answers frames.
+"""The model class that MLflow stores with each version and runs in the puller's program.
 
-It sees neither this project nor torch: `srift_models` is a copy of the `models` room that travels with the version.
+`srift_models` is a copy of the room `models` that travels with the version.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from mlflow.pyfunc.model import PythonModel
 
 
 class StepTime(PythonModel):
-    """Step times of setups: measurement columns in, seconds with a 90 % interval and the bottleneck out."""
+    """Predict step times: setups in, seconds with a 90 % interval and the bottleneck out."""
 
     def load_context(self, context: Any) -> None:
-        """Read the fitted model from the version's artifacts."""
         from srift_models.step_time.serialization import load
 
         self.model = load(Path(context.artifacts["model"]).read_text())
@@ -25,7 +24,7 @@ class StepTime(PythonModel):
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """One row a setup, in the order given. Raises ValueError on an unknown workload or instance type."""
+        """Return one row per setup, in order. Raises ValueError on an unknown name."""
         predicted: pd.DataFrame = self.model.predict(model_input)
         return predicted
 

@@ -1,12 +1,10 @@
-"""Fit a challenger, score it on setups it has not seen, register it, and move `champion` only if the rule agrees."""
+"""Fit a challenger, score it on unseen setups, and promote it if the rule agrees."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import pandas as pd
 
@@ -21,7 +19,7 @@ from ..workspace.blas_threads import one_thread
 from ..workspace.locking import refresh_lock
 from ..workspace.parallel import side_by_side
 from ..workspace.workspace import Workspace, code_commit, new_refresh_id
-from . import plots, registry
+from . import registry
 from .registry import Champion, Provenance
 
 SEED = 11
@@ -29,9 +27,9 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """A fitted model, its predictions for rows held out, their scoreboard, and the rule's decision about it.
+    """A fitted model, its predictions of held-out rows, their scoreboard and the decision.
 
-    `over` is the version that it was judged against, None for none.
+    `over` is the version it was compared with, or None.
     """
 
     model: StepTimeModel
@@ -64,10 +62,7 @@ def challenge(
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
-    """Fit a model on what the warehouse holds, and put it in force: what a refresh does that measures nothing.
-
-    None where there is nothing to fit. Raises Busy while a refresh is at work.
-    """
+    """Fit and promote a first model on the warehouse's rows; None if it has none. Raises Busy."""
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
@@ -85,64 +80,56 @@ def register(
     refresh_id: str,
     now: datetime,
 ) -> tuple[int, Promotion]:
-    """Log the challenger with its provenance, move the alias or record the refusal; returns the version and why.
-
-    Where another machine of the team has put a version in force meanwhile, it is judged against that one.
-    """
-    provider, digest = workspace.provider.name, reads.training_digest(dict(frames))
+    """Log the challenger, then promote or refuse it; return its version and the decision."""
+    home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(
-        training_digest=digest,
+        training_digest=reads.training_digest(dict(frames)),
         training_rows=len(frames["runs"]),
         code_commit=code_commit(),
         seed=SEED,
         refresh_id=refresh_id,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        version = registry.log_challenger(
-            workspace.home,
-            provider,
-            challenger.model,
-            scoreboard=challenger.scoreboard,
-            card=card(provider, challenger, provenance, now),
-            provenance=provenance,
-            plots=plots.draw(challenger.held_out, workspace.home, Path(folder)),
-        )
-    decision = _put_in_force(workspace, challenger, frames, version)
+    version = registry.log_challenger(
+        home,
+        provider,
+        challenger.model,
+        scoreboard=challenger.scoreboard,
+        card=card(provider, challenger, provenance, now),
+        provenance=provenance,
+    )
+    decision, over = challenger.decision, challenger.over
+    current = registry.load_champion(home, provider)
+    if current is not None and current.version != over:  # another machine of the team promoted it
+        data, over = at_nominal_speed(TrainingData(**frames)), current.version
+        decision = verdict(data, challenger.held_out, challenger.model, current.model)
+    if decision.promote:
+        registry.promote(home, provider, version, decision.reason, over=over)
+    else:
+        registry.refuse(home, provider, version, decision.reason)
+    model = {
+        "provider": provider,
+        "version": str(version),
+        "refresh_id": refresh_id,
+        "training_digest": provenance.training_digest,
+        "code_commit": provenance.code_commit,
+        "trained_at": now,
+        "promoted": decision.promote,
+        "reason": decision.reason,
+    }
     with workspace.warehouse.transact() as connection:
-        of = {"provider": provider, "version": str(version), "refresh_id": refresh_id}
-        made = {"training_digest": digest, "code_commit": provenance.code_commit, "trained_at": now}
-        append.append(
+        append.append(connection, "raw_models", [model])
+        append.append_scores(
             connection,
-            "raw_models",
-            [of | made | {"promoted": decision.promote, "reason": decision.reason}],
+            rows_of(challenger.scoreboard),
+            provider=provider,
+            version=str(version),
+            refresh_id=refresh_id,
         )
-        append.append_scores(connection, rows_of(challenger.scoreboard), **of)
     return version, decision
 
 
-def _put_in_force(
-    workspace: Workspace, challenger: Challenger, frames: Mapping[str, pd.DataFrame], version: int
-) -> Promotion:
-    """Promote `version` or record its refusal; returns which, and why."""
-    home, provider = workspace.home, workspace.provider.name
-    decision, over = challenger.decision, challenger.over
-    while decision.promote:
-        other = registry.promote(home, provider, version, decision.reason, over=over)
-        if other is None:
-            return decision
-        champion, over = registry.load_champion(home, provider), other
-        data, rival = (
-            at_nominal_speed(TrainingData(**frames)),
-            None if champion is None else champion.model,
-        )
-        with one_thread():
-            decision = verdict(data, challenger.held_out, challenger.model, rival)
-    registry.refuse(home, provider, version, decision.reason)
-    return decision
-
-
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
-    """One page for the puller: what it predicts, from what, how well, and how to call it."""
+    """Return a page for the puller: what the model predicts, how well, and how to call it."""
     pooled = challenger.scoreboard[challenger.scoreboard["group"] == "all"]
     lines = [
         f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error {row['mean_error']:.1%}, "

@@ -1,6 +1,6 @@
-"""One thread of linear algebra: more spin against each other as soon as other work has the cores.
+"""Linear algebra on one thread: several threads spin against each other on busy cores.
 
-Beside busy processes on 2 cores a fit of 4,853 rows took 48 to 90 s with two threads and 4 to 6 s with one.
+A fit of 4,853 rows on 2 busy cores takes 48 to 90 s with two threads, 4 to 6 s with one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Python environments with workloads' requirements on this machine, in SRIFT_HOME/environments.
+"""Python environments with workloads' requirements, in SRIFT_HOME/environments.
 
-Local hosts have no network: what they need is installed before they start, and found there. `srift check` uses it too.
+Local hosts have no network: their environments are installed before they start.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from ..node.record import WorkloadFile
@@ -21,37 +20,32 @@ _UNUSED_DAYS = 30.0
 
 
 def environment_at(home: Path, spec: WorkloadFile) -> Path:
-    """Where the requirements of `spec` are installed for this Python, or will be."""
+    """Return the environment's folder for the requirements of `spec`."""
     return environment_of(home / "environments", spec.requirements_digest)
 
 
 def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
-    """The Python that has the requirements of `spec`, which are installed first where they are not. Says that they are.
+    """Install the requirements of `spec` if needed; return the Python that has them.
 
-    Raises NotInstalled with the reason, a full disk among them.
+    Raises NotInstalled.
     """
     environment = environment_at(home, spec)
     if installed(environment) is None:
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
-    started = time.monotonic()
-    # pip may write beside what it builds: it gets a copy, not the user's folder
     try:
+        # pip may write beside what it builds, so it gets a copy of the folder.
         with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
             unpack(source.travels_as(source.read()), Path(folder) / "code")
             python = install(spec.requirements, Path(folder) / "code", environment, spec.name)
     except OSError as error:
-        raise NotInstalled(
-            f"requirements of workload {spec.name} could not be installed on this machine: {error}"
-        ) from error
-    if time.monotonic() - started > 1.0:
-        reporter().say(f"installed within {time.monotonic() - started:.0f} s: {environment}")
+        raise NotInstalled(f"requirements of {spec.name} were not installed: {error}") from error
     return python
 
 
 def not_installable(settings: Settings) -> dict[str, str]:
-    """Install what workloads with requirements need, and remove what none has needed for a month.
+    """Install every workload's requirements, and remove environments unused for a month.
 
-    Returns for each workload whose requirements cannot be installed the sentence on why.
+    Returns the reason for each workload whose requirements cannot be installed.
     """
     refused, used = {}, set()
     for name, stated in settings.workloads.items():
@@ -63,10 +57,7 @@ def not_installable(settings: Settings) -> dict[str, str]:
             except NotInstalled as error:
                 refused[name] = str(error)
     for marker in (settings.home / "environments").glob("*/complete.json"):
-        with suppress(OSError):
-            if (
-                marker.parent not in used
-                and time.time() - marker.stat().st_mtime > _UNUSED_DAYS * 86400
-            ):
-                shutil.rmtree(marker.parent)
+        age_days = (time.time() - marker.stat().st_mtime) / 86400
+        if marker.parent not in used and age_days > _UNUSED_DAYS:
+            shutil.rmtree(marker.parent, ignore_errors=True)
     return refused

@@ -1,4 +1,4 @@
-"""One refresh at a time in a home: a lease file says who is at work; the kernel lets go when that one dies."""
+"""One refresh at a time in a home. The kernel releases the lock when its process dies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from warehouse import append
 from ..reporting.progress import reporter
 from .workspace import Workspace
 
-_PATIENCE_S = 6 * 3600.0  # of a run that a schedule started: longer than any refresh takes
-_ASK_AGAIN_S = 2.0
+_PATIENCE_S = 6 * 3600.0  # of a scheduled run: longer than any refresh takes
+_POLL_S = 2.0
 
 
 class Busy(Exception):
-    """Another refresh is at work; the message says which and what to do."""
+    """Another refresh holds the home."""
 
 
 @contextmanager
@@ -33,27 +33,20 @@ def refresh_lock(
     patience_s: float = 0.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Nothing has to be cleaned up after one that was killed.
-
-    While another refresh of this home runs, waits for it for `patience_s`, saying so; then raises Busy.
-    """
+    """Hold the home's lock. Waits up to `patience_s` for another refresh, then raises Busy."""
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
     with (home / "refresh.json").open("a+") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                other = at_work(home)
-                if other is None:
-                    continue  # somebody only looked, as `at_work` does: that takes a moment, and is over
-                if left_s <= 0:
-                    raise _busy(other) from None
-                if left_s == patience_s:
-                    reporter().say(f"{_who(other)}; this one waits for it")
-                sleep(_ASK_AGAIN_S)
-                left_s -= _ASK_AGAIN_S
+        while not _locked(file.fileno()):
+            other = at_work(home)
+            if other is None:
+                continue  # a reader held the lock for a moment
+            if left_s <= 0:
+                raise _busy(other)
+            if left_s == patience_s:
+                reporter().say(f"{_describe(other)}; this one waits for it")
+            sleep(_POLL_S)
+            left_s -= _POLL_S
         file.truncate(0)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         json.dump({"refresh_id": refresh_id, "pid": os.getpid(), "started_at": started}, file)
@@ -64,22 +57,30 @@ def refresh_lock(
             file.truncate(0)
 
 
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def refuse_if_at_work(home: Path) -> None:
-    """Raises Busy if a refresh of this home runs: asked before Prefect, which takes long to start."""
+    """Raises Busy if a refresh runs; checked before Prefect, which starts slowly."""
     other = at_work(home)
     if other is not None:
         raise _busy(other)
 
 
 def patience_s() -> float:
-    """How long this run waits for the lock: a person is answered at once, a run that a schedule started has time."""
+    """Return how long this run waits for the lock: a scheduled run waits, a person does not."""
     from prefect.runtime import deployment
 
     return _PATIENCE_S if deployment.id else 0.0
 
 
 def at_work(home: Path) -> dict[str, Any] | None:
-    """`{refresh_id, pid, started_at}` of the refresh that runs now; None where none does."""
+    """Return `{refresh_id, pid, started_at}` of the running refresh, or None."""
     try:
         with (home / "refresh.json").open("r") as file:
             try:
@@ -93,35 +94,33 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """As `at_work`, for another process than this one."""
+    """Return the running refresh of another process, or None."""
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
 
 
 @contextmanager
-def alone(home: Path, what: str) -> Iterator[None]:
-    """Wait until nobody else in this home is at `what`, a matter of seconds; the kernel lets go of who dies."""
+def alone(home: Path, name: str) -> Iterator[None]:
+    """Hold the lock `name` of this home; waits for it."""
     home.mkdir(parents=True, exist_ok=True)
-    with (home / f".{what}.lock").open("a") as file:
+    with (home / f".{name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def store_timings(workspace: Workspace, refresh_id: str, seconds: Mapping[str, float]) -> None:
-    """Keep the seconds by phase, so that `BENCHMARKS.md` and a slow night can be read from the warehouse."""
+    """Store the seconds of each phase of a refresh."""
     rows = [{"phase": phase, "seconds": spent} for phase, spent in seconds.items()]
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_timings", rows, refresh_id=refresh_id)
 
 
 def _busy(other: Mapping[str, Any]) -> Busy:
-    return Busy(f"{_who(other)}; nothing was started. Wait for it, or end it and run `srift reap`.")
+    return Busy(f"{_describe(other)}; nothing was started. Wait, or end it and run `srift reap`")
 
 
-def _who(other: Mapping[str, Any]) -> str:
-    named = (
-        "refresh {refresh_id} (process {pid}, since {started_at})".format_map(other)
-        if other
-        else "another refresh"
+def _describe(other: Mapping[str, Any]) -> str:
+    return (
+        f"refresh {other.get('refresh_id')} (process {other.get('pid')}, since"
+        f" {other.get('started_at')}) is at work in this home"
     )
-    return f"{named} is at work in this home"

@@ -1,8 +1,4 @@
-"""What `data` of a workload names: a folder of this machine, or an address of S3. Asks S3 nothing.
-
-Wrong names are refused with the nearest right one, and so is what could not travel to a machine of EC2: the names of a
-folder's files become names of objects.
-"""
+"""What `data` of a workload names: a folder of this machine, or a prefix in S3."""
 
 from __future__ import annotations
 
@@ -16,24 +12,21 @@ from pathlib import Path
 
 from models.domain.suggestions import nearest_names
 
-# A million files take minutes to list and hours to fetch one by one.
-MOST_FILES = 1_000_000
-_LONGEST_NAME = 900  # bytes: S3 takes 1024 of a key, and the prefix comes before
-_FORM = "s3://bucket/prefix"
-_ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
-_LIKE_ADDRESS = re.compile(r"(?i)(s3:/*|\w+://)(.*)")
-_BESIDE_LETTERS = set(
-    "!_.'()=+@:, -/~#%&;[]{}^"
-)  # of a prefix; no '*', '?' and '$', since it enters policies
+MOST_FILES = 1_000_000  # more take hours to fetch one by one
+_MAX_NAME_BYTES = 900  # S3 allows 1024 bytes for a key, the prefix included
+# The prefix enters an IAM policy: no '*', '?' or '$'.
+_ADDRESS = re.compile(
+    r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w!.'()=+@:, /~#%&;[\]{}^-]*))?"
+)
 
 
 class BadData(ValueError):
-    """What `data` names is not there, or no data that could travel; the message says what to write instead."""
+    """`data` names nothing that can travel to a machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Objects of `bucket` whose keys begin with `prefix`, which is empty or ends with a slash."""
+    """Objects in `bucket` whose keys begin with `prefix`, which is empty or ends with a slash."""
 
     bucket: str
     prefix: str
@@ -44,10 +37,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadData:
-    """Data of a workload as srift.toml names them; `source` is an absolute folder or an address.
-
-    `digest`: of the text and, for a folder, of its files' names and sizes. Contents are not read.
-    """
+    """A workload's data. `digest` covers the text and, for a folder, names and sizes of files."""
 
     text: str
     source: Path | Address
@@ -55,99 +45,58 @@ class WorkloadData:
 
     @property
     def folder(self) -> Path | None:
-        """None where they lie in S3."""
         return self.source if isinstance(self.source, Path) else None
 
     def fetched_below(self, home: Path) -> Path:
-        """Where what lies in S3 is kept for local hosts, once fetched. Delete it to have it fetched anew."""
+        """Return the folder where data from S3 are kept for local hosts."""
         return home / "data" / self.digest
 
     @property
     def address(self) -> Address | None:
-        """None where they lie in a folder."""
         return self.source if isinstance(self.source, Address) else None
 
 
 def source_of(text: str, root: Path) -> Path | Address:
-    """What `text` names; a folder is relative to `root`. Raises BadData where it is malformed."""
-    if not text.strip() or not text.isprintable():
-        why = "has a character that cannot be printed" if text.strip() else "names nothing"
-        raise BadData(f"{text!r} {why}: write a folder or {_FORM}")
-    found = _LIKE_ADDRESS.fullmatch(text)
-    if found is None:
+    """Parse `text`; a folder is relative to `root`. Raises BadData."""
+    if text.strip() and text.isprintable() and "://" not in text:
         return (root / Path(text).expanduser()).resolve()
-    if not text.startswith("s3://"):
-        near = (
-            f"; did you mean 's3://{found[2].lstrip('/')}'?"
-            if found[1].lower().startswith("s3:")
-            else ""
-        )
-        raise BadData(f"{text!r} is neither a folder nor of the form {_FORM}{near}")
     address = _ADDRESS.fullmatch(text)
-    if address is None:
-        raise BadData(
-            f"{text!r} is not of the form {_FORM}: a bucket's name is of 3 to 63 lower case letters, digits, '-' and"
-            " '.'"
-        )
-    bucket, prefix = address[1], (address[2] or "").removesuffix("/")
-    odd = sorted({one for one in prefix if not (one.isalnum() or one in _BESIDE_LETTERS)})
-    if odd or len(prefix.encode()) > _LONGEST_NAME:
-        what = f"{odd[0]!r} in it" if odd else f"more than {_LONGEST_NAME} bytes"
-        raise BadData(
-            f"{text!r} has {what}, which cannot stand in an IAM policy: copy the data below a plainer prefix"
-        )
-    parts = prefix.split("/") if prefix else []
-    if any(part in ("", ".", "..") for part in parts):
-        plain = "/".join(part for part in parts if part not in ("", ".", ".."))
-        raise BadData(
-            f"{text!r} has an empty part, '.' or '..' in its prefix; did you mean 's3://{bucket}/{plain}'?"
-        )
-    return Address(bucket=bucket, prefix=f"{prefix}/" if prefix else "")
+    prefix = (address[2] or "").removesuffix("/") if address else ""
+    plain = not prefix or not {"", ".", ".."} & set(prefix.split("/"))
+    if address is None or not plain or len(prefix.encode()) > _MAX_NAME_BYTES:
+        raise BadData(f"{text!r} is neither a folder nor of the form s3://bucket/prefix")
+    return Address(bucket=address[1], prefix=f"{prefix}/" if prefix else "")
 
 
 def refuse_no_folder(folder: Path, home: Path) -> None:
-    """Raises BadData unless `folder` is one, holds something, and is not where `home`, which changes, lies."""
-    if not folder.exists():
-        siblings = (
-            [one.name for one in folder.parent.iterdir() if one.is_dir()]
-            if folder.parent.is_dir()
-            else []
-        )
-        instead = "create it, or take `data` out"
-        raise BadData(
-            f"no folder {folder}; {nearest_names(folder.name, siblings, otherwise=instead)}"
-        )
+    """Raises BadData unless `folder` is a folder with contents that does not hold SRIFT_HOME."""
     if not folder.is_dir():
-        raise BadData(
-            f"{folder} is a file: name the folder that it lies in; did you mean {str(folder.parent)!r}?"
-        )
+        above = folder.parent
+        siblings = [one.name for one in above.iterdir() if one.is_dir()] if above.is_dir() else []
+        near = nearest_names(folder.name, siblings, otherwise="create it, or remove `data`")
+        raise BadData(f"no folder {folder}; {near}")
     if home.is_relative_to(folder):
-        raise BadData(
-            f"{folder} holds SRIFT_HOME ({home}), which changes with every command: name a folder beside it"
-        )
+        raise BadData(f"{folder} holds SRIFT_HOME, which changes with every command")
     try:
-        with os.scandir(folder) as entries:
-            empty = next(entries, None) is None
+        empty = not os.listdir(folder)
     except OSError as error:
         raise BadData(f"{folder} cannot be read: {error.strerror}") from None
     if empty:
-        raise BadData(f"{folder} is empty: put the data there, or take `data` out")
+        raise BadData(f"{folder} is empty: put the data there, or remove `data`")
 
 
 def files_below(folder: Path) -> dict[str, int]:
-    """Names relative to `folder`, with slashes, in order, and bytes of each. Raises BadData.
+    """Return name and size of each file below `folder`. Raises BadData.
 
-    A link counts as the file that it leads to; one to a folder is refused, since it might lead in a circle.
+    A link counts as the file it leads to. A link to a folder is refused: it may be a cycle.
     """
     found: dict[str, int] = {}
     for name, size in _walk(folder, ""):
         found[name] = size
         if len(found) > MOST_FILES:
-            raise BadData(
-                f"{folder} has more than {MOST_FILES} files: pack them into archives of some hundred MB each"
-            )
+            raise BadData(f"{folder} has more than {MOST_FILES} files: pack them into archives")
     if not found:
-        raise BadData(f"{folder} has no file in it: put the data there, or take `data` out")
+        raise BadData(f"{folder} has no file in it: put the data there, or remove `data`")
     return dict(sorted(found.items()))
 
 
@@ -155,46 +104,30 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
     try:
         with os.scandir(folder) as opened:
             entries = list(opened)
-    except OSError as error:
-        raise BadData(f"{folder} cannot be read: {error.strerror}") from None
-    for entry in entries:
-        name = f"{within}{entry.name}"
-        if (
-            not name.isprintable()
-            or "\\" in name
-            or len(name.encode(errors="replace")) > _LONGEST_NAME
-        ):
-            raise BadData(
-                f"{folder} has a file called {entry.name!r}, which no object of S3 can be called: rename it"
-            )
-        try:
+        for entry in entries:
+            name = f"{within}{entry.name}"
+            length = len(name.encode(errors="replace"))
+            if not name.isprintable() or "\\" in name or length > _MAX_NAME_BYTES:
+                raise BadData(f"rename {entry.name!r} in {folder}: S3 takes no such name")
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(Path(entry.path), f"{name}/")
             elif entry.is_file():
                 yield name, entry.stat().st_size
             else:
-                raise BadData(
-                    f"{entry.path} {_what(entry)}, which does not travel: take it away, or copy what it names"
-                )
-        except OSError as error:
-            raise BadData(f"{entry.path} cannot be read: {error.strerror}") from None
-
-
-def _what(entry: os.DirEntry[str]) -> str:
-    if not entry.is_symlink():
-        return "is no plain file"
-    return "is a link to a folder" if entry.is_dir() else "is a link that leads nowhere"
+                raise BadData(f"{entry.path} is no plain file: remove it, or copy what it names")
+    except OSError as error:
+        raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
-    """Twelve hex digits of the text, and of names and sizes where it names a folder."""
-    text_of_all = json.dumps([text.rstrip("/") or text, files])
-    return hashlib.sha256(text_of_all.encode()).hexdigest()[:12]
+    """Return twelve hex digits of the text, and of the folder's names and sizes."""
+    content = json.dumps([text.rstrip("/") or text, files])
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def said_bytes(size: int) -> str:
-    """For a sentence: `3.2 GiB`."""
-    for unit, of in (("GiB", 2**30), ("MiB", 2**20)):
-        if size >= of:
-            return f"{size / of:.1f} {unit}"
+    """Format a size, such as `3.2 GiB`."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
     return f"{size} bytes"

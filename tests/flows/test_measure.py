@@ -174,7 +174,7 @@ def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(
         (["conv", "--on", "2xs.whole"], "too many cores; the most of it that can be is 1xs.whole"),
         (["conv", "--on", "1xs.small", "--max-usd", "0"], "--max-usd 0 measures nothing"),
         (["conv", "--on", "1xs.small", "--provider", "ec2"], "--max-usd"),
-        (["conv", "--on", "1xs.small", "--provider", "ec3"], "did you mean 'ec2'"),
+        (["conv", "--on", "1xs.small", "--provider", "ec3"], "'ec2'"),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_nearest_right_one_before_anything_starts(

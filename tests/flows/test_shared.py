@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from models.step_time.serialization import dump
 from tasks.training import registry
-from tasks.workspace.settings import SettingsError, Shared, load_settings
+from tasks.workspace.settings import SettingsError, load_settings
 from tests import postgres
 from tests.frozen.answers import said, standing_in, unpack
 from tests.installed import model, provenance, scores
@@ -103,22 +103,6 @@ def test_a_refresh_of_the_same_past_publishes_the_same_tables(
         )
 
 
-def test_one_machine_at_a_time_numbers_versions_and_moves_aliases(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Shared(host=server, user=postgres.USER, data="files").url("team_mlflow", "psycopg2")
-    monkeypatch.setattr(registry, "_TURN_S", 1)
-    for _ in range(2):
-        with (
-            registry._turn(store),
-            pytest.raises(
-                registry.RegistryError, match="another machine has been registering a model for 1 s"
-            ),
-            registry._turn(store),
-        ):
-            pass
-
-
 @pytest.mark.local
 def test_registered_models_may_lie_in_s3(
     own_environment: None, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,8 +124,6 @@ def test_registered_models_may_lie_in_s3(
             section(server).replace('"files"', '"s3://team/srift"')
         )
         load_settings(tmp_path / "srift.toml").set_server_variables()
-        plot = tmp_path / "plot.png"
-        plot.write_bytes(b"a picture")
         version = registry.log_challenger(
             tmp_path,
             "ec2",
@@ -149,7 +131,6 @@ def test_registered_models_may_lie_in_s3(
             scoreboard=scores(),
             card="# a card",
             provenance=provenance(),
-            plots=[plot],
         )
         registry.promote(tmp_path, "ec2", version, "so says the rule")
         stored = {one["Key"] for one in bucket.list_objects_v2(Bucket="team")["Contents"]}

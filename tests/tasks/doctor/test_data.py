@@ -41,7 +41,7 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
 ) -> None:
     well, note = of_data(aws, having(tmp_path, "s3://photos/cats"))
     assert well == ("ok", "1 objects of 1.0 MiB at s3://photos/cats/")
-    assert note[0] == "note" and "policy of the machines' role (srift-node) must hold [{" in note[1]
+    assert note[0] == "note" and "s3:GetObject" in note[1]
     statements = json.loads(note[1][note[1].index("[") :])
     assert allows(statements, "s3:ListBucket", "arn:aws:s3:::photos", "u", "cats/")
     assert allows(statements, "s3:GetObject", "arn:aws:s3:::photos/cats/1.jpg", "u")
@@ -51,8 +51,8 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
 @pytest.mark.parametrize(
     ("data", "status", "says"),
     [
-        ("s3://photos/dogs", "wrong", "s3://photos/dogs/ holds no object: is its prefix right?"),
-        ("s3://nobody/cats", "wrong", "there is no bucket called nobody"),
+        ("s3://photos/dogs", "wrong", "s3://photos/dogs/"),
+        ("s3://nobody/cats", "wrong", "NoSuchBucket"),
         ("images", "wrong", "no folder"),
     ],
 )
@@ -77,7 +77,7 @@ def test_what_does_not_fit_on_a_volume_is_wrong(
 ) -> None:
     monkeypatch.setattr("tasks.doctor.data.KEPT_FREE_BYTES", 100 * 2**30)
     first = of_data(aws, having(tmp_path, "s3://photos/cats"))[0]
-    assert first[0] == "wrong" and "[ec2] volume_gib is 100: set it to 101" in first[1]
+    assert first[0] == "wrong" and "volume_gib to 101" in first[1]
 
 
 def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(

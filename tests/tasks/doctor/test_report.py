@@ -99,7 +99,7 @@ def test_a_refusal_is_one_line_with_its_fix_and_stops_a_refresh_before_any_machi
     aws.refuse[method] = code
     found = wrong(examine(settings(tmp_path), "ec2"))
     assert list(found) == [check] and says in found[check]
-    with pytest.raises(ProviderError, match="no machine was asked for") as refused:
+    with pytest.raises(ProviderError) as refused:
         refuse_unless_well(settings(tmp_path), "ec2", 5.0)
     assert says in str(refused.value) and "very-secret-key" not in str(refused.value)
 

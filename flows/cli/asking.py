@@ -1,0 +1,255 @@
+"""Commands that answer: recommend, size, table, export, offers, workloads."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.common import (
+    AnyMarket,
+    Json,
+    KnowingProvider,
+    Market,
+    Provider,
+    ProviderName,
+    check_column,
+    filters,
+    opened,
+    provider_for,
+    settings,
+    show,
+)
+from models.domain.suggestions import nearest_names
+
+app = typer.Typer()
+_HOURS = {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}
+TypeText = Annotated[
+    str | None, typer.Option("--type", help="Types whose name contains this: g5, xlarge.")
+]
+DeviceText = Annotated[
+    str | None, typer.Option(help="Types whose device's name contains this: A10G.")
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(min=1, max=10**9, help="Global batch. Default: as in srift.toml."),
+]
+
+
+def hours_of(deadline: str | None) -> float | None:
+    """Parse `12h`, `90m`, `2d` or a number of hours. Raises BadParameter."""
+    if deadline is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", deadline.strip())
+    if match is None or float(match[1]) <= 0:
+        raise typer.BadParameter(f"deadline {deadline!r} is not of the form 12h, 90m or 2d")
+    return float(match[1]) * _HOURS[match[2]]
+
+
+@app.command("recommend", help="Ask the champion, over current prices.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommend:
+    """Options of `srift recommend`; typer calls the class like a function."""
+
+    workload: Annotated[
+        str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")
+    ]
+    deadline: Annotated[
+        str | None, typer.Option(help="Cheapest within 12h, 90m or 2d; 12 is 12 hours.")
+    ] = None
+    budget: Annotated[
+        float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")
+    ] = None
+    p_required: Annotated[
+        float | None,
+        typer.Option(help="Probability, such as 0.9, with which the limit must be met."),
+    ] = None
+    provider: KnowingProvider = None
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**15, help="Samples to train. Default: as in srift.toml."),
+    ] = None
+    batch: Batch = None
+    market: AnyMarket = Market.ANY
+    instance_type: TypeText = None
+    device: DeviceText = None
+    top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
+    pilots: Annotated[
+        int, typer.Option(min=0, max=9, help="Runs to name that would settle the choice.")
+    ] = 3
+    as_json: Json = False
+
+    def __post_init__(self) -> None:
+        hours = hours_of(self.deadline)
+        if (hours is None) == (self.budget is None):
+            raise typer.BadParameter("give either --deadline or --budget")
+        if self.budget is not None and not math.isfinite(self.budget):
+            raise typer.BadParameter("--budget is a finite number of dollars")
+        if self.p_required is not None and not 0 < self.p_required < 1:
+            raise typer.BadParameter("--p-required is between 0 and 1, such as 0.9")
+        settings()
+        from tasks.reporting.progress import working
+
+        with working(f"asking the model about {self.workload}"):
+            from tasks.market.offers import OffersWanted
+            from tasks.recommendation.ask import Question, answer
+            from tasks.reporting.tables import print_recommendations
+
+            wanted = filters(self.market, instance_type=self.instance_type, device=self.device)
+            question = Question(
+                workload=self.workload,
+                hours=hours,
+                usd=self.budget,
+                p_required=self.p_required,
+                samples=self.samples,
+                batch=self.batch,
+                machines=OffersWanted(filters=wanted),
+            )
+            provider = provider_for(self.workload, self.provider)
+            rows = answer(provider, question, top=self.top, pilots=self.pilots)
+        show(self.as_json, rows, lambda: print_recommendations(rows))
+
+
+@app.command()
+def size(
+    workload: Annotated[str, typer.Argument(help="A workload with measurements.")],
+    instance_type: Annotated[
+        str | None, typer.Option("--type", help="One instance type. Default: all measured.")
+    ] = None,
+    batch: Batch = None,
+    provider: KnowingProvider = None,
+    as_json: Json = False,
+) -> None:
+    """How large a cluster stays efficient, what would hide communication, and the best batch."""
+    from tasks.recommendation.sizing import SizeQuestion
+    from tasks.recommendation.sizing import size as sized
+    from tasks.reporting.tables import print_sizing
+
+    settings()
+    question = SizeQuestion(workload=workload, instance_type=instance_type, batch=batch)
+    found = sized(provider_for(workload, provider), question)
+    show(as_json, found, lambda: print_sizing(found))
+
+
+@app.command()
+def table(
+    workload: Annotated[str | None, typer.Argument(help="Default: all.")] = None,
+    goal: Annotated[str | None, typer.Option(help="Default: all.")] = None,
+    provider: Annotated[ProviderName | None, typer.Option(help="Default: both.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Clusters per goal; --json has all.")] = 1,
+    sort: Annotated[
+        str | None, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The published table: the first choice for each workload and goal."""
+    from tasks.reporting.tables import print_recommendations
+    from warehouse.export import published_rows
+
+    rows = published_rows(settings().home / "published")
+    for column, wanted in (("workload", workload), ("goal", goal), ("provider", provider)):
+        known = sorted({str(row[column]) for row in rows})
+        if wanted is not None and wanted not in known:
+            near = nearest_names(wanted, known)
+            raise typer.BadParameter(f"no row with {column} {wanted!r}; {near}")
+        rows = [row for row in rows if wanted in (None, row[column])]
+    if sort is not None:
+        rows = _in_order(rows, sort)
+    show(as_json, rows, lambda: print_recommendations([one for one in rows if one["rank"] <= top]))
+
+
+def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    """Sort by a column, unknown values last. Raises BadParameter."""
+    column = sort.removeprefix("-")
+    nested = {name for row in rows for name, value in row.items() if isinstance(value, list | dict)}
+    check_column(sort, [name for name in (rows[0] if rows else {column: 0}) if name not in nested])
+    known = [row for row in rows if row[column] is not None]
+    known.sort(key=lambda row: row[column], reverse=sort.startswith("-"))
+    return known + [row for row in rows if row[column] is None]
+
+
+class ExportTo(StrEnum):
+    SKYPILOT = "skypilot"
+    SAGEMAKER = "sagemaker"
+    KARPENTER = "karpenter"
+    TORCHRUN = "torchrun"
+    FLEET = "fleet"
+
+
+@app.command()
+def export(
+    workload: Annotated[str, typer.Argument(help="A workload of the published table.")],
+    to: Annotated[ExportTo, typer.Option(help="The tool that reads the file.")],
+    goal: Annotated[
+        str | None, typer.Option(help="A goal, with its limit as `srift table` prints it.")
+    ] = None,
+    rank: Annotated[int, typer.Option(min=1, help="Which of the goal's clusters.")] = 1,
+    provider: Annotated[
+        ProviderName | None, typer.Option(help="Needed if both have published the workload.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="A file to write. Default: print.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a published recommendation as a file for another tool."""
+    from tasks.recommendation.exports.choice import Wanted, choose
+    from tasks.recommendation.exports.export import export as exported
+    from warehouse.export import published_rows
+
+    rows = published_rows(settings().home / "published")
+    wanted = Wanted(workload=workload, goal=goal, provider=provider, rank=rank)
+    choice = choose(rows, wanted, datetime.now(UTC))
+    body, text = exported(choice, to)
+    for warning in choice.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if output is not None:
+        output.write_text(f"{text.rstrip()}\n")
+        body, text = body | {"written": str(output)}, f"written: {output}"
+    show(as_json, body, text)
+
+
+@app.command("offers", help="Instance types with devices, bandwidth, prices and spot risk.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffers:
+    """Options of `srift offers`."""
+
+    instance_type: Annotated[
+        str | None, typer.Argument(help="Types whose name contains this: g5, xlarge.")
+    ] = None
+    device: DeviceText = None
+    market: AnyMarket = Market.ANY
+    region: Annotated[str | None, typer.Option(help="Regions that contain this.")] = None
+    zone: Annotated[str | None, typer.Option(help="Zones that contain this.")] = None
+    sort: Annotated[
+        str, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
+    ] = "usd_per_hour"
+    provider: Provider = ProviderName.LOCAL
+    as_json: Json = False
+
+    def __post_init__(self) -> None:
+        from tasks.market.offers import COLUMNS, OffersWanted, listed
+        from tasks.reporting.tables import print_offers
+        from tasks.workspace.workspace import open_workspace
+
+        settings()
+        check_column(self.sort, COLUMNS)
+        texts = {one: getattr(self, one) for one in ("instance_type", "device", "region", "zone")}
+        wanted = OffersWanted(filters=filters(self.market, **texts), sort=self.sort)
+        rows = listed(open_workspace(self.provider), wanted)
+        show(self.as_json, rows, lambda: print_offers(rows))
+
+
+@app.command()
+def workloads(as_json: Json = False) -> None:
+    """What is known of each workload: providers, devices, rows, and facts."""
+    from tasks.recommendation.known_workloads import known_workloads
+    from tasks.reporting.tables import print_workloads
+
+    found, warehouse = opened()
+    known = [one.as_json() for one in known_workloads(warehouse, found)]
+    show(as_json, known, lambda: print_workloads(known))

@@ -1,0 +1,104 @@
+"""What the commands share: options, settings, and how output is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from models.domain.suggestions import nearest_names
+
+if TYPE_CHECKING:
+    from tasks.workspace.settings import Settings
+    from warehouse.database import Warehouse
+
+
+class ProviderName(StrEnum):
+    LOCAL = "local"
+    EC2 = "ec2"
+
+
+class Market(StrEnum):
+    ANY = "any"
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+Provider = Annotated[ProviderName, typer.Option(help="Where machines come from.")]
+KnowingProvider = Annotated[
+    ProviderName | None,
+    typer.Option(help="Default: the provider with data on the workload, local before ec2."),
+]
+AnyMarket = Annotated[Market, typer.Option(help="Which offers.")]
+MaxUsd = Annotated[
+    float | None, typer.Option(min=0.0, help="Dollar cap, required on ec2; 0 measures nothing.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run; start nothing.")]
+
+
+def show(as_json: bool, body: Any, shown: str | Callable[[], object]) -> None:
+    """Print `body` as JSON, or the text, or call the printer."""
+    if as_json:
+        typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))
+    elif callable(shown):
+        shown()
+    elif shown:
+        typer.echo(shown)
+
+
+def _json_value(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def settings() -> Settings:
+    """Return the settings, with the home created and Prefect's state inside it."""
+    from tasks.workspace.settings import load_settings
+
+    found = load_settings()
+    found.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found.set_server_variables()
+    os.environ.setdefault("PREFECT_HOME", str(found.home / "prefect"))
+    # The run's log goes to Prefect; the console belongs to the command's output.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    return found
+
+
+def opened() -> tuple[Settings, Warehouse]:
+    """Return the settings and their warehouse, which may not exist yet."""
+    from tasks.workspace.shared import open_warehouse
+
+    found = settings()
+    return found, open_warehouse(found)
+
+
+def provider_for(workload: str, provider: str | None) -> str:
+    """Return `provider`, or the one with data on the workload; notes a surprising choice."""
+    if provider is not None:
+        return provider
+    from tasks.recommendation.known_workloads import provider_that_knows
+
+    found, warehouse = opened()
+    name, why = provider_that_knows(warehouse, found, workload)
+    if why:
+        typer.echo(f"note: {why}", err=True)
+    return name
+
+
+def check_column(column: str, known: Iterable[str]) -> None:
+    """Raises BadParameter unless `column`, possibly after a minus, is known."""
+    known = list(known)
+    if column.removeprefix("-") not in known:
+        raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, known)}")
+
+
+def filters(market: Market, **texts: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the columns of offers to filter by, each with the text it must contain."""
+    wanted = dict(texts) if market is Market.ANY else {"market": market.value, **texts}
+    return tuple((column, text) for column, text in wanted.items() if text)

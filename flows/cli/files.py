@@ -1,0 +1,103 @@
+"""Commands on measurement files: import, forget, backtest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.common import DryRun, Json, ProviderName, opened, settings, show
+
+app = typer.Typer()
+Facts = Annotated[
+    Path | None, typer.Option(help="Facts: parameters, gradient_bytes, flops_per_sample ...")
+]
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path | None, typer.Argument(help="Measurement rows, CSV or Parquet.")] = None,
+    workloads: Facts = None,
+    provider: Annotated[
+        ProviderName | None, typer.Option(help="Whose workloads the facts describe. Default: ec2.")
+    ] = None,
+    dry_run: DryRun = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Load rows that look wrong: units, types, speeds.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Load measurements made elsewhere, facts of workloads, or both."""
+    if file is None and workloads is None:
+        raise typer.BadParameter("give a file of measurements, --workloads, or both")
+    from tasks.data_files.imports import ImportFiles, import_measurements
+
+    found, warehouse = opened()
+    if not dry_run:
+        warehouse.create()
+    imported = import_measurements(
+        warehouse,
+        ImportFiles(measurements=file, workloads=workloads, provider=provider),
+        datetime.now(UTC),
+        local_types=found.local.instance_types,
+        force=force,
+        dry_run=dry_run,
+    )
+    show(as_json, asdict(imported), imported.as_text())
+
+
+@app.command()
+def forget(
+    import_id: Annotated[
+        str | None, typer.Argument(help="An import's id, or its beginning; see --list.")
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="Print all imports.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Undo an import: its rows no longer count. Importing again brings them back."""
+    if (import_id is None) != list_all:
+        raise typer.BadParameter("give either the id of an import or --list")
+    from tasks.data_files.imports import forget_import, list_imports
+    from tasks.reporting.tables import print_imports
+
+    _, warehouse = opened()
+    if not warehouse.exists():
+        empty: Any = [] if list_all else {"says": "nothing was ever imported"}
+        show(as_json, empty, "nothing was ever imported")
+        return
+    warehouse.create()
+    if import_id is None:
+        imports = list_imports(warehouse)
+        show(as_json, imports, lambda: print_imports(imports))
+        return
+    forgotten = forget_import(warehouse, import_id, datetime.now(UTC))
+    show(as_json, asdict(forgotten), forgotten.sentence)
+
+
+@app.command()
+def backtest(
+    train: Annotated[Path, typer.Argument(help="Measurement rows to fit, CSV or Parquet.")],
+    test: Annotated[Path, typer.Argument(help="Measurement rows to predict, CSV or Parquet.")],
+    workloads: Facts = None,
+    catalogue: Annotated[
+        Path | None, typer.Option(help="Instance types: vcpu, gpu_count, network_gbps ...")
+    ] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="CSV to write: TEST with its predictions.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit on one file, predict another: errors and coverage by workload and cluster size."""
+    from tasks.data_files.backtest import backtest as compare
+    from tasks.reporting.tables import print_scores
+
+    settings()
+    report = compare(train, test, workloads=workloads, catalogue=catalogue, predictions=predictions)
+    show(
+        as_json,
+        report.as_json(),
+        lambda: print_scores(report.summary, report.headline, report.sentences),
+    )

@@ -1,0 +1,69 @@
+"""Commands that check or repair an installation: doctor, check, restore."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from flows.cli.common import Json, Provider, ProviderName, settings, show
+
+app = typer.Typer()
+
+
+@app.command()
+def check(
+    workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")],
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until it is ended.")] = 300.0,
+    as_json: Json = False,
+) -> None:
+    """Run two steps of a workload on this machine, in each of its precisions."""
+    from tasks.doctor.workload_check import check_workload, problems
+    from tasks.reporting.tables import print_check
+
+    found = check_workload(settings(), workload, timeout_s=timeout)
+    show(as_json, found, lambda: print_check(found))
+    if failed := problems(found):
+        raise failed
+
+
+@app.command()
+def doctor(
+    provider: Provider = ProviderName.LOCAL,
+    print_policies: Annotated[
+        bool, typer.Option("--print-policies", help="Print the IAM policies.")
+    ] = False,
+    share_warehouse: Annotated[
+        bool,
+        typer.Option("--share-warehouse", help="Copy this home's warehouse into [shared]."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check what a refresh needs, and print the fix for what is wrong. Starts nothing."""
+    from tasks.doctor import findings
+    from tasks.doctor import report as checks
+
+    stated = settings()
+    if print_policies:
+        policies = checks.policies_of(stated)
+        show(as_json, policies, json.dumps(policies, indent=2))
+        return
+    if share_warehouse:
+        done = checks.share_warehouse(stated)
+        show(as_json, {"says": done}, done)
+        return
+    found = checks.examine(stated, provider)
+    show(as_json, findings.as_json(found), findings.as_text(found))
+    if not findings.well(found):
+        raise SystemExit(1)
+
+
+@app.command()
+def restore(as_json: Json = False) -> None:
+    """Replace a damaged warehouse with the last refresh's copy. Keeps the damaged file."""
+    from tasks.workspace.shared import open_warehouse
+
+    damaged = open_warehouse(settings()).restore()
+    text = f"the last refresh's copy is in place; the damaged file is {damaged}"
+    show(as_json, {"damaged": str(damaged)}, text)
