@@ -1,42 +1,38 @@
-"""What a refresh would buy: within the caps, with reasons, and without starting or writing anything."""
+"""What a refresh buys: within the caps, and without starting or writing anything in a dry run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from models.campaign.campaign import STOPS, PlannedLaunch, PlannedRun
+from models.campaign.campaign import STOPS, PlannedLaunch
+from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, Offer
+from models.domain.setup_table import row_key, rows_of
 from models.domain.workload import Mode, Workload
 from tasks.campaign import campaign
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served, job_of
-from tasks.execution.record_loader import EndedLaunch, load_mailbox
-from tasks.market.offers import note_definitions, with_facts
-from tasks.node import device_check
-from tasks.node.record import Devices, Item, Plan
+from tasks.market.offers import note_definitions
 from tasks.providers.ec2.settings import Ec2
 from tasks.training.registry import Champion
 from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace
-from tests.benchmarks.hosts import key, keys_of
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads
 from warehouse.append import append_records
 
-FRAMES = {
-    name: getattr(measured(), name)
-    for name in ("runs", "profiles", "buckets", "probes", "workloads")
-}
+FRAMES = {name: getattr(measured(), name) for name in reads.TRAINING_FRAMES}
+NOTHING = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+SPARSE = Mode(strategy="ddp-mstopk")
 
 
 @pytest.fixture
@@ -44,404 +40,284 @@ def here(tmp_path: Path) -> Workspace:
     return install(tmp_path)
 
 
-def reading(monkeypatch: pytest.MonkeyPatch, frames: dict[str, pd.DataFrame] | None = None) -> None:
-    """A campaign reads the offers of noon and these frames of the past, none by default."""
-    past = frames or {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+def reading(monkeypatch: pytest.MonkeyPatch, frames: dict[str, pd.DataFrame] = NOTHING) -> None:
+    """A campaign reads the offers of noon and these frames of the past."""
     monkeypatch.setattr(campaign, "current_offers", lambda here: here.provider.offers(NOON))
-    monkeypatch.setattr(reads, "training_frames", lambda *_: past)
+    monkeypatch.setattr(reads, "training_frames", lambda *_: frames)
 
 
 def shop(
-    here: Workspace, max_usd: float | None, asked: Champion | None = None, past: bool = True
+    here: Workspace,
+    max_usd: float | None = None,
+    *,
+    known: Champion | None = None,
+    frames: dict[str, pd.DataFrame] = NOTHING,
 ) -> list[PlannedLaunch]:
-    frames = FRAMES if past else {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
-    return campaign.shop(here, here.provider.offers(NOON), frames, asked, max_usd)
+    return campaign.shop(here, here.provider.offers(NOON), frames, known, max_usd)
 
 
-def test_the_caps_hold_and_every_line_says_why(here: Workspace) -> None:
+def changed(here: Workspace, section: str, **values: Any) -> Workspace:
+    part = getattr(here.settings, section).model_copy(update=values)
+    return replace(here, settings=here.settings.model_copy(update={section: part}))
+
+
+def items_of(launches: list[PlannedLaunch]) -> list[PlannedRun]:
+    return [item for launch in launches for item in launch.items]
+
+
+def types_of(launch: PlannedLaunch) -> set[str]:
+    return {offer.instance_type.name for offer in launch.cluster.members}
+
+
+def tally(cap_usd: float = 1.0, seconds: float = 1000.0) -> Tally:
+    return Tally(cap_usd=cap_usd, stop_at=time.monotonic() + seconds)
+
+
+def test_the_caps_hold(here: Workspace) -> None:
     assert shop(here, 0.0) == []
-    launches = shop(here, 0.002, past=False)
-    assert launches and sum(launch.est_usd for launch in launches) <= 0.002
-    uncapped = shop(here, None, past=False)
-    assert len(uncapped) > len(launches)
-    assert sum(launch.est_s for launch in uncapped) <= here.settings.campaign.max_minutes * 60
-    assert sum(launch.est_usd for launch in uncapped) <= here.settings.campaign.max_usd
-    assert all(item.reason for launch in uncapped for item in launch.items)
-    assert "profile" in {item.kind for item in uncapped[0].items}
-    assert "profile" not in {item.kind for launch in shop(here, None) for item in launch.items}, (
-        "all is profiled"
-    )
-    assert {offer.market for launch in uncapped for offer in launch.cluster.members} == {"spot"}
+    capped, whole = shop(here, 0.002), shop(here)
+    assert 0 < sum(launch.est_usd for launch in capped) <= 0.002
+    assert len(whole) > len(capped)
+    assert sum(launch.est_s for launch in whole) <= here.settings.campaign.max_minutes * 60
+    assert sum(launch.est_usd for launch in whole) <= here.settings.campaign.max_usd
+    assert {offer.market for launch in whole for offer in launch.cluster.members} == {"spot"}
+    assert all(item.reason for item in items_of(whole))
 
 
-def test_what_a_compressed_strategy_learns_is_shown_once_on_two_machines_of_a_type(
+def test_a_profile_is_bought_once(here: Workspace) -> None:
+    assert "profile" in {item.kind for item in items_of(shop(here)[:1])}
+    assert "profile" not in {item.kind for item in items_of(shop(here, frames=FRAMES))}
+
+
+def test_a_compressed_strategy_is_shown_to_learn_once(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sparse = Mode(strategy="ddp-mstopk")
-    (conv, other) = here.workloads
-    modes = {conv.name: (Mode(), sparse), other.name: (Mode(),)}
-    monkeypatch.setattr(
-        campaign,
-        "with_facts",
-        lambda known, _: [replace(one, modes=modes[one.name]) for one in known],
-    )
-    launches = shop(here, None, past=False)
-    learn = [(launch, item) for launch in launches for item in launch.items if item.kind == "learn"]
-    assert len({id(launch) for launch, _ in learn}) == 1
-    assert [(*item.trained, item.seed) for _, item in learn] == [
-        (conv.name, mode, seed) for mode in (Mode(), sparse) for seed in (1, 2)
-    ]
-    assert all(len(item.nodes) == len(item.batches) == 2 and item.reason for _, item in learn)
-    assert sum(launch.est_s for launch in launches) <= here.settings.campaign.max_minutes * 60
-    assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
-    assert (
-        len(learn[0][0].cluster.members) == 2
-        and len({one.instance_type.name for one in learn[0][0].cluster.members}) == 1
-    )
-    tight = shop(here, 0.0005, past=False)
-    assert sum(launch.est_usd for launch in tight) <= 0.0005
+    conv, _ = here.workloads
 
-    job = job_of(learn[0][0], here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
-    items = [item for item in job.items if item.kind == "learn"]
-    assert [(one.seed, one.most_steps, one.windows) for one in items] == [
-        (1, 200, 40),
-        (2, 200, 40),
-    ] * 2
+    def with_sparse(known: list[Workload], _: object) -> list[Workload]:
+        return [
+            replace(one, modes=(Mode(), SPARSE)) if one.name == "conv" else one for one in known
+        ]
+
+    monkeypatch.setattr(campaign, "with_facts", with_sparse)
+    launches = shop(here)
+    assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
+    launch = launches[0]
+    assert [(item.kind, item.mode, item.seed) for item in launch.items] == [
+        ("learn", mode, seed) for mode in (Mode(), SPARSE) for seed in (1, 2)
+    ]
+    assert len(launch.cluster.members) == 2 and len(types_of(launch)) == 1
+    job = job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
     values = {"losses": [3.0] * 4 + [0.5] * 4, "steps_a_window": 5, "diverged": False}
-    rows = [
-        body(
-            one.run_id,
-            of=dict(job.run_setups[one.run_id]),
+    rows = []
+    for item in job.items:
+        assert (item.most_steps, item.windows) == (200, 40)
+        row = body(
+            item.run_id,
+            of=dict(job.run_setups[item.run_id]),
             kind="learn",
             values=values,
-            item=asdict(one),
+            item=asdict(item),
         )
-        for one in items
-    ]
-    rows = [one | {"workload_digest": conv.digest} for one in rows]
+        rows.append(row | {"workload_digest": conv.digest})
     with here.warehouse.transact() as connection:
         append_records(connection, rows, refresh_id="r", loaded_at=NOON)
-    assert "learn" not in {
-        item.kind for launch in shop(here, None, past=False) for item in launch.items
-    }
+    assert "learn" not in {item.kind for item in items_of(shop(here))}
 
 
 def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here.home / "warehouse.duckdb").unlink()
     monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
-    launches = campaign.dry_run("local", None)
-    again = campaign.dry_run("local", None)
-    assert [one.items for one in launches] == [one.items for one in again] != []
-    assert list(here.home.rglob("*")) == []
+    first, again = (items_of(campaign.dry_run("local", None)) for _ in range(2))
+    assert first and first == again
+    assert list(here.home.rglob("*")) == [] and capsys.readouterr().err == ""
+    machines = here.provider
+    assert isinstance(machines, DescribedMachines)
+    machines.unpriced = frozenset(one.name for one in machines.instance_types())
+    assert campaign.dry_run("local", None) == [] and capsys.readouterr().err
 
 
-def test_each_lease_has_a_seed_of_its_own_the_same_everywhere() -> None:
+def test_each_lease_has_a_seed_of_its_own() -> None:
     assert campaign.launch_seed(1, "a-00") == 2_011_533_044
-    assert (
-        len({campaign.launch_seed(seed, lease) for seed in (1, 2) for lease in ("a-00", "a-01")})
-        == 4
-    )
+    seeds = {campaign.launch_seed(seed, lease) for seed in (1, 2) for lease in ("a-00", "a-01")}
+    assert len(seeds) == 4
 
 
-def failed(here: Workspace, run_id: str, kind: str, **changes: Any) -> dict[str, Any]:
-    (conv, _) = here.workloads
-    row = body(
-        run_id, kind=kind, status="failed", reason="no", values={}, workload_digest=conv.digest
-    )
-    row["setup"] = setup(workload=conv.name, workload_digest=conv.digest)
-    return {key: value for key, value in (row | changes).items() if value is not None}
+def test_only_failures_of_the_run_itself_count(here: Workspace) -> None:
+    conv, _ = here.workloads
 
+    def failed(run_id: str, kind: str = "train", **changes: Any) -> dict[str, Any]:
+        row = body(run_id, kind=kind, status="failed", reason="no", values={})
+        row |= {"setup": setup(workload="conv", workload_digest=conv.digest)}
+        row |= {"workload_digest": conv.digest} | changes
+        return {key: value for key, value in row.items() if value is not None}
 
-def without_devices(here: Workspace, folder: Path, night: str) -> None:
-    """A probe of one night: its machine lacks its devices, and the record that it leaves is loaded."""
-    item = Item(run_id=f"{night}-000", kind="probe", nodes=[0], message_bytes=[1])
-    expected = [Devices(name="H100", count=8)]
-    plan = Plan(
-        lease_id=night, attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item]
-    )
-    device_check.write_failed_records(
-        folder, plan, 0, "this machine was bought for 8 x H100, and torch can use no GPU"
-    )
-    run_setups = {item.run_id: setup(workload=None, workload_digest=None, cluster="1xp5.48xlarge")}
-    loaded = load_mailbox(
-        here.warehouse,
-        EndedLaunch(mailbox=folder, run_setups=run_setups),
-        refresh_id=night,
-        now=NOON,
-    )
-    assert loaded.by_status == {"failed": 1}
-
-
-def test_only_what_a_node_reported_counts_against_a_workload_and_a_machine_without_devices_against_nothing(
-    here: Workspace, tmp_path: Path
-) -> None:
-    for night in ("x", "y"):
-        without_devices(here, tmp_path / night, night)
-    assert reads.mart(here.warehouse, "failed_runs").cause.tolist() == ["machine", "machine"]
-    assert campaign._failures(here).empty
+    probe = setup(workload=None, workload_digest=None)
     bodies = [
-        failed(here, "a", "train"),
-        failed(
-            here, "b", "train", attempt=None
-        ),  # a row of the controller's: the mailbox was full, say
-        failed(here, "c", "train", workload_digest="its file was another then"),
-        failed(
-            here, "d", "probe", workload_digest="", setup=setup(workload=None, workload_digest=None)
-        ),
+        failed("counts"),
+        failed("probe", "probe", workload_digest="", setup=probe),
+        failed("of the controller", attempt=None),
+        failed("of another file", workload_digest="another"),
+        *(failed(cause, cause=cause) for cause in ("machine", "data", "install")),
     ]
     with here.warehouse.transact() as connection:
         append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
-    assert campaign._failures(here)["run_id"].tolist() == ["a", "d"]
-    with (
-        here.warehouse.transact() as connection
-    ):  # as a warehouse is that an older version opened last
-        connection.execute(
-            "create or replace view failed_runs as select * exclude (cause) from stg_records"
-        )
-    assert sorted(campaign._failures(here)["run_id"]) == ["a", "d", "x-000", "y-000"]
+    assert set(campaign._failures(here)["run_id"]) == {"counts", "probe"}
 
 
-def test_a_dry_run_after_an_edit_lists_by_the_file_as_it_is(
+def test_a_dry_run_forgets_measurements_of_an_edited_workload(here: Workspace) -> None:
+    _, lm = here.workloads
+    past = {
+        "workloads": pd.DataFrame({"workload": ["conv", "lm"], "digest": ["old", lm.digest]}),
+        "runs": pd.DataFrame(
+            {"workload": ["conv", "conv", "lm"], "source": ["srift", "import", "srift"]}
+        ),
+        "profiles": pd.DataFrame({"workload": ["conv", "lm"]}),
+    }
+    today = campaign._of_today(past, here.workloads)
+    assert today["runs"].values.tolist() == [["conv", "import"], ["lm", "srift"]]
+    assert today["profiles"]["workload"].tolist() == ["lm"]
+
+
+def test_a_workload_whose_requirements_cannot_be_installed_is_not_bought(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, pd.DataFrame] = {}
-    monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
-    monkeypatch.setattr(
-        campaign, "shop", lambda here, offers, frames, *rest: seen.update(frames) or []
-    )
-    (_, lm) = here.workloads
-    noted = pd.DataFrame({"workload": ["conv", "lm"], "digest": ["before the edit", lm.digest]})
-    runs = pd.DataFrame(
-        {"workload": ["conv", "conv", "lm"], "source": ["srift", "import", "srift"]}
-    )
-    profiles = pd.DataFrame({"workload": ["conv", "lm"]})
-    past = {"workloads": noted, "runs": runs, "profiles": profiles, "probes": pd.DataFrame()}
-    monkeypatch.setattr(campaign.reads, "training_frames", lambda *_: past)
-    campaign.dry_run("local", None)
-    assert seen["runs"].values.tolist() == [["conv", "import"], ["lm", "srift"]]
-    assert seen["profiles"]["workload"].tolist() == ["lm"]
-    assert len(runs) == 3, "the frames themselves were changed"
-
-
-def test_a_dry_run_says_why_it_can_buy_nothing(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
-    machines = here.provider
-    assert isinstance(machines, DescribedMachines)
-    campaign.dry_run("local", None)
-    assert capsys.readouterr().err == ""
-    machines.unpriced = frozenset(one.name for one in machines.instance_types())
-    assert campaign.dry_run("local", None) == []
-    assert "no instance type has a price on the spot market" in capsys.readouterr().err
-
-
-def test_a_workload_whose_requirements_cannot_be_installed_is_said_and_not_bought_and_the_others_are(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        campaign, "not_installable", lambda settings: {"lm": "requirements of workload lm clash"}
-    )
+    monkeypatch.setattr(campaign, "not_installable", lambda settings: {"lm": "clash"})
     able = campaign.with_requirements_installed(here)
-    assert (
-        "workload lm is not measured: requirements of workload lm clash" in capsys.readouterr().err
-    )
-    assert {
-        item.workload
-        for launch in shop(able, None, past=False)
-        for item in launch.items
-        if item.workload
-    } == {"conv"}
+    assert {item.workload for item in items_of(shop(able)) if item.workload} == {"conv"}
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
-    assert campaign.with_requirements_installed(ec2).settings == ec2.settings, (
-        "its machines install on their own"
-    )
+    assert campaign.with_requirements_installed(ec2).settings == ec2.settings
 
 
-def test_a_champion_that_has_not_met_a_workload_a_type_or_its_new_definition_does_not_stop_its_being_bought(
+def test_workloads_and_types_that_are_new_to_the_champion_are_bought(
     here: Workspace, tmp_path: Path
 ) -> None:
     (tmp_path / "more").mkdir()
-    launches = shop(install(tmp_path / "more", "conv", "new_workload"), None, asked=champion())
-    assert "new_workload" in {item.workload for launch in launches for item in launch.items}
-    old, *_ = met = here.provider.offers(NOON)
-    for stranger in (
-        replace(old.instance_type, name="x.new"),
-        replace(old.instance_type, bandwidth_gbps=7.0),
-    ):
-        others = [one for one in met if one.instance_type.name != stranger.name]
-        offers = [*others, replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001)]
-        launches = campaign.shop(here, offers, dict(FRAMES), champion(), None)
-        bought = {offer.instance_type for launch in launches for offer in launch.cluster.members}
-        assert stranger in bought
+    more = install(tmp_path / "more", "conv", "new_workload")
+    launches = shop(more, known=champion(), frames=FRAMES)
+    assert "new_workload" in {item.workload for item in items_of(launches)}
+    old, *_ = offers = here.provider.offers(NOON)
+    for new in ({"name": "x.new"}, {"bandwidth_gbps": 7.0}):
+        stranger = replace(old.instance_type, **new)
+        sold = [one for one in offers if one.instance_type.name != stranger.name]
+        sold.append(replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001))
+        launches = campaign.shop(here, sold, FRAMES, champion(), None)
+        assert stranger.name in set().union(*map(types_of, launches))
 
 
 def test_a_mode_that_physics_alone_predicts_counts_as_never_measured(here: Workspace) -> None:
-    conv = replace(here.workloads[0], modes=(Mode(), Mode(strategy="ddp-mstopk")))
+    conv = replace(here.workloads[0], modes=(Mode(), SPARSE))
     known = campaign._model(here, model(), [conv], here.provider.offers(NOON), measured().runs)
     assert known.workloads == {("conv", Mode())} and "conv" in known.choice_set
 
 
 def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
-    setups = pd.DataFrame(
-        {"workload": ["conv", "lm"], "cluster": ["1xs.whole", "1xs.small"], "batch_per_device": 8}
-    )
+    columns = {"workload": ["conv", "lm"], "cluster": ["1xs.whole", "1xs.small"]}
+    setups = pd.DataFrame(columns | {"batch_per_device": 8})
     conv, lm = here.workloads
     offers = here.provider.offers(NOON)
 
-    def expected(workloads: Sequence[Workload], sold: Sequence[Offer] = offers) -> list[bool]:
+    def expected(workloads: list[Workload], sold: list[Offer] = offers) -> list[bool]:
         expects = campaign._model(here, model(), workloads, sold, measured().runs).expected_step
         assert expects is not None
         return list(expects(setups)["step_s"].notna())
 
     assert expected([conv, lm]) == [True, True]
     assert expected([replace(conv, digest="edited"), lm]) == [False, True]
-    small = next(one.instance_type for one in offers if one.instance_type.name == "s.small")
-    slower = replace(small, cores=0.1)
-    sold = [
-        replace(one, instance_type=slower) if one.instance_type == small else one for one in offers
+    slower = [
+        replace(one, instance_type=replace(one.instance_type, cores=0.1))
+        if one.instance_type.name == "s.small"
+        else one
+        for one in offers
     ]
-    assert expected([conv, lm], sold) == [True, False]
+    assert expected([conv, lm], slower) == [True, False]
 
 
-def test_the_measured_size_of_a_gradient_reaches_the_planning(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
+def test_stale_measurements_are_repeated(here: Workspace) -> None:
+    known = {row_key(row, {}) for row in rows_of(FRAMES["runs"].assign(layout=None))}
+
+    def repeated(workspace: Workspace) -> int:
+        items = items_of(shop(workspace, frames=FRAMES))
+        return sum(row_key(item.row(), {}) in known for item in items if item.kind == "train")
+
+    assert repeated(here) == 0 < repeated(changed(here, "campaign", stale_after_days=1e-6))
+
+
+def test_with_a_champion_runs_are_bought_for_the_choices_that_they_may_change(
+    here: Workspace,
 ) -> None:
-    seen: list[Workload] = []
-    monkeypatch.setattr(
-        campaign, "shopping_list", lambda wanted, workloads, *_, **__: seen.extend(workloads) or []
-    )
-    shop(here, None)
-    facts = measured().workloads.set_index("workload")["gradient_bytes"]
-    assert {one.name: one.gradient_bytes for one in seen} == dict(facts)
-    assert (
-        with_facts([replace(seen[0], digest="edited", gradient_bytes=None)], measured().workloads)[
-            0
-        ]
-        != seen[0]
-    )
+    launches = shop(here, known=champion(), frames=FRAMES)
+    assert launches and launches == shop(here, known=champion(), frames=FRAMES)
+    assert all("expected to change the choice" in item.reason for item in items_of(launches))
+    new = FRAMES["runs"].assign(run_id=[f"new-{at}" for at in range(len(FRAMES["runs"]))])
+    more = FRAMES | {"runs": pd.concat([FRAMES["runs"], new])}
+    assert shop(here, known=champion(), frames=more) != launches
 
 
-def test_what_a_lost_launch_did_not_measure_is_asked_for_again(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading(monkeypatch)
-    monkeypatch.setattr(campaign, "shop", campaign.shop)
-    tally = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0)
-    asked = list(
-        campaign.within(here, None, tally)
-    )  # nothing comes home: the same list, a bounded number of times
-    assert sum(launch == asked[0] for launch in asked) == campaign.MOST_LISTS > 1
-    tally.usd = tally.cap_usd
-    assert list(campaign.within(here, None, tally)) == []
-
-
-def test_what_was_measured_too_long_ago_may_be_measured_again(here: Workspace) -> None:
-    def repeated(here: Workspace) -> int:
-        return sum(
-            key(
-                i.workload,
-                [launch.cluster.members[n].instance_type.name for n in i.nodes],
-                i.batches,
-            )
-            in keys_of(runs)
-            and i.accumulation_steps == 1
-            for launch in shop(here, None)
-            for i in launch.items
-            if i.kind == "train"
-        )
-
-    runs = FRAMES["runs"].query("accumulation_steps == 1")
-    stale_soon = here.settings.campaign.model_copy(update={"stale_after_days": 1e-6})
-    stale = replace(here, settings=here.settings.model_copy(update={"campaign": stale_soon}))
-    assert repeated(here) == 0 < repeated(stale)
-
-
-def test_with_a_champion_a_run_is_bought_for_the_choice_that_it_may_change(here: Workspace) -> None:
-    launches = shop(here, None, asked=champion())
-    items = [item for launch in launches for item in launch.items]
-    assert items and all("expected to change the choice of" in item.reason for item in items)
-    assert not {key_of(item, launch) for launch in launches for item in launch.items} & keys_of(
-        FRAMES["runs"]
-    )
-    assert shop(here, None, asked=champion()) == launches
-    runs = FRAMES["runs"]
-    more = pd.concat([runs, runs.assign(run_id=[f"new-{one}" for one in range(len(runs))])])
-    again = campaign.shop(
-        here, here.provider.offers(NOON), dict(FRAMES) | {"runs": more}, champion(), None
-    )
-    assert again != launches, "what was measured since the champion was fitted changed nothing"
-
-
-def key_of(item: PlannedRun, launch: PlannedLaunch) -> object:
-    return key(
-        item.workload,
-        [launch.cluster.members[n].instance_type.name for n in item.nodes],
-        item.batches,
-    )
-
-
+@pytest.mark.parametrize(
+    ("known", "usd", "is_said"), [(True, 1.0, True), (True, 0.0, False), (False, 1.0, False)]
+)
 def test_a_campaign_that_stops_with_money_left_says_why(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    known: bool,
+    usd: float,
+    is_said: bool,
 ) -> None:
     reading(monkeypatch, FRAMES)
     monkeypatch.setattr(campaign, "shop", lambda *_: [])
-    for asked, usd, said in ((champion(), 1.0, True), (champion(), 0.0, False), (None, 1.0, False)):
-        assert (
-            list(campaign.within(here, asked, Tally(cap_usd=usd, stop_at=time.monotonic() + 100.0)))
-            == []
-        )
-        assert (STOPS in capsys.readouterr().err) == said
+    assert list(campaign.within(here, champion() if known else None, tally(usd))) == []
+    assert (STOPS in capsys.readouterr().err) == is_said
 
 
-def test_with_a_champion_every_launch_is_chosen_by_what_the_last_one_measured(
+def test_with_a_champion_every_launch_is_chosen_anew(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = shop(here, None, asked=champion())[:1] * 2
+    planned = shop(here, known=champion(), frames=FRAMES)[:1] * 2
     lists: list[int] = []
 
     def shopped(*_: object) -> list[PlannedLaunch]:
-        lists.append(tally.runs)
+        lists.append(spent.runs)
         return planned if len(lists) <= 6 else []
 
     reading(monkeypatch, FRAMES)
     monkeypatch.setattr(campaign, "shop", shopped)
-    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
-    for _ in campaign.within(here, champion(), tally):
-        tally.runs += 1
-    assert lists == [0, 1, 2, 3, 4, 5, 6], "a list for each launch, as long as runs come home"
+    spent = tally()
+    for _ in campaign.within(here, champion(), spent):
+        spent.runs += 1
+    assert lists == [0, 1, 2, 3, 4, 5, 6]
     lists.clear()
-    tally.runs = 0
-    assert (
-        len(list(campaign.within(here, champion(), tally))) == campaign.MOST_LISTS
-    )  # nothing comes home
+    launches = list(campaign.within(here, champion(), tally()))  # no run is measured
+    assert len(launches) == campaign.MOST_LISTS
 
 
 def stored(here: Workspace, *versions: str) -> Workspace:
-    """An installation of ec2 whose warehouse has a run of each version of torch, the last one the newest."""
+    """EC2 with a run of each version of torch, the last one the newest."""
     provider = DescribedMachines(name="ec2")
-    ec2 = replace(
-        here,
-        provider=provider,
-        settings=here.settings.model_copy(update={"ec2": Ec2(bucket="mailbox")}),
-    )
+    ec2 = replace(here, provider=provider)
+    ec2 = replace(ec2, settings=here.settings.model_copy(update={"ec2": Ec2(bucket="mailbox")}))
     note_definitions(ec2, NOON)
-    digests = {one.name: one.digest for one in provider.instance_types()}
+    digest = here.settings.workload_digest("conv")
     of = setup(
-        provider="ec2", workload="conv", cluster="1xs.small", instance_types=["s.small"],
-        instance_digests=[digests["s.small"]], workload_digest=here.settings.workload_digest("conv"),
-    )  # fmt: skip
+        provider="ec2",
+        workload="conv",
+        cluster="1xs.small",
+        instance_types=["s.small"],
+        instance_digests=[one.digest for one in provider.instance_types() if one.name == "s.small"],
+        workload_digest=digest,
+    )
     bodies = [
         body(
             f"r{n}",
             of=of,
-            workload_digest=of["workload_digest"],
-            torch_version=one,
+            workload_digest=digest,
+            torch_version=version,
             ended_unix=NOON.timestamp() + n,
         )
-        for n, one in enumerate(versions)
+        for n, version in enumerate(versions)
     ]
     with here.warehouse.transact() as connection:
         append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
@@ -450,286 +326,180 @@ def stored(here: Workspace, *versions: str) -> Workspace:
 
 def imaged(here: Workspace, line: str) -> Workspace:
     parameter = here.settings.ec2.ami_parameter.replace("pytorch-2.13", line)
-    changed = here.settings.ec2.model_copy(update={"ami_parameter": parameter})
-    return replace(here, settings=here.settings.model_copy(update={"ec2": changed}))
+    return changed(here, "ec2", ami_parameter=parameter)
 
 
-def test_an_image_of_another_torch_is_warned_of_with_the_number_of_runs_it_makes_history(
-    here: Workspace,
-) -> None:
-    assert campaign.outdating(replace(here, provider=DescribedMachines(name="ec2"))) == "", (
-        "nothing is stored"
-    )
-    ec2 = stored(here, "2.13.0+cu130", "2.13.1+cu131")
-    assert campaign.outdating(ec2) == "" == campaign.outdating(imaged(ec2, "own"))
-    warning = campaign.outdating(imaged(ec2, "pytorch-2.14"))
-    assert "has torch 2.14; 2 runs measured with torch 2.13 would become history" in warning
-    assert (
-        campaign.outdating(replace(imaged(ec2, "pytorch-2.14"), provider=DescribedMachines())) == ""
-    )
-
-
-def test_a_workload_whose_data_are_not_to_be_had_costs_no_machine_and_is_not_asked_for_again(
+def test_an_image_of_another_torch_is_warned_about_once(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert campaign.outdating(replace(here, provider=DescribedMachines(name="ec2"))) == ""
+    same = stored(here, "2.13.0+cu130", "2.13.1+cu131")
+    assert campaign.outdating(same) == "" == campaign.outdating(imaged(same, "own"))
+    other = imaged(same, "pytorch-2.14")
+    warning = campaign.outdating(other)
+    assert "2.14" in warning and "2 runs with torch 2.13" in warning
+    assert campaign.outdating(replace(other, provider=DescribedMachines())) == ""
+    monkeypatch.setattr(campaign, "obstacle", lambda *_: "")
+    monkeypatch.setattr(campaign, "current_offers", lambda _: other.provider.offers(NOON))
+    assert len([next(campaign.within(other, None, tally())) for _ in range(1)]) == 1
+    assert capsys.readouterr().err.count(warning) == 1
+    assert campaign.list_of(other, other.provider.offers(NOON), 1.0)
+    assert capsys.readouterr().err.count(warning) == 1
+
+
+def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading(monkeypatch)
-    monkeypatch.setattr(campaign, "shop", campaign.shop)
     (here.settings.root / "images").mkdir()
     (here.settings.root / "images" / "1.jpg").touch()
-    spec = here.settings.workloads["conv"].model_copy(update={"data": "images"})
-    workloads = here.settings.workloads | {"conv": spec}
+    conv = here.settings.workloads["conv"].model_copy(update={"data": "images"})
+    workloads = {"conv": conv}
     here = replace(here, settings=here.settings.model_copy(update={"workloads": workloads}))
     assert here.settings.workload("conv").digest
     (here.settings.root / "images" / "1.jpg").unlink()
-    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
-    asked, alone = [], 0
-    for launch in campaign.within(here, None, tally):
-        names = {item.trained[0] for item in launch.items if item.workload}
-        asked.append(names)
-        if names == {"conv"}:  # no machine is asked for: this provider would raise
-            alone += 1
-            served = campaign.serve_launch(here, launch, f"r-{alone:02d}", tally)
-            assert {row["status"] for row in served.rows} == {"failed"} and served.mailbox is None
-            assert all("images is empty" in row["reason"] for row in served.rows)
-            tally.add(served, Collected(), load_s=0.0)
-            assert tally.by_status == {"failed": len(launch.items)}
-        else:
-            tally.lacking |= {"conv": "images is empty"} if "conv" in names else {}
-        if len(asked) > 20:
-            break
-    assert "conv" in asked[0] and not any("conv" in names for names in asked[1:]), asked
-    assert any(names == {"lm"} for names in asked)
+    spent, served = tally(), []
+    for launch in campaign.within(here, None, spent):  # acquiring a machine would raise
+        needing = replace(launch, items=tuple(item for item in launch.items if item.workload))
+        served.append(campaign.serve_launch(here, needing, "r-00", spent))
+        spent.add(served[-1], Collected(), load_s=0.0)
+    assert len(served) == 1 and served[0].mailbox is None
+    assert {row["status"] for row in served[0].rows} == {"failed"} and set(spent.lacking) == {
+        "conv"
+    }
 
 
-def test_runs_without_data_have_rows_and_the_others_go_on(
-    here: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    offer = here.provider.offers(NOON)[0]
+def test_runs_without_data_have_rows_and_the_others_go_on(here: Workspace) -> None:
     runs = [
-        PlannedRun(kind="train", workload=name, nodes=(0,), batches=(8,), reason="r", est_s=1.0)
+        PlannedRun(kind="train", workload=name, nodes=(0,), batches=(8,), est_s=1.0)
         for name in ("conv", "lm")
     ]
-    launch = PlannedLaunch(
-        cluster=Cluster.of((1, offer)), items=tuple(runs), est_s=2.0, est_usd=0.1, reason="r"
-    )
-    whole = campaign.job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
-    job = campaign.without_data(whole, {"conv": "there is no bucket called mine-1"})
-    assert [item.workload for item in job.items] == ["lm"] and [
-        spec.name for spec, _ in job.files
-    ] == ["lm"]
-    [row] = job.rows
-    assert (row["run_id"], row["status"], row["reason"]) == (
-        "r-00-000",
-        "failed",
-        "there is no bucket called mine-1",
-    )
-    assert row["setup"]["workload"] == "conv"
-    assert "conv is not measured: there is no bucket called mine-1" in capsys.readouterr().err
-    assert campaign.without_data(whole, {}) == replace(whole, rows=())
+    cluster = Cluster.of((1, here.provider.offers(NOON)[0]))
+    launch = PlannedLaunch(cluster=cluster, items=tuple(runs), est_s=2.0, est_usd=0.1, reason="")
+    whole = job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
+    job = campaign.without_data(whole, {"conv": "no bucket"})
+    assert [item.workload for item in job.items] == ["lm"] == [spec.name for spec, _ in job.files]
+    (row,) = job.rows
+    assert (row["run_id"], row["status"], row["reason"]) == ("r-00-000", "failed", "no bucket")
 
 
-@pytest.mark.parametrize("cause", ["data", "install"])
-def test_what_a_machine_could_not_have_just_then_counts_against_no_workload(
-    here: Workspace, cause: str
-) -> None:
-    bodies = [failed(here, "a", "train", cause=cause), failed(here, "b", "train")]
-    with here.warehouse.transact() as connection:
-        append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
-    assert campaign._failures(here)["run_id"].tolist() == ["b"]
-
-
-def test_the_warning_comes_before_the_first_launch_and_in_a_dry_run(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(
-        campaign, "reporter", lambda: SimpleNamespace(say=said.append, start=said.append, stop=list)
-    )
-    monkeypatch.setattr(campaign, "allowance", lambda *_: SimpleNamespace(refusal=""))
-    ec2 = imaged(stored(here, "2.13.0"), "pytorch-2.14")
-    offers = ec2.provider.offers(NOON)
-    monkeypatch.setattr(campaign, "current_offers", lambda _: offers)
-    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 600.0, refresh_id="r")
-    with monkeypatch.context() as patched:
-        patched.setattr(campaign, "shop", campaign.shop)
-        launches = campaign.within(ec2, None, tally)
-        assert next(launches) and [one for one in said if "would become history" in str(one)]
-        assert next(launches)
-    assert len([one for one in said if "would become history" in str(one)]) == 1
-    said.clear()
-    assert campaign.list_of(ec2, offers, 1.0)
-    assert len([one for one in said if "would become history" in str(one)]) == 1
-    said.clear()
-    assert not campaign.list_of(ec2, offers, 0.0) and not [
-        one for one in said if "history" in str(one)
-    ]
-
-
-def refusing(
+def bought(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[PlannedLaunch], bool]
 ) -> list[PlannedLaunch]:
-    """What a campaign asks for, in order, where machines are refused as `refuse` says and no run comes home."""
+    """Launches in order, where machines are refused as `refuse` says and no run is measured."""
     reading(monkeypatch)
-    monkeypatch.setattr(campaign, "shop", getattr(campaign.shop, "fn", campaign.shop))
-    tally, asked = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0), list[PlannedLaunch]()
-    for launch in campaign.within(here, None, tally):
-        asked.append(launch)
+    spent, launches = tally(0.004), list[PlannedLaunch]()
+    for launch in campaign.within(here, None, spent):
+        launches.append(launch)
         outcome = "refused: no capacity" if refuse(launch) else "finished"
-        tally.add(
-            Served(lease_id="r-00", outcome=outcome),
-            Collected(),
-            load_s=0.0,
-            cluster=launch.cluster,
-        )
-    return asked
+        served = Served(lease_id="r-00", outcome=outcome)
+        spent.add(served, Collected(), load_s=0.0, cluster=launch.cluster)
+    return launches
 
 
-def test_after_a_refusal_other_types_are_asked_for(
+def test_lost_launches_are_bought_again_a_bounded_number_of_times(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each launch is named by what it is of: nothing is measured under the name of the type that was refused."""
-    [first, *_] = refusing(here, monkeypatch, lambda launch: False)
-    asked = refusing(here, monkeypatch, lambda launch: launch.cluster == first.cluster)
-    assert asked[0] == first and len(asked) > 1
-    assert not any(campaign.just_refused(one.cluster, [first.cluster]) for one in asked[1:])
-    assert any(set(_names(one)) != set(_names(first)) for one in asked[1:]), "of other types"
-    nothing = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
-    anew = campaign.shop(
-        here, here.provider.offers(NOON), nothing, None, None, None, [first.cluster]
-    )
-    assert anew and not any(campaign.just_refused(one.cluster, [first.cluster]) for one in anew)
+    launches = bought(here, monkeypatch, lambda launch: False)
+    assert sum(launch == launches[0] for launch in launches) == campaign.MOST_LISTS
+    spent = tally(0.004)
+    spent.usd = spent.cap_usd
+    assert list(campaign.within(here, None, spent)) == []
 
 
-def test_what_was_refused_comes_again_where_there_is_nothing_else_and_not_for_ever(
+def test_after_a_refusal_other_types_are_bought(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [first, *_] = refusing(here, monkeypatch, lambda launch: False)
-    monkeypatch.setattr(
-        campaign,
-        "shop",
-        lambda *words: [] if campaign.just_refused(first.cluster, words[-1]) else [first, first],
-    )
-    tally, asked = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0), 0
-    for launch in campaign.within(here, None, tally):
-        asked += 1
-        served = Served(lease_id="r-00", outcome="refused: no capacity")
-        tally.add(served, Collected(), load_s=0.0, cluster=launch.cluster)
-    assert asked == campaign.MOST_LISTS / 2, "every other list, and once of each"
+    first, *_ = bought(here, monkeypatch, lambda launch: False)
+    launches = bought(here, monkeypatch, lambda launch: launch.cluster == first.cluster)
+    assert launches[0] == first and len(launches) > 1
+    refused = [campaign.just_refused(one.cluster, [first.cluster]) for one in launches[1:]]
+    assert not any(refused) and any(types_of(one) != types_of(first) for one in launches[1:])
+
+
+def test_a_refused_cluster_comes_again_if_there_is_nothing_else(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = shop(here)
+
+    def shopped(*words: Any) -> list[PlannedLaunch]:
+        return [] if campaign.just_refused(first.cluster, words[-1]) else [first, first]
+
+    monkeypatch.setattr(campaign, "shop", shopped)
+    launches = bought(here, monkeypatch, lambda launch: True)
+    assert len(launches) == campaign.MOST_LISTS / 2  # every other list, and once of each
+
+
+def test_what_holds_a_refused_cluster_is_refused(here: Workspace) -> None:
+    offers = here.provider.offers(NOON)
+    one = offers[0]
+    other = next(o for o in offers if o.instance_type != one.instance_type)
+    two = Cluster.of((2, one))
+    larger = Cluster.of((3, replace(one, zone="elsewhere")), (1, other))
+    assert campaign.just_refused(larger, [two])
+    assert not campaign.just_refused(Cluster.of((1, one), (3, other)), [two])
+    assert not campaign.just_refused(Cluster.of((2, replace(one, region="far"))), [two])
 
 
 class Choosy(DescribedMachines):
-    """Advises about a type that it would not launch."""
+    """Advises about a type that it does not launch."""
 
     def launches(self, cluster: Cluster) -> str:
-        return (
-            "not this one"
-            if any(one.instance_type.name == NEVER for one in cluster.members)
-            else ""
-        )
+        names = {offer.instance_type.name for offer in cluster.members}
+        return "not this one" if "s.whole" in names else ""
 
 
-NEVER = "s.whole"
-
-
-def test_what_an_installation_would_not_launch_is_not_bought_and_still_advised_about(
-    here: Workspace,
-) -> None:
-    def bought(one: Workspace) -> set[str]:
-        return {name for launch in shop(one, None, past=False) for name in _names(launch)}
-
+def test_a_cluster_that_the_provider_does_not_launch_is_not_bought(here: Workspace) -> None:
     choosy = replace(here, provider=Choosy())
-    assert NEVER in bought(here) and NEVER not in bought(choosy) != set()
-    [offer, *_] = [one for one in choosy.provider.offers(NOON) if one.instance_type.name == NEVER]
-    assert choosy.fits(Cluster.of((1, offer))) == here.fits(Cluster.of((1, offer)))
+    assert "s.whole" in set().union(*map(types_of, shop(here)))
+    assert "s.whole" not in set().union(*map(types_of, shop(choosy)))
 
 
-def test_what_holds_a_refused_cluster_is_refused_and_what_is_smaller_is_not(
-    here: Workspace,
-) -> None:
-    sold = {(one.instance_type.name, one.market): one for one in here.provider.offers(NOON)}
-    [(name, market), *_] = sold
-    one = sold[name, market]
-    other = next(
-        offer for (named, where), offer in sold.items() if named != name and where == market
-    )
-    elsewhere = replace(one, zone="elsewhere")
-    two = Cluster.of((2, one))
-    assert "not to be had" in campaign.just_refused(Cluster.of((3, elsewhere), (1, other)), [two])
-    assert campaign.just_refused(Cluster.of((1, one), (3, other)), [two]) == ""
-    assert campaign.just_refused(Cluster.of((2, replace(one, region="far"))), [two]) == ""
-    assert campaign.just_refused(two, []) == ""
-
-
-def _names(launch: PlannedLaunch) -> list[str]:
-    return [one.instance_type.name for one in launch.cluster.members]
-
-
-def test_what_the_caps_leave_goes_to_a_run_that_loses_a_machine_where_it_is_asked_for(
+def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading(monkeypatch)
-    monkeypatch.setattr(campaign, "shop", lambda *_, **__: [])
-    (conv, _) = here.workloads
-    name = next(one.instance_type.name for one in here.provider.offers(NOON))
+    monkeypatch.setattr(campaign, "shop", lambda *_: [])
+    conv, _ = here.workloads
     row = {
-        "workload": conv.name,
-        "cluster": f"2x{name}",
+        "workload": "conv",
+        "cluster": f"2x{here.provider.offers(NOON)[0].instance_type.name}",
         "layout": "1",
         "batch_per_device": "8",
+        "accumulation_steps": 1,
         "step_s": 0.5,
+        **Mode()._asdict(),
     }
-    row |= {"accumulation_steps": 1, "precision": "fp32", "strategy": "ddp", "switches": "none"}
-    other = {"workload": "another", "workload_digest": "x", "status": "measured"}
-    marts = {"recommendations": [row], "elastic_runs": [other]}
-    monkeypatch.setattr(reads, "mart", lambda _, name, **__: pd.DataFrame(marts[name]))
 
-    def launches(on: bool, seconds: float = 400.0) -> list[PlannedLaunch]:
-        asked = here.settings.campaign.model_copy(update={"elastic_runs": on})
-        installation = replace(here, settings=here.settings.model_copy(update={"campaign": asked}))
-        return list(
-            campaign.within(
-                installation, None, Tally(cap_usd=1.0, stop_at=time.monotonic() + seconds)
-            )
-        )
+    def launches(*statuses: str, on: bool = True, seconds: float = 400.0) -> list[PlannedLaunch]:
+        runs = [("conv", conv.digest, status) for status in statuses] or [("x", "x", "measured")]
+        columns = ["workload", "workload_digest", "status"]
+        marts = {
+            "recommendations": pd.DataFrame([row]),
+            "elastic_runs": pd.DataFrame(runs, columns=columns),
+        }
+        monkeypatch.setattr(reads, "mart", lambda _, name, **__: marts[name])
+        wanted = changed(here, "campaign", elastic_runs=on)
+        return list(campaign.within(wanted, None, tally(1.0, seconds)))
 
-    (launch,) = launches(on=True)
+    (launch,) = launches()
     job = job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
     (item,) = job.items
-    assert (item.kind, item.nodes, item.most_steps, item.checkpoint_every) == (
-        "elastic",
-        [0, 1],
-        60,
-        6,
-    )
+    assert (item.kind, item.nodes, item.most_steps) == ("elastic", [0, 1], 60)
     assert job.lose_after_s == {item.run_id: 12.0}
-    assert launches(on=False) == [] == launches(on=True, seconds=30.0)
-    mine = {"workload": conv.name, "workload_digest": conv.digest}
-    marts["elastic_runs"] = [mine | {"status": "measured"}]
-    assert launches(on=True) == [], "once for each definition of a workload"
-    marts["elastic_runs"] = [mine | {"status": "failed"}] * 2
-    assert len(launches(on=True)) == 1
-    marts["elastic_runs"] = [mine | {"status": "failed"}] * 3
-    assert launches(on=True) == [], "what failed three times is not bought again"
+    assert launches(on=False) == launches(seconds=30.0) == launches("measured") == []
+    assert len(launches("failed", "failed")) == 1 and launches(*["failed"] * 3) == []
 
 
-def test_an_elastic_run_is_refused_where_it_cannot_be(here: Workspace) -> None:
-    offers = {
-        one.market: replace(one, interruptions_per_hour=0.5) for one in here.provider.offers(NOON)
-    }
-    run = PlannedRun(
-        kind="elastic", workload=here.workloads[0].name, nodes=(0, 1), batches=(8, 8), est_s=60.0
-    )
-
-    def refused(*members: Offer) -> str:
-        launch = PlannedLaunch(
-            cluster=Cluster(members=members), items=(run,), est_s=90.0, est_usd=0.1, reason="r"
-        )
-        with pytest.raises(SettingsError) as told:
+def test_an_elastic_run_needs_a_shared_folder_and_a_first_machine_that_stays(
+    here: Workspace,
+) -> None:
+    spot = next(offer for offer in here.provider.offers(NOON) if offer.market == "spot")
+    hunted = replace(spot, interruptions_per_hour=0.5)
+    rented = replace(spot, instance_type=replace(spot.instance_type, provider="ec2"))
+    run = PlannedRun(kind="elastic", workload="conv", nodes=(0, 1), batches=(8, 8), est_s=60.0)
+    for offer in (hunted, rented):
+        cluster = Cluster.of((2, offer))
+        launch = PlannedLaunch(cluster=cluster, items=(run,), est_s=90.0, est_usd=0.1, reason="")
+        with pytest.raises(SettingsError):
             job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
-        return str(told.value)
-
-    assert "buy it on demand" in refused(offers["spot"], offers["spot"])
-    rented = replace(
-        offers["spot"], instance_type=replace(offers["spot"].instance_type, provider="ec2")
-    )
-    assert "take local hosts" in refused(rented, rented)

@@ -1,4 +1,6 @@
-"""A dry run on EC2 shows every request and the worst case, with an account and without one, and asks for no machine."""
+"""A dry run on EC2 shows every request and the worst case, with an account and without one, and
+asks for no machine.
+"""
 
 from __future__ import annotations
 
