@@ -1,0 +1,32 @@
+"""Models that are fitted once and shared."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from models.step_time.model import StepTimeModel, TrainingData, fit
+from tests.models.step_time.cases import fitted, gpu_runs
+from tests.models.synthetic import World
+
+Known = tuple[TrainingData, pd.DataFrame, StepTimeModel]
+
+
+@pytest.fixture(scope="session")
+def known() -> Known:
+    """Data of local hosts with profiles and probes, runs that were not measured, the model."""
+    world = World(1)
+    data = world.data(70)
+    return data, world.runs(150, first=1000), fit(data, seed=0)
+
+
+@pytest.fixture(scope="session")
+def gpus() -> pd.DataFrame:
+    """Runs of the GPU world."""
+    return gpu_runs()
+
+
+@pytest.fixture(scope="session")
+def gpu_model(gpus: pd.DataFrame) -> StepTimeModel:
+    """The model of all runs of the GPU world."""
+    return fitted(gpus)

@@ -1,0 +1,203 @@
+"""Strategies before any run: bytes by their formulas, steps by physics; then their own runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
+from models.step_time.compression import DENSITY, sent_between
+from models.step_time.dataset import by_variant, sent_part, training_rows
+from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.rows import one_device_points
+from models.step_time.serialization import dump, load
+from models.step_time.setup_arrays import read_setups, variant
+from models.step_time.tensor import Volumes, machine_bytes, weight_bytes
+from models.step_time.unmeasured import with_compressed
+from tasks.node.strategies import adasum, grid
+from tasks.node.strategies import compression as node
+from tests.formulas import dense_bytes, dense_elements, sent_elements, sparse_bytes
+from tests.models.planning import workload
+from tests.models.step_time.cases import setup, width
+from tests.models.step_time.conftest import Known
+
+JOB = replace(
+    workload("mlp", 96),
+    modes=tuple(Mode(strategy=one) for one in ("ddp", *COMPRESSED, *COMBINED, *SERVED, *TENSOR)),
+)
+WIDTH = 64.0
+ONE = np.ones(1)
+
+
+@pytest.fixture(scope="module")
+def data(known: Known) -> TrainingData:
+    """All 4 M weights of `mlp` are divided, as many as the activations of 1,000 samples."""
+    counted = {"weights": 4e6, "inputs": 4e3, "pairs": 4e3}
+    facts = pd.DataFrame({"workload": ["conv", "lm", "mlp"]})
+    divided = {f"divided_{name}": [0.0, 0.0, one] for name, one in counted.items()}
+    merged = facts.assign(**divided).merge(known[0].workloads, how="left")
+    return replace(known[0], workloads=merged)
+
+
+@pytest.fixture(scope="module")
+def model(data: TrainingData) -> StepTimeModel:
+    return with_compressed(fit(data, seed=0), JOB)
+
+
+def step(
+    model: StepTimeModel, strategy: str, cluster: str = "2xs.small", batch: int = 48
+) -> pd.Series:
+    return model.predict(setup("mlp", cluster, batch).assign(strategy=strategy)).iloc[0]
+
+
+def test_nodes_and_model_have_the_same_strategies_and_grids() -> None:
+    assert (node.COMPRESSED, node.DENSITY) == (COMPRESSED, DENSITY)
+    assert adasum.ADASUM == COMBINED and grid.TENSOR == TENSOR
+    for name, ranks in product(TENSOR, range(1, 70)):
+        shape = grid_shape(name, ranks)
+        assert (shape is not None) == grid.fits(name, ranks)
+        assert shape is None or shape == grid.shape_of(name, ranks)
+
+
+@pytest.mark.parametrize(("machines", "devices"), [(2, 1), (8, 1), (2, 4), (8, 8)])
+def test_bytes_between_machines_are_those_of_the_papers(machines: int, devices: int) -> None:
+    ranks, size = machines * devices, 1e8
+
+    def sent(strategy: str) -> float:
+        part = sent_between(strategy, machines * ONE, ranks * ONE)[0]
+        return float(part * 2 * (ranks - 1) / ranks * size)
+
+    dense = devices * dense_bytes(size, machines, devices)
+    assert sent("adasum") == pytest.approx(dense)
+    assert sent("ddp-mstopk") == pytest.approx(devices * sparse_bytes(size, machines, devices))
+    assert sent(f"ps-{1}") == pytest.approx(2 * (ranks - devices) * size)
+    assert sent("ps-2") == pytest.approx(sent("ps-1") / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("tensor-1d", 4), ("tensor-2d", 16), ("tensor-2.5d", 8), ("tensor-2.5d", 18)],
+)
+def test_machines_of_one_device_send_the_elements_of_a_rank(name: str, ranks: int) -> None:
+    layers = [(WIDTH, WIDTH)] * 40
+    volumes = Volumes(weights=40 * WIDTH**2, inputs=40 * WIDTH, pairs=40 * WIDTH)
+    shape = {"ranks": ranks * ONE, "most": ONE}
+    size = 4 * volumes.weights
+    found, whole = (
+        machine_bytes(name, volumes, size + more, samples=3 * ONE, **shape)[0] for more in (0, 4e6)
+    )
+    assert found == pytest.approx(4 * sent_elements(name, ranks, layers, 3 * ranks), rel=0.03)
+    assert whole - found == pytest.approx(dense_bytes(4e6, ranks, 1))
+    again = weight_bytes(name, volumes.weights, **shape)[0]
+    side = grid_shape(name, ranks)[1]  # type: ignore[index]
+    expected = 0.0 if name == "tensor-1d" else 12 * (side - 1) / side**2 * volumes.weights
+    assert again == pytest.approx(expected)
+
+
+def test_ranks_of_one_machine_exchange_inside_it() -> None:
+    volumes = Volumes(weights=0.0, inputs=100.0, pairs=100.0)
+
+    def sent(name: str, most: float) -> float:
+        shape = {"ranks": 16 * ONE, "most": most * ONE, "samples": ONE}
+        return float(machine_bytes(name, volumes, 0.0, **shape)[0])
+
+    assert sent("tensor-2d", 4) == sent("tensor-2.5d", 2) == sent("tensor-1d", 16) == 0
+    assert sent("tensor-1d", 4) == pytest.approx(4 * 4 * 2 * 12 * 100.0)
+    assert sent("tensor-2d", 1) == pytest.approx(4 * 9 * 100.0)
+
+
+def test_with_more_rows_a_grid_of_more_dimensions_sends_least() -> None:
+    layers, best = [(WIDTH, WIDTH)] * 16, []
+    for rows in (1, 3, 10, 32):
+        sent = {name: sent_elements(name, 16, layers, 16.0 * rows) for name in TENSOR}
+        sent["ddp"] = dense_elements(layers, 16)
+        best.append(min(sent, key=sent.__getitem__))
+    assert best == [*TENSOR, "ddp"]
+
+
+@pytest.mark.parametrize(("strategy", "part"), [("fsdp", 2.0), ("zero2", 1.5)])
+def test_gloo_sums_at_all_ranks(model: StepTimeModel, strategy: str, part: float) -> None:
+    name = variant("mlp", Mode(strategy=strategy))
+    setups = read_setups(setup("mlp", "2xs.small", 48).assign(strategy=strategy), {})
+    rows, _, _ = model.facts.lay_out(setups)
+    assert rows.line.sent_between[0] * sent_part(name) == pytest.approx(part)
+
+
+def test_one_device_runs_count_in_every_mode(data: TrainingData, model: StepTimeModel) -> None:
+    one = setup("mlp", "1xs.small", 48).assign(step_s=0.2, strategy="ddp")
+    several = [setup(name, "2xs.small", 48).assign(step_s=5.0) for name in ("mlp", "conv")]
+    runs = pd.concat([one, *(row.assign(strategy="fsdp") for row in several)], ignore_index=True)
+    own = by_variant(replace(data, runs=runs, profiles=data.profiles.iloc[:0]))
+    points, _, _ = one_device_points(training_rows(own, seed=0), own.profiles, model.machines)
+    found = np.exp(points.set_index("workload")["log_s"])
+    mode = Mode(strategy="fsdp")
+    assert found["mlp"] == found[variant("mlp", mode)] == pytest.approx(0.2)
+    assert found[variant("conv", mode)] > 1.0  # a guess
+
+
+def test_before_any_run_physics_says_where_a_strategy_pays(
+    known: Known, model: StepTimeModel
+) -> None:
+    asked = setup("mlp", "2xs.small", 48).assign(strategy="ddp")
+    pd.testing.assert_frame_equal(model.predict(asked), known[2].predict(asked))
+    rows = {
+        mode.strategy: step(model, mode.strategy) for mode in JOB.modes if "2" not in mode.strategy
+    }
+    seconds = {name: row["step_s"] for name, row in rows.items()}
+    # 16 MB over 0.2 Gbit/s take more than half a second
+    assert rows["ddp-mstopk"]["step_high_s"] < seconds["ddp"] < seconds["adasum"]
+    assert seconds["ddp-mstopk"] < seconds["ddp-fp16"] < seconds["ddp"]
+    assert step(model, "ps-2")["step_s"] == pytest.approx(seconds["ddp"], rel=0.02)
+    assert seconds["ps-1"] > 1.1 * seconds["ddp"]
+    for name in (*COMPRESSED, *COMBINED, "ps-1"):
+        assert width(rows[name]) > width(rows["ddp"]) and np.isnan(rows[name]["nearest_doublings"])
+    gains = [
+        step(model, "ddp-mstopk", cluster)["step_s"] / step(model, "ddp", cluster)["step_s"]
+        for cluster in ("2xs.small", "2xn.medium")
+    ]
+    assert gains[0] < gains[1]
+    few, many = (
+        [step(model, name, "4xs.small", batch)["step_s"] for name in ("tensor-1d", "ddp")]
+        for batch in (8, 2000)
+    )
+    assert few[0] < few[1] and many[0] > many[1]
+    asked = asked.assign(strategy="tensor-1d")
+    pd.testing.assert_frame_equal(load(dump(model)).predict(asked), model.predict(asked))
+
+
+def test_without_profile_or_counted_layers_no_mode_is_added(model: StepTimeModel) -> None:
+    other = replace(JOB, modes=(Mode("bf16", "ddp-mstopk"),))
+    for same in (other, JOB, replace(JOB, modes=(Mode(),))):
+        assert with_compressed(model, same) is model
+    tensor = replace(JOB, name="conv", modes=(Mode(strategy="tensor-1d"),))
+    assert with_compressed(model, tensor) is model
+
+
+@pytest.mark.parametrize("name", ["ddp-mstopk", "adasum", "tensor-1d"])
+def test_own_runs_replace_physics(data: TrainingData, model: StepTimeModel, name: str) -> None:
+    clusters = ("2xs.small", "4xs.small", "2xn.medium", "4xn.medium")
+    own = pd.concat(
+        [
+            setup("mlp", cluster, batch).assign(
+                strategy=name, step_s=1.7 * step(model, name, cluster, batch)["step_s"]
+            )
+            for cluster, batch in product(clusters, (24, 48))
+        ]
+    )
+    runs = pd.concat([data.runs, own.assign(provider="local")], ignore_index=True)
+    found = step(fit(replace(data, runs=runs), seed=0), name)
+    assert found["step_s"] == pytest.approx(1.7 * step(model, name)["step_s"], rel=0.1)
+    assert found["nearest_doublings"] == 0
+
+
+def test_residuals_and_copies_take_memory(model: StepTimeModel) -> None:
+    peaks = {
+        name: model.peak_bytes("mlp", "s.small", 8, 2, mode=Mode(strategy=name))
+        for name in ("ddp", *COMPRESSED, *COMBINED)
+    }
+    assert peaks["ddp-mstopk"] > peaks["ddp-powersgd"] > peaks["ddp"] == peaks["ddp-fp16"]
+    assert min(peaks[name] for name in COMBINED) > peaks["ddp"]
