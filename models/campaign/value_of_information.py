@@ -257,7 +257,6 @@ def _contending(goal: Goal, costs: JobCosts) -> Places:
     A run shows the same in any market: clusters of two markets are left out.
     """
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
-    usable &= ~np.array([setup.cluster.mixed for setup in costs.setups], dtype=bool)
     aim = costs.expected(goal.objective)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
     meeting = None

@@ -1,9 +1,8 @@
-"""Whether to send something else than plain data parallelism does: only where that is known to be better.
+"""Choose a strategy that exchanges something else than DDP only if it is predicted to be faster.
 
-Compressed gradients and divided layers where they are faster by more than what is not known of it: a survey found that
-6 of more than 200 setups gain from compression [Shi et al. 2021]; dense is right until shown otherwise. Likewise
-parameter servers, whose busiest machine sends no less than one in a ring does. Adasum nowhere: it may take fewer steps
-to the same loss, and users report more of them otherwise; nothing that is measured here tells which.
+Compressed gradients, divided layers and parameter servers must beat DDP by more than their
+uncertainty: a survey found that 6 of more than 200 setups gain from compression [Shi et al. 2021].
+Adasum is never chosen beside DDP: no measurement here tells how many steps it needs.
 """
 
 from __future__ import annotations
@@ -19,66 +18,55 @@ from ..domain.workload import Mode, Setup, Workload
 from ..step_time.setup_arrays import SetupArrays, read_setups
 from .batch_split import StepModel
 
-NOT_SHOWN = "not shown to take fewer steps than ddp"
-
 
 def unproven(
     model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
 ) -> BoolArray:
-    """(rows,) whether a setup is to be taken only if it is faster than plain data parallelism, and its step, at the
-    upper end of its 90 % interval, takes as long as the same setup's in that, or longer; or combines them by Adasum.
+    """(rows,) must the setup be faster than DDP, and is the upper end of its interval no faster?
 
-    `predicted` is what the model says of `arrays`. Setups whose dense mode is not `tolerated` compete with others
-    alone, and those of Adasum where nothing else is.
+    `predicted` are the model's predictions of `arrays`. A setup whose DDP mode is not `tolerated`
+    has nothing to beat.
     """
     codes = arrays.workloads.codes
-    averaged = any(not one.combined for one in tolerated)
-    found = np.array([one.combined and averaged for one in arrays.modes], dtype=bool)[codes]
-    doubted = [one.has_to_be_faster and one.dense in tolerated for one in arrays.modes]
-    at = np.flatnonzero(np.array(doubted, dtype=bool)[codes])
+    doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
+    found = np.array(doubted, dtype=bool)[codes]
+    at = np.flatnonzero(found)
     if len(at):
         dense_s = model.predict_arrays(arrays.take(at).dense())["step_s"].to_numpy(float)
         found[at] = predicted["step_high_s"].to_numpy(float)[at] >= dense_s
     return found
 
 
-def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
-    """What the table says of sending something else than a setup does, with the seconds of a step; empty where the
-    workload tolerates nothing to compare with.
-    """
-    ours = setup.mode
-    counts = (len(setup.layout), min(setup.layout), max(setup.layout), sum(setup.layout))
-    uneven = len(set(setup.batch_per_device)) > 1
-    able = [one for one in workload.modes if one.runs_on(*(np.array([many]) for many in counts))[0]]
-    able = [one for one in able if not (uneven and one.of_equal_batches)]
-    unknown = [
-        one for one in able if one.combined and one.dense == ours.dense and not ours.combined
+def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
+    """Return the modes in which the setup's cluster and batches can train."""
+    layout, uneven = setup.layout, len(set(setup.batch_per_device)) > 1
+    sizes = [np.array([one]) for one in (len(layout), min(layout), max(layout), sum(layout))]
+    return [
+        mode for mode in modes if mode.runs_on(*sizes)[0] and not (uneven and mode.of_equal_batches)
     ]
-    said = [_compressing(setup, able, model), *(f"{one.strategy}: {NOT_SHOWN}" for one in unknown)]
-    return "; ".join(filter(None, said))
 
 
-def _compressing(setup: Setup, able: Sequence[Mode], model: StepModel) -> str:
+def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
+    """Compare the setup's step with strategies that exchange otherwise; empty without any."""
     ours = setup.mode
-    alike = [one for one in able if one.dense == ours.dense and not one.combined]
-    others = [one for one in alike if one.has_to_be_faster != ours.has_to_be_faster]
-    if not others or ours.combined:
+    able = [one for one in able_modes(setup, workload.modes) if one.dense == ours.dense]
+    rivals = [one for one in able if not one.combined and one.must_be_faster != ours.must_be_faster]
+    if not rivals:
         return ""
-    rows = [replace(setup, **mode._asdict()).row() for mode in (ours, *others)]
-    predicted = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
-    own_s, *steps_s = predicted["step_s"].astype(float).tolist()
-    own_high_s, *high_s = predicted["step_high_s"].astype(float).tolist()
-    if ours.has_to_be_faster:
-        return _against(ours, own_s, own_high_s, others[0], steps_s[0])
-    others_s = zip(others, steps_s, high_s, strict=True)
-    return "; ".join(
-        _against(mode, step_s, at_most, ours, own_s) for mode, step_s, at_most in others_s
-    )
-
-
-def _against(mode: Mode, step_s: float, at_most_s: float, dense: Mode, dense_s: float) -> str:
-    how = "no faster" if at_most_s >= dense_s else "faster"
-    return (
-        f"{mode.strategy}: {how} than {dense.strategy} by more than its uncertainty"
-        f" ({step_s:.3g} s a step, {at_most_s:.3g} s at most, against {dense_s:.3g} s)"
-    )
+    if ours.must_be_faster:
+        rivals = rivals[:1]
+    rows = [replace(setup, **mode._asdict()).row() for mode in (ours, *rivals)]
+    frame = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
+    seconds = frame[["step_s", "step_high_s"]].astype(float).to_numpy().tolist()
+    said = []
+    for rival, row in zip(rivals, seconds[1:], strict=True):
+        pair = [(ours, seconds[0]), (rival, row)]
+        (mode, (step_s, high_s)), (dense, (dense_s, _)) = (
+            pair if ours.must_be_faster else reversed(pair)
+        )
+        verdict = "no faster" if high_s >= dense_s else "faster"
+        said.append(
+            f"{mode.strategy}: {verdict} than {dense.strategy} beyond its uncertainty"
+            f" ({step_s:.3g} s a step, at most {high_s:.3g} s, against {dense_s:.3g} s)"
+        )
+    return "; ".join(said)

@@ -134,7 +134,7 @@ def unknown_learning(
 
 def _asked(workload: Workload, mode: Mode) -> bool:
     """Whether something is to be shown: of a mode beside which the workload tolerates the dense one."""
-    return mode.changes_learning and mode.dense in workload.modes
+    return mode.compressed and mode.dense in workload.modes
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:

@@ -1,37 +1,41 @@
-"""Which setups answer a workload's goals, out of all that can be had: enumerate, bound, look at the best, draw, rank.
+"""Which setups answer a workload's goals: enumerate, predict, cost, choose.
 
-The answer is that of `ranking.recommend` over every row enumerated, found without predicting every row: `search` keeps
-all that could be in it.
+The formula judges every candidate, the model the best LOOKED of them, and joint draws the best
+DRAWN of those. Up to DRAWN candidates the answer is that of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from ..domain.numeric import IntArray, to_rounding
-from ..domain.workload import Goal, Mode, Setup, Workload
-from ..job.cost import job_costs
+from ..domain.numeric import FloatArray, IntArray, to_rounding
+from ..domain.workload import UNPLANNED, Goal, Mode, Setup, Workload
+from ..job.cost import JobCosts, job_costs
 from .batch_split import StepModel
 from .candidates import Candidates, Supply, enumerate_candidates
-from .compression import compared
+from .choice_rule import drawn_meeting, losses, normal_meeting
+from .compression import able_modes, compared, unproven
 from .explanations import made_to_fit, obstacle
-from .ranking import Row, clusters_compared, goals_of, recommend, summary
-from .search import CandidateCosts, deciding, frontier, undominated
+from .ranking import Row, goals_of, recommend, summary
 
-DRAWS = 400  # even: draws come in pairs
+DRAWS = 400  # even: draws come in pairs about the prediction
+LOOKED, DRAWN = 2000, 400
+# Of the log of hours: how far the formula, and then the model, may be off. A required probability
+# asks for a margin that depends on it.
+_SPREADS = (0.03, 0.1, 0.3)
+_OF_A_GROUP = 2  # candidates of one cluster in one mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The rows of each goal, the frontier of expected hours and dollars, and how many were considered for it.
+    """Rows of each goal, the frontier of expected hours and dollars, and the numbers considered.
 
-    `candidates` setups of `clusters` clusters were enumerated, `looked_at` predicted, `drawn_for` drawn for, `ranked`
-    in the end: the setups that could decide any goal.
+    `candidates` setups of `clusters` clusters were enumerated, `looked_at` predicted and `ranked`
+    judged by draws.
     """
 
     rows: list[Row]
@@ -40,7 +44,6 @@ class Plan:
     candidates: int
     clusters: int
     looked_at: int
-    drawn_for: int
 
 
 def plan(
@@ -52,153 +55,197 @@ def plan(
     top: int = 5,
     seed: int = 0,
 ) -> Plan:
-    """What to train `workload` on, over every cluster of the supply (`compositions` says which).
+    """Choose setups of `workload` over every cluster of the supply.
 
-    `runs` are measurement rows, for how often each setup was measured. Exact: rows and frontier are those of all
-    candidates. Modes that the supply vetoes are never chosen; rows say why. Raises ValueError where the workload's
-    range of batches is empty or a goal cannot be judged.
+    `runs` are measurement rows, to count how often each setup was measured.
+
+    Raises:
+        ValueError: the range of batches is empty or a goal cannot be judged.
     """
-    asked = workload
-    workload = replace(asked, modes=tuple(one for one in asked.modes if one not in supply.vetoes))
+    asked, workload = workload, choosable(workload, supply.vetoes)
+    goals = goals_of(workload)
     if not workload.modes:
         return nothing(asked, "; ".join(supply.vetoes[one] for one in asked.modes))
-    goals, found = goals_of(workload), enumerate_candidates(_choosable(workload), supply, model)
+    found = enumerate_candidates(workload, supply, model)
     if not len(found):
         return nothing(workload, obstacle(workload, supply, model))
-    costs = CandidateCosts(workload, found, fits=supply.fits, model=model, draws=DRAWS, seed=seed)
-    count = clusters_compared(top)
-    kept = np.unique(np.concatenate([deciding(costs, goal, count=count) for goal in goals]))
-    front = _frontier(costs, goals)
-    setups = [found.setup(row) for row in kept.tolist()]
-    ranked = job_costs(
+    formula_s = model.formula_seconds(found.splits.arrays())
+    looked = _best_that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
+    predicted = _predicted(found, looked, workload, model)
+    drawn = looked[shortlist(predicted.hours, predicted.usd, _groups(found, looked), goals, DRAWN)]
+    front = looked[undominated(to_rounding(predicted.hours), to_rounding(predicted.usd))]
+    rows = np.union1d(drawn, front)
+    arrays = found.splits.arrays(found.column("split", rows))
+    setups = [found.setup(row) for row in rows.tolist()]
+    costs = job_costs(
         workload,
         setups,
-        costs.predictions(kept),
-        costs.draws(kept),
+        model.predict_arrays(arrays),
+        model.draw_arrays(arrays, count=DRAWS, seed=seed),
         job_conditions=supply.job_conditions,
         seed=seed,
     )
-    clusters = len(np.unique(found.cluster))
-    rows = recommend(
-        workload,
-        ranked,
-        runs=runs,
-        top=top,
-        clusters=clusters,
-        more=partial(_more, workload=workload, model=model, vetoes=supply.vetoes),
-    )
-    if any(row["status"] == "infeasible" for row in rows):
-        rows = _with_what_is_not_allowed(rows, asked, supply, model)
+    clusters = len(np.unique(found.column("cluster")))
+
+    def notes(setup: Setup) -> str:
+        others = able_modes(setup, list(supply.vetoes))
+        vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
+        said = [made_to_fit(setup, workload, model), compared(setup, asked, model), *vetoed]
+        return "; ".join(filter(None, said))
+
     return Plan(
-        rows=rows,
-        frontier=front,
+        rows=recommend(workload, costs, runs=runs, top=top, clusters=clusters, notes=notes),
+        frontier=_frontier(costs, np.searchsorted(rows, front), goals),
+        ranked=[setups[at] for at in np.searchsorted(rows, drawn).tolist()],
         candidates=len(found),
         clusters=clusters,
-        looked_at=int((~np.isnan(costs.hours)).sum()),
-        drawn_for=costs.drawn_for,
-        ranked=setups,
+        looked_at=len(looked),
     )
 
 
-def _choosable(workload: Workload) -> Workload:
-    """Without the modes of Adasum, which are never chosen beside others (`compression.unproven`)."""
-    averaging = tuple(one for one in workload.modes if not one.combined)
-    return replace(workload, modes=averaging) if averaging else workload
+def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
+    """Return the workload in the modes that may be chosen.
 
-
-def _more(setup: Setup, *, workload: Workload, model: StepModel, vetoes: Mapping[Mode, str]) -> str:
-    """What else there is to say of a setup: what makes it fit, and whether to send something else."""
-    counts = (len(setup.layout), min(setup.layout), max(setup.layout), sum(setup.layout))
-    sizes = [np.array([one]) for one in counts]
-    vetoed = [
-        why
-        for mode, why in vetoes.items()
-        if mode.dense == setup.mode.dense and mode.runs_on(*sizes)[0]
-    ]
-    return "; ".join(
-        filter(None, [*(one(setup, workload, model) for one in (made_to_fit, compared)), *vetoed])
-    )
-
-
-def _with_what_is_not_allowed(
-    rows: Sequence[Row], workload: Workload, supply: Supply, model: StepModel
-) -> list[Row]:
-    """`rows`, where a goal is infeasible with the setup that would meet it and may not be chosen, and why not.
-
-    Such are setups of modes that have to be faster than plain data parallelism: vetoed, or not surely faster.
+    Adasum and UNPLANNED strategies are chosen only where nothing else is tolerated.
     """
-    changing = tuple(
-        one for one in workload.modes if one.has_to_be_faster and one.dense in workload.modes
-    )
-    if not changing:
-        return list(rows)
-    others = plan(replace(workload, modes=changing), replace(supply, vetoes={}), model, top=1).rows
-    best = {_goal_of(row): row for row in others if row["status"] == "recommended"}
-    told = []
-    for row in rows:
-        one = best.get(_goal_of(row)) if row["status"] == "infeasible" else None
-        if one is not None:
-            mode = Mode(one["precision"], one["strategy"], one["switches"])
-            by_seconds = f"no faster than {mode.dense.strategy} by more than its uncertainty on the same machines"
-            why = supply.vetoes.get(mode, f"{mode.strategy}: {by_seconds}")
-            beside = f"{one['cluster']} in {mode} would meet it and is not allowed: {why}"
-            row = row | {"reason": f"{row['reason']}; {beside}"}
-        told.append(row)
-    return told
-
-
-def _goal_of(row: Row) -> tuple[object, ...]:
-    return tuple(row[name] for name in ("goal", "constraint_hours", "constraint_usd", "p_required"))
+    modes = [one for one in workload.modes if one not in vetoes]
+    planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
+    return replace(workload, modes=tuple(planned or modes))
 
 
 def nothing(workload: Workload, why: str = "") -> Plan:
-    """The plan where there is nothing to choose from: each goal says so, and `why` where that is known."""
-    rows = recommend(
-        workload, job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
-    )
-    rows = [row | {"reason": why or row["reason"]} for row in rows]
-    return Plan(
-        rows=rows, frontier=[], candidates=0, clusters=0, looked_at=0, drawn_for=0, ranked=[]
-    )
+    """Return the plan without candidates: each goal is infeasible, with the reason if known."""
+    costs = job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
+    rows = [row | {"reason": why or row["reason"]} for row in recommend(workload, costs)]
+    return Plan(rows=rows, frontier=[], ranked=[], candidates=0, clusters=0, looked_at=0)
+
+
+def allowed(workload: Workload, supply: Supply, model: StepModel) -> Candidates | None:
+    """Return every candidate of modes without a veto; None without an offer or a mode.
+
+    Raises:
+        ValueError: the range of batches is empty.
+    """
+    workload = choosable(workload, supply.vetoes)
+    if not supply.offers or not workload.modes:
+        return None
+    return enumerate_candidates(workload, supply, model)
 
 
 def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Setup]:
-    """Every setup that `plan` may choose, one by one: each cluster, global batch and number of micro-steps.
-
-    Raises ValueError where the range of batches is empty.
-    """
+    """Return `allowed` as setups that fit."""
     found = allowed(workload, supply, model)
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 
 
-def allowed(workload: Workload, supply: Supply, model: StepModel) -> Candidates | None:
-    """The same as arrays, clusters that do not fit among them where there are many; None where nothing is on offer or
-    every mode is vetoed. Raises as `candidates`.
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """Expected hours and dollars; infinite hours for a candidate that may not be chosen."""
+
+    hours: FloatArray
+    usd: FloatArray
+
+
+def _best_that_fit(found: Candidates, goals: Sequence[Goal], supply: Supply) -> IntArray:
+    """Return the best LOOKED rows by the formula whose clusters can be had."""
+    hours = found.column("hours").astype(float)
+    cluster, groups = found.column("cluster"), _groups(found)
+    able: set[int] = set()
+    while True:
+        rows = shortlist(hours, found.column("usd").astype(float), groups, goals, LOOKED)
+        _, first = np.unique(cluster[rows], return_index=True)
+        asked = [row for row in rows[first].tolist() if int(cluster[row]) not in able]
+        refused = [row for row in asked if supply.fits(found.setup(row).cluster)]
+        if not refused:
+            return rows
+        able |= set(cluster[asked].tolist()) - set(cluster[refused].tolist())
+        hours[np.isin(cluster, cluster[refused])] = np.inf
+
+
+def _predicted(
+    found: Candidates, rows: IntArray, workload: Workload, model: StepModel
+) -> _Expected:
+    """Return expected hours and dollars of `rows` by the model."""
+    splits, back = np.unique(found.column("split", rows), return_inverse=True)
+    arrays = found.splits.arrays(splits)
+    predictions = model.predict_arrays(arrays)
+    step_s = np.full(len(found.splits), np.nan)
+    step_s[splits] = predictions["step_s"].to_numpy(float)
+    picked = replace(found, frame=found.frame.iloc[rows]).with_hours(step_s, workload.samples)
+    hours = picked.column("hours").astype(float)
+    hours[unproven(model, arrays, predictions, workload.modes)[back]] = np.inf
+    return _Expected(hours, np.where(np.isinf(hours), np.inf, picked.column("usd")))
+
+
+def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:
+    """(rows,) a number of each cluster in each mode."""
+    mode = found.splits.mode[found.column("split", rows)]
+    return found.column("cluster", rows) * len(found.splits.modes) + mode
+
+
+def shortlist(
+    hours: FloatArray, usd: FloatArray, group: IntArray, goals: Sequence[Goal], count: int
+) -> IntArray:
+    """Return about `count` positions that may decide a goal or lie on the frontier.
+
+    For each goal: the least losses at several uncertainties, and near misses, which are better
+    than the best and exceed its limit least; the explanation needs them. At most _OF_A_GROUP of a
+    `group`. All with finite hours, if these are no more than `count`.
     """
-    workload = replace(
-        workload, modes=tuple(one for one in workload.modes if one not in supply.vetoes)
-    )
-    return (
-        enumerate_candidates(workload, supply, model) if supply.offers and workload.modes else None
-    )
+    usable = np.flatnonzero(np.isfinite(hours))
+    if len(usable) <= count:
+        return usable
+    by = {"hours": hours, "usd": np.where(np.isfinite(hours), usd, np.inf)}
+    share = count // (len(goals) + 1)
+    picked = [_first(_above_frontier(by["hours"], by["usd"]), group, share)]
+    for goal in goals:
+        aim, what, limit = np.log(by[goal.objective]), goal.constraint, goal.limit
+        scores = [aim]
+        if what is not None and limit is not None:
+            used = np.log(by[what])
+            scores = [losses(goal, aim, normal_meeting(used, sd, limit)) for sd in _SPREADS]
+            best = np.nanmin(np.where(np.isfinite(scores[0]), aim, np.inf))
+            scores.append(np.where(aim < best, used, np.inf))
+        picked += [_first(score, group, share // len(scores)) for score in scores]
+    return np.unique(np.concatenate(picked))
 
 
-def _frontier(costs: CandidateCosts, goals: Sequence[Goal]) -> list[Row]:
-    """What no other beats in both expected hours and dollars, but for rounding; where one goal alone has a constraint,
-    with the chance that it is met."""
-    rows: IntArray = frontier(costs)
-    rows = rows[
-        undominated(to_rounding(costs.hours[rows]), to_rounding(costs.expected("usd")[rows]))
-    ]
+def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
+    """Return `count` positions of least finite score, at most _OF_A_GROUP of a group."""
+    left: IntArray = np.flatnonzero(np.isfinite(score))
+    if len(left) > 8 * count:
+        left = left[np.argpartition(score[left], 8 * count)[: 8 * count]]
+    order = left[np.argsort(score[left], kind="stable")]
+    place = pd.Series(order).groupby(group[order]).cumcount().to_numpy()
+    return order[place < _OF_A_GROUP][:count]
+
+
+def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
+    """(rows,) log of dollars over the least dollars of as few hours; 0 on the frontier."""
+    front = undominated(hours, usd)
+    if not len(front):
+        return np.full(len(hours), np.inf)
+    at = np.searchsorted(hours[front], hours, side="right") - 1
+    return np.log(usd) - np.log(usd[front][at])
+
+
+def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
+    """Return positions that no other beats in both, by rising hours; infinite values never."""
+    order = np.lexsort((np.arange(len(hours)), usd, hours))
+    order = order[np.isfinite(hours[order]) & np.isfinite(usd[order])]
+    least = np.minimum.accumulate(usd[order])
+    before = np.concatenate([[np.inf], least[:-1]])[: len(order)]
+    return order[usd[order] < before]
+
+
+def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
+    """Return entries of the frontier; of a single goal with the chance to meet its limit."""
     limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
-    chances: list[float | None] = [None] * len(rows)
-    if len(limits) == 1 and len(rows):
-        chances = costs.meeting(rows, *limits[0]).chance.tolist()
-    figures = zip(
-        rows.tolist(), costs.hours[rows], costs.expected("usd")[rows], chances, strict=True
-    )
+    chance = np.full(len(front), None)
+    if len(limits) == 1 and len(front):
+        what, limit = limits[0]
+        chance = drawn_meeting(costs.drawn(what)[front], limit).chance
     return [
-        summary(costs.candidates.setup(row), float(hours), float(usd))
-        | {"p_meets_constraint": chance}
-        for row, hours, usd, chance in figures
+        summary(costs, at) | {"p_meets_constraint": None if p is None else float(p)}
+        for at, p in zip(front.tolist(), chance, strict=True)
     ]

@@ -57,8 +57,6 @@ LIMITS = (
 _LIMITED, _MOSTLY = 0.2, 0.5
 # Setups predicted and bounded at once; setups whose covariance is held in memory at once.
 _CHUNK, _MANY, MOST_JOINT = 2500, 20_000, 4000
-# Relative: what two orders of the same floating-point sums differ by at most, and then some.
-_ROUNDING = 1e-9
 # Of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there.
 _BEYOND_SD = 0.1
 # Directions in which a workload's seconds of one device are known better than this are not learned anew from steps, nor
@@ -249,8 +247,8 @@ class StepTimeModel:
             }
         )
 
-    def least_seconds(self, arrays: SetupArrays) -> FloatArray:
-        """(rows,) step seconds that no prediction of these setups undercuts: cheap, since no neighbours are asked."""
+    def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
+        """(rows,) step seconds by the learned formula, without neighbouring measurements."""
         found, computed = np.empty((2, len(arrays.workloads)))
         alike = np.lexsort((arrays.kind[:, 0], arrays.workloads.codes))  # few cells a chunk
         for chunk in (alike[one] for one in _chunks(arrays, _MANY)):
@@ -258,15 +256,11 @@ class StepTimeModel:
             for (workload, kind), at in _cells(rows):
                 own = rows.take(at)
                 *_, moves = self._one_device(workload, own, points)
-                block = self._blocks.get((workload, kind))
-                least = 0.0 if block is None else self._held(block)[0]
                 times = self.regression.times(own, workload, kind, moves)
-                found[chunk[at]] = times.step_s * np.exp(least) * (1 - _ROUNDING)
-                computed[chunk[at]] = np.minimum(times.compute_s / times.step_s, 1.0) * (
-                    1 - _ROUNDING
-                )
+                found[chunk[at]] = times.step_s
+                computed[chunk[at]] = np.minimum(times.compute_s / times.step_s, 1.0)
         wait = self.loaders.wait(arrays, self.machines)
-        return found if wait is None else wait.step_s(found, computed) * (1 - _ROUNDING)
+        return found if wait is None else wait.step_s(found, computed)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
