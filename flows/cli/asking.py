@@ -27,6 +27,7 @@ from flows.cli.common import (
     show,
 )
 from models.domain.suggestions import nearest_names
+from models.domain.workload import GOALS, Goal
 
 app = typer.Typer()
 _HOURS = {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}
@@ -102,11 +103,15 @@ class Recommend:
             from tasks.reporting.tables import print_recommendations
 
             wanted = filters(self.market, instance_type=self.instance_type, device=self.device)
-            question = Question(
-                workload=self.workload,
+            goal = Goal(
+                goal=GOALS[0] if self.budget is None else GOALS[1],
                 hours=hours,
                 usd=self.budget,
                 p_required=self.p_required,
+            )
+            question = Question(
+                workload=self.workload,
+                goal=goal,
                 samples=self.samples,
                 batch=self.batch,
                 machines=OffersWanted(filters=wanted),

@@ -15,11 +15,9 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import first_most
-from ..domain.workload import Setup
 from ..planner.choice_rule import misses, weighed
 from .run_value import Joint
 from .value_of_information import (
-    LEAST_CHANCE,
     Belief,
     ChoiceSet,
     Floats,
@@ -104,56 +102,6 @@ def _value(question: OpenChoice, belief: Belief, runs: Sequence[int], shown: Pla
     if value.any():
         return value
     return np.asarray((belief.mean_shift(runs)[shown] ** 2).mean(axis=0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindRun:
-    """The most valuable run on a kind of device.
-
-    `p_best` is the chance that the best setup has that kind, `after` the regret with the run.
-    """
-
-    kind: str
-    candidate: int
-    p_best: float
-    after: float
-
-
-def runs_by_kind(
-    choice_set: ChoiceSet,
-    candidates: Sequence[Setup],
-    joint: Joint,
-    *,
-    goal: str,
-    kinds: Sequence[str],
-    seed: int,
-) -> list[KindRun]:
-    """Return a run for each of `kinds` (devices) that may be the best, the likeliest first.
-
-    Runs are those of candidates on that device alone.
-    """
-    question = next((one for one in choice_set.questions if one.name == goal), None)
-    if question is None or not candidates:
-        return []
-    first = len(choice_set.setups)
-    rows = [setup.row() for setup in (*choice_set.setups, *candidates)]
-    now = _belief(joint, pd.DataFrame(rows))
-    loss = _loss(question, _after_runs(now, [], seed=seed)[0])
-    found = []
-    for kind in kinds:
-        having = [kind in devices_of(choice_set.setups[place]) for place in question.places]
-        p_best = float(np.mean((loss[having] <= loss.min(axis=0)).any(axis=0)))
-        runs = [first + at for at, one in enumerate(candidates) if devices_of(one) == {kind}]
-        if not runs or p_best < LEAST_CHANCE:
-            continue
-        place = runs[first_most(_value(question, now, runs, question.places[having]))]
-        after = expected_regret(question, now, [place], seed=seed)
-        found.append(KindRun(kind=kind, candidate=place - first, p_best=p_best, after=after))
-    return sorted(found, key=lambda run: -run.p_best)
-
-
-def devices_of(setup: Setup) -> set[str]:
-    return {offer.instance_type.device for offer in setup.cluster.members}
 
 
 def _likeliest(question: OpenChoice, belief: Belief) -> int | None:

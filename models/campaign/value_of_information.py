@@ -252,10 +252,7 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:
-    """Return positions, the least expected objective first.
-
-    A run shows the same in any market: clusters of two markets are left out.
-    """
+    """Return positions, the least expected objective first."""
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
     aim = costs.expected(goal.objective)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)

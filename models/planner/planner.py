@@ -197,10 +197,10 @@ def shortlist(
         return usable
     by = {"hours": hours, "usd": np.where(np.isfinite(hours), usd, np.inf)}
     share = count // (len(goals) + 1)
-    picked = [_first(_above_frontier(by["hours"], by["usd"]), group, share)]
+    picked: list[IntArray] = [_first(_above_frontier(by["hours"], by["usd"]), group, share)]
     for goal in goals:
         aim, what, limit = np.log(by[goal.objective]), goal.constraint, goal.limit
-        scores = [aim]
+        scores: list[FloatArray] = [aim]
         if what is not None and limit is not None:
             used = np.log(by[what])
             scores = [losses(goal, aim, normal_meeting(used, sd, limit)) for sd in _SPREADS]
@@ -241,11 +241,11 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
     """Return entries of the frontier; of a single goal with the chance to meet its limit."""
     limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
-    chance = np.full(len(front), None)
+    chances: list[float | None] = [None] * len(front)
     if len(limits) == 1 and len(front):
         what, limit = limits[0]
-        chance = drawn_meeting(costs.drawn(what)[front], limit).chance
+        chances = drawn_meeting(costs.drawn(what)[front], limit).chance.tolist()
     return [
-        summary(costs, at) | {"p_meets_constraint": None if p is None else float(p)}
-        for at, p in zip(front.tolist(), chance, strict=True)
+        summary(costs, at) | {"p_meets_constraint": chance}
+        for at, chance in zip(front.tolist(), chances, strict=True)
     ]

@@ -43,7 +43,7 @@ from ..market.offers import current_offers, nothing_to_buy, offers_now, with_fac
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
-from ..recommendation.recommend import comparable, contending, planned
+from ..recommendation.recommend import comparable, contending, planned, with_usual_goals
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
@@ -254,7 +254,11 @@ def _model(
         model = with_compressed(model, workload)
     known, _, _ = comparable(model, offers)
     conditions = job_conditions(workspace)
-    met = [model.as_measured(workload) for workload in workloads if model.met_workload(workload)]
+    met = [
+        with_usual_goals(model.as_measured(workload))
+        for workload in workloads
+        if model.met_workload(workload)
+    ]
     choice_set = {}
     for workload in met if known else ():
         found = planned(workspace, model, workload, known, conditions=conditions)

@@ -117,14 +117,8 @@ def print_recommendations(
         for row in mine:
             if row.get("frontier"):
                 _print_frontier(console, row)
-            if row.get("by_device"):
-                _print_by_device(console, row["by_device"])
             if row.get("pilots"):
                 _print_pilots(console, row)
-            if row.get("pilots") and row["pilots"].get("kinds"):
-                _print_kinds(console, row["pilots"]["kinds"])
-            if row.get("not_compared"):
-                _print_not_compared(console, row["not_compared"])
     if any(row["cluster"] or row.get("frontier") for row in rows):
         console.print(f"\n{COLUMN_LEGEND}", style="italic")
 
@@ -149,24 +143,6 @@ def _print_frontier(console: Console, row: Row) -> None:
     console.print(f"\n{title}", style="bold")
     numbers = ("hours", "usd", "p ok") if any_chance else ("hours", "usd")
     _print_lines(console, ("cluster", "market", *numbers), lines, right=numbers)
-
-
-def _print_by_device(console: Console, rows: Sequence[Row]) -> None:
-    """The best cluster of each device alone."""
-    console.print("\nthe best of each device alone", style="bold")
-    lines = []
-    for row in rows:
-        if not row["cluster"]:
-            lines.append([row["device"], row["status"], *[""] * 5])
-            continue
-        figures = [_number(row["hours"], "{:.3g}"), _number(row["usd"], "{:.4g}")]
-        figures.append(_number(row["p_meets_constraint"], "{:.0%}"))
-        figures.append(str(row["known_by"]))
-        lines.append([row["device"], _in_mode(row), _market(row), *figures])
-    numbers = ("hours", "usd", "p ok")
-    _print_lines(
-        console, ("device", "cluster", "market", *numbers, "known by"), lines, right=numbers
-    )
 
 
 def _print_pilots(console: Console, row: Row) -> None:
@@ -208,45 +184,6 @@ def _print_pilots(console: Console, row: Row) -> None:
     numbers = ("seconds", "usd", "chance one is sure then" if assured else "expected regret after")
     names = ("measure", "cluster", "devices each", "market", "batch", *numbers)
     _print_lines(console, names, lines, right=numbers)
-
-
-def _print_kinds(console: Console, kinds: Sequence[Row]) -> None:
-    """Devices that only a data sheet tells of, with one run on each: what it costs, and how much it would settle."""
-    console.print("\nnever measured, compared by data sheet alone; one run on each", style="bold")
-    lines = [
-        [
-            *(
-                one["device"],
-                f"{one['p_best']:.0%}",
-                _in_mode(one),
-                one["layout"],
-                one["market"],
-                _batch(one),
-            ),
-            *(f"{one['seconds']:.0f}", _plain(one["usd"], 2), _lost(one["regret_after"])),
-        ]
-        for one in kinds
-    ]
-    numbers = ("seconds", "usd", "expected regret after")
-    _print_lines(
-        console,
-        ("device", "p best", "cluster", "devices each", "market", "batch", *numbers),
-        lines,
-        right=numbers,
-    )
-
-
-def _print_not_compared(console: Console, devices: Sequence[Row]) -> None:
-    """Devices of which nothing is known, and on which machine one run would include each of them."""
-    title = "not compared, since neither a run on them nor their data sheet is known; a run on one would include it"
-    console.print(f"\n{title}", style="bold")
-    lines = [
-        [one["device"], one["cluster"], one["market"], _number(one["usd_per_hour"], "{:.4g}")]
-        for one in devices
-    ]
-    _print_lines(
-        console, ("device", "cluster", "market", "usd an hour"), lines, right=("usd an hour",)
-    )
 
 
 def _missing(row: Row) -> str:
