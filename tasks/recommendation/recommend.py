@@ -202,8 +202,8 @@ def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
     workspace = case.workspace
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     found = _planned(_Question.of(case, runs, learning, shared=None, top=top), shared=None)
-    found = found or planner.nothing(case.workload)
-    return replace(found, rows=_stamped(case, found, runs, spot_experience(workspace)))
+    rows = _stamped(case, found, runs, spot_experience(workspace))
+    return replace(found or planner.nothing(case.workload), rows=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

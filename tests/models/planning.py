@@ -193,7 +193,7 @@ class JointModel:
     ) -> float:
         return self.memory[instance_type] * batch
 
-    def least_seconds(self, arrays: SetupArrays) -> np.ndarray:
+    def formula_seconds(self, arrays: SetupArrays) -> np.ndarray:
         return self.bound * np.array([self._seconds(row) for row in self._rows(arrays)])
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:

@@ -354,6 +354,8 @@ def test_what_failed_twice_is_not_bought_a_third_time() -> None:
 GOALS = (
     Goal(goal="cheapest_within_deadline", hours=2.0),
     Goal(goal="fastest_within_budget", usd=0.1),
+    Goal(goal="cheapest"),
+    Goal(goal="fastest"),
 )
 JOBS = [replace(one, goals=GOALS) for one in WORKLOADS]
 PROFILES = measured(first_list())[1]

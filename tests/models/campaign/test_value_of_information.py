@@ -190,7 +190,10 @@ def test_normal_and_drawn_meetings_agree(beyond: float, sd: float, limit: float)
 
 
 HOURS = 10.0  # of work at a second a step
-JOB = replace(workload("mlp", 64, None, samples=int(64 * 3600 * HOURS)), gradient_bytes=None)
+USUAL = (Goal(goal="cheapest"), Goal(goal="fastest"))
+JOB = replace(
+    workload("mlp", 64, None, *USUAL, samples=int(64 * 3600 * HOURS)), gradient_bytes=None
+)
 
 
 def zones(count: int, usd_per_hour: float, market: str = "on-demand") -> list[Setup]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from models.domain.workload import Goal
 from tasks.data_files.imports import (
     ImportFiles,
     asked_of_public,
@@ -77,7 +78,7 @@ def test_a_fresh_home_answers_from_them(
     (tmp_path / "srift.toml").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
-    question = Question(workload=NAME, hours=24.0, usd=None)
+    question = Question(workload=NAME, goal=Goal(goal="cheapest_within_deadline", hours=24.0))
     with pytest.raises(SettingsError):
         answer("local", question, top=1)
     first, again = (answer("ec2", question, top=1)[0] for _ in range(2))
