@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.campaign import Campaign, shopping_list
+from models.campaign.campaign import CampaignLimits, shopping_list
 from models.campaign.candidates import Costs
 from models.campaign.pilots import Pilots, choose_pilots
 from models.campaign.run_value import Past
@@ -176,7 +176,7 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     workspace = case.workspace
     frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
     settings, costs = workspace.settings.campaign, costs_of(workspace)
-    campaign = Campaign(
+    campaign = CampaignLimits(
         max_usd=float("inf"),
         max_seconds=workspace.max_minutes * 60,
         max_hosts=settings.max_hosts,
