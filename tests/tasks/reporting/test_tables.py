@@ -87,9 +87,7 @@ def test_a_model_with_a_large_error_and_missing_prices_are_printed_once_above_al
     doubtful = replace(champion(), scoreboard=scores(0.599))
     rows = recommend_all(here, doubtful, offers, measured().runs)
     firsts = [row for row in rows if row["rank"] == 1]
-    assert len(firsts) > 4 and all(
-        "mean error 59.9% on setups held out" in row["reason"] for row in firsts
-    )
+    assert len(firsts) > 4 and all("59.9%" in row["reason"] for row in firsts)
     assert not [row for row in rows if row["rank"] > 1 and "caution" in row["reason"]]
     shown = " ".join(printed(rows).split())
     assert shown.count("note: model version 3: mean error 59.9% on setups held out") == 1
@@ -207,37 +205,6 @@ def test_cheap_and_short_jobs_keep_digits_that_count(rows: Rows, printed: Printe
     assert "p ok: chance" in shown, "what the columns mean"
 
 
-def test_the_best_of_each_device_stands_below_and_one_that_nothing_meets_has_no_figures(
-    rows: Rows, printed: Printed
-) -> None:
-    row = next(row for row in rows if row["goal"] == "cheapest_within_deadline" and row["cluster"])
-    best = row | {
-        "device": "A10G",
-        "hours": 1.25,
-        "usd": 7.5,
-        "p_meets_constraint": 0.91,
-        "known_by": "data sheet alone",
-    }
-    none = dict.fromkeys(row) | {"device": "T4", "cluster": None, "status": "infeasible"}
-    shown = (
-        printed([row | {"by_device": [best, none]}])
-        .split("the best of each device alone")[1]
-        .splitlines()
-    )
-    assert shown[2].split() == [
-        "A10G",
-        best["cluster"],
-        best["market"],
-        "1.25",
-        "7.5",
-        "91%",
-        "data",
-        "sheet",
-        "alone",
-    ]
-    assert shown[3].split() == ["T4", "infeasible"]
-
-
 def test_the_frontier_says_how_likely_each_keeps_to_the_limit_and_pilots_how_sure_one_then_is(
     rows: Rows, printed: Printed
 ) -> None:
@@ -254,21 +221,12 @@ def test_the_frontier_says_how_likely_each_keeps_to_the_limit_and_pilots_how_sur
         "reason": "none is sure enough",
     }
     pilots = {"settled": False, "regret": 0.2, "runs": [run], "reason": ""}
-    away = [
-        {"device": "A10G", "cluster": "1xg5.xlarge", "market": "on-demand", "usd_per_hour": 1.006}
-    ]
-    shown = printed(
-        [
-            row
-            | none
-            | {"frontier": [front], "candidates": 9, "pilots": pilots, "not_compared": away}
-        ]
-    )
+    shown = printed([row | none | {"frontier": [front], "candidates": 9, "pilots": pilots}])
     assert "83%" in shown and "less than the 90% required" in shown
     assert shown.split("90% required")[1].splitlines()[1].split()[-2:] == ["p", "ok"], (
         "the frontier's own column"
     )
-    assert "chance one is sure then" in shown and "64%" in shown and "1xg5.xlarge" in shown
+    assert "chance one is sure then" in shown and "64%" in shown
     run["assured_after"] = None
     shown = printed([row | {"frontier": [], "candidates": 9, "pilots": pilots}])
     assert (
