@@ -229,6 +229,12 @@ def recommendation(**changes: Any) -> dict[str, Any]:
     return {"usd_machines": row["usd"]} | parts | row
 
 
+_EMPTY = """cluster layout batch_per_device accumulation_steps step_s step_low_s step_high_s
+    samples_per_s hours hours_p90 usd usd_p90 usd_per_million_samples p_best"""
+# Changes for a recommendation that nothing meets.
+INFEASIBLE = dict.fromkeys(_EMPTY.split()) | {"cluster_offers": [], "status": "infeasible"}
+
+
 def offered(name: str, count: int, usd_per_hour: float | None) -> dict[str, Any]:
     return {
         "instance_type": name,

@@ -8,6 +8,7 @@ import pytest
 
 from tests.warehouse.builders import (
     CONTRACT,
+    INFEASIBLE,
     NOON,
     TYPES,
     judgement,
@@ -20,9 +21,6 @@ from warehouse.database import SQL_FOLDER, Warehouse
 from warehouse.publication import PublicationRefused, publish
 
 INF = float("inf")
-_EMPTY = """cluster layout batch_per_device accumulation_steps step_s step_low_s step_high_s samples_per_s
-    hours hours_p90 usd usd_p90 usd_per_million_samples p_best"""
-INFEASIBLE = dict.fromkeys(_EMPTY.split()) | {"cluster_offers": [], "status": "infeasible"}
 DOLLARS = {"usd": 0.03, "usd_machines": 0.02}
 UNSOUND: dict[str, list[dict[str, Any]]] = {
     "times_are_positive": [
