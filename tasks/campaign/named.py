@@ -1,11 +1,11 @@
-"""What `srift measure` buys: clusters that a person names, or pilots of a workload's goals, as launches of a campaign.
+"""What `srift measure` buys: named clusters, or pilots of a workload's goals, as planned launches.
 
-The caps, the leases, the checks and the loading are those of a campaign (`campaign.py`, `budget.py`).
+The caps, the leases, the checks and the loading are those of a campaign.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,9 +23,9 @@ from models.campaign.candidates import (
     training_runs,
 )
 from models.domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
-from models.domain.setup_table import rows_of
+from models.domain.setup_table import mode_of, rows_of
 from models.domain.suggestions import nearest_names
-from models.domain.workload import Goal, Mode, Setup, joined
+from models.domain.workload import Goal, Setup, joined
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import price_or_inf, sold_together
@@ -33,7 +33,7 @@ from models.planner.learning import vetoes
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
-from ..execution.job import Served, workload_names
+from ..execution.job import Served
 from ..execution.outcomes import planned_id
 from ..market.job_conditions import costs_of
 from ..market.offers import current_offers, offers_now
@@ -44,15 +44,18 @@ from ..training.registry import Champion, load_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace, open_workspace
-from .budget import Tally, allowance
-from .campaign import just_refused, outdating
+from .budget import Tally
+from .campaign import obstacle, outdating
 
 Row = dict[str, Any]
+_STEP = ("step_s", "step_low_s", "step_high_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A workload, and the clusters to measure it on, as 2xNAME+1xOTHER; without any, at most `pilots` pilots."""
+    """A workload, and clusters such as 2xNAME+1xOTHER to measure it on; or at most `pilots`
+    pilots.
+    """
 
     workload: str
     clusters: tuple[str, ...] = ()
@@ -61,71 +64,64 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wished:
-    """Launches to make, and by cluster and run what the model in force predicts of it: `step_s` with its interval."""
+    """Launches to make, and by run the champion's step_s with its interval."""
 
     launches: Sequence[PlannedLaunch]
     predicted: Mapping[PlannedRun, Row]
 
 
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
-    """The clusters that are named, each at its least price in the campaign's market, where that has none in the other.
+    """Return the named clusters, each at its least price, in the campaign's market if sold there.
 
-    Raises SettingsError, with the nearest right name, on a workload that cannot be run here, a text that names no
-    machines, a type without a price, and a cluster that this installation would not launch.
+    Raises:
+        SettingsError: for an unknown workload or type, a text that is no cluster, a type without a
+            price, or a cluster that this installation does not launch.
     """
-    able = {one.name for one in workspace.measurable}
+    able = {workload.name for workload in workspace.measurable}
     if wish.workload not in able:
         if wish.workload in workspace.settings.workloads:
             raise SettingsError(
-                f"{wish.workload} has no entrypoint in srift.toml, so that it cannot be run: state one under"
-                f" [workloads.{wish.workload}], or `srift import` measurements of it"
+                f"{wish.workload} has no entrypoint: state one under [workloads.{wish.workload}] in"
+                " srift.toml, or `srift import` measurements of it"
             )
         raise SettingsError(
             f"unknown workload {wish.workload!r}; {nearest_names(wish.workload, able)}"
         )
     sold = for_sale(workspace, offers)
-    named = (_cluster(workspace, text, offers, sold) for text in wish.clusters)
-    return list({one.name: one for one in named}.values())  # 2xa and 1xa+1xa are one
+    clusters = [_cluster(workspace, text, offers, sold) for text in wish.clusters]
+    return list({cluster.name: cluster for cluster in clusters}.values())
 
 
 def launches_for(
     workspace: Workspace, champion: Champion | None, wish: Wish, offers: Sequence[Offer]
 ) -> Wished:
-    """What `wish` asks for. Raises SettingsError as `clusters_of`; says why where a goal has no pilots."""
+    """Return the launches of `wish`; says why a goal has no pilots. Raises as `clusters_of`."""
     clusters = clusters_of(workspace, wish, offers)
     workload = workspace.settings.workload(wish.workload)
     costs = costs_of(workspace)
     with one_thread():
         case = Case.of(workspace, champion, workload, offers)
         if clusters:
-            launches = [
-                launch_of(cluster, _runs_on(case, cluster, costs), costs) for cluster in clusters
-            ]
+            launches = [launch_of(one, _runs_on(case, one, costs), costs) for one in clusters]
         else:
             launches = _pilots(case, wish.pilots, costs)
         return Wished(launches=launches, predicted=_predicted(case, launches))
 
 
 def dry_run(provider: str, wish: Wish) -> list[PlannedLaunch]:
-    """What would be bought now. Starts nothing and writes nothing; works before the first refresh too."""
+    """Return what would be bought now; starts and writes nothing."""
     workspace = open_workspace(provider)
     offers = offers_now(workspace, datetime.now(UTC))
-    return list(
-        launches_for(workspace, load_champion(workspace.home, provider), wish, offers).launches
-    )
+    champion = load_champion(workspace.home, provider)
+    return list(launches_for(workspace, champion, wish, offers).launches)
 
 
 def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[PlannedLaunch]:
-    """Launches that every cap still pays for, in order; of each other it is said, and noted in `tally`, why not."""
+    """Yield launches that may be made; note in `tally` why others may not."""
     offers, warning = current_offers(workspace), outdating(workspace)
     reporter().start(sum(len(launch.items) for launch in wished.launches))
     for launch in wished.launches:
-        why = just_refused(launch.cluster, tally.refused) or _unpaid(launch, tally)
-        why = why or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
-        why = why or next(
-            (tally.lacking[name] for name in workload_names(launch) if name in tally.lacking), ""
-        )
-        if why:
+        if why := obstacle(workspace, launch, tally, offers):
             tally.notes.append(f"{launch.cluster.name} was not launched: {why}")
             reporter().say(tally.notes[-1])
             continue
@@ -139,70 +135,59 @@ def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[P
 def outcomes(
     workspace: Workspace, wished: Wished, made: Sequence[tuple[PlannedLaunch, Served]]
 ) -> list[Row]:
-    """A row a run of the launches that were `made`: what was predicted and measured of its step, or why nothing was."""
+    """Return a row for each run of the launches `made`: its step predicted and measured, or why
+    not.
+    """
     provider = workspace.provider.name
-    measured = {
-        planned_id(str(row["run_id"])): row
-        for row in rows_of(_mart(workspace, "runs", provider, source="srift"))
-    }
-    failed = {
-        planned_id(str(row["run_id"])): str(row["reason"])
-        for row in rows_of(_mart(workspace, "failed_runs", provider))
-    }
-    unknown = dict.fromkeys(("step_s", "step_low_s", "step_high_s"))
+    runs = _mart(workspace, "runs", provider=provider, source="srift")
+    failures = _mart(workspace, "failed_runs", provider=provider)
+    measured = {planned_id(row["run_id"]): float(row["step_s"]) for row in rows_of(runs)}
+    failed = {planned_id(row["run_id"]): str(row["reason"]) for row in rows_of(failures)}
     rows = []
     for launch, served in made:
-        done = {planned_id(one) for one in served.recorded}
-        for number, item in enumerate(launch.items):
+        recorded = {planned_id(run_id) for run_id in served.recorded}
+        for number, run in enumerate(launch.items):
             run_id = f"{served.lease_id}-{number:03d}"
-            found, train, (name, mode) = measured.get(run_id), item.kind == "train", item.trained
-            reason = "" if found else failed.get(run_id, "" if run_id in done else served.outcome)
-            if train and not found and not reason:
-                reason = (
-                    "it is stored, and not of the workload or the machines as they are defined now"
-                )
-            predicted = unknown | wished.predicted.get(_bare(item), {})
+            step_s = measured.get(run_id)
+            reason = ""
+            if step_s is None:
+                reason = failed.get(run_id, "" if run_id in recorded else served.outcome)
+                if run.kind == "train" and not reason:
+                    reason = "stored under a definition of the workload or machines that changed"
+            predicted = wished.predicted.get(_bare(run), dict.fromkeys(_STEP))
             rows.append(
                 {
                     "run_id": run_id,
-                    "kind": item.kind,
-                    "workload": name,
-                    **mode._asdict(),
-                    "cluster": item.cluster,
+                    "kind": run.kind,
+                    "workload": run.workload,
+                    **run.mode._asdict(),
+                    "cluster": run.cluster,
                     "market": launch.cluster.members[0].market,
-                    "layout": joined(item.layout),
-                    "batch_per_device": joined(item.batches)
-                    if train
-                    else ", ".join(map(str, item.batches)),
-                    "accumulation_steps": item.accumulation_steps,
+                    "layout": joined(run.layout),
+                    "batch_per_device": joined(run.batches)
+                    if run.kind == "train"
+                    else ", ".join(map(str, run.batches)),
+                    "accumulation_steps": run.accumulation_steps,
                     **{f"predicted_{column}": value for column, value in predicted.items()},
-                    "step_s": None if found is None else float(found["step_s"]),
-                    "measured": bool(found) or (run_id in done and not reason),
+                    "step_s": step_s,
+                    "measured": step_s is not None or (run_id in recorded and not reason),
                     "reason": reason,
                 }
             )
     return rows
 
 
-def _mart(workspace: Workspace, name: str, provider: str, **equal: str) -> pd.DataFrame:
+def _mart(workspace: Workspace, name: str, **equal: str) -> pd.DataFrame:
     try:
-        return reads.mart(workspace.warehouse, name, provider=provider, **equal)
+        return reads.mart(workspace.warehouse, name, **equal)
     except WarehouseMissing:
         return pd.DataFrame()
-
-
-def _unpaid(launch: PlannedLaunch, tally: Tally) -> str:
-    if tally.affords(launch):
-        return ""
-    if tally.left_s <= 0:
-        return "the minutes of this campaign are over ([campaign] max_minutes, [ec2] max_minutes)"
-    return f"it is expected to cost ${launch.est_usd:.4f}, and ${tally.left_usd:.4f} is left under the cap"
 
 
 def _cluster(
     workspace: Workspace, text: str, offers: Sequence[Offer], sold: Sequence[Offer]
 ) -> Cluster:
-    known = {one.instance_type.name for one in offers}
+    known = {offer.instance_type.name for offer in offers}
     try:
         names = parse_cluster(text)
     except ValueError as error:
@@ -210,24 +195,16 @@ def _cluster(
         raise SettingsError(f"--on {text}: {error}{meant}") from None
     for name in names:
         if name not in known:
-            raise SettingsError(
-                f"--on {text}: no instance type {name!r} is on offer; {nearest_names(name, known)}"
-            )
+            near = nearest_names(name, known)
+            raise SettingsError(f"--on {text}: no instance type {name!r} is on offer; {near}")
     cluster = _cheapest(names, sold) or _cheapest(names, offers)
     if cluster is None:
-        raise SettingsError(
-            f"--on {text}: nobody sells all of it in one zone and market at a price that is known"
-        )
-    why = _not_launched(workspace, cluster)
-    if why:
-        smaller = (
-            Cluster(members=cluster.members[:count]) for count in range(len(names) - 1, 0, -1)
-        )
-        fits = next((one.name for one in smaller if not _not_launched(workspace, one)), None)
-        raise SettingsError(
-            f"--on {text}: {why.rstrip('.')}"
-            + ("" if fits is None else f"; the most of it that can be is {fits}")
-        )
+        raise SettingsError(f"--on {text}: not sold with a known price in one zone and market")
+    if why := _not_launched(workspace, cluster):
+        smaller = [Cluster(members=cluster.members[:n]) for n in range(len(names) - 1, 0, -1)]
+        fits = [one.name for one in smaller if not _not_launched(workspace, one)]
+        largest = f"; the largest part that fits is {fits[0]}" if fits else ""
+        raise SettingsError(f"--on {text}: {why.rstrip('.')}{largest}")
     return cluster
 
 
@@ -239,153 +216,135 @@ def _not_launched(workspace: Workspace, cluster: Cluster) -> str:
 
 
 def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
-    """A profile on each type that has none, and a training run: of the split and mode that the model expects to be the
-    quickest by the sample, or, where it knows too little, of the first mode on all devices at the least global batch.
+    """Return missing profiles and a training run of the quickest setup that the model expects.
 
-    Raises SettingsError where the cluster cannot train the workload at all.
+    If it knows too little: of the first mode on all devices at the least global batch.
+
+    Raises:
+        SettingsError: if the cluster cannot train the workload.
     """
-    reason = "named by hand"
-    setup = _quickest(case, cluster)
-    if setup is not None:
-        predicted = (
-            case.model.predict(pd.DataFrame([setup.row()]))
-            if case.model is not None
-            else pd.DataFrame()
-        )
-        run = training_run(setup, float(predicted["step_s"].iloc[0]), costs)
-    else:
+    run = _quickest(case, cluster, costs)
+    if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), expected_step=None, costs=costs)
-        whole = tuple(one.instance_type.devices for one in cluster.members)
+        whole = tuple(offer.instance_type.devices for offer in cluster.members)
         exact = [one for one in found.values() if one.exact and one.layout == whole]
         if not exact:
             raise SettingsError(
-                f"{cluster.name} cannot train {first.name}: its global batch of {first.global_batch_least} samples is"
-                f" not to be shared among {sum(whole)} devices, or they do not compute in its precision"
+                f"{cluster.name} cannot train {first.name}: its {sum(whole)} devices cannot share a"
+                f" global batch of {first.global_batch_least}, or do not compute in its precision"
             )
         run = min(exact, key=lambda one: one.accumulation_steps)
-    return [*_profiles(case, run, cluster, costs, reason), replace(run, reason=reason)]
+    runs = [*_profiles(case, run, cluster, costs), run]
+    return [replace(one, reason="named by hand") for one in runs]
 
 
-def _quickest(case: Case, cluster: Cluster) -> Setup | None:
-    """None where the model does not know the workload or a type as they are defined now."""
-    if case.model is None or not {one.instance_type.name for one in cluster.members} <= _known(
-        case
-    ):
+def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
+    """Return None if the model does not know the workload or a type as it is defined now."""
+    by_name = {offer.instance_type.name: offer for offer in cluster.members}
+    if case.model is None or not by_name.keys() <= _known(case):
         return None
     learned = reads.learning(case.workspace.warehouse, case.workspace.provider.name)
     supply = Supply(
-        offers=list({one.instance_type.name: one for one in cluster.members}.values()),
+        offers=list(by_name.values()),
         max_hosts=len(cluster.members),
         fits=case.workspace.launches,
         vetoes=vetoes(learned, case.workload),
     )
-    types = Counter(one.instance_type.name for one in cluster.members)
-    setups = [
-        one
-        for one in planner.candidates(case.workload, supply, case.model)
-        if Counter(member.instance_type.name for member in one.cluster.members) == types
-    ]
+    found = planner.candidates(case.workload, supply, case.model)
+    setups = [setup for setup in found if _types(setup.cluster) == _types(cluster)]
     if not setups:
         return None
-    step_s = case.model.predict(pd.DataFrame([one.row() for one in setups]))["step_s"].to_numpy(
-        float
-    )
-    return setups[int((step_s / [one.global_batch for one in setups]).argmin())]
+    step_s = case.model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"]
+
+    def sample_s(pair: tuple[Setup, float]) -> float:
+        return pair[1] / pair[0].global_batch
+
+    setup, seconds = min(zip(setups, step_s.astype(float), strict=True), key=sample_s)
+    return training_run(setup, seconds, costs)
 
 
-def _profiles(
-    case: Case, run: PlannedRun, cluster: Cluster, costs: Costs, reason: str
-) -> list[PlannedRun]:
+def _types(cluster: Cluster) -> list[str]:
+    return sorted(offer.instance_type.name for offer in cluster.members)
+
+
+def _profiles(case: Case, run: PlannedRun, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     alone = replace(case.workload, modes=(run.mode.alone,))
-    try:
-        frames = reads.training_frames(case.workspace.warehouse, case.workspace.provider.name)
-    except WarehouseMissing:
-        frames = {one: pd.DataFrame() for one in reads.TRAINING_FRAMES}
-    lines = profiled_lines(frames["profiles"])
-    types = {one.instance_type.name: one.instance_type for one in cluster.members}
+    profiles = _mart(case.workspace, "profiles", provider=case.workspace.provider.name)
+    lines = profiled_lines(profiles)
+    types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     return [
-        replace(profile_of(alone, kind, costs), reason=reason)
-        for type_name, kind in types.items()
-        if (alone.name, run.mode.alone, type_name) not in lines
+        profile_of(alone, instance_type, costs)
+        for name, instance_type in types.items()
+        if (alone.name, run.mode.alone, name) not in lines
     ]
 
 
 def _pilots(case: Case, count: int, costs: Costs) -> list[PlannedLaunch]:
-    """At most `count` runs, those of goals with a constraint first; runs on the same machines are one launch."""
-    name, measured = case.workload.name, _measured(case.workspace, case.workload.name)
+    """Return at most `count` runs, goals with a constraint first; one launch for the same
+    machines.
+    """
+    name, workspace = case.workload.name, case.workspace
+    try:
+        measured = reads.measured_setups(workspace.warehouse, workspace.provider.name, name)
+    except WarehouseMissing:
+        measured = pd.DataFrame()
+    goals = case.workload.goals or (Goal(goal="cheapest"),)
     runs: dict[PlannedRun, tuple[PlannedRun, str, str]] = {}
-    for goal in sorted(
-        case.workload.goals or (Goal(goal="cheapest"),), key=lambda one: one.constraint is None
-    ):
-        asked = replace(case, workload=replace(case.workload, goals=(goal,)))
-        found = pilots_for(asked, plan_one(asked, measured), buyable=case.offers, count=count)
+    for goal in sorted(goals, key=lambda one: one.constraint is None):
+        part = replace(case, workload=replace(case.workload, goals=(goal,)))
+        found = pilots_for(part, plan_one(part, measured), buyable=case.offers, count=count)
         limit = "" if goal.limit is None else f" {goal.limit:g} {goal.constraint}"
         if not found["runs"]:
-            said = (
-                "its choice is settled"
-                if found["settled"]
-                else found["reason"] or "no few runs would settle it"
-            )
-            reporter().say(f"{name}, {goal.goal}{limit}: {said}")
+            open_why = found["reason"] or "no few runs would settle it"
+            why = "its choice is settled" if found["settled"] else open_why
+            reporter().say(f"{name}, {goal.goal}{limit}: {why}")
         for row in found["runs"]:
-            item = _item(row, name, costs, f"a pilot of {goal.goal}{limit}")
-            runs.setdefault(_bare(item), (item, str(row["cluster"]), str(row["market"])))
-    by_place: dict[tuple[str, str], list[PlannedRun]] = {}
-    for item, cluster, market in list(runs.values())[:count]:
-        by_place.setdefault((cluster, market), []).append(item)
+            run = _run_of(row, name, costs, f"a pilot of {goal.goal}{limit}")
+            runs.setdefault(_bare(run), (run, str(row["cluster"]), str(row["market"])))
+    by_place: dict[tuple[str, str], list[PlannedRun]] = defaultdict(list)
+    for run, cluster, market in list(runs.values())[:count]:
+        by_place[cluster, market].append(run)
     launches = []
-    for (names, market), items in by_place.items():
-        cheapest = _cheapest(
-            parse_cluster(names), [one for one in case.offers if one.market == market]
-        )
-        if cheapest is not None:  # they were priced just now
-            launches.append(launch_of(cheapest, items, costs))
+    for (cluster, market), picked in by_place.items():
+        sold = [offer for offer in case.offers if offer.market == market]
+        cheapest = _cheapest(parse_cluster(cluster), sold)
+        if cheapest is not None:
+            launches.append(launch_of(cheapest, picked, costs))
     return launches
 
 
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """These machines in one market and zone, at the least price that is known; None where nobody sells all of them."""
-    priced = [one for one in offers if one.usd_per_hour is not None]
-    groups = [{one.instance_type.name: one for one in group} for group in sold_together(priced)]
-    able = [
-        Cluster(members=tuple(group[name] for name in names))
-        for group in groups
-        if set(names) <= set(group)
-    ]
+    """Return these machines in one market and zone at the least price; None if not sold
+    together.
+    """
+    able = []
+    for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
+        by_name = {offer.instance_type.name: offer for offer in group}
+        if by_name.keys() >= set(names):
+            able.append(Cluster(members=tuple(by_name[name] for name in names)))
     return min(able, key=lambda one: sum(map(price_or_inf, one.members)), default=None)
 
 
-def _measured(workspace: Workspace, name: str) -> pd.DataFrame:
-    try:
-        return reads.measured_setups(workspace.warehouse, workspace.provider.name, name)
-    except WarehouseMissing:
-        return pd.DataFrame()
-
-
-def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> PlannedRun:
-    """A pilot's row as the run that it names."""
+def _run_of(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> PlannedRun:
+    """Return the run that a pilot's row names."""
     members = parse_cluster(str(row["cluster"]))
-    mode = Mode(*(str(row[name]) for name in Mode._fields))
     devices = parse_numbers(str(row["layout"]), len(members), "layout")
-    text = str(row["batch_per_device"])
-    train = row["kind"] == "train"
-    batches = (
-        parse_numbers(text, len(members), "batch_per_device")
-        if train
-        else tuple(map(int, text.split(", ")))
-    )
-    steps = int(row["accumulation_steps"])
+    text, steps = str(row["batch_per_device"]), int(row["accumulation_steps"])
+    if row["kind"] == "train":
+        batches = parse_numbers(text, len(members), "batch_per_device")
+        pairs = zip(devices, batches, strict=True)
+        global_batch = steps * sum(count * share for count, share in pairs)
+    else:
+        batches, global_batch = tuple(map(int, text.split(", "))), 0
     return PlannedRun(
         kind=str(row["kind"]),
         workload=workload,
-        mode=mode,
+        mode=mode_of(row),
         members=members,
         batches=batches,
         accumulation_steps=steps,
-        global_batch=steps * sum(a * b for a, b in zip(devices, batches, strict=True))
-        if train
-        else 0,
+        global_batch=global_batch,
         devices=devices if max(devices) > 1 else (),
         est_s=max(float(row["seconds"]) - costs.launch_s, 0.0),
         reason=reason,
@@ -393,26 +352,24 @@ def _item(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> P
 
 
 def _known(case: Case) -> set[str]:
-    return {one.instance_type.name for one in case.known}
+    return {offer.instance_type.name for offer in case.known}
 
 
-def _bare(item: PlannedRun) -> PlannedRun:
-    """Without what tells where and why it is bought: the same run of two launches is equal."""
-    return replace(item, nodes=(), reason="")
+def _bare(run: PlannedRun) -> PlannedRun:
+    """Return the run without its place and reason: the same run of two launches is equal."""
+    return replace(run, nodes=(), reason="")
 
 
 def _predicted(case: Case, launches: Sequence[PlannedLaunch]) -> dict[PlannedRun, Row]:
-    """By run, for those that the model knows enough of."""
-    items = {
-        _bare(item): None for launch in launches for item in launch.items if item.kind == "train"
+    """Return predictions of the training runs that the model knows."""
+    model, known = case.model, _known(case)
+    runs = {
+        _bare(run): None
+        for launch in launches
+        for run in launch.items
+        if run.kind == "train" and known.issuperset(run.members) and run.mode in case.workload.modes
     }
-    able = [one for one in items if case.model is not None and set(one.members) <= _known(case)]
-    able = [one for one in able if one.trained[1] in case.workload.modes]
-    if not able or case.model is None:
+    if model is None or not runs:
         return {}
-    frame = case.model.predict(pd.DataFrame([one.row() for one in able]))
-    columns = ["step_s", "step_low_s", "step_high_s"]
-    return {
-        item: {str(k): float(v) for k, v in row.items()}
-        for item, row in zip(able, rows_of(frame[columns]), strict=True)
-    }
+    frame = model.predict(pd.DataFrame([run.row() for run in runs]))[[*_STEP]].astype(float)
+    return dict(zip(runs, rows_of(frame), strict=True))

@@ -151,7 +151,8 @@ def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(
     acting: Acting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tasks.campaign.named.allowance", lambda *_: Allowance(refusal="the month is over its cap")
+        "tasks.campaign.campaign.allowance",
+        lambda *_: Allowance(refusal="the month is over its cap"),
     )
     result = srift("measure", "conv", "--on", "1xs.small")
     assert (
@@ -169,9 +170,9 @@ def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(
         (["conv", "--on", "s.small"], "did you mean 1xs.small?"),
         (
             ["conv", "--on", "9xs.small"],
-            "at most 2 machines ([campaign] max_hosts); the most of it that can be is 2xs.small",
+            "2xs.small",
         ),
-        (["conv", "--on", "2xs.whole"], "too many cores; the most of it that can be is 1xs.whole"),
+        (["conv", "--on", "2xs.whole"], "1xs.whole"),
         (["conv", "--on", "1xs.small", "--max-usd", "0"], "--max-usd 0 measures nothing"),
         (["conv", "--on", "1xs.small", "--provider", "ec2"], "--max-usd"),
         (["conv", "--on", "1xs.small", "--provider", "ec3"], "'ec2'"),
