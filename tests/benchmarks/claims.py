@@ -15,7 +15,7 @@ import typer
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "BENCHMARKS.md"
-HEADER = "| claim | target | result | met | command | date | commit |\n" + "| --- " * 7 + "|\n"
+HEADER = "|claim|target|result|met|command|date|commit|\n" + "|---" * 7 + "|\n"
 Write = Annotated[bool, typer.Option("--write", help="Write the claims into BENCHMARKS.md.")]
 
 
@@ -36,11 +36,11 @@ def show(title: str, table: pd.DataFrame) -> None:
 
 def report(name: str, claims: Sequence[Claim], *, write: bool = False) -> None:
     """Print the claims of the benchmark `name`; with `write`, replace its section of BENCHMARKS.md."""
-    command = " ".join(["python -m tests.benchmarks." + name, *sys.argv[1:]])
+    command = " ".join([name, *(word for word in sys.argv[1:] if word != "--write")])
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
-    rows = rows_of(claims, command.replace(" --write", ""), str(date.today()), commit)
+    rows = rows_of(claims, command, str(date.today()), commit)
     typer.echo("\n" + HEADER + rows)
     if write:
         BENCHMARKS.write_text(with_section(BENCHMARKS.read_text(), name, HEADER + rows))
@@ -53,7 +53,7 @@ def rows_of(claims: Sequence[Claim], command: str, day: str, commit: str) -> str
         (one.claim, one.target, one.result, met[one.met], f"`{command}`", day, commit)
         for one in claims
     ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+    return "".join(f"|{'|'.join(row)}|\n" for row in cells)
 
 
 def with_section(text: str, name: str, body: str) -> str:
