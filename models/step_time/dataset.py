@@ -1,16 +1,15 @@
-"""From the frames of measurements to what is fitted: one entry a setup, buckets by workload, the learned parameters.
+"""From frames of measurements to training rows: one row a setup, exchanges by workload.
 
-Where more setups were measured than are taken they are thinned evenly by workload, then by what ran on what: a workload
-keeps min(its setups, cap), with the largest cap that keeps the total. By chance alone a small workload, a pilot run or
-a rare instance type would vanish among a million setups of something else.
+Above a limit setups are thinned evenly by workload, then by layout and type: a workload keeps
+min(its setups, cap). Random thinning would lose small workloads, pilots and rare instance types.
 
-What is learned is time at nominal speed, where fixed work was timed beside most runs (its usual seconds are the median
-of the instance type in the warehouse, over its machines and hours):
+Seconds are corrected to nominal speed, if fixed work was timed beside most runs (its usual seconds
+are the instance type's median in the warehouse):
 
-    seconds at nominal speed = seconds / slowness^beta,    slowness = geometric mean over machines of reference / usual
-    beta ~ N(reliability, 0.5^2) and repeats of setups,    reliability = 1 - noise^2 / variance of log slowness
+    nominal seconds = seconds / slowness^beta,    slowness = geometric mean of reference / usual
+    beta ~ N(reliability, 0.5^2) and repeats,     reliability = 1 - noise^2 / variance
 
-with the noise of one run's reference from its spread between blocks: in hours that differ little it says little.
+with the variance of log slowness, and the noise of one run's reference from its spread over blocks.
 """
 
 from __future__ import annotations
@@ -32,18 +31,16 @@ from .tensor import NOTHING, Volumes
 _MOST_SETUPS = 9000
 # Backward costs about twice forward: two products to one.
 BACKWARD_PART = 2 / 3
-_BETA_SD, _MOST_BETA = 0.5, 1.5  # of beta about the reliability, and how far it may go
+_BETA_SD, _MOST_BETA = 0.5, 1.5  # sd of beta about the reliability, and its maximum
 _LEAST_NOISE = 0.01  # of the log of a step among repeats
 _MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over that of the mean, normal distribution
-_EVERYTHING = (
-    1e18  # bytes of a last bucket that are more than any gradients: nothing hides what is exchanged
-)
+_EVERYTHING = 1e18  # bytes of a last bucket that nothing hides
 _SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """One provider's frames, with the columns that the warehouse's marts of the same names document."""
+    """One provider's frames, with the columns of the warehouse's marts."""
 
     runs: pd.DataFrame
     profiles: pd.DataFrame
@@ -55,10 +52,10 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """Distinct setups with the median of their runs, at nominal speed. `sync_s` is NaN where nobody recorded it.
+    """Distinct setups with the median of their runs at nominal speed; unknown `sync_s` is NaN.
 
-    `speed_sd` is what the log of a run's time differs by between hours, by its machines' speed: a standard deviation,
-    and a part of any run that is still to come. 0 where no speeds are known.
+    `speed_sd` is the standard deviation of a run's log seconds between hours, by machine speed; 0
+    if unknown.
     """
 
     setups: SetupArrays
@@ -72,7 +69,6 @@ class TrainingRows:
     provider: str
 
     def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> TrainingRows:
-        """The rows at these positions."""
         return replace(
             self,
             setups=self.setups.take(picked),
@@ -85,11 +81,10 @@ class TrainingRows:
 
 
 def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
-    """With a workload in another mode than plain fp32 as another workload, of the same facts and definition.
+    """Rename workloads in other modes to their groups, with the workload's facts and digest.
 
-    One device shares and sends nothing: the profiles of a mode of several, of those in the data and those `wanted`, are
-    copies of those of plain data parallelism. Modes that are not known stay as they are, and nothing is learned from
-    them.
+    Profiles of a mode of several devices, in the data or `wanted`, are copies of DDP's. Unknown
+    modes stay as they are; nothing is learned from them.
     """
     frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
     names = {
@@ -111,7 +106,7 @@ def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
 
 
 def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
-    """With the rows of each workload that is a key of `of` replaced by copies of those of its value."""
+    """Replace the rows of each key of `of` by copies of its value's rows."""
     if not of or "workload" not in frame:
         return frame
     others = frame[~frame["workload"].isin(list(of))]
@@ -125,7 +120,7 @@ def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
-    """Digests in the frame `workloads` or `instance_types` by the column `name`; unknown ones are left out."""
+    """Return known digests of `workloads` or `instance_types` by the column `name`."""
     if "digest" not in frame or not len(frame):
         return {}
     defined = frame[frame["digest"].notna()]
@@ -145,9 +140,9 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowness(measured: pd.DataFrame) -> FloatArray:
-    """(rows,) how many times as long as usual the fixed work beside each row took, the geometric mean over machines.
+    """Return (rows,) seconds of the fixed work over the usual ones, geometric mean over machines.
 
-    Reads `reference_s` and `usual_reference_s`, in each row one number or one a machine. NaN where either is unknown.
+    Reads `reference_s` and `usual_reference_s`: a number, or one a machine. NaN if unknown.
     """
     found = np.full(len(measured), np.nan)
     if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
@@ -165,9 +160,9 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 
 
 def at_nominal_speed(data: TrainingData) -> TrainingData:
-    """Runs and profiles with their seconds at nominal speed, and `speed_sd` of the runs (see TrainingRows).
+    """Return runs and profiles at nominal speed, with `speed_sd` in the runs.
 
-    Nothing changes where half of the runs or more tell of no fixed work, or where this was done before.
+    Data that are corrected already, or with fixed work beside half of the runs or fewer, stay.
     """
     if "speed_sd" in data.runs:
         return data
@@ -190,7 +185,7 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
 
 
 def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
-    """Variance of the log of the slowness (rows,), and the part of it that is not the noise of one run's reference."""
+    """Return the variance of log slowness, and the fraction that is not reference noise."""
     spread, blocks = (
         pd.to_numeric(column(runs, name, otherwise)).to_numpy(float)
         for name, otherwise in (("reference_spread", 0.0), ("reference_blocks", 1))
@@ -202,9 +197,9 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
-    """beta: how the log of a step follows that of the slowness (rows,) among repeats of a setup, shrunk to its prior.
+    """Return beta: the slope of log step by log slowness among repeats, shrunk to its prior.
 
-    Where no setup was measured at two speeds it is the reliability.
+    Without a setup at two speeds it is the reliability.
     """
     step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(
@@ -224,7 +219,7 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
 
 
 def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
-    """The frame with those of these columns that it has divided by a factor a row."""
+    """Divide the columns `names` of the frame by a factor a row."""
     have = [name for name in names if name in frame]
     return frame.assign(
         **{
@@ -235,7 +230,7 @@ def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -
 
 
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
-    """Read runs at nominal speed, pool repeats of a setup, thin them where there are many.
+    """Pool repeats of a setup at nominal speed, and thin if there are many.
 
     Raises ValueError on several providers.
     """
@@ -298,9 +293,9 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a workload exchanges: bytes of its gradients, 0 where unknown; the part of one device's seconds that comes
-    after its first bucket is ready, and the bytes of its last one, NaN where nobody recorded buckets; and what tensor
-    parallelism divides.
+    """A workload's exchange: gradient bytes (0: unknown), buckets (NaN: unknown), divided layers.
+
+    `hidden_part` is the fraction of one device's seconds after the first bucket is ready.
     """
 
     gradient_bytes: float
@@ -310,7 +305,7 @@ class Exchange:
 
 
 def exchanges(data: TrainingData) -> dict[str, Exchange]:
-    """By workload, of all whose buckets or gradient bytes are known."""
+    """Return exchanges of workloads with known buckets or gradient bytes."""
     sizes = {name: 4.0 * many for name, many in facts_of(data, "parameters").items()}  # fp32
     found = {
         name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()
@@ -332,12 +327,10 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
 
 
 def sent(one: Exchange, workload: str) -> Exchange:
-    """What a workload in its mode exchanges, from what it does in plain data parallelism."""
+    """Return the exchange of a workload in its mode, from that in DDP."""
     strategy = workload_and_mode(workload)[1].strategy
     last = _EVERYTHING if in_turn(strategy) else one.last_bucket_bytes
-    if (
-        strategy == UPDATES_SHARED
-    ):  # weights follow when the backward pass is over: half of what an all-reduce sends
+    if strategy == UPDATES_SHARED:  # weights follow the backward pass: half an all-reduce
         last += one.gradient_bytes / 2
     return replace(
         one, gradient_bytes=one.gradient_bytes * sent_part(workload), last_bucket_bytes=last
@@ -345,23 +338,22 @@ def sent(one: Exchange, workload: str) -> Exchange:
 
 
 def sent_part(workload: str) -> float:
-    """Bytes that a step sends, as a part of those that an all-reduce of the gradients does.
+    """Return bytes that a step sends, relative to an all-reduce of the gradients.
 
-    That sends each twice: once to be summed, once to be spread. `fsdp` spreads weights for forward and backward and
-    sums gradients, three times; `zero2` spreads weights once and sums gradients; `zero1` spreads weights after ddp's
-    all-reduce [D]. compression.py has the others.
+    An all-reduce sends each gradient twice. `fsdp` gathers weights twice and sums gradients;
+    `zero2` gathers weights once and sums gradients; `zero1` gathers weights after an all-reduce
+    [D].
     """
     strategy = workload_and_mode(workload)[1].strategy
     return 1.5 if strategy in ("fsdp", UPDATES_SHARED) else sent_everywhere(strategy)
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:
-    """Operations of forward and backward by workload, where known."""
     return facts_of(data, "flops_per_sample")
 
 
 def facts_of(data: TrainingData, name: str) -> dict[str, float]:
-    """A positive figure by workload: what the workloads' own frame says, else what the runs say."""
+    """Return a positive figure by workload, from the workloads' frame, else from runs."""
     facts: dict[str, float] = {}
     for frame in (data.runs, data.workloads):
         if name in frame and "workload" in frame:
@@ -374,11 +366,11 @@ def facts_of(data: TrainingData, name: str) -> dict[str, float]:
 
 
 def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
-    """Positions of at most `most` setups, ascending: of all where there are no more.
+    """Return ascending positions of at most `most` setups.
 
-    `setups` has workload, cluster and layout, the machines in one order. More than `most` workloads keep one setup
-    each. Of a workload that is thinned, setups of one device come first, up to half of its share, since all others
-    start from what these say. Instance types take turns, and so do the arrangements of the same types.
+    `setups` has workload, cluster and layout, machines in one order. Each workload keeps at least
+    one. Of a thinned workload, one-device setups come first, up to half of its share: the others
+    build on them. Instance types take turns, and so do layouts of the same types.
     """
     if len(setups) <= most:
         return np.arange(len(setups))
@@ -392,24 +384,20 @@ def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
     order = _places(kind, _places(_numbered(kind, cluster[0], layout[0]), chance), chance)
     cap = _cap(np.bincount(workload[0]), most)
     early = _places(_numbered(workload[0], alone), order, chance) < max(cap // 2, 1)
-    rank = np.where(
-        alone == 0, 1, np.where(early, 0, 2)
-    )  # more of one device only where nothing else is left
+    rank = np.where(alone == 0, 1, np.where(early, 0, 2))
     return np.flatnonzero(_places(workload[0], rank, order, chance) < cap)
 
 
 def _cap(counts: IntArray, most: int) -> int:
-    """The largest number of setups that each workload may keep, at least 1, for all to keep `most`, below their sum."""
+    """Return the largest number of setups that each workload may keep, at least 1."""
     ascending = np.sort(counts)
     before = np.cumsum(ascending) - ascending
-    caps = (most - before) // np.arange(
-        len(counts), 0, -1
-    )  # where this one is cut, and all that have more
+    caps = (most - before) // np.arange(len(counts), 0, -1)  # if this and larger ones are cut
     return max(int(caps[np.flatnonzero(caps < ascending)[0]]), 1)
 
 
 def _places(group: IntArray, *keys: IntArray) -> IntArray:
-    """(rows,) how many rows of the same group come before each, by the first key, ties by the next."""
+    """Return (rows,) ranks within the group by the keys."""
     order = np.lexsort((*keys[::-1], group))
     sizes = np.bincount(group)
     starts = np.cumsum(sizes) - sizes
@@ -419,7 +407,7 @@ def _places(group: IntArray, *keys: IntArray) -> IntArray:
 
 
 def _numbered(*codes: IntArray) -> IntArray:
-    """(rows,) one number for each combination that some row has, from 0."""
+    """Return (rows,) a number for each combination of codes, from 0."""
     left, *others = codes
     for right in others:
         left = np.unique(left * (right.max() + 1) + right, return_inverse=True)[1]
@@ -427,5 +415,5 @@ def _numbered(*codes: IntArray) -> IntArray:
 
 
 def _types(cluster: str) -> str:
-    """Instance types whatever the number of machines: `a+b` of `2xa+1xb`."""
+    """Return the instance types of a cluster: `a+b` of `2xa+1xb`."""
     return "+".join(sorted({part.split("x", 1)[-1] for part in cluster.split("+")}))

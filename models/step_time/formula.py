@@ -1,18 +1,17 @@
-"""One optimizer step in closed form, and its parameters with their priors [physics.md].
+"""One optimizer step in closed form, and its parameters with their priors.
 
-    step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
-         + the optimizer
-    t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q       k devices on a machine share it,
-           q > 1: what they share is free until it runs short, so that each costs more than the one before [D]
-    C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)   n devices on m machines, G bytes of gradient; and
-           what the fullest machine's k devices add inside: s' (k / 2)^c (k - 1)/k G. What a strategy sends between
-           machines is a part of that, and seconds of looking for the largest entries are added (compression.py)
-    R    = 50 (B / 50)^gamma                                       of B Gbit/s, the slowest link's nominal rate
-    L    = the same of the last bucket alone, which nothing is left to hide; all of it where a strategy lets the
-           backward pass wait
+    step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L + optimizer,   s micro-steps
 
-b0 is the middle batch of a workload. A profile of when buckets are ready shifts f and the size of the last bucket; on
-hosts without accelerators alpha goes with their cores, which copy and reduce. Everything is an array over setups.
+    t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q: k devices share a machine;
+           q > 1, since shared resources are free until they run short [D]
+    C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB): n devices, m machines, G bytes of
+           gradients; inside the fullest machine of k devices s' (k / 2)^c (k - 1)/k G is added. A
+           strategy sends a fraction of that between machines and adds seconds of selection
+    R    = 50 (B / 50)^gamma: B Gbit/s, the nominal rate of the slowest link
+    L    = the last bucket's C, which no compute hides; all of C if the backward pass waits
+
+b0 is the workload's middle batch. A profile of bucket times shifts f and the last bucket's size. On
+hosts without accelerators alpha goes with their cores. All values are arrays over setups.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _BYTES_PER_GBIT, _STEEPEST = 1.25e8, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Prior mean and spreads: of what all share, and of the deviations by kind, by workload on kind and by strategy.
+    """Prior mean, and spreads shared by all, by kind, by workload on a kind, and by strategy.
 
-    A spread of 0: no such deviation. Those of the levels are where learning starts from.
+    A spread of 0 switches the deviation off. Learning starts from these.
     """
 
     mean: float
@@ -42,41 +41,36 @@ class Parameter:
     strategy: float = 0.0
 
 
-# Between machines a kind counts a factor of two, a workload on it 1.2 [physics.md]; logits and slopes in proportion.
+# Between machines a kind counts a factor of two, a workload on it 1.2; others in proportion.
 PARAMETERS: dict[str, Parameter] = {
-    "log_scale": Parameter(
-        1.8, 1.0, 0.6, 0.2, strategy=0.5
-    ),  # of an exchange between machines, against the nominal rate
-    "machines": Parameter(
-        0.3, 0.3, 0.3, 0.1
-    ),  # slope in 1 - 2 / m: growth with machines levels off
+    # of an exchange between machines, against the nominal rate
+    "log_scale": Parameter(1.8, 1.0, 0.6, 0.2, strategy=0.5),
+    # slope in 1 - 2 / m: growth with machines levels off
+    "machines": Parameter(0.3, 0.3, 0.3, 0.1),
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines: another algorithm
     "log_gamma": Parameter(-0.2, 0.2),
-    "log_alpha": Parameter(
-        -8.0, 0.7, 0.4, 0.3, strategy=0.7
-    ),  # of a bucket: 20 to 300 microseconds a launch [D]
+    # of a bucket: 20 to 300 microseconds a launch [D]
+    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's part of 25 MiB
     "log_inside": Parameter(0.5, 1.0, 0.8, 0.3, strategy=0.5),
-    "inside_devices": Parameter(
-        0.3, 0.6, 0.6, 0.4
-    ),  # slope in the log of the fullest machine's devices
+    # slope in the log of the fullest machine's devices
+    "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, strategy=0.7),
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
-    "log_selection": Parameter(
-        0.0, 0.0, strategy=0.7
-    ),  # of looking for what is sent, against compression.py
+    # of selecting entries, against compression.py
+    "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
-# All that a micro-step's seconds answer to, and what neither these nor an exchange's do.
+# Parameters of a micro-step's seconds alone, and of the overlap alone.
 _OF_COMPUTE, _OF_OVERLAP = (
     ("log_slowdown", "slowdown_batch", "log_crowding"),
     ("log_sharpness", "logit_hidden"),
 )
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
-# Of each level, from what all share to a workload on a kind, the spreads of the parameters that learning starts from.
+# Initial spreads of the parameters by level, from shared to a workload on a kind.
 LEVELS = {
     level: np.array([getattr(one, level) for one in PARAMETERS.values()])
     for level in ("all", "kind", "strategy", "cell")
@@ -85,7 +79,7 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What the parameters do not change; (rows, members) of the members that may be slowest, or (rows,)."""
+    """Inputs of the formula: (rows, members) for members that may be slowest, or (rows,)."""
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
     middle_s: FloatArray  # (rows, members) T1(b0)
@@ -98,18 +92,18 @@ class Line:
     accumulation: FloatArray
     gradient_bytes: FloatArray
     gbps: FloatArray  # of the slowest link
-    core: (
-        FloatArray  # what the smallest host has of a processor core, at most 1; 1 with accelerators
-    )
-    hidden: FloatArray  # logit of f as a profile has it, from the usual; 0 without one
-    last_bucket: FloatArray  # the same of the log of the last bucket
-    sent_between: FloatArray  # between machines, as a part of 2 (n - 1)/n G
-    selection_s: FloatArray  # seconds of looking for what is sent
+    core: FloatArray  # cores of the smallest host, at most 1; 1 with accelerators
+    hidden: FloatArray  # logit of f from a profile, relative to its prior; 0 without
+    last_bucket: FloatArray  # the same for the log of the last bucket
+    sent_between: FloatArray  # between machines, over 2 (n - 1)/n G
+    selection_s: FloatArray  # of selecting entries
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """(rows,) seconds: the step, compute of the slowest rank and of all in the mean, all communication; the slowest."""
+    """(rows,) seconds of the step, of compute (slowest rank, mean) and communication; slowest
+    member.
+    """
 
     step_s: FloatArray
     compute_s: FloatArray
@@ -119,8 +113,9 @@ class Times:
 
 
 def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, float]:
-    """`hidden` and `last_bucket` of a line from the part of one device's seconds that exchanges may hide under and the
-    bytes of the last bucket; 0 each where NaN.
+    """Return `hidden` and `last_bucket` of a line; 0 for NaN.
+
+    `hidden_part` is the fraction of one device's seconds that exchanges may hide under.
     """
     part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / _BUCKET
     found = np.array(
@@ -130,7 +125,7 @@ def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, 
 
 
 def step_times(line: Line, values: FloatArray) -> Times:
-    """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
+    """Evaluate the module's equation; `values` is (rows, parameters) in the order of NAMES."""
     value = _by_name(values)
     micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
     slowest = micro.argmax(axis=1)
@@ -142,7 +137,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 
 def moved_step_s(line: Line, values: FloatArray, *, by: float) -> FloatArray:
-    """(rows, parameters) seconds of the step where one parameter is more by `by` and the others are `values`."""
+    """Return (rows, parameters) step seconds with one parameter increased by `by` in turn."""
     value = _by_name(values)
     micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
     found = np.empty(values.shape)
@@ -167,7 +162,7 @@ def _step_s(
     micro: FloatArray,
     exchange: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
-    """(rows,) seconds of the step, from those of a micro-step and of exchanges."""
+    """Return (rows,) seconds of the step from a micro-step's and the exchanges'."""
     (whole, end), slowest = exchange, micro.argmax(axis=1)[:, None]
     last = np.take_along_axis(micro, slowest, axis=1)[:, 0]
     compute = line.accumulation * last + np.take_along_axis(line.optimizer_s, slowest, axis=1)[:, 0]
@@ -180,13 +175,13 @@ def _step_s(
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
-    """(rows, members) t of a micro-step."""
+    """Return (rows, members) t of a micro-step."""
     tall = {name: value[name][:, None] for name in _OF_COMPUTE}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)
     part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
-    # below -1 a step would take the longer the smaller its batch is
+    # below -1 a smaller batch would take longer
     slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(
         tall["slowdown_batch"], -1
     )
@@ -194,7 +189,7 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """(rows,) seconds of exchanging all gradients, and the last bucket alone; 0 on one device."""
+    """Return (rows,) seconds of all gradients and of the last bucket; 0 on one device."""
     machines, ranks, across = line.machines, line.ranks, line.machines > 1
     rate = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(
         np.where(across, line.gbps, _GBPS) / _GBPS

@@ -1,24 +1,24 @@
-"""What a loader adds to a step: the seconds of loading against the processors and workers that there are for it.
+"""Seconds that data loading adds to a step.
 
-Of a sample a profile has l, the seconds of a processor, and v, those of waiting for storage or the network. With r the
-step without any loading, s b samples a device and step, W workers for each of the k devices of a machine, and C
-processors there (a share of one counts as that much):
+A profile has, for a sample, l seconds of a processor and v seconds of waiting for storage. With r
+the step without loading, s b samples a device and step, W workers for each of the k devices of a
+machine, and C processors there (a fraction of one counts as such):
 
     W = 0       step = r + s b (l / min(C, 1) + v)
     W > 0       workers  = s b (l / min(C, 1) + v) / W
                 machine  = s b k l / C
       devices beside the processor     step = max(r, workers, machine)
-      the processor is the device      step = max(r + min(machine, w rho r), rho r + machine, workers)
+      the processor is the device
+                step = max(r + min(machine, w rho r), rho r + machine, workers)
 
-The last: loading and computing add up to rho r + machine seconds of all processors at least, rho being the part of r
-that is computed. But a worker begins when a batch is taken, with the step, and gets the share of one of the computing
-threads [CFS, sched(7)]: w = k / max(C, k) of theirs. What it loads while they compute, w rho r at most, puts off all
-that follows; only what is left of the batch is loaded while gradients are exchanged. A machine that shares a processor
-out in small slices agrees (tests/models/step_time/test_input.py). The slowest machine counts. Volumes that all workers
-together keep busy are not known of: storage is in v alone.
+rho is the computed fraction of r. A worker starts with the step and gets one computing thread's
+share of the processor [CFS, sched(7)], w = k / max(C, k) of it. Its load during compute, at most
+w rho r, delays the step; the rest is loaded while gradients are exchanged. A simulated processor
+agrees (test_input.py). The slowest machine counts. Shared storage is in v alone.
 
-What was measured goes the other way, x being step_s - input_s: r = x, where the processor is the device and W > 0
-r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A row without input_s is taken to have waited for nothing.
+Measured steps are inverted with x = step_s - input_s: r = x; if the processor is the device and W
+> 0, r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A row without input_s waited for
+nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .dataset import TrainingData, valid_runs
 from .machine_specs import Machine, read_machines
 from .setup_arrays import SetupArrays, read_setups, workload_and_mode
 
-# Logs that a sample's seconds may be off by: profiled on the type itself; on others, scaled by fixed work on one
-# processor; on others, nothing telling how fast a processor is, of which EC2's generations differ by up to 1.5 [D].
+# Errors in logs of a sample's seconds: profiled on the type; scaled by fixed work; from other
+# types, whose processors differ by up to 1.5 on EC2 [D].
 _PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
-_OFF_SD, _PSEUDO = 0.15, 4.0  # of all of a workload's seconds of loading; rows that this counts for
-_TELLING = 0.3  # slope of the log of a step by that of loading, from which a row tells how long loading takes
+_OFF_SD, _PSEUDO = 0.15, 4.0  # of a workload's loading; rows that the prior counts for
+_INFORMATIVE = 0.3  # least slope of log step by log loading for a row to inform about loading
 _LEAST_REST = 0.02  # of a step
 _H, _EQUAL = 1e-4, 1e-9  # of slopes; of sums in another order
 _GRID = 31  # quantiles each of the rest and of loading
@@ -49,10 +49,10 @@ _GRID = 31  # quantiles each of the rest and of loading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What loading adds to setups, (rows,) each; nothing where a workload has no loader.
+    """Seconds that loading adds to setups, (rows,) each; 0 for workloads without a loader.
 
-    `before_s` between steps; `supply_s` least seconds of a step by workers, or by machines with devices of their own;
-    `beside_s` and `crowd`: `machine` and w of machines whose processor is the device.
+    `before_s` between steps; `supply_s` least seconds of a step by workers or by machines with
+    devices; `beside_s` and `crowd`: `machine` and w of machines whose processor is the device.
     """
 
     workload: IntArray  # a number for each
@@ -61,7 +61,7 @@ class Wait:
     beside_s: FloatArray
     crowd: FloatArray
     log_sd: FloatArray
-    by_workers: BoolArray  # more of them, and not of processors, would help
+    by_workers: BoolArray  # more workers would help, not more processors
 
     def step_s(
         self,
@@ -71,10 +71,10 @@ class Wait:
         factor: FloatArray | float = 1.0,
         about: FloatArray | None = None,
     ) -> FloatArray:
-        """(rows,) or (rows, draws) seconds of steps that take `rest_s` without loading, `part` of which is computed.
+        """Return (rows,) or (rows, draws) step seconds from `rest_s`, of which `part` is computed.
 
-        Loading takes `factor` times as long as expected. How much of it is done while a device computes goes by
-        `about`, the rest as expected, so that the log of a step is convex in the logs of both.
+        Loading takes `factor` times as long as expected. The load during compute goes by `about`,
+        the expected rest, so that the log of a step is convex in the logs of both.
         """
         about = rest_s if about is None else about
         tall = (slice(None),) + (None,) * (rest_s.ndim - 1)
@@ -86,7 +86,7 @@ class Wait:
         )
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(rows,) derivatives of the log of a step by the logs of the rest, and of loading."""
+        """Return (rows,) derivatives of log step by log rest and by log loading."""
         up, down = np.exp(_H), np.exp(-_H)
         by_rest, by_load = (
             (
@@ -101,7 +101,7 @@ class Wait:
     def interval(
         self, mean: FloatArray, spread: FloatArray, part: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """(rows,) ends of the 90 % interval of a step, where the logs of the rest and of loading are normal."""
+        """Return (rows,) ends of the 90 % interval; logs of rest and loading are normal."""
         low, high = np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread)
         at = np.flatnonzero(self.log_sd > 0)
         own, normal = self.take(at), scipy.special.ndtri((np.arange(_GRID) + 0.5) / _GRID)
@@ -115,7 +115,7 @@ class Wait:
     def joint(
         self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Mean, covariance and noise of the logs of steps, from those of the logs of their rests: linearised."""
+        """Return mean, covariance and noise of log steps from those of their rests: linearised."""
         rest = np.exp(mean)
         by_rest, by_load = self.slopes(rest, part)
         load = by_load * self.log_sd
@@ -127,24 +127,23 @@ class Wait:
         )
 
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
-        """More of what would shorten the wait: "loader workers" or "processors"; empty where there is none."""
+        """Return the resource that would shorten the wait: "loader workers", "processors" or ""."""
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
         helped = np.where(reached, "loader workers", "processors")
         return [str(one) for one in np.where(step_s > rest_s, helped, "")]
 
     def take(self, at: IntArray) -> Wait:
-        """Of the setups at these positions."""
         return Wait(**{name: getattr(self, name)[at] for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaders:
-    """Of workloads with a loader, whatever their mode: its `workers` for a device; by instance type what was profiled
-    of a sample, (l, v) in seconds; and by workload the log by which loading was found to take longer, and its standard
-    deviation.
+    """Loaders by workload, whatever the mode.
 
-    `fixed_s`: by instance type whose processors are its devices, seconds of one of them for the fixed work.
+    `workers` of a device; `samples` (l, v) by workload and instance type; `off`, mean and
+    standard deviation of the log by which loading took longer. `fixed_s`: seconds of one
+    processor for the fixed work, by instance type whose processors are its devices.
     """
 
     workers: dict[str, int] = field(default_factory=dict)
@@ -153,7 +152,7 @@ class Loaders:
     off: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
-        """l, v and the standard deviation of the log of both on an instance type."""
+        """Return l, v and the standard deviation of their log on an instance type."""
         found = self.samples.get((workload, name))
         if found is not None:
             return *found, _PROFILED_SD
@@ -172,7 +171,7 @@ class Loaders:
         return float(np.median([load_s for load_s, _ in others.values()])), wait_s, float(sd)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """What loading adds to `setups`; None where none of their workloads has a loader."""
+        """Return the wait of `setups`; None without a loader."""
         bases = [workload_and_mode(one)[0] for one in setups.workloads.names]
         if not any(one in self.workers for one in bases):
             return None
@@ -186,7 +185,6 @@ class Loaders:
             share = np.exp(longer) * np.array(
                 [load_s / min(machine.cores, 1.0) + wait_s, load_s / machine.cores]
             )
-            # seconds of one sample by one process, by all processors; processors; is one of them the device?
             return (
                 *share.tolist(),
                 machine.cores,
@@ -210,9 +208,8 @@ class Loaders:
             0.0,
         )
         beside_s = np.where(some & (device > 0), machine_s, 0.0).max(axis=1, initial=0.0)
-        lone = (
-            ~some & (own_s > 0) & ((device == 0) | (cores > 1))
-        )  # a worker could load while the device computes
+        # a worker could load while the device computes
+        lone = ~some & (own_s > 0) & ((device == 0) | (cores > 1))
         return Wait(
             workload=setups.workloads.codes,
             before_s=before_s,
@@ -226,10 +223,10 @@ class Loaders:
 
 
 def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
-    """The data with the seconds of steps and profiles without any loading, and what they tell of loaders.
+    """Return the data without loading, and the loaders.
 
-    `data` is `by_variant` and `at_nominal_speed`. Workloads that no profile tells the cost of a sample of stay as they
-    are: all of their step is taken to be the devices'.
+    `data` is `by_variant` and `at_nominal_speed`. Workloads without a profiled sample stay as
+    they are.
     """
     profiles, runs = data.profiles, data.runs
     if (
@@ -259,7 +256,7 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
 
 
 def _sample(own: pd.DataFrame) -> tuple[float, float]:
-    """(l, v), medians over the rows of a profile."""
+    """Return medians (l, v) over a profile's rows."""
     load_s, wait_s = (
         float(pd.to_numeric(column(own, name, 0.0)).median()) for name in ("load_s", "load_wait_s")
     )
@@ -267,7 +264,7 @@ def _sample(own: pd.DataFrame) -> tuple[float, float]:
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Seconds of one processor by instance type without other devices: that work is done by all of them alike."""
+    """Return seconds of one processor by instance type without other devices."""
     usual = pd.to_numeric(column(profiles, "usual_reference_s", np.nan), errors="coerce")
     by_type = usual.groupby(profiles["instance_type"].astype(str)).median()
     return {
@@ -280,7 +277,7 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """The runs with step_s and sync_s of the devices alone, and `off` of Loaders."""
+    """Return the runs with step_s and sync_s of the devices alone, and `off` of Loaders."""
     base = np.array(
         [workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object
     )
@@ -306,14 +303,14 @@ def _without_loading(
         whole = pd.to_numeric(column(runs, name, np.nan), errors="coerce").to_numpy(float).copy()
         whole[places] = values
         changed[name] = whole
-    # where all loading is done while a device computes, the rest follows from it, and says nothing of it
-    telling = np.isfinite(waited) & ((wait.beside_s == 0) | (device_s - wait.beside_s < slowed))
+    # loading that is all hidden by compute says nothing of its seconds
+    informative = np.isfinite(waited) & ((wait.beside_s == 0) | (device_s - wait.beside_s < slowed))
     by_load = wait.slopes(rest, part)[1]
-    telling &= by_load > _TELLING
-    longer = np.log(step / wait.step_s(rest, part)) / np.maximum(by_load, _TELLING)
+    informative &= by_load > _INFORMATIVE
+    longer = np.log(step / wait.step_s(rest, part)) / np.maximum(by_load, _INFORMATIVE)
     off = {}
-    for name in sorted(set(base[places][telling].tolist())):
-        found = longer[telling & (base[places] == name)]
+    for name in sorted(set(base[places][informative].tolist())):
+        found = longer[informative & (base[places] == name)]
         mean = float(found.sum() / (len(found) + _PSEUDO))
         apart = float(((found - mean) ** 2).sum())
         off[name] = mean, float(np.sqrt((_PSEUDO * _OFF_SD**2 + apart) / (_PSEUDO + len(found))))

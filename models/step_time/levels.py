@@ -1,19 +1,20 @@
-"""Step time by levels: every constant is what all share, and what a kind and a workload on a kind deviate by.
+"""Step time by levels: each parameter is a shared value plus deviations by kind, strategy and cell.
 
-    log step = log formula(setup; theta) + r(setup) + noise,     theta = all + kind + strategy + cell
+    log step = log formula(setup; theta) + r(setup) + noise
+    theta = all + kind + strategy + cell
 
-formula.py has the equation and one_device.py its seconds of one device, which are parameters too, tied by their own
-prior. A *cell* is a workload in one mode on a kind of machine; a strategy other than plain data parallelism deviates
-from it alike on all kinds; r is a Gaussian process between near neighbours of one cell. What is unseen keeps its prior,
-so that an unmeasured workload, three pilots and a thousand rows are one fit with other rows.
+formula.py has the equation. One device's seconds (one_device.py) are parameters too, with a prior
+of their own. A *cell* is a workload in one mode on a kind of machine. A strategy other than DDP
+deviates alike on all kinds. r is a Gaussian process between neighbours of one cell. Unmeasured
+groups keep their prior, so that no workload needs a separate fit.
 
-All of it is one linear regression around the most probable parameters: z is whitened (0 the prior mean, 1 a spread
-off it), rows of a cell have the covariance K_c of r and noise, and
+The fit is a linear regression around the most probable parameters: z is whitened (0 the prior mean,
+1 a spread off it), rows of a cell have the covariance K_c of r and noise, and
 
     A = 1 + sum_c J_c' K_c^-1 J_c,      z ~ N(z_map, A^-1)                               (Laplace)
 
-Spreads of each level are learned by expectation-maximisation with pseudo-counts (empirical Bayes), and widened by what
-leaving out one cell at a time says of the intervals.
+The levels' spreads are learned by expectation-maximisation with pseudo-counts (empirical Bayes),
+and widened by errors on cells left out in turn.
 """
 
 from __future__ import annotations
@@ -31,30 +32,22 @@ from .formula import LEVELS, MEAN, NAMES, Line, Times, moved_step_s, step_times
 from .one_device import Points
 from .setup_arrays import workload_and_mode
 
-# Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, imbalance, and
-# octaves of speed, over which a broad and a narrow part of it are alike; and their spreads before they are learned.
+# Lengths of the residual's broad and narrow kernel: octaves of batch, machines, devices a machine,
+# imbalance, octaves of speed; and initial spreads.
 LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
 SPREADS = np.array([0.05, 0.04, 0.03])  # broad, narrow, noise of one run
-_PSEUDO = 4.0  # groups that the spreads' starting values count for
-_LOOSER = (
-    6.0,
-    3.0,
-    1.5,
-    1.0,
-    1.0,
-    1.0,
-    1.0,
-)  # rounds of learning spreads, and how wide the residual is in each
+_PSEUDO = 4.0  # groups that the initial spreads count for
+_LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # factor on the residual in each round
 _TURNS, _LAST = 8, 10  # Gauss-Newton steps in each, and at the end
-_SOUGHT_ON, _SEARCHED, _MOST = (
-    120,
-    400,
-    1200,
-)  # rows of a cell: while spreads are learned; at the end; for neighbours
+# Rows of a cell: while spreads are learned; at the end; for neighbours.
+_SOUGHT_ON, _SEARCHED, _MOST = 120, 400, 1200
 _FREEDOM = 2.0  # of outliers' weights
-_ENOUGH, _RESIDUAL_SD = 40, 0.5  # rows that tell a cell's own spreads; logs from its kind's
+_ENOUGH, _RESIDUAL_SD = (
+    40,
+    0.5,
+)  # rows to learn a cell's spreads; their sd in logs around its kind's
 _TAIL = 4.0  # of deviations
-# Of calibration: cells left out, rows of each that are known the second time, Gauss-Newton steps, factor on variance.
+# Calibration: cells left out, known rows the second time, Gauss-Newton steps, most on variance.
 _MOST_LEFT_OUT, _FEW, _LEFT_OUT_TURNS, _MOST_WIDER = 9, 6, 6, 9.0
 _STEP = 1e-4
 _LEARNED = ("z", "prior", "spread", "residual", "noisier", "widened", "widened_begun")
@@ -63,7 +56,7 @@ _SETTLED = 3e-4  # part of the loss below which a step is the last
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Setups laid out for the regression; `point`: where each member's seconds of one device stand among the points."""
+    """Setups laid out for the regression."""
 
     line: Line
     workload: Keys
@@ -72,7 +65,6 @@ class Rows:
     point: IntArray  # (rows, members) in `points`; -1 where padded
 
     def take(self, at: IntArray) -> Rows:
-        """The rows at these positions."""
         line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
         return Rows(
             line=line,
@@ -83,7 +75,7 @@ class Rows:
         )
 
     def joined(self, other: Rows) -> Rows:
-        """These rows and the others, whose points are not theirs."""
+        """Append rows whose points are others."""
         width = max(self.point.shape[1], other.point.shape[1])
 
         def wide(values: Any, padded: float = 0.0) -> Any:
@@ -116,20 +108,21 @@ class Block:
 
     name: tuple[str, str]
     at: IntArray  # rows
-    columns: IntArray  # of z that they answer to
+    columns: IntArray  # of z
     factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # Cholesky of K_c
     slopes: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # J_c
     off: FloatArray = field(default_factory=lambda: np.zeros(0))  # log measured - log formula at z
-    outlying: FloatArray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # factors of the noise's variance
-    neighbours: Neighbours | None = None  # what predictions ask of it, once the fit is done
+    # factors of the noise's variance
+    outlying: FloatArray = field(default_factory=lambda: np.zeros(0))
+    neighbours: Neighbours | None = None  # once the fit is done
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """A fitted cell's rows, those of equal features as one: their mean by precision. They are equally near to any other
-    row, so that predictions are the same [D]: with E (rows, places) of ones, D the noise of rows and k any covariances,
+    """A fitted cell's rows; rows of equal features are pooled to their mean by precision.
+
+    Predictions are the same [D]: with E (rows, places) of ones, D the noise of rows, k any
+    covariances,
 
         k E' (E K E' + D)^-1 y = k (K + N)^-1 N E' D^-1 y,      N = (E' D^-1 E)^-1
     """
@@ -141,7 +134,7 @@ class Neighbours:
     solved: FloatArray  # slopes and residuals at the places, whitened by `factor`
 
     def whitened(self, values: FloatArray) -> FloatArray:
-        """(places, columns) of values by row."""
+        """Return (places, columns) of values by row."""
         return _whitened(self.factor, self.place, self.weight[:, None] * values)
 
 
@@ -152,13 +145,13 @@ def _whitened(factor: FloatArray, place: IntArray, weighed: FloatArray) -> Float
 
 
 def distinct(features: FloatArray) -> tuple[FloatArray, IntArray]:
-    """(places, features) those that differ, and (rows,) which each row has."""
+    """Return (places, features) distinct features, and (rows,) the place of each row."""
     found, place = np.unique(features, axis=0, return_inverse=True)
     return found, np.asarray(place, dtype=np.intp).reshape(-1)
 
 
 class Columns:
-    """Where each level's deviations, and each workload's seconds of one device, stand in z."""
+    """Columns of z: each level's deviations, and each workload's one-device seconds."""
 
     def __init__(self, cells: Sequence[tuple[str, str]], points: dict[str, int]) -> None:
         self.groups: dict[tuple[str, object], IntArray] = {}
@@ -175,7 +168,7 @@ class Columns:
         self.count += many
 
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
-        """Of a cell's levels, those that are known or not; the usual strategy is what the others deviate from."""
+        """Return the levels of a cell, learned or not; DDP has no strategy level."""
         mode = workload_and_mode(workload)[1]
         strategy: list[tuple[str, object]] = (
             [("strategy", mode.strategy)] if mode.of_several else []
@@ -183,13 +176,13 @@ class Columns:
         return [("all", ""), ("kind", kind), *strategy, ("cell", (workload, kind))]
 
     def of(self, workload: str, kind: str) -> IntArray:
-        """Columns that a cell answers to, those of one device last."""
+        """Return the columns of a cell, one device's last."""
         keys = [*self.keys(workload, kind), ("alone", workload)]
         return np.concatenate([self.groups[key] for key in keys if key in self.groups])
 
 
 def kernel(one: FloatArray, other: FloatArray, spread: FloatArray) -> FloatArray:
-    """(one, other) covariance of the residual of one cell by features."""
+    """Return (one, other) covariance of the residual of one cell by features."""
     found = np.zeros((len(one), len(other)))
     for length, own in zip(LENGTHS, spread, strict=False):
         a, b = one / length, other / length
@@ -199,7 +192,7 @@ def kernel(one: FloatArray, other: FloatArray, spread: FloatArray) -> FloatArray
 
 
 class Regression:
-    """The fit itself, on rows that were laid out; see the module's docstring."""
+    """The fit on laid-out rows; see the module's docstring."""
 
     def __init__(
         self,
@@ -211,9 +204,9 @@ class Regression:
         offsets: dict[str, int],
         points: dict[str, tuple[Points, FloatArray]],
     ) -> None:
-        """`weight`: how many runs a row counts for. `alone`: by workload, mean and factor (points, columns) of the log
-        seconds of one device of its points, the first of which stands at `offsets[workload]` among all points; `points`
-        are these, with what makes columns of their logs.
+        """`weight`: runs that a row counts for. `alone`: by workload, mean and factor (points,
+        columns) of one device's log seconds. `offsets`: the workload's first place among all
+        points. `points`: the workload's points, and what turns their logs into columns.
         """
         self.points = points
         self.rows, self.log_step, self.weight, self.alone, self.offsets = (
@@ -248,20 +241,18 @@ class Regression:
         self.widened: dict[str, float] = {}  # by kind; "" for one never measured
         self.widened_begun: dict[str, float] = {}  # of a cell with few rows
         self.precision = np.eye(self.columns.count)
-        self.prior = np.ones(
-            self.columns.count
-        )  # precisions of z: a deviation far out counts less, as Student's t has it
+        self.prior = np.ones(self.columns.count)  # precisions of z, with Student's tails
 
     # values and slopes
 
     def times(self, rows: Rows, workload: str, kind: str, drift: FloatArray) -> Times:
-        """Of a cell by the formula alone; `drift` (rows, members) moves the log seconds of one device from `rows`'."""
+        """Evaluate a cell's formula; `drift` (rows, members) shifts one device's log seconds."""
         return step_times(
             _moved(rows.line, drift), np.tile(self.values(workload, kind, self.z), (len(drift), 1))
         )
 
     def values(self, workload: str, kind: str, z: FloatArray) -> FloatArray:
-        """(parameters,) of a cell."""
+        """Return (parameters,) of a cell."""
         found = MEAN.copy()
         for key in self.columns.keys(workload, kind):
             if key in self.columns.groups:
@@ -270,16 +261,17 @@ class Regression:
         return found
 
     def log_alone(self, workload: str, z: FloatArray) -> FloatArray:
-        """(points,) log seconds of one device at a workload's points."""
+        """Return (points,) log seconds of one device at a workload's points."""
         mean, factor = self.alone[workload]
         return np.asarray(mean + factor @ z[self.columns.groups["alone", workload]], dtype=float)
 
     def slopes(
         self, rows: Rows, values: FloatArray, drift: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray, Times]:
-        """Log step, (rows, parameters) its derivatives, (rows,) that by log one-device seconds of the slowest, times.
+        """Return log step, its derivatives (rows, parameters) and by the slowest's log seconds,
+        times.
 
-        `values` is (rows, parameters); `drift` (rows, members) moves the log seconds of one device from `rows`'.
+        `values` is (rows, parameters); `drift` (rows, members) shifts one device's log seconds.
         """
         line = _moved(rows.line, drift)
         here = step_times(line, values)
@@ -290,7 +282,7 @@ class Regression:
         return base, found, by_alone, here
 
     def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
-        """(rows, columns) derivative by z of the levels `known`, from that by each parameter."""
+        """Return (rows, columns) derivatives by z of the levels `known`."""
         return np.concatenate(
             [
                 by[:, LEVELS[level] > 0] * self.spread[level][LEVELS[level] > 0]
@@ -302,8 +294,9 @@ class Regression:
     def _state(
         self, blocks: Sequence[Block], z: FloatArray
     ) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
-        """The rows of all blocks, one after the other, with the values of their parameters at z, what their seconds of
-        one device are moved by and (rows, members) their places among their workload's points: -1 where they have none.
+        """Return the rows of all blocks, parameter values at z, drift, and places among the points.
+
+        Places are (rows, members) within the workload's points, -1 without.
         """
         rows = self.rows.take(
             np.concatenate([block.at for block in blocks] or [np.zeros(0, dtype=np.intp)])
@@ -316,13 +309,13 @@ class Regression:
         for block, size in zip(blocks, sizes, strict=True):
             own = slice(first, first := first + size)
             moved = self.log_alone(block.name[0], z) - self.alone[block.name[0]][0]
-            drift[own] = np.append(moved, 0.0)[place[own]]  # the last: without a point
+            drift[own] = np.append(moved, 0.0)[place[own]]  # place -1: no drift
         return rows, np.repeat(np.reshape(values, (-1, len(NAMES))), sizes, axis=0), drift, place
 
     def _sides(
         self, blocks: Sequence[Block], z: FloatArray
     ) -> Iterator[tuple[Block, FloatArray, FloatArray]]:
-        """Each block with its residuals and slopes: the formula is evaluated for all of them at once."""
+        """Yield each block with residuals and slopes; all are evaluated at once."""
         rows, values, drift, place = self._state(blocks, z)
         base, by, by_alone, times = self.slopes(rows, values, drift)
         slowest, first = np.take_along_axis(place, times.slowest[:, None], axis=1)[:, 0], 0
@@ -335,7 +328,7 @@ class Regression:
             yield block, self.log_step[block.at] - base[own], slopes
 
     def slowness(self) -> dict[str, float]:
-        """By kind, the logs by which an exchange between machines takes longer than what all kinds share."""
+        """Return logs by which exchanges of a kind take longer than the shared value."""
         place = NAMES.index("log_scale")
         moved = LEVELS["kind"] > 0
         if not moved[place]:
@@ -347,7 +340,7 @@ class Regression:
         return {name: float(spread * self.z[columns[at]]) for name, columns in own.items()}
 
     def neighbours(self, block: Block) -> Neighbours:
-        """What predictions ask of a fitted cell's rows."""
+        """Return what predictions need of a fitted cell's rows."""
         if block.neighbours is None:
             features, place = distinct(self.rows.features[block.at])
             precision = 1 / self._noise(block)
@@ -364,7 +357,7 @@ class Regression:
         return block.neighbours
 
     def _noise(self, block: Block) -> FloatArray:
-        """(rows,) variance of the noise."""
+        """Return (rows,) variance of the noise."""
         noise = self.residual[block.name][2] ** 2 / self.weight[block.at] * block.outlying
         return np.asarray(noise + 1e-8, dtype=float)
 
@@ -391,9 +384,7 @@ class Regression:
         whole = self.blocks
         self.blocks = self._some(_SOUGHT_ON, seed)
         for at, looser in enumerate(_LOOSER):
-            if (
-                looser > 1
-            ):  # a wide residual first: no row of a poor start pulls the parameters far off
+            if looser > 1:  # a wide residual first: rows of a poor start pull little
                 self.residual = dict.fromkeys(self.residual, looser * SPREADS)
             self._factor()
             self._search(_TURNS)
@@ -409,17 +400,15 @@ class Regression:
         self._weigh()
         self._factor()
         self._search(_LAST)
-        # what neighbours tell may be more than what the parameters were fitted with: a cell that no formula fits
+        # a wider limit: no formula may fit the cell
         self._learn_residual(2.7)
-        for block in self.blocks:  # few rows do not show how far others are off
+        for block in self.blocks:  # few rows do not show the spread
             if len(block.at) < _ENOUGH:
                 usual = self._of_kind(block.name[1], self.residual, SPREADS)
                 self.residual[block.name] = np.maximum(self.residual[block.name], usual)
         searched, self.blocks = {one.name: one for one in self.blocks}, whole
         self.blocks = self._some(_MOST, seed)
-        for block in (
-            self.blocks
-        ):  # the same order of rows, by one seed: those that were searched come first
+        for block in self.blocks:  # rows of the search come first, by the same seed
             outlying = dict(
                 zip(
                     searched[block.name].at.tolist(),
@@ -452,7 +441,7 @@ class Regression:
             block.factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
 
     def _linearise(self, z: FloatArray) -> tuple[float, FloatArray]:
-        """The loss at z and its gradient, after storing slopes, residuals and precision."""
+        """Store slopes, residuals and precision at z; return the loss and its gradient."""
         self.precision = np.diag(self.prior)
         gradient, loss = self.prior * z, 0.5 * float(z @ (self.prior * z))
         for block, off, slopes in self._sides(self.blocks, z):
@@ -477,7 +466,7 @@ class Regression:
         return loss
 
     def _search(self, rounds: int) -> None:
-        """Gauss-Newton with halved steps."""
+        """Take Gauss-Newton steps, halved until the loss falls."""
         for _ in range(rounds):
             loss, gradient = self._linearise(self.z)
             step = -scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), gradient)
@@ -495,7 +484,7 @@ class Regression:
         self._linearise(self.z)
 
     def _weigh(self, *, prior: bool = True) -> None:
-        """Outliers by how far each row is from what the others of its cell say."""
+        """Weigh outliers by each row's distance from the prediction of its cell's others."""
         for block in self.blocks:
             inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
             away = (inverse @ block.off) / np.sqrt(np.diag(inverse))
@@ -523,7 +512,7 @@ class Regression:
                 self.z[at] *= old / new
 
     def _learn_residual(self, most: float = 0.5) -> None:
-        """Spreads of the residual and of noise by cell: marginal likelihood of what is left, around its kind's."""
+        """Maximise the marginal likelihood of each cell's spreads, around its kind's."""
         usual = {
             kind: self._of_kind(kind, self.residual, SPREADS)
             for kind in {one.name[1] for one in self.blocks}
@@ -560,7 +549,7 @@ class Regression:
             self.residual[block.name] = centre * np.exp(found.x)
 
     def _of_kind(self, kind: str, values: dict[tuple[str, str], Any], default: Any) -> Any:
-        """Geometric median of the cells of a kind that have rows enough, else of all such cells, else of all cells."""
+        """Return the geometric median over a kind's large cells, else all large cells, else all."""
         many = {one.name: len(one.at) for one in self.blocks}
         enough = {cell: one for cell, one in values.items() if many.get(cell, 0) >= _ENOUGH}
         own = (
@@ -572,10 +561,10 @@ class Regression:
         return np.exp(np.median(np.log(own), axis=0))
 
     def _judge_noise(self) -> None:
-        """How much farther off rows are from what other clusters of their cell say than the spreads have it.
+        """Widen the noise to the errors of rows against other clusters of their cell.
 
-        Rows of one cluster, whatever their batch, share what is peculiar to it, so that they are left out together.
-        Parameters answer to each row too: the covariance is that of rows whose parameters are to be learned.
+        Rows of one cluster share its peculiarity, so they are left out together. Their parameters
+        count as not learned yet.
         """
         for block in self.blocks:
             before = block.slopes / np.sqrt(self.prior[block.columns])
@@ -597,8 +586,7 @@ class Regression:
             self.noisier[block.name] = float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
     def residual_of(self, workload: str, kind: str) -> tuple[FloatArray, float]:
-        """Spreads of the residual and of noise in a cell, and how much wider both are; those of its kind or of all
-        where too few rows tell."""
+        """Return a cell's spreads and their factor; its kind's or all cells' if it has few rows."""
         many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
         noisier = self.noisier if many >= _ENOUGH else {}
         wider = noisier.get((workload, kind), float(self._of_kind(kind, self.noisier, 1.3)))
@@ -606,17 +594,16 @@ class Regression:
         return spread, wider
 
     def calibrate(self, *, seed: int) -> None:
-        """How much wider intervals of a cell must be with no row of it and with few: some cells left out in turn.
+        """Learn factors on the levels' spreads for cells without rows and with few.
 
-        Each time the parameters are fitted anew from where they were, on some rows of each cell, with the spreads that
-        all cells gave.
+        Some cells are left out in turn; the parameters are refitted with the learned spreads.
         """
         kept = self.z, self.prior, self.precision, self.blocks
         ratios: dict[tuple[tuple[str, str], bool], float] = {}
         self.blocks = self._some(_SOUGHT_ON, seed)
         self._factor()
         every = self.blocks
-        # nobody asks for an all-reduce alone, which has no seconds of one device
+        # all-reduces alone have no seconds of one device
         cells = [at for at, block in enumerate(every) if len(self.alone[block.name[0]][0])]
         order = np.random.default_rng(seed).permutation(cells)[:_MOST_LEFT_OUT]
         for at in order.tolist() if len(cells) > 2 else []:
@@ -645,7 +632,7 @@ class Regression:
                 )
         self.z, self.prior, self.precision, self.blocks = kept
         many = len(ratios) // 2
-        # few cells tell little of the spread
+        # Student's t for few cells
         few_groups = float(scipy.special.stdtrit(max(many - 1, 1) + 1, 0.95) / Z_90)
         for begun, widened in ((False, self.widened), (True, self.widened_begun)):
             shown = {cell: one for (cell, own), one in ratios.items() if own == begun}
@@ -657,11 +644,11 @@ class Regression:
             widened[""] = few_groups * float(np.sqrt(max(pooled, 1.0)))
 
     def calibrate_as(self, other: Regression) -> None:
-        """As another that was fitted to nearly the same rows."""
+        """Copy the factors of a fit to nearly the same rows."""
         self.widened, self.widened_begun = dict(other.widened), dict(other.widened_begun)
 
     def wider_levels(self, workload: str, kind: str) -> float:
-        """What the levels' spread is multiplied by in intervals: of a cell without rows, with few, with many."""
+        """Return the factor on the levels' spread: of a cell without, with few or many rows."""
         many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
         if many >= _ENOUGH:
             return 1.0
@@ -670,6 +657,6 @@ class Regression:
 
 
 def _moved(line: Line, drift: FloatArray) -> Line:
-    """The line with its seconds of one device moved by so many logs, (rows, members)."""
+    """Shift the line's one-device log seconds by (rows, members) `drift`."""
     parts = {name: getattr(line, name) for name in Line.__slots__}
     return Line(**(parts | {"alone_s": line.alone_s * np.exp(drift)}))

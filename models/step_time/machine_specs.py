@@ -1,4 +1,4 @@
-"""What the model needs of each instance type: cores, link, devices, memory, and an a-priori speed. Never a price."""
+"""Facts of instance types that the model needs: cores, link, devices, memory, speed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ import pandas as pd
 from ..domain.workload import Mode
 from .setup_arrays import workload_and_mode
 
-# Where nobody knows any type's figure. Cores and speeds are only compared with each other, so that any one number
-# does. A link's rate is compared with measured seconds: 10 Gbit/s is usual Ethernet between servers, and lies within
-# the middle half of EC2's types (3.75 to 50 in mid 2026); 1 Gbit/s would be right for hardly any of them.
+# Defaults if no type has the figure. Cores are only compared with each other. 10 Gbit/s is usual
+# Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
 _CORES, _GBPS = 1.0, 10.0
-# Peak fp32 rate of a core as the operating system counts them: two units of eight lanes, two operations a lane at about
-# 3 GHz are 0.1 TFLOP/s for two of them [D]. It matters only where machines with and without accelerators are compared.
+# Peak fp32 rate of a core as the operating system counts them: two units of eight lanes, two
+# operations a lane at about 3 GHz are 0.1 TFLOP/s for two of them [D].
 _CORE_TFLOPS = 0.05
-# And of an accelerator where nobody knows any: within a factor of five of those on offer in 2026 (4.4 to 67).
+# Default of an accelerator: within a factor of five of those on offer in 2026 (4.4 to 67).
 _DEVICE_TFLOPS = 15.0
-# GB/s of memory a processor core, and for a TFLOP/s of an accelerator whose data sheet nobody has: what is usual. The
-# last is believed by half.
+# Usual GB/s of memory a core, and a TFLOP/s of an accelerator without data sheet; its confidence.
 _CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
-_ALIKE = 2.0  # what is said of a device's rate may differ from its data sheet by: tensor cores are counted or not
+_ALIKE = 2.0  # a stated rate may differ from its data sheet: tensor cores are counted or not
 _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One instance type as the step time sees it. `prior_speed` is the peak TFLOP/s of a device, or of all cores."""
+    """One instance type. `prior_speed` is the peak TFLOP/s of a device, or of all cores."""
 
     cores: float
     bandwidth_gbps: float
@@ -42,15 +40,13 @@ class Machine:
     prior_speed: float
     device_memory_gib: float | None = None
     device_tflops: float | None = None
-    speed_known: bool = True  # or it is that of the others
-    link_known: bool = True  # the same of its link
-    device: str = (
-        _NO_DEVICE  # the accelerator's name; empty where nobody knows whether there is one
-    )
+    speed_known: bool = True  # False: the median of other types
+    link_known: bool = True
+    device: str = _NO_DEVICE  # the accelerator's name; empty if unknown
 
     @property
     def accelerated(self) -> bool:
-        """Is it known to have an accelerator?"""
+        """Whether the machine is known to have an accelerator."""
         return self.device not in ("", _NO_DEVICE) or self.device_tflops is not None
 
 
@@ -74,9 +70,9 @@ def _device(row: _Row) -> str:
 
 
 def _speed(row: _Row) -> float | None:
-    """TFLOP/s of a device, or of the cores of a machine known to have none; None where it is unknown.
+    """Return TFLOP/s of a device, or of the cores of a machine without one; None if unknown.
 
-    An accelerator's host cores say nothing of it: the same device in a larger machine is no faster.
+    The host's cores do not count for an accelerator.
     """
     if _device(row) != _NO_DEVICE:
         return _positive(row.get("device_tflops"))
@@ -85,9 +81,9 @@ def _speed(row: _Row) -> float | None:
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
-    """Machines by name: those described, and those only `seen` in measurements.
+    """Return machines by name: described ones, and ones only `seen` in measurements.
 
-    A figure that nobody knows of a type is the median of those seen, so that it does not hang on what is asked for.
+    An unknown figure is the median over the types in `seen`, whatever else is asked for.
     """
     rows = {str(row["name"]): row for row in instance_types.to_dict("records")}
     names = sorted({*seen, *rows})
@@ -114,7 +110,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
 
 
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
-    """What the row tells, else these."""
+    """Return the machine of a row, with these values for unknown ones."""
     known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
     return Machine(
         cores=_positive(row.get("cores")) or cores,
@@ -130,9 +126,9 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
 
 
 def device_kind(name: str, machine: Machine) -> str:
-    """What a machine of the type `name` computes with: its accelerator's name, else the type's own.
+    """Return the name of a machine's accelerator, or the type's name without one.
 
-    The rate is part of the name where no data sheet of that name has it: a slice of a GPU is another kind.
+    The rate is added where no data sheet has it: a slice of a GPU is another kind.
     """
     if not machine.accelerated or not machine.device:
         return name
@@ -143,7 +139,7 @@ def device_kind(name: str, machine: Machine) -> str:
 
 @cache
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
-    """Name and fp32 TFLOP/s of the data sheet of a device, of several (A100) that which is nearest in memory."""
+    """Return name and fp32 TFLOP/s of a device's data sheet, the nearest in memory of several."""
     table = data_sheets()
     own = table[
         (table.index == device) | table.index.str.fullmatch(re.escape(device) + " [0-9]+gb")
@@ -157,17 +153,17 @@ def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
 
 @cache
 def data_sheets() -> pd.DataFrame:
-    """GPUs by name (gpu_data_sheets.csv): memory, bandwidth, rates without sparsity.
+    """Return gpu_data_sheets.csv by device: memory, bandwidth, rates without sparsity.
 
-    Each has its date and source, and where `checked` is not empty the page that it was compared with.
+    Each row has its date and source; `checked` is the page it was compared with.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
 
 def computes(device: str, mode: Mode) -> bool:
-    """Whether a kind of device computes in a mode; one without a data sheet is taken to have its precision.
+    """Return whether a device computes in a mode; a device without a data sheet does.
 
-    TF32 and bfloat16 came together, with Ampere; a processor has no TF32, and nothing to offload to.
+    TF32 and bfloat16 came with Ampere. A processor has no TF32 and nothing to offload to.
     """
     precision = mode.precision
     if device == _NO_DEVICE:
@@ -188,11 +184,10 @@ _RATES = {"tf32": "tf32_tflops", "bf16": "fp16_tflops", "fp16": "fp16_tflops"}
 def sheets_of(
     machines: Mapping[str, Machine], table: pd.DataFrame, workloads: Iterable[str] = ()
 ) -> dict[str, tuple[float, float, float]]:
-    """By kind of device GB/s of memory, TFLOP/s in fp32 as PyTorch runs it (TF32 where there is one), and how well they
-    are known: 1 from `table`, columns bandwidth_gbytes_s, fp32_tflops and tf32_tflops by device. By `kind|workload` the
-    same of `workloads` that are variants in another precision, with its rate.
+    """Return GB/s, TFLOP/s in fp32 or TF32, and confidence (1: `table`, 0: unknown) by device kind.
 
-    A machine without accelerator is a kind of its own. 0: nothing is known, and the figures are those of the others.
+    `kind|workload` has the rate of each of `workloads` in another precision. A machine without an
+    accelerator is a kind of its own.
     """
     rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
     figures = zip(

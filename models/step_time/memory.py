@@ -1,14 +1,14 @@
-"""Will a batch fit on a device: peak bytes of one rank. Measured where it was profiled, else bounded from facts.
+"""Peak bytes of one rank: measured if profiled, else bounded from facts.
 
-    peak      = (base + beside + working) (1 + headroom)                       no headroom from facts
-    profiled    base and a by peak(b) = base + max(G, a b): G gradient bytes, a b activations of a batch
-    from facts  base = context + S + G (spare),  a = the least of
-                         (memory - 2 G) / batch              over every run that is known to have fitted
+    peak      = (base + beside + working) (1 + headroom)                 no headroom from facts
+    profiled    base and a by peak(b) = base + max(G, a b): G gradient bytes, a b activations
+    from facts  base = context + S + G,  a = the least of
+                         (memory - 2 G) / batch              over every run that fitted
                          activation bytes per operation x operations per sample
 
                      beside                                            working
     ddp              G                     buckets, summed in place    max(a b, G)
-    ddp-powersgd     2 G                   what is not sent is kept    max(a b, G)
+    ddp-powersgd     2 G                   residuals are kept          max(a b, G)
     ddp-mstopk       2 G + 2 G'            and a bucket's magnitudes   max(a b, G)
     adasum           1.5 G                 at most                     max(a b, G)
     adasum-delta     3.5 G                 weights before, changes     max(a b, G)
@@ -20,16 +20,12 @@
     zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
     peak      <= memory of any device on which that batch or a larger one has run
 
-with S bytes of weights and optimizer's states, W = G of weights, n ranks, c columns of a grid, whose samples a divided
-layer gathers and tensor-1d keeps. Activations are freed as gradients come to
-be, which is why the larger of both counts; of several micro-steps each but the first finds gradients there: then, and
-from facts, both count, and gradients are whole on every rank until the last micro-step sums them. A group of weights is
-gathered into W', by a buffer of as many bytes, while the next one is; its gradients G' are copied to be summed, while
-those of the group before still are. ddp-mstopk looks for the largest among the magnitudes of a bucket, which are
-copied and compared: a bucket is a group at most, where tensors are as small. What is offloaded lies in the host's
-memory; only the device's is asked for here, which holds a rank's part of one group of weights and of gradients on
-their way too. Too cautious rather than not: a batch that is refused is run in accumulation steps, one that does not
-fit is not run at all.
+S bytes of weights and optimizer states, W = G of weights, n ranks, c columns of a grid. W' and G'
+are of a group of weights that is gathered while the next one is, and of its gradients, which are
+copied to be summed. Activations are freed as gradients are made, so the larger counts. In all
+micro-steps but the first, and from facts, both count, and gradients stay whole until the last.
+Predictions are high rather than low: a refused batch runs in accumulation steps, a batch that does
+not fit fails.
 """
 
 from __future__ import annotations
@@ -49,28 +45,27 @@ from .machine_specs import Machine
 from .setup_arrays import SetupArrays, workload_and_mode
 
 Line = tuple[float, float]  # base, and bytes of a sample's activations
-Ran = tuple[
-    float, float, float
-]  # bytes of a device, largest batch that ran on it, on so many ranks that share
+# Bytes of a device, the largest batch that ran on it, and the fewest ranks that shared.
+Ran = tuple[float, float, float]
 
-# What ranks took beyond what is predicted, at most 12 % on two workloads: the allocator's gaps, what lives
-# longer than it must, and groups of weights that are larger than an eighth.
+# Ranks took at most 12 % more than predicted on two workloads: gaps of the allocator, and groups of
+# weights larger than an eighth.
 _HEADROOM = 0.075
-# A process with torch and its communication: 0.35 GB on local hosts, with a CUDA context and NCCL's buffers more.
+# torch and its communication: 0.35 GB on local hosts, more with CUDA and NCCL.
 _CONTEXT = 0.8e9
-# Bytes kept for the backward pass per operation of forward and backward: twice the 0.1 GB that a ResNet-50 keeps for
-# its 25 GFLOP a sample, since narrow layers keep more. Replaced by what the provider's own profiles show at most.
+# Bytes kept for backward per operation: twice a ResNet-50's 0.1 GB for 25 GFLOP a sample, since
+# narrow layers keep more. The maximum of the provider's profiles replaces it.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
-# Weights, and Adam's two moments, per byte of gradients; where a checkpoint was written its bytes are known.
+# Weights and Adam's two moments, per byte of gradients; a checkpoint tells the true bytes.
 _STATE_PER_GRADIENT = 3.0
-_GROUP = 0.125  # of all weights, those gathered together at most (node/switches.py), where modules are as small
-# With a single measured batch, the part of its bytes taken to be proportional to batch.
+_GROUP = 0.125  # of all weights, gathered together at most (node/switches.py)
+# Fraction of a single measured batch's bytes that is proportional to the batch.
 _PROPORTIONAL = 0.9
 
 
 class Held(NamedTuple):
-    """Bytes of a workload: of all gradients, of weights and states, and of the largest group that is gathered."""
+    """Bytes of a workload: all gradients, weights and states, the largest gathered group."""
 
     gradients: float = 0.0
     states: float = 0.0
@@ -78,15 +73,15 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, gradients: float, states: float = 0.0) -> Held:
-        """Where `states` are 0 those of Adam, the largest that are usual."""
+        """`states` 0: Adam's, the largest usual ones."""
         return cls(gradients, states or _STATE_PER_GRADIENT * gradients, _GROUP * gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """`lines` were measured, by workload and type; `facts` bound those workloads that nobody profiled.
+    """`lines` are measured, by workload and type; `facts` bound workloads without a profile.
 
-    Of what `ran`, `accumulated` ran in several micro-steps.
+    `accumulated` are those of `ran` that ran in several micro-steps.
     """
 
     lines: dict[tuple[str, str], Line] = field(default_factory=dict)
@@ -98,7 +93,7 @@ class MemoryModel:
     def with_facts(
         self, workload: str, *, gradient_bytes: float, flops_per_sample: float
     ) -> MemoryModel:
-        """With a bound for a workload of which only these facts are known; what was known before stays."""
+        """Add a bound for a workload with these facts; known values stay."""
         held = Held.of(gradient_bytes)
         line = (_base(held), _PER_OPERATION * flops_per_sample)
         return replace(self, facts={workload: line} | self.facts, held={workload: held} | self.held)
@@ -112,7 +107,7 @@ class MemoryModel:
         *,
         accumulates: bool = False,
     ) -> float:
-        """Peak memory of one of `ranks` ranks at `batch`; NaN where nothing is known of the workload."""
+        """Return peak memory of one of `ranks` ranks; NaN if the workload is unknown."""
         mode = workload_and_mode(workload)[1]
         line, measured = self._line(workload, instance_type)
         if line is None:
@@ -138,7 +133,7 @@ class MemoryModel:
             () if mode.divided else self.ran.get(workload, ())
         )  # on more ranks a divided layer gathers more
         if accumulates:
-            # samples whose activations, of (memory - 2 G) / batch at most, make room for the gradients
+            # fewer samples, whose activations make room for the gradients
             least = [
                 max(1 - held.gradients / max(memory - 2 * held.gradients, 1.0), 0.0)
                 for memory, _, _ in ran
@@ -153,7 +148,7 @@ class MemoryModel:
         )
 
     def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:
-        """This type's, else the largest of the other types', else from facts; and whether it was profiled."""
+        """Return this type's line, else the largest of other types', else facts; if profiled."""
         own = self.lines.get((workload, instance_type))
         others = (
             [line for (owner, _), line in self.lines.items() if owner == workload]
@@ -166,7 +161,7 @@ class MemoryModel:
 
 
 def _shared(mode: Mode, held: Held, ranks: int) -> float:
-    """Bytes beside those of one device where ranks share: less than none where they share more than they gather."""
+    """Return bytes beside one device's where ranks share; negative if they share more."""
     if mode.strategy == UPDATES_SHARED:
         return held.gradients - (1 - 1 / ranks) * max(held.states - held.gradients, 0.0)
     elsewhere = 1.0 if mode.offloaded else 1 - 1 / ranks
@@ -190,10 +185,10 @@ def fit_memory(
     flops_per_sample: Mapping[str, float],
     checkpoint_bytes: Mapping[str, float],
 ) -> MemoryModel:
-    """Lines from the profiles' peaks, and bounds for the other workloads of `ran` and of the facts.
+    """Return lines from profiled peaks, and bounds for the other workloads of `ran` and the facts.
 
-    `profiles` has workload, instance_type, batch and peak_bytes; `ran` are setups that were measured, so that they
-    fitted; `gradient_bytes`, `flops_per_sample` and `checkpoint_bytes` are by workload, unknown ones absent or 0.
+    `profiles` has workload, instance_type, batch and peak_bytes; `ran` are measured setups. Other
+    arguments are by workload; unknown values are absent or 0.
     """
     sizes = {
         name: Held.of(size, checkpoint_bytes.get(name, 0.0))
@@ -215,7 +210,7 @@ def fit_memory(
         {*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}
     ):
         held = sizes.get(workload, Held())
-        # the least that may stand beside the activations: weights and gradients, a share of them, or neither
+        # the least beside the activations: weights and gradients, a share of them, or neither
         least = 0.0 if workload_and_mode(workload)[1].offloaded else 2 * held.gradients
         bounds = [
             max(memory - least / ranks, 0.0) / batch
@@ -229,7 +224,7 @@ def fit_memory(
 
 
 def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machine]) -> MemoryModel:
-    """`fit_memory` on the profiles and facts of `data`, which is `by_variant`; `ran` are setups that were measured."""
+    """Apply `fit_memory` to data that is `by_variant`; `ran` are measured setups."""
     return fit_memory(
         data.profiles,
         ran,
@@ -243,10 +238,10 @@ def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machi
 
 
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
-    """(base, a) of peak = base + max(gradients, a batch), by least squares over which of the peaks are of gradients.
+    """Return (base, a) of peak = base + max(gradients, a batch), by least squares.
 
-    Where all are, activations may weigh as much as gradients at the largest batch; of a single batch they are taken to
-    be most of its peak.
+    The fit chooses which peaks are of gradients. If all are, activations may equal gradients at the
+    largest batch; of a single batch they are most of its peak.
     """
     if len(np.unique(batch)) == 1:
         middle = float(np.median(peak))
@@ -282,7 +277,7 @@ def _profiled(profiles: pd.DataFrame, sizes: Mapping[str, Held]) -> dict[tuple[s
 
 
 def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[Ran]]:
-    """By workload, one entry an amount of memory; where ranks share, one a number of them too."""
+    """By workload, one entry an amount of memory and, for shared states, a number of ranks."""
     found: dict[str, dict[tuple[float, float], float]] = {}
     for workload, types, batches, ranks in zip(
         ran.workloads, ran.types, ran.batch, ran.ranks, strict=True

@@ -1,6 +1,6 @@
-"""Step time of a setup: seconds with 90 % intervals and joint draws from measurements; levels.py has what is learned.
+"""Predict step seconds with 90 % intervals and joint draws.
 
-One model serves one provider. It never reads a clock or a random global; equal data and seed give equal models.
+One model serves one provider. Equal data and seed give equal models.
 """
 
 from __future__ import annotations
@@ -52,28 +52,26 @@ LIMITS = (
     "input",
 )
 
-# Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step; part
-# of one device's seconds above which making batches, and not the network, is what takes it.
+# Fractions above which communication or stragglers limit a step, and making batches its compute.
 _LIMITED, _MOSTLY = 0.2, 0.5
-# Setups predicted and bounded at once; setups whose covariance is held in memory at once.
+# Setups predicted and bounded at once; setups of one covariance.
 _CHUNK, _MANY, MOST_JOINT = 2500, 20_000, 4000
-# Of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there.
+# Of log step, a doubling of devices beyond the measured: another algorithm may begin.
 _BEYOND_SD = 0.1
-# Directions in which a workload's seconds of one device are known better than this are not learned anew from steps, nor
-# are more than so many of a workload, the least known: each is a parameter, and thousands of batches were thousands.
-_TELLING_SD, _MOST_TELLING = 0.02, 100
-_PSEUDO = 4.0  # groups that a level's spread is known from before any
-_APART = np.full(
-    (1, LENGTHS.shape[1]), 1e-3
-)  # lengths over which what one run is off by is alike: no two setups
-_WAVES = 128  # random features of each part of the residual, for draws
+# Directions of one device's seconds that are known better are no parameters; the number is limited,
+# since a workload may have thousands of batches.
+_UNKNOWN_SD, _MOST_UNKNOWN = 0.02, 100
+_PSEUDO = 4.0  # groups that a level's initial spread counts for
+_APART = np.full((1, LENGTHS.shape[1]), 1e-3)  # lengths of run noise: independent between setups
+_WAVES = 128  # random features of each kernel
 
 
 def bottlenecks(
     exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray
 ) -> list[str]:
-    """One of LIMITS a setup, by the parts of its step that communication is exposed in and that the slowest rank takes
-    longer than all in the mean, and the part of compute that making batches takes: 0 where no profile says.
+    """Return one of LIMITS a setup, from fractions of its step and of its compute.
+
+    `exposed` communication, `uneven` wait for the slowest rank, `input_part` of making batches.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
     labels = np.where(
@@ -85,17 +83,16 @@ def bottlenecks(
 
 
 def waits(input_share: FloatArray, exposed: FloatArray) -> list[bool]:
-    """Whether loading limits each step: by what it adds to it and what communication does, as parts of the step."""
+    """Return whether loading limits each step."""
     return [bool(one) for one in (input_share > _LIMITED) & (input_share >= exposed)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was learned from.
+    """The measurements: distinct setups, log of their median step, and runs they count for.
 
-    Distinct setups with the log of their median step and how many runs each counts for; what one run differs by from
-    another of its setup at another hour, as a standard deviation of the log; all-reduces alone (columns cluster, bytes,
-    seconds); the instance types of profiles.
+    `run_sd`: standard deviation of the log between runs of a setup at other hours. `probes`: all-
+    reduces alone (cluster, bytes, seconds). `profiled`: instance types of profiles.
     """
 
     setups: SetupArrays
@@ -108,7 +105,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeModel:
-    """Predicts step seconds with intervals; `fit` makes one, serialization.py stores it."""
+    """Predicts step seconds with intervals."""
 
     provider: str
     facts: Facts
@@ -116,35 +113,31 @@ class StepTimeModel:
     measured: Measured
     memory: MemoryModel = field(default_factory=MemoryModel)
     loaders: Loaders = field(default_factory=Loaders)
-    guessed: frozenset[str] = frozenset()  # workloads of which nothing but facts is known
+    guessed: frozenset[str] = frozenset()  # workloads with facts alone
     trained_on: tuple[str, ...] = ()  # run ids
-    workload_digests: dict[str, str] = field(
-        default_factory=dict
-    )  # of the definitions that were measured, by name
+    workload_digests: dict[str, str] = field(default_factory=dict)  # as measured
     type_digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def machines(self) -> dict[str, Machine]:
-        """Instance types by name."""
         return self.facts.machines
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """Workloads that can be predicted."""
+        """Names of the groups that can be predicted."""
         return tuple(sorted({*self.facts.alone.workloads, *self.guessed}))
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """Instance types that can be predicted."""
         return tuple(sorted(self.machines))
 
     @property
     def measured_types(self) -> frozenset[str]:
-        """Instance types that something was measured on."""
+        """Instance types with runs or profiles."""
         return frozenset({*self.measured.setups.met_types, *self.measured.profiled})
 
     def can_guess(self, instance_type: str) -> bool:
-        """Can a workload that nobody measured be predicted there? Only where the rate of its device is known."""
+        """Whether an unmeasured workload can be predicted: the device's rate is known."""
         machine = self.machines[instance_type]
         believed = self.facts.alone.sheets.get(
             device_kind(instance_type, machine), (0.0, 0.0, 0.0)
@@ -152,41 +145,42 @@ class StepTimeModel:
         return machine.accelerated and believed > 0
 
     def modes_of(self, workload: str) -> tuple[Mode, ...]:
-        """Those that it can be predicted in."""
+        """Return the modes in which a workload can be predicted."""
         return tuple(one for one in MODES if variant(workload, one) in self.workloads)
 
     def met_workload(self, workload: Workload) -> bool:
-        """Was it learned as it is defined today, in a mode that it tolerates? Another digest is another one."""
+        """Whether the workload was measured by its present digest, in a tolerated mode."""
         met = set(workload.modes) & set(self.modes_of(workload.name))
         return bool(met) and self.workload_digests.get(workload.name) == workload.digest
 
     def as_measured(self, workload: Workload) -> Workload:
-        """In those of its modes alone that it can be predicted in."""
+        """Return the workload with the modes in which it can be predicted."""
         known = set(self.modes_of(workload.name))
         return replace(workload, modes=tuple(one for one in workload.modes if one in known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
-        """The same of an instance type."""
+        """Whether the instance type was measured by its present digest."""
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
     # predictions
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
-        """Predict each setup (measurement columns; workload, cluster, batch_per_device required), on the same index.
+        """Predict setups (measurement columns; workload, cluster, batch_per_device), on the same
+        index.
 
-        Columns: step_s with its 90 % interval step_low_s..step_high_s for one new measurement, samples_per_s, compute_s
-        (the slowest rank alone), communication_s (all collectives), exposed_communication_s (the part not hidden),
-        bottleneck (one of LIMITS), input_s (what loading adds to the step), input_by (what more of would help with
-        that: "loader workers" or "processors"; empty where nothing is added), nearest_doublings (distance to the
-        nearest measured setup of the workload, see nearest.py; NaN where only its profile is known).
-        Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
-        a mode that it was never measured in, and on text that cannot be read.
+        Columns: step_s with the 90 % interval step_low_s..step_high_s of a new measurement,
+        samples_per_s, compute_s (the slowest rank alone), communication_s (all collectives),
+        exposed_communication_s, bottleneck (one of LIMITS), input_s (added by loading), input_by
+        ("loader workers", "processors" or ""), nearest_doublings (see nearest.py; NaN without
+        runs).
+
+        Raises ValueError on an unknown workload, instance type or mode, another provider, bad text.
         """
         return self.predict_arrays(self._read(setups)).set_index(setups.index)
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
-        """`predict` of setups that were read or planned, numbered from 0."""
+        """Predict setups that were read or planned, numbered from 0."""
         return pd.concat(
             [self._predict(arrays.take(part)) for part in _chunks(arrays, _CHUNK)],
             ignore_index=True,
@@ -248,7 +242,7 @@ class StepTimeModel:
         )
 
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
-        """(rows,) step seconds by the learned formula, without neighbouring measurements."""
+        """Return (rows,) step seconds by the learned formula, without neighbouring measurements."""
         found, computed = np.empty((2, len(arrays.workloads)))
         alike = np.lexsort((arrays.kind[:, 0], arrays.workloads.codes))  # few cells a chunk
         for chunk in (alike[one] for one in _chunks(arrays, _MANY)):
@@ -263,9 +257,10 @@ class StepTimeModel:
         return found if wait is None else wait.step_s(found, computed)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
+        """Return mean (setups,), covariance (setups, setups) of log step seconds, and a run's
+        variance.
 
-        Raises ValueError above 4,000 setups at once, and as `predict` does.
+        Raises ValueError above 4,000 setups, and as `predict`.
         """
         if len(setups) > MOST_JOINT:
             raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
@@ -306,15 +301,15 @@ class StepTimeModel:
         )
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
-        """(setups, count) step seconds, drawn jointly: what two setups share in error moves together.
+        """Return (setups, count) joint draws of step seconds.
 
-        A setup's draws do not depend on what else is asked about. They come in pairs, one above what `predict` says
-        and one as far below. Raises ValueError as `predict` does.
+        A setup's draws do not depend on other setups. They come in pairs about the prediction.
+        Raises ValueError as `predict`.
         """
         return self.draw_arrays(self._read(setups), count=count, seed=seed)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """`draws` of setups that were read or planned."""
+        """Draw for setups that were read or planned."""
         drawn = np.empty((len(arrays.workloads), count))
         for chunk in _chunks(arrays, _CHUNK):
             drawn[chunk] = self._draw(arrays.take(chunk), count=count, seed=seed)
@@ -360,7 +355,7 @@ class StepTimeModel:
         return wait.step_s(rest, computed, factor=factor, about=np.exp(mean))
 
     def _drawn_near(self, part: _Part, *, count: int, seed: int) -> tuple[_Field, FloatArray]:
-        """Draws of a cell's residual before any row is known, and (rows, count) what its rows make of them."""
+        """Return prior draws of a cell's residual, and (rows, count) corrections by its rows."""
         kept = self._drawn(count, seed)
         if part.cell not in kept:
             field_ = _Field.of(part, seed=seed, count=count)
@@ -378,7 +373,8 @@ class StepTimeModel:
         return found
 
     def _drawn(self, count: int, seed: int) -> dict[object, Any]:
-        """Draws by cell or workload, shared by the chunks of one call; those of the last call stay."""
+        """Draws by cell or workload, shared by the chunks of one call; those of the last call
+        stay."""
         if (count, seed) not in self._draws:
             self._draws.clear()
             self._draws[count, seed] = {}
@@ -389,7 +385,7 @@ class StepTimeModel:
         return {}
 
     def _drawn_alone(self, part: _Part, *, count: int, seed: int) -> FloatArray:
-        """(points, count) what the log seconds of one device may be off by, beside what is in z."""
+        """Return (points, count) draws of one device's log seconds, beside z."""
         alone, (workload, _) = self.facts.alone, part.cell
         off = alone.draws(part.alone.asked, count=count, seed=seed)
         if workload not in self.regression.points:
@@ -408,7 +404,10 @@ class StepTimeModel:
     def compute_line(
         self, workload: str, instance_type: str, mode: Mode = MODES[0]
     ) -> tuple[float, float]:
-        """(a, k): forward and backward of one device take about a + k * batch seconds. Raises ValueError if unknown."""
+        """Return (a, k): forward and backward of one device take about a + k * batch seconds.
+
+        Raises ValueError if unknown.
+        """
         workload = variant(workload, mode)
         self._require([workload], [instance_type])
         least, most = self.facts.alone.reaches(workload)
@@ -432,8 +431,7 @@ class StepTimeModel:
         mode: Mode = MODES[0],
         accumulates: bool = False,
     ) -> float:
-        """Peak memory of one of `ranks` ranks at `batch`, in one or several micro-steps a step; NaN where nothing is
-        known of the workload."""
+        """Return peak memory of one of `ranks` ranks; NaN if the workload is unknown."""
         return self.memory.peak_bytes(
             variant(workload, mode), instance_type, batch, ranks, accumulates=accumulates
         )
@@ -445,11 +443,11 @@ class StepTimeModel:
         require_known(list(types), self.instance_types, "instance type")
 
     def _require_rates(self, arrays: SetupArrays) -> None:
-        """Raises ValueError where nothing was measured of a workload, and not even a device's rate is known."""
+        """Raises ValueError for an unmeasured workload on a device of unknown rate."""
         for workload, name, _ in arrays.pairs():
             if workload in self.guessed and not self.can_guess(name):
                 raise ValueError(
-                    f"workload {workload!r} was never measured: it needs a profile or a run on one instance"
+                    f"workload {workload!r} was never measured: profile it or run it on one machine"
                 )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
@@ -459,7 +457,7 @@ class StepTimeModel:
         }
         if other:
             raise ValueError(
-                f"provider {sorted(other)[0]!r} is not predicted by this model, only {self.provider!r}"
+                f"this model predicts {self.provider!r}, not provider {sorted(other)[0]!r}"
             )
         for name, known in MODE_COLUMNS.items():
             strange = {str(one) for one in column(setups, name, known[0])} - {*known, ""}
@@ -497,7 +495,7 @@ class StepTimeModel:
         return {}
 
     def _held(self, block: Block) -> tuple[float, float]:
-        """Least and most that neighbours moved the log of a measured setup by: no other is moved further."""
+        """Return the least and most by which neighbours moved measured setups' logs."""
         if block.name not in self._bounds:
             fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
             known = fit.neighbours(block)
@@ -512,8 +510,9 @@ class StepTimeModel:
     def _one_device(
         self, workload: str, own: Rows, points: Sequence[Point]
     ) -> tuple[IntArray, Points, FloatArray, FloatArray]:
-        """(rows, members) place of each member's point among those asked for, these, (asked, columns) how they are tied
-        to what was learned from, and (rows, members) what that moves their log seconds by.
+        """Return members' places among the asked points, the points, their ties to z, and shifts.
+
+        Places and shifts are (rows, members), ties are (asked, columns).
         """
         used, place = np.unique(own.point[own.point >= 0], return_inverse=True)
         where = np.zeros(own.point.shape, dtype=np.intp)
@@ -527,7 +526,7 @@ class StepTimeModel:
         return where, asked, tied, np.where(own.point >= 0, moved[where], 0.0)
 
     def _parts(self, arrays: SetupArrays) -> Iterator[_Part]:
-        """The setups cell by cell."""
+        """Yield the setups cell by cell."""
         fit = self.regression
         rows, points, _ = self.facts.lay_out(arrays)
         for (workload, kind), at in _cells(rows):
@@ -606,11 +605,11 @@ class StepTimeModel:
 
 
 def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = None) -> StepTimeModel:
-    """Learn from one provider's measurements; rows without a positive finite step time are left out.
+    """Fit to one provider's measurements; rows without a positive finite step time are left out.
 
-    How much wider intervals of what was hardly measured must be is `calibrated`'s, else found by leaving cells out,
-    which takes most of the time. Raises ValueError if there is nothing to learn compute from, or rows of more than one
-    provider.
+    Factors on intervals of unmeasured cells are `calibrated`'s, else learned by leaving cells
+    out, which takes most of the time. Raises ValueError without compute to learn from, or on
+    several providers.
     """
     data, loaders = separated(by_variant(at_nominal_speed(data)))
     rows = training_rows(data, seed=seed)
@@ -638,7 +637,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     regression.fit(seed=seed)
     refined = replace(facts, slowness=regression.slowness())
     before, now = (list(one.kinds(measured.setups)) for one in (facts, refined))
-    if before != now:  # mixed clusters go by what was found slow
+    if before != now:  # mixed clusters have another slowest link
         regression = lay_out(refined, measured)
         regression.fit(seed=seed)
     if calibrated is None:
@@ -660,20 +659,17 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
 
 
 def lay_out(facts: Facts, measured: Measured) -> Regression:
-    """The regression on what was measured, before it is fitted or read."""
+    """Return the regression on the measurements, before `fit` or `restore`."""
     several = np.flatnonzero(measured.setups.ranks > 1)
     laid, points, log_s = facts.lay_out(measured.setups.take(several))
     tied: dict[str, tuple[Points, FloatArray]] = {}
     alone, offsets = {}, {}
     for workload in sorted({one[0] for one in points}):
-        own = [
-            at for at, one in enumerate(points) if one[0] == workload
-        ]  # together: they are sorted by workload
+        own = [at for at, one in enumerate(points) if one[0] == workload]  # consecutive
         at = facts.at([points[one] for one in own])
         square, directions = np.linalg.eigh(facts.alone.covariance(at, at))
-        kept = (square > _TELLING_SD**2) & (
-            np.arange(len(square)) >= len(square) - _MOST_TELLING
-        )  # they ascend
+        largest = np.arange(len(square)) >= len(square) - _MOST_UNKNOWN
+        kept = (square > _UNKNOWN_SD**2) & largest
         factor, whitener = (
             directions[:, kept] * np.sqrt(square[kept]),
             (directions[:, kept] / np.sqrt(square[kept])).T,
@@ -693,7 +689,7 @@ def lay_out(facts: Facts, measured: Measured) -> Regression:
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Of all-reduces alone, those that can be read: the median seconds of each cluster and size."""
+    """Return median seconds of valid all-reduces by cluster and size."""
     columns = ["cluster", "bytes", "seconds"]
     if not set(columns) <= set(probes.columns):
         return pd.DataFrame(columns=columns)
@@ -710,10 +706,9 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
-    """The model, able to guess at `workload` on types whose device's rate is known.
+    """Return the model, able to predict an unmeasured `workload` on types with a known rate.
 
-    It predicts every other workload as before. None where the workload's FLOPs are unknown, or where something of that
-    name was measured (as it is defined now or was once).
+    None if its FLOPs are unknown, or a workload of its name was measured.
     """
     name, flops = workload.name, workload.flops_per_sample
     if flops is None:
@@ -725,7 +720,7 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 def all_introduced(
     model: StepTimeModel, flops_per_sample: Mapping[str, float], gradient_bytes: Mapping[str, float]
 ) -> StepTimeModel:
-    """The same for every workload in `flops_per_sample` that can be; `gradient_bytes` are absent or 0 where unknown."""
+    """Introduce every workload of `flops_per_sample`; unknown `gradient_bytes` are 0."""
     facts, memory = model.facts, model.memory
     new = {
         name: flops for name, flops in flops_per_sample.items() if name not in facts.alone.workloads
@@ -748,7 +743,7 @@ def all_introduced(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alone:
-    """What of one device's seconds is in no column of z: of each row's slowest member."""
+    """One device's seconds of each row's slowest member, beside z."""
 
     asked: Points
     tied: FloatArray  # (asked, columns)
@@ -759,7 +754,7 @@ class _Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Setups of one cell as the regression sees them."""
+    """Setups of one cell in the regression."""
 
     cell: tuple[str, str]
     at: IntArray
@@ -767,7 +762,7 @@ class _Part:
     times: Times  # by the formula alone
     columns: IntArray  # of z
     slopes: FloatArray
-    unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes by what was never measured
+    unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes of unmeasured levels
     alone: _Alone
     near: FloatArray  # variance of the residual
     noise: float  # variance of one run
@@ -783,7 +778,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Draws of a process before any row is known, by random Fourier features: the same whatever else is asked."""
+    """Prior draws of a process by random Fourier features, independent of other setups."""
 
     waves: FloatArray
     phases: FloatArray
@@ -791,7 +786,7 @@ class _Field:
 
     @classmethod
     def of(cls, part: _Part, *, seed: int, count: int) -> _Field:
-        """`count` draws of the residual of a cell."""
+        """Draw the residual of a cell."""
         return cls.draw(
             LENGTHS, part.spread[:2], random=_random(seed, ("field", part.cell)), count=count
         )
@@ -800,7 +795,7 @@ class _Field:
     def draw(
         cls, lengths: FloatArray, spread: FloatArray, *, random: np.random.Generator, count: int
     ) -> _Field:
-        """`count` draws of a sum of processes, each with a row of `lengths` and a `spread`."""
+        """Draw a sum of processes, each with a row of `lengths` and a `spread`."""
         parts, features = lengths.shape
         waves = random.standard_normal((parts, _WAVES, features)) / lengths[:, None, :]
         phases = random.uniform(0, 2 * np.pi, (parts, _WAVES))
@@ -809,7 +804,7 @@ class _Field:
         return cls(waves.reshape(-1, features), phases.ravel(), weights.reshape(-1, count))
 
     def at(self, features: FloatArray) -> FloatArray:
-        """(rows, count)."""
+        """Return (rows, count)."""
         return np.asarray(np.cos(features @ self.waves.T + self.phases) @ self.weights, dtype=float)
 
 
@@ -818,13 +813,13 @@ def _random(seed: int, key: object) -> np.random.Generator:
 
 
 def _heavier(fit: Regression, level: str) -> float:
-    """Student's t against a normal at 90 %, with as many degrees of freedom as groups and pseudo-groups."""
+    """Return Student's t over the normal at 90 %, with groups and pseudo-groups as freedom."""
     groups = sum(name == level for name, _ in fit.columns.groups)
     return float(scipy.special.stdtrit(groups + _PSEUDO, 0.95) / Z_90)
 
 
 def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
-    """Workload and kind with the places of their rows."""
+    """Return workload and kind with the places of their rows."""
     many = len(rows.kind.names)
     pair = rows.workload.codes * many + rows.kind.codes
     order = np.argsort(pair, kind="stable")
@@ -837,6 +832,6 @@ def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
 
 
 def _chunks(arrays: SetupArrays, size: int) -> list[IntArray]:
-    """Positions of so many setups at once, in order; one empty chunk for none."""
+    """Return positions of `size` setups at once; one empty chunk for none."""
     many = len(arrays.workloads)
     return [np.arange(first, min(first + size, many)) for first in range(0, max(many, 1), size)]

@@ -1,11 +1,12 @@
-"""How near is the nearest measurement of the same workload, in doublings.
+"""Distance to the nearest measurement of the same workload, in doublings.
 
-distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio| + |log2 accumulation ratio|
-           + sum over instance types of |difference of log2(1 + part)|
+distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio|
+           + |log2 accumulation ratio|
+           + sum over instance types of |difference of log2(1 + share)|
            + |difference of unevenness| of the batches, and of the devices a machine
 
-part is what a type has of the devices and of the samples, the mean of the two parts: for clusters of one type each, 1
-for each type that only one of the two has. Unevenness is the mean over machines of |log2 ratio to their mean|.
+A type's share is the mean of its shares of devices and of samples. Unevenness is the mean over
+machines of |log2 ratio to their mean|.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from .setup_arrays import SetupArrays
 
 Marks = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
-# Another setup is at least so far away: such sums cannot tell every setup from every other.
+# Least distance of another setup: the sums do not distinguish all setups.
 _LEAST = 0.1
 
 
 class Nearness:
-    """Measured setups by workload, asked for their distance to others."""
+    """Measured setups by workload, with a KD-tree (Manhattan distance) for each."""
 
     def __init__(self, measured: SetupArrays) -> None:
-        """One tree a workload; the distance is Manhattan's over `_places`."""
         self._types = {name: at for at, name in enumerate(sorted(measured.met_types), start=1)}
         places, marks = self._places(measured), self._marks(measured)
         groups = sorted(measured.workloads.groups().items())
@@ -35,8 +35,10 @@ class Nearness:
         self._measured = {name: np.unique(marks[rows]) for name, rows in groups}
 
     def doublings(self, setups: SetupArrays) -> FloatArray:
-        """(rows,) distance to the nearest measured setup of the workload: 0 where it was measured itself, in whatever
-        order its machines are named, and at least 0.1 elsewhere; NaN where nothing of the workload was."""
+        """Return (rows,) distances: 0 for a measured setup, else at least 0.1; NaN without any.
+
+        The order of machines does not matter.
+        """
         found = np.full(len(setups.workloads), np.nan)
         places, marks = self._places(setups), self._marks(setups)
         for name, own in setups.workloads.groups().items():
@@ -46,7 +48,7 @@ class Nearness:
         return found
 
     def _places(self, setups: SetupArrays) -> FloatArray:
-        """(rows, 7 + types): the last before the types is of those that were never measured at all."""
+        """Return (rows, 7 + types); the column before the types is of unmeasured types."""
         count, ranks, instances = (
             setups.count,
             np.maximum(setups.ranks, 1),
@@ -71,9 +73,9 @@ class Nearness:
         return np.hstack([numbers.T, (np.array(uneven) / instances).T, kinds])
 
     def _marks(self, setups: SetupArrays) -> Marks:
-        """(rows,) a number for each set of machines and steps, whatever their order and however they are counted.
+        """Return (rows,) hashes of the sets of machines and steps.
 
-        Types that were never measured all count as one: a setup that has any is none that was.
+        All types without measurements hash alike: no setup with such a type was measured.
         """
         known = np.array(
             [self._types.get(name, 0) for name in setups.names] + [0], dtype=np.uint64
@@ -90,5 +92,5 @@ def _bits(numbers: FloatArray) -> Marks:
 
 
 def _mixed(numbers: Marks) -> Marks:
-    """Equal for equal numbers alone, and else at random."""
+    """Hash numbers elementwise."""
     return np.asarray(hash_array(numbers.ravel()), dtype=np.uint64).reshape(numbers.shape)

@@ -1,13 +1,13 @@
-"""Seconds of one device by batch, over workloads and GPU kinds at once: a Gaussian process on their logarithm.
+"""Seconds of one device by batch, over workloads and GPU kinds: a Gaussian process on their logs.
 
-    log T1(w, k, b) = a_w + g_w x - u_w log(bandwidth_k) - v_w log(rate_k) + s_w(x) + e_k + d_wk + h_wk x + r_wk(x)
+    log T1(w, k, b) = a_w + g_w x - u_w log(bandwidth_k) - v_w log(rate_k)
+                      + s_w(x) + e_k + d_wk + h_wk x + r_wk(x)
 
-w a workload at a precision, k a kind of device, x octaves of batch from the workload's middle; bandwidth (GB/s) and the
-arithmetic rate that really runs (TFLOP/s) are the data sheet's. g, u and v are shared with a deviation by workload; s
-and r are curves of any form, each with a part batch by batch, since some workloads are not even monotone in batch. A
-kind or a workload is overridden by its own rows as they come; a kind without data sheet only has a wider e_k. Where a
-workload's operations a sample are known, a_w is expected at what these take at the efficiency that all such share.
-The form is of physics.md (a ridge regression of it errs by 13 % on kinds never measured).
+w a workload at a precision, k a kind of device, x octaves of batch from the workload's middle.
+Bandwidth (GB/s) and the arithmetic rate in use (TFLOP/s) are the data sheet's. g, u and v are
+shared with deviations by workload. s and r are curves with a part by batch, since some workloads
+are not monotone in batch. A kind without data sheet has a wider e_k. With known operations a
+sample, the prior of a_w is their seconds at the efficiency that workloads share.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import scipy
 from ..domain.categorical import Keys, numbered
 from ..domain.numeric import FloatArray, IntArray
 
-# Prior means of g (per octave), u and v: seconds proportional to the batch, and to the root of both peak rates: a
-# network is bound by memory in some of its operations and by arithmetic in the others [D].
+# Prior means of g (per octave), u and v: a network is bound by memory in some operations and by
+# arithmetic in others [D].
 _GROWTH, _BANDWIDTH, _RATE = 0.9 * np.log(2), 0.5, 0.5
-# Where figures of data sheets are centred: GB/s and TFLOP/s of a usual device.
+# GB/s and TFLOP/s of a usual device, where data sheets are centred.
 _USUAL = (500.0, 20.0)
 # Standard deviations of the logs; learned by marginal likelihood around these.
 SPREADS: dict[str, float] = {
@@ -46,52 +46,50 @@ SPREADS: dict[str, float] = {
     "cell_curve": 0.06,
     "cell_batch": 0.02,
     "shared_work": 0.2,
-    "efficiency": 0.4,  # of workloads whose operations are known, around what all share
-    "run": 0.02,  # of a measurement, beyond what its own row says
+    "efficiency": 0.4,  # of workloads with known operations, around the shared one
+    "run": 0.02,  # of a measurement, beyond its own sd
 }
 _NAMES = tuple(SPREADS)
-# Of a workload's level, of the efficiency that all share around 0.4 of a device's rate, of a kind without a data sheet.
+# Spreads of a workload's level, of the shared efficiency, of a kind without a data sheet.
 _LEVEL, _SHARED_EFFICIENCY, _NO_SHEET = 5.0, 1.0, 1.5
-# That efficiency, what it grows by with the operations of a step, and the log seconds of work at which it holds: 1e12.
-_EFFICIENCY, _BY_WORK, _USUAL_WORK = 0.4, -0.2, float(np.log(1e12 / (0.4 * _USUAL[1] * 1e12)))
-_USUAL_OCTAVE = 5.0  # log2 of a batch, where nothing was measured
+# The shared efficiency, its slope by a step's operations, and the log seconds of 1e12 operations.
+_EFFICIENCY, _BY_WORK = 0.4, -0.2
+_USUAL_WORK = float(np.log(1e12 / (0.4 * _USUAL[1] * 1e12)))
+_USUAL_OCTAVE = 5.0  # log2 of a batch without measurements
 _OCTAVES = 2.5  # length over which a curve bends
 _FREEDOM = 4.0  # degrees of freedom of outliers' weights
-_MOST = 700  # points that are learned from; and those that spreads are learned from
+_MOST = 700  # points to fit, and to learn spreads from
 _MOST_LEARNED = 400
-# Of a workload's own efficiency; rounds of learning it, in the first of which the spreads are learned, too.
+# Freedom of a workload's efficiency; rounds of learning it; rounds that learn spreads too.
 _UNUSUAL_FREEDOM, _TURNS, _LEARNED = 2.0, 5, 2
 _WAVES = 128  # random features of a curve, for draws
-_RUN_FACTOR = 4.0  # noise differs more from provider to provider than the rest
+_RUN_FACTOR = 4.0  # noise differs most between providers
 
 
-# GB/s and TFLOP/s of the arithmetic that really runs, and how well both are known: 1 by a data sheet.
+# GB/s and TFLOP/s in use, and their confidence: 1 by a data sheet.
 Sheet = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """(points,) what seconds of one device depend on; codes number workloads and kinds."""
+    """(points,) inputs of one device's seconds; codes number workloads and kinds."""
 
     workload: IntArray
     kind: IntArray
     octave: FloatArray  # log2 batch from the workload's middle
     bandwidth: FloatArray  # log GB/s from the usual; 0 where unknown
     rate: FloatArray  # log TFLOP/s from the usual; 0 where unknown
-    sheet: FloatArray  # 1 where both are known, between where only the rate is
-    work: (
-        FloatArray  # log seconds on the usual device by operations alone; 0 where these are unknown
-    )
-    work_known: FloatArray  # 1 where they are known
-    own: FloatArray  # how many times the usual the workload may be off by itself; 0 where they are unknown
+    sheet: FloatArray  # confidence in both
+    work: FloatArray  # log seconds of the operations on the usual device; 0 if unknown
+    work_known: FloatArray  # 1 if known
+    own: FloatArray  # factor on the spread of the workload's efficiency; 0 if unknown
 
     def take(self, picked: IntArray) -> Points:
-        """The points at these positions."""
         return Points(*(getattr(self, name)[picked] for name in self.__slots__))
 
 
 def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArray:
-    """(one, other) prior covariance."""
+    """Return (one, other) prior covariance."""
     same = one.workload[:, None] == other.workload
     kind = one.kind[:, None] == other.kind
     x, bandwidth, rate = (
@@ -145,14 +143,14 @@ class _Solved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OneDevice:
-    """Log seconds of one device with their joint uncertainty; `fit` makes one."""
+    """Log seconds of one device with their joint uncertainty."""
 
     workloads: dict[str, int]
     kinds: dict[str, int]
     middle: dict[str, float]  # log2 batch by workload
     sheets: dict[str, Sheet]
-    flops: dict[str, float]  # operations of forward and backward of a sample, by workload
-    unusual: dict[str, float]  # by workload, how many times the usual its efficiency may be off
+    flops: dict[str, float]  # of forward and backward of a sample, by workload
+    unusual: dict[str, float]  # by workload, a factor on the spread of its efficiency
     points: Points
     log_s: FloatArray
     sd: FloatArray
@@ -167,10 +165,10 @@ class OneDevice:
         flops: Mapping[str, float] | None = None,
         learn: bool = True,
     ) -> OneDevice:
-        """`points` are workload, kind, batch, log_s and its sd, beyond which it is an outlier; `sheets` by kind, or
-        `kind|workload` where that says more; `flops` operations of forward and backward of a sample, by workload.
+        """Fit to `points`: workload, kind, batch, log_s and its sd.
 
-        Points that are not finite are left out. Raises ValueError where none is left.
+        `sheets` are by kind, or `kind|workload`; `flops` of forward and backward of a sample by
+        workload. Points that are not finite are left out. Raises ValueError if none is left.
         """
         batch, log_s, sd = (points[name].to_numpy(float) for name in ("batch", "log_s", "sd"))
         good = np.flatnonzero(
@@ -216,8 +214,10 @@ class OneDevice:
         return model
 
     def _off(self) -> dict[str, float]:
-        """By workload how many times the usual its efficiency may be off, as Student's t has it: most networks of equal
-        operations take about equal time, a few twice as long, and those must not bend what is thought of others.
+        """Return, by workload, a factor on the spread of its efficiency, with Student's tails.
+
+        Most networks of equal operations take equal time, a few twice as long; these must not
+        bend the prior.
         """
         points, weights = self.points, self._solved.weights
         found = {}
@@ -234,7 +234,7 @@ class OneDevice:
         return found
 
     def at(self, workload: Sequence[str], kind: Sequence[str], batch: FloatArray) -> Points:
-        """Points to ask about; a workload or a kind never met keeps its prior."""
+        """Return points; an unknown workload or kind keeps its prior."""
         owners, kinds = Keys.of(workload), Keys.of(kind)
         middle = owners.values(self.middle_of)
         octave = np.log2(batch) - middle
@@ -258,12 +258,12 @@ class OneDevice:
         )
 
     def predict(self, points: Points) -> FloatArray:
-        """(points,) median log seconds."""
+        """Return (points,) median log seconds."""
         near = _kernel(points, self.points, self.spread)
         return np.asarray(_mean(points) + near @ self._solved.weights, dtype=float)
 
     def covariance(self, one: Points, other: Points) -> FloatArray:
-        """(one, other) posterior covariance of log seconds."""
+        """Return (one, other) posterior covariance of log seconds."""
         left, right = (
             scipy.linalg.solve_triangular(
                 self._solved.factor, _kernel(self.points, each, self.spread), lower=True
@@ -273,16 +273,17 @@ class OneDevice:
         return np.asarray(_kernel(one, other, self.spread) - left.T @ right, dtype=float)
 
     def draws(self, points: Points, *, count: int, seed: int) -> FloatArray:
-        """(points, count) draws of what their log seconds may be off by, jointly: what is drawn for a point does not
-        depend on what else is asked. By Matheron's rule: draws before any measurement, less what measurements tell of
-        these.
+        """Return (points, count) joint draws of errors of log seconds, independent of other points.
+
+        By Matheron's rule: draws of the prior, less the measurements' draws.
         """
         before = self._before(points, count=count, seed=seed)
         near = _kernel(points, self.points, self.spread)
         return np.asarray(before - near @ self._drawn_weights(count, seed))
 
     def _drawn_weights(self, count: int, seed: int) -> FloatArray:
-        """(known points, count) kernel weights of drawn measurements; those of the last draw stay."""
+        """(known points, count) kernel weights of drawn measurements; those of the last draw
+        stay."""
         if (count, seed) not in self._drawn:
             known, solved = self.points, self._solved
             noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
@@ -296,7 +297,7 @@ class OneDevice:
         return {}
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
-        """(points, count) draws of the process whose covariance is `_kernel`."""
+        """Return (points, count) draws of the process with covariance `_kernel`."""
         found = np.zeros((len(points.octave), count))
 
         def add(where: IntArray, what: object, values: FloatArray) -> None:
@@ -362,13 +363,13 @@ class OneDevice:
         return found
 
     def reaches(self, workload: str) -> tuple[float, float]:
-        """Least and largest batch that was measured of a workload on any kind; 1, 1 where none was."""
+        """Return the least and largest measured batch of a workload; 1, 1 without."""
         own = self.points.octave[self.points.workload == self.workloads.get(workload, -1)]
         middle = self.middle.get(workload, 0.0)
         return (2 ** (own.min() + middle), 2 ** (own.max() + middle)) if len(own) else (1.0, 1.0)
 
     def middle_of(self, workload: str) -> float:
-        """Log2 of the batch in the middle of a workload's; of one never measured, of those that were."""
+        """Return log2 of the workload's middle batch, or the median over workloads."""
         return self.middle.get(workload, self._usual_octave)
 
     @cached_property
@@ -394,12 +395,12 @@ class OneDevice:
 
 
 def _number(known: Mapping[str, int], name: str) -> int:
-    """Of a name: its own, or one below zero that no other name is likely to have (Python's hash changes by process)."""
+    """Return the name's number, or a negative hash (Python's own changes by process)."""
     return known.get(name, -1 - zlib.crc32(name.encode()))
 
 
 def _learned(model: OneDevice) -> dict[str, float]:
-    """Spreads by marginal likelihood on some points, each within a factor of two of its default (noise: of four)."""
+    """Maximise the marginal likelihood of the spreads on some points, around the defaults."""
     every = np.arange(len(model.log_s))
     picked = (
         every

@@ -1,4 +1,4 @@
-"""Measurements as the regression of levels.py takes them: setups laid out, seconds of one device, all-reduces alone."""
+"""Measurements laid out for the regression of levels.py."""
 
 from __future__ import annotations
 
@@ -22,19 +22,16 @@ from .one_device import OneDevice, Points
 from .setup_arrays import SetupArrays, variant, workload_and_mode
 from .tensor import machine_bytes, weight_bytes
 
-# What stands for a workload where an all-reduce was timed alone.
+# The workload of all-reduces that were timed alone.
 PROBE = "(all-reduce alone)"
-_USUAL_BYTES = 1e8  # of gradients where nobody's are known
-# How far the log of one device's seconds may be off: measured; profiled; from several less what they waited; their
-# compute guessed; and how far sync_s may be off as a part of it.
+_USUAL_BYTES = 1e8  # of gradients, if unknown
+# Errors in logs of one device's seconds: measured; profiled; several devices less their wait; with
+# guessed compute; and the relative error of sync_s.
 _ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.01, 0.08, 0.6, 0.05
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
-_POOLED_SD, _CROWDED_SD = (
-    0.04,
-    0.03,
-)  # of rows of one batch, which share what slows them; by device beside one
+_POOLED_SD, _CROWDED_SD = 0.04, 0.03  # of rows of one batch; by further device of a machine
 
-# Setups run more than once that the first of these stands for; what contradicts each other at least.
+# Repeated setups that the prior counts for; least spread of a contradiction.
 _FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
 
 Point = tuple[str, str, float]  # workload, kind of device, batch
@@ -42,10 +39,10 @@ Point = tuple[str, str, float]  # workload, kind of device, batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What of a setup's seconds is known before any parameter: machines, seconds of one device, bytes, optimizers.
+    """Known facts of a setup's seconds: machines, one device's seconds, bytes, optimizers.
 
-    `optimizer_part` is by (workload, kind) what the optimizer adds to one device's seconds at the workload's middle
-    batch, `input_part` what of these is spent on making the batch.
+    By (workload, kind), `optimizer_part` is the optimizer's share added to one device's seconds
+    at the middle batch, `input_part` the share of making the batch.
     """
 
     machines: dict[str, Machine]
@@ -53,12 +50,13 @@ class Facts:
     exchanges: dict[str, Exchange]
     optimizer_part: dict[tuple[str, str], float] = field(default_factory=dict)
     input_part: dict[tuple[str, str], float] = field(default_factory=dict)
-    slowness: dict[str, float] = field(
-        default_factory=dict
-    )  # logs by which a kind's links fell short of their rate
+    # logs by which a kind's links fell short of their rate
+    slowness: dict[str, float] = field(default_factory=dict)
 
     def kinds(self, setups: SetupArrays) -> Keys:
-        """(rows,) the kind of the machine with the slowest link; of equals the first by name."""
+        """Return (rows,) the kind of the machine with the slowest link; of equals the first by
+        name.
+        """
         names = self._by_link(setups)
         order = {name: at for at, name in enumerate(names)}
         first = setups.by_type({name: float(at) for name, at in order.items()}, np.inf).min(axis=1)
@@ -67,7 +65,7 @@ class Facts:
         )
 
     def lay_out(self, setups: SetupArrays) -> tuple[Rows, list[Point], FloatArray]:
-        """Rows with `point` into the second, distinct (workload, device, batch), and these points' log seconds."""
+        """Return rows, distinct (workload, device, batch) points, and the points' log seconds."""
         kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
         present = kind >= 0
         same = ((kind == kind[:, :1]) | ~present).all(axis=1) & (
@@ -140,7 +138,7 @@ class Facts:
         return rows, points, log_s
 
     def lay_out_probes(self, probes: pd.DataFrame) -> Rows:
-        """All-reduces of `bytes` on `cluster`, one device a machine, as rows of a workload that computes nothing."""
+        """Return all-reduces of `bytes` on `cluster` as rows of a workload without compute."""
         types = [parse_cluster(str(one)) for one in probes["cluster"]]
         most = max((len(one) for one in types), default=1)
         ones = np.array([[float(at < len(one)) for at in range(most)] for one in types]).reshape(
@@ -188,7 +186,6 @@ class Facts:
         )
 
     def at(self, points: Sequence[Point]) -> Points:
-        """The points as one_device.py has them."""
         return self.alone.at(
             [one[0] for one in points],
             [one[1] for one in points],
@@ -196,7 +193,7 @@ class Facts:
         )
 
     def _links(self, setups: SetupArrays) -> dict[str, FloatArray]:
-        """Gbit/s of the slowest link, and what the smallest host has of a core."""
+        """Return Gbit/s of the slowest link and cores of the smallest host."""
         slowest = self._by_link(setups)
         order = setups.by_type({name: float(at) for at, name in enumerate(slowest)}, np.inf).min(
             axis=1, initial=np.inf
@@ -211,7 +208,7 @@ class Facts:
     def _compression(
         self, setups: SetupArrays, size: FloatArray, most: FloatArray
     ) -> dict[str, FloatArray]:
-        """What the strategies of workloads send between machines, and seconds of choosing it."""
+        """Return bytes between machines and seconds of selection of the strategies."""
         sent, chosen = np.ones_like(size), np.zeros_like(size)
         modes = [workload_and_mode(name)[1] for name in setups.workloads.names]
         gloo = {name: float(not one.accelerated) for name, one in self.machines.items()}
@@ -235,8 +232,9 @@ class Facts:
     def _divided(
         self, workload: str, setups: SetupArrays, size: FloatArray, most: FloatArray
     ) -> FloatArray:
-        """What a machine sends of layers that are divided, as a part of 2 (n - 1)/n of all gradients; 1 where nobody
-        counted what these layers exchange.
+        """Return bytes of divided layers that a machine sends, over 2 (n - 1)/n of all gradients.
+
+        1 if the layers' exchange is unknown.
         """
         divided = self.exchanges.get(workload, Exchange(0.0)).divided
         if not divided.known:
@@ -252,7 +250,7 @@ class Facts:
         return np.nan_to_num(found / (2 * (ranks - 1) / ranks * size), nan=1.0)
 
     def _by_link(self, setups: SetupArrays) -> list[str]:
-        """Instance types from the slowest link on."""
+        """Return instance types from the slowest link on."""
 
         def rate(name: str) -> float:
             machine = self.machines[name]
@@ -263,7 +261,9 @@ class Facts:
         return sorted(setups.names, key=lambda one: (rate(one), one))
 
     def _variety(self, setups: SetupArrays) -> FloatArray:
-        """(rows,) doublings by which the machines are faster, in the mean, than the one with the slowest link is."""
+        """Return (rows,) mean doublings by which machines are faster than the one with the slowest
+        link.
+        """
         log_speed = {name: float(np.log2(self.machines[name].prior_speed)) for name in setups.names}
         speed = setups.by_type(log_speed, 0.0)
         order = setups.by_type(
@@ -276,9 +276,9 @@ class Facts:
         )
 
     def _exchange(self, workload: str) -> tuple[float, float, float]:
-        """Bytes, hidden and last bucket as formula.py has them."""
+        """Return bytes, hidden and last bucket as in formula.py."""
         own = self.exchanges.get(workload, Exchange(0.0))
-        if not own.gradient_bytes > 0:  # that of the others, each once, in this one's mode
+        if not own.gradient_bytes > 0:  # the median of the others, in this mode
             plain = {
                 name: one
                 for name, one in self.exchanges.items()
@@ -292,14 +292,14 @@ class Facts:
         return own.gradient_bytes, *known_overlap(own.hidden_part, own.last_bucket_bytes)
 
     def _optimizer(self, workload: str, kind: str) -> float:
-        """As profiled, else as on other kinds; 0 where no profile says."""
+        """Return the profiled share, else the median over other kinds; 0 without a profile."""
         if (workload, kind) in self.optimizer_part:
             return self.optimizer_part[workload, kind]
         known = [one for (owner, _), one in self.optimizer_part.items() if owner == workload]
         return float(np.median(known)) if known else 0.0
 
     def _seconds(self, points: Sequence[Point]) -> tuple[FloatArray, FloatArray]:
-        """Log seconds of the points, and of their workloads' middle batches there."""
+        """Return log seconds of the points, and of their workloads' middle batches."""
         many = len(points)
         if not many:
             return np.zeros(0), np.zeros(0)
@@ -316,8 +316,9 @@ Parts = dict[tuple[str, str], float]
 def one_device_points(
     rows: TrainingRows, profiles: pd.DataFrame, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, Parts, Parts]:
-    """workload, kind, batch, log seconds of a micro-step on one device without its optimizer, sd; and by workload and
-    kind of profiles, `optimizer_part` and `input_part` of Facts.
+    """Return points of one device without its optimizer, and `optimizer_part` and `input_part`.
+
+    Points are workload, kind, batch, log seconds of a micro-step and sd.
     """
     profiled = _profile_points(profiles, machines)
     optimizer: Parts = {}
@@ -337,8 +338,9 @@ def one_device_points(
 def _run_points(
     rows: TrainingRows, machines: Mapping[str, Machine], profiled: pd.DataFrame
 ) -> pd.DataFrame:
-    """From runs of one device, and from those of several equal machines less what they waited; all without optimizer,
-    whose share of a step is that of the profiles.
+    """Return points of one-device runs, and of runs of equal machines less their waits.
+
+    The optimizer's share is the profiles'.
     """
     setups = rows.setups
     ranks, layout = setups.ranks, setups.layout.max(axis=1, initial=0)
@@ -386,12 +388,14 @@ def _run_points(
     )
     copies = pd.concat([alone.iloc[:0], *_copies(alone, setups.workloads.names)], ignore_index=True)
     alone, cell = pd.concat([alone, copies], ignore_index=True), keys[:2]
-    told = pd.MultiIndex.from_frame(found[cell]).isin(pd.MultiIndex.from_frame(copies[cell]))
-    others = found[~found["alone"] & (found["known"] | ~told)]  # no guess where another mode tells
+    measured = pd.MultiIndex.from_frame(found[cell]).isin(pd.MultiIndex.from_frame(copies[cell]))
+    others = found[
+        ~found["alone"] & (found["known"] | ~measured)
+    ]  # no guess if another mode has runs
     others = others[
         ~pd.MultiIndex.from_frame(others[keys]).isin(pd.MultiIndex.from_frame(alone[keys]))
     ]
-    # a device computes no longer than the shortest step of its batch: the rest of what is unknown is waiting
+    # a device computes no longer than the shortest step of its batch
     shortest = others.groupby(keys)["log_s"].transform("min")
     others = others.assign(log_s=others["log_s"].where(others["known"], shortest))
     others = others.assign(weight=others["sd"] ** -2, weighed=others["log_s"] * others["sd"] ** -2)
@@ -407,7 +411,7 @@ def _run_points(
 
 
 def _copies(alone: pd.DataFrame, workloads: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """One device shares and sends nothing: what it takes in each mode of several is what it takes without."""
+    """Yield one-device points for modes of several devices, in which one device computes alike."""
     for name in workloads:
         workload, mode = workload_and_mode(name)
         if mode.of_several:
@@ -415,9 +419,9 @@ def _copies(alone: pd.DataFrame, workloads: Sequence[str]) -> Iterator[pd.DataFr
 
 
 def run_noise(rows: TrainingRows) -> float:
-    """Standard deviation of the log among runs of a setup: the median of the setups that were run more than once.
+    """Return the standard deviation of the log among runs of a setup: the median over setups.
 
-    Half of the standard deviations of n normal numbers are below sqrt(chi^2_0.5(n - 1) / (n - 1)) of the true one.
+    Half of the standard deviations of n normals are below sqrt(chi^2_0.5(n - 1) / (n - 1)) sd.
     """
     again = rows.repeats > 1
     freedom = rows.repeats[again] - 1
@@ -426,14 +430,15 @@ def run_noise(rows: TrainingRows) -> float:
 
 
 def run_weights(rows: TrainingRows) -> FloatArray:
-    """(rows,) how many runs each setup counts for: fewer than it has where they contradict each other."""
+    """Return (rows,) runs that each setup counts for: fewer if they contradict each other."""
     usual = max(run_noise(rows), _LEAST_CONTRADICTION)
     return np.asarray(rows.repeats / np.maximum(rows.spread / usual, 1.0) ** 2, dtype=float)
 
 
 def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray:
-    """(asked,) the part of a step of one device that its optimizer takes, by the profile of its workload and kind, else
-    by those of other kinds; 0 without any. `asked` has workload, kind, batch and accumulation.
+    """Return (asked,) the optimizer's fraction of a one-device step, by profiles; 0 without any.
+
+    `asked` has workload, kind, batch and accumulation. Other kinds' profiles stand in.
     """
     found = np.zeros(len(asked))
     profiles: dict[Any, pd.DataFrame] = dict(iter(profiled.groupby(["workload", "kind"])))
@@ -453,7 +458,7 @@ def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray
 
 
 def _profile_points(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Forward and backward of one device by batch, ascending; optimizer_s and input_part beside them."""
+    """Return forward and backward of one device by batch, with optimizer_s and input_part."""
     keys = ["workload", "kind", "batch"]
     if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(
         profiles.columns

@@ -1,4 +1,4 @@
-"""Setups as arrays, and the model's groups: each mode of a workload is a group with a name of its own.
+"""Setups as arrays, and the model's groups: each mode of a workload is a group with a name.
 
 A group's name stays inside this package; callers give a workload and a mode.
 """
@@ -22,12 +22,12 @@ _OTHERS = {str(mode): mode for mode in MODES[1:]}
 
 
 def variant(workload: str, mode: Mode) -> str:
-    """What a model knows a workload in that mode as: another workload, unless it is plain data parallelism in fp32."""
+    """Return the group's name: the workload's own name for DDP in fp32."""
     return workload if mode == MODES[0] else f"{workload}{_IN}{mode}"
 
 
 def workload_and_mode(name: str) -> tuple[str, Mode]:
-    """What `variant` made a name of."""
+    """Return the workload and mode of a group's name."""
     workload, found, mode = name.rpartition(_IN)
     return (workload, _OTHERS[mode]) if found and mode in _OTHERS else (name, MODES[0])
 
@@ -36,8 +36,8 @@ def workload_and_mode(name: str) -> tuple[str, Mode]:
 class SetupArrays:
     """Parsed setups in rank order; (rows, members) arrays are zero where padded.
 
-    A member is `count` equal instances of the type `names[kind]` (-1: padded), each with `layout` devices of `batch`
-    samples. Measured rows have one instance a member; planned ones, which are many and large, as many as are equal.
+    A member is `count` equal instances of the type `names[kind]` (-1: padded), each with `layout`
+    devices of `batch` samples. Measured rows have one instance a member, planned rows several.
     """
 
     workloads: Keys
@@ -81,7 +81,8 @@ class SetupArrays:
     def planned(
         cls, workload: str, modes: Sequence[Mode], mode: IntArray, **columns: Any
     ) -> SetupArrays:
-        """Setups of one workload; `mode` (rows,) numbers `modes`, `columns` are the other fields."""
+        """Setups of one workload; `mode` (rows,) numbers `modes`, `columns` are the other
+        fields."""
         groups = Keys.of([variant(workload, one) for one in modes])
         return cls(workloads=groups.take(mode), **columns)
 
@@ -140,7 +141,8 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]
     ) -> tuple[FloatArray, ...]:
-        """(rows, members) each of the values of a workload with an instance type, `padded` where there is none."""
+        """Return (rows, members) of each value by workload and instance type, `padded`
+        elsewhere."""
         code = self._pair
         table = np.tile(
             np.array(padded, dtype=float)[:, None], len(self.workloads.names) * len(self.names) + 1
@@ -232,7 +234,7 @@ def variants_of(frame: pd.DataFrame) -> list[str]:
 
 
 def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows in another known mode as rows of the workload's variant in plain fp32; the others as they are."""
+    """Rename the workloads of rows in other known modes to their groups' names."""
     if not len(frame):
         return frame
     other = np.array([mode in MODES[1:] for mode in modes_of(frame)])

@@ -1,18 +1,16 @@
-"""What tensor parallelism sends, as known before any run: elements that one of P ranks sends in a step.
+"""Elements that tensor parallelism sends, before any run; P ranks.
 
-A linear layer of K to N features, whose inputs |X| = rows K and outputs |Y| = rows N are of the samples of all ranks:
+A linear layer of K to N features has inputs |X| = rows K and outputs |Y| = rows N, of all ranks'
+samples, and weights |W| = K N:
 
-    tensor-2d, tensor-2.5d   on q x q x d ranks (q - 1) / q^2 (|X| / d + |W|), |W| = K N, forward; as much again for the
-                             gradient of X, where it is needed, and for that of W; and 2 (d - 1) / d |W| / q^2 to sum
-                             W's over the depth [physics.md; D]. A sequence of layers begins and ends with (q - 1) / q
-                             of a rank's own samples, forward and backward
-    tensor-1d                2 (P - 1) / P |X| of the first layer of a pair and 2 (P - 1) / P |Y| of the second, each
-                             both ways [Shoeybi et al. 2019]; a pair without a second ends as above
-    ddp                      2 (P - 1) / P |W|
+    tensor-2d, tensor-2.5d   on q x q x d ranks (q - 1) / q^2 (|X| / d + |W|) forward; as much again
+                             for the gradients of X and of W; 2 (d - 1) / d |W| / q^2 to sum the
+                             gradients of W over the depth [D]
+    tensor-1d                2 (P - 1) / P |X| of the first layer of a pair and 2 (P - 1) / P |Y| of
+                             the second, forward and backward [Shoeybi et al. 2019]
 
-Between machines goes what is exchanged with ranks on others: ranks of a row follow each other, then those of a column.
-Biases and LayerNorms are left out. With as many rows for each rank, tensor-2.5d sends less than tensor-2d where rows
-weigh more than weights; ddp sends least where they weigh more still.
+Ranks of a row are numbered consecutively, then those of a column. Only exchanges with ranks on
+other machines leave a machine. Biases, LayerNorms and the ends of a sequence are left out [D].
 """
 
 from __future__ import annotations
@@ -28,8 +26,9 @@ _BYTES_PER_VALUE = 4.0
 
 
 class Volumes(NamedTuple):
-    """Elements of a workload's divided layers, as profiles count them: of weights, and for one sample of inputs, and of
-    inputs of the first and outputs of the second layer of each pair.
+    """Elements of a workload's divided layers: weights, and for one sample inputs and pairs.
+
+    `pairs` are inputs of the first and outputs of the second layer of each pair.
     """
 
     weights: float = 0.0
@@ -38,7 +37,6 @@ class Volumes(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to divide that was counted."""
         return self.weights > 0 and self.inputs > 0
 
 
@@ -54,11 +52,11 @@ def machine_bytes(
     most: FloatArray,
     samples: FloatArray,
 ) -> FloatArray:
-    """(rows,) bytes that a machine of `most` devices sends to others in a step of `samples` a device, over all
-    accumulation steps, of which each exchanges activations; with what layers that stay whole send, as in ddp. Weights
-    of one micro-step: `weight_bytes` has those of each further one.
+    """Return (rows,) bytes that a machine of `most` devices sends in a step.
 
-    The begin and the end of a sequence are left out [D]. NaN where so many ranks are no grid.
+    Whole layers are sent as in DDP.
+    `samples` of a device are over all accumulation steps; weights are of one micro-step, see
+    `weight_bytes`. NaN if the ranks are no grid.
     """
     found = np.full(len(ranks), np.nan)
     for many, each in sorted({(int(a), int(b)) for a, b in zip(ranks, most, strict=True)}):
@@ -68,9 +66,8 @@ def machine_bytes(
         at = np.flatnonzero((ranks == many) & (most == each))
         _, columns, depth = shape
         rest = max(gradient_bytes / _BYTES_PER_VALUE - volumes.weights, 0.0)
-        ring = (
-            2 * (many - 1) / many * rest * (many > each)
-        )  # of which one rank a machine sends to another
+        # one rank of a machine sends to another machine
+        ring = 2 * (many - 1) / many * rest * (many > each)
         if strategy == TENSOR_1D:
             of_rank = 2 * (many - 1) * volumes.pairs * samples[at] * _outside(many, 1, each)
         else:
@@ -89,8 +86,9 @@ def machine_bytes(
 def weight_bytes(
     strategy: str, weights: float, *, ranks: FloatArray, most: FloatArray
 ) -> FloatArray:
-    """(rows,) bytes of `weights` numbers that a machine of `most` devices sends to others in each micro-step: SUMMA
-    gathers them in the forward pass and in the backward pass, and scatters their gradients. NaN as `machine_bytes`.
+    """Return (rows,) bytes of weights that a machine sends in each further micro-step.
+
+    SUMMA gathers weights forward and backward and scatters their gradients. NaN as `machine_bytes`.
     """
     found = np.full(len(ranks), np.nan)
     for many, each in sorted({(int(a), int(b)) for a, b in zip(ranks, most, strict=True)}):
@@ -107,6 +105,6 @@ def weight_bytes(
 
 
 def _outside(peers: int, apart: int, devices: int) -> float:
-    """Part of a rank's `peers`, whose numbers are so far `apart`, that are on other machines than its own."""
+    """Return the fraction of a rank's `peers`, `apart` numbers apart, on other machines."""
     beside = min(max(devices // apart, 1), peers)
     return (peers - beside) / max(peers - 1, 1)

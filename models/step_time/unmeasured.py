@@ -1,9 +1,8 @@
-"""Modes that nobody measured and physics can tell of: a workload whose gradients are compressed or combined by Adasum,
-or whose layers are divided, once a profile counted what these exchange.
+"""Predictions of modes without runs: compressed, combined, served, or divided layers.
 
-One device computes as it does in plain data parallelism, so that all that is known of that holds; bytes and what
-compressing costs are those of compression.py and tensor.py. How a workload answers to its links in such a mode is
-learned from its own rows alone, so that intervals are those of a workload never measured on several devices.
+One device computes as in DDP; bytes and compression come from compression.py and tensor.py. The
+response to links is learned from runs of the mode alone, so intervals are those of a workload never
+measured on several devices.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ _T = TypeVar("_T")
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """The model, able to predict `workload` in those of its modes, too, that send something else than ddp.
+    """Return the model, able to predict the modes of `workload` that send something else than DDP.
 
-    What it says of what was measured is as before. The model itself where there is no such mode that it does not know
-    already, or where it does not know the mode in which one device trains then.
+    Returns the model itself if there is no such mode to add, or no measured base for it.
     """
     facts, memory, alone = model.facts, model.memory, model.facts.alone
     new = {
@@ -77,12 +75,12 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
 
 
 def _named_too(values: Mapping[str, _T], new: Mapping[str, str]) -> dict[str, _T]:
-    """With what is known of each workload that is a value of `new` under the name that is its key, too."""
+    """Add each base's value (a value of `new`) under the new name (its key)."""
     return dict(values) | {name: values[base] for name, base in new.items() if base in values}
 
 
 def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str, Sheet]:
-    """The same of data sheets, by `kind|workload` where they say more than of the kind."""
+    """The same for data sheets by `kind|workload`."""
     split = {key: key.partition("|") for key in sheets}
     return {
         f"{kind}|{name}": sheets[key]
@@ -95,7 +93,7 @@ def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str
 def _of_pairs(
     values: Mapping[tuple[str, str], _T], new: Mapping[str, str]
 ) -> dict[tuple[str, str], _T]:
-    """The same of values by workload and type."""
+    """The same for values by workload and type."""
     others = {
         (name, kind): one
         for name, base in new.items()
