@@ -202,15 +202,14 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a published recommendation as a file for another tool."""
-    from tasks.recommendation.exports.choice import Wanted, choose
-    from tasks.recommendation.exports.export import export as exported
+    from tasks.recommendation import exports
     from warehouse.export import published_rows
 
     rows = published_rows(settings().home / "published")
-    wanted = Wanted(workload=workload, goal=goal, provider=provider, rank=rank)
-    choice = choose(rows, wanted, datetime.now(UTC))
-    body, text = exported(choice, to)
-    for warning in choice.warnings:
+    now = datetime.now(UTC)
+    selection = exports.select(rows, workload, now, goal=goal, provider=provider, rank=rank)
+    body, text = exports.export(selection, to)
+    for warning in selection.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if output is not None:
         output.write_text(f"{text.rstrip()}\n")

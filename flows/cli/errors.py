@@ -70,7 +70,7 @@ def _expected() -> tuple[type[Exception], ...]:
     from tasks.data_files.measurements import ImportRefused
     from tasks.doctor.workload_check import CheckFailed
     from tasks.providers.base import ProviderError
-    from tasks.recommendation.exports.choice import ExportRefused
+    from tasks.recommendation.exports import ExportRefused
     from tasks.workspace.locking import Busy
     from warehouse.database import WarehouseError
 

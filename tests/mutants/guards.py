@@ -215,7 +215,7 @@ MUTANTS = (
     _of("reap-all", "tasks/execution/collect.py", r"if one\.provider\.was_used\(\)", "if False", "flows/test_cli.py"),
     _of("schedules-kept", "deployments/up.py", r'if clock\.get\("active", True\) != kept:', "if False:",
         "flows/test_deployments.py", local=True),
-    _of("export-misses", "tasks/recommendation/exports/choice.py", r"if self\.first\.misses:", "if False:",
+    _of("export-misses", "tasks/recommendation/exports/selection.py", r"if self\.first\.misses:", "if False:",
         "tasks/recommendation/test_exports.py"),
     _of("tables-layout", "tasks/node/strategies/tables.py",
         r"if \(tensor\.shape, tensor\.stride\(\)\) != self\.input_layout:", "if False:",

@@ -1,13 +1,12 @@
-"""A Python file that gives each torchrun process its share of a batch, and the command that starts each machine's."""
+"""A Python file with the batch share of each torchrun process, and the command for each machine."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .choice import Choice, Ranked
-from .orchestrators import PORT, as_comment
+from .selection import PORT, Row, Selection, as_comment
 
-_FILE = "srift_shares.py"
+FILE = "srift_shares.py"
 _BODY = '''
 import contextlib
 import sys
@@ -18,30 +17,33 @@ import torch.distributed as dist
 DEVICES = {devices!r}  # processes of each node, in the order of --node-rank
 BATCH_PER_DEVICE = {batches!r}  # samples of each of its processes in a micro-step
 ACCUMULATION_STEPS = {steps!r}  # micro-steps of one optimizer step
-SHARES = [batch for count, batch in zip(DEVICES, BATCH_PER_DEVICE) for _ in range(count)]  # by rank
+# by rank
+SHARES = [batch for count, batch in zip(DEVICES, BATCH_PER_DEVICE) for _ in range(count)]
 
 
 class SharesSampler(torch.utils.data.Sampler):
-    """A rank's batches, one a micro-step: DataLoader(data, batch_sampler=SharesSampler(len(data), rank))."""
+    """Batches of a rank: DataLoader(data, batch_sampler=SharesSampler(len(data), rank))."""
 
     def __init__(self, size, rank, seed=0):
-        self.size, self.rank, self.seed, self.epoch = size, rank, seed, 0  # count `epoch` up for another order
+        # Increase `epoch` for another order.
+        self.size, self.rank, self.seed, self.epoch = size, rank, seed, 0
 
-    def __len__(self):  # samples that are too few for a whole step wait for an epoch in which they are not the last
+    def __len__(self):  # an incomplete last step is left out
         return self.size // (ACCUMULATION_STEPS * sum(SHARES)) * ACCUMULATION_STEPS
 
     def __iter__(self):
-        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.size, generator=generator).tolist()
         for micro_step in range(len(self)):
             begin = micro_step * sum(SHARES) + sum(SHARES[: self.rank])
             yield order[begin : begin + SHARES[self.rank]]
 
 
 def train_step(model, optimizer, loss_of, batches):
-    """One optimizer step of this rank with its ACCUMULATION_STEPS `batches` of inputs and targets.
+    """Run one optimizer step of this rank on ACCUMULATION_STEPS `batches` of inputs and targets.
 
-    `model` is a DistributedDataParallel, which averages gradients over ranks: the mean loss of a rank counts by its
-    share, so that each sample of the global batch counts the same.
+    DistributedDataParallel averages gradients over ranks. Weighing the mean loss of a rank by its
+    share makes each sample of the global batch count the same.
     """
     weight = SHARES[dist.get_rank()] * len(SHARES) / sum(SHARES) / ACCUMULATION_STEPS
     optimizer.zero_grad()
@@ -52,11 +54,11 @@ def train_step(model, optimizer, loss_of, batches):
 
 
 def main():
-    """Started by the commands above as it is: each rank says its share, and that no sample is another rank's too."""
+    """Print the share of each rank and check that no sample is seen twice."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks != len(SHARES):
-        raise SystemExit(f"torchrun started {{ranks}} processes, and the shares are of {{len(SHARES)}}")
+        raise SystemExit(f"torchrun started {{ranks}} processes, expected {{len(SHARES)}}")
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 10 * ACCUMULATION_STEPS * sum(SHARES)
     mine = [sample for batch in SharesSampler(size, rank) for sample in batch]
     everyone = [None] * ranks
@@ -65,7 +67,8 @@ def main():
     if len(set(seen)) != len(seen):
         raise SystemExit("a sample was seen twice in an epoch")
     share = f"{{SHARES[rank]}} of {{sum(SHARES)}} samples a micro-step"
-    print(f"rank {{rank}}: {{share}}, {{len(mine)}} of {{size}} an epoch; all ranks {{len(seen)}}", flush=True)
+    epoch = f"{{len(mine)}} of {{size}} an epoch; all ranks {{len(seen)}}"
+    print(f"rank {{rank}}: {{share}}, {{epoch}}", flush=True)
     dist.destroy_process_group()
 
 
@@ -74,53 +77,44 @@ if __name__ == "__main__":
 '''
 
 
-def torchrun(choice: Choice) -> tuple[Any, str]:
-    """The split and the command of each machine; and a Python file with them and the sampler of the shares.
-
-    Machines of any provider, of one type or several.
-    """
-    first = choice.first
-    commands = [_command(first, node) for node in range(first.machines)]
-    body = {
+def torchrun(selection: Selection) -> tuple[Any, str]:
+    """Return the shares and commands, and a Python file with them and a batch sampler."""
+    first, row = selection.first, selection.first.row
+    commands = [
+        f"torchrun --nnodes {first.machines} --node-rank {node} --nproc-per-node {devices}"
+        f" --master-addr ADDRESS-OF-NODE-0 --master-port {PORT} {FILE}"
+        for node, devices in enumerate(first.layout)
+    ]
+    document = {
         "devices": first.layout,
         "batch_per_device": first.batches,
-        "accumulation_steps": first.accumulation_steps,
-        **first.mode._asdict(),
+        **{name: row[name] for name in ("accumulation_steps", "precision", "strategy", "switches")},
         "commands": commands,
     }
-    kinds = [group.instance_type for group in first.groups for _ in range(group.count)]
-    said = [
-        *choice.about,
-        *_how(first),
-        f"save as {_FILE} on each machine; import SharesSampler and train_step from it, and start your own script so:",
-        *(
-            f"node {node} ({kind}): {command}"
-            for node, (kind, command) in enumerate(zip(kinds, commands, strict=True))
-        ),
+    notes = [
+        *selection.about,
+        *_training_notes(row),
+        f"save this file as {FILE} on each machine, import SharesSampler and train_step from it,"
+        " and start your own script like this:",
+        *(f"node {node}: {command}" for node, command in enumerate(commands)),
     ]
-    text = _BODY.format(devices=first.layout, batches=first.batches, steps=first.accumulation_steps)
-    return body, as_comment(said) + text.rstrip("\n")
+    steps = int(row["accumulation_steps"])
+    text = _BODY.format(devices=first.layout, batches=first.batches, steps=steps)
+    return document, as_comment(notes) + text.rstrip("\n")
 
 
-def _command(one: Ranked, node: int) -> str:
-    rendezvous = f"--master-addr ADDRESS-OF-NODE-0 --master-port {PORT}"
-    return f"torchrun --nnodes {one.machines} --node-rank {node} --nproc-per-node {one.layout[node]} {rendezvous} {_FILE}"
-
-
-def _how(one: Ranked) -> list[str]:
-    """What of the row the file does not do."""
-    mode, said = one.mode, list[str]()
-    if mode.precision == "fp32":
-        said.append("fp32 was measured with TF32 switched off; with TF32 the step is another")
-    elif mode.precision == "tf32":
-        said.append('tf32: torch.set_float32_matmul_precision("high") before the first step')
+def _training_notes(row: Row) -> list[str]:
+    """Return what the file does not do itself."""
+    precision, notes = row["precision"], []
+    if precision == "fp32":
+        notes.append("fp32 was measured with TF32 disabled")
+    elif precision == "tf32":
+        notes.append('tf32: call torch.set_float32_matmul_precision("high") before the first step')
     else:
-        scaler = " and a GradScaler" if mode.precision == "fp16" else ""
-        said.append(
-            f"{mode.precision}: compute loss_of(model(inputs), targets) under torch.autocast{scaler}"
-        )
-    if mode.of_several:
-        said.append(f"strategy {mode.strategy}: wrap the model by it; train_step is of ddp")
-    if mode.switches != "none":
-        said.append(f"switches {mode.switches}: yours to turn on")
-    return said
+        scaler = " and a GradScaler" if precision == "fp16" else ""
+        notes.append(f"{precision}: compute the loss under torch.autocast{scaler}")
+    if row["strategy"] != "ddp":
+        notes.append(f"strategy {row['strategy']}: train_step supports ddp only")
+    if row["switches"] != "none":
+        notes.append(f"switches {row['switches']}: enable them in your script")
+    return notes

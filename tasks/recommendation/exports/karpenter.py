@@ -1,0 +1,95 @@
+"""Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
+
+Karpenter buys the type with the lowest price. An overlay adds to the price of a type the share by
+which the job takes more machine hours on it than on the fastest type, so that the lowest price is
+the cheapest job at any price level. For a goal of hours the overlay states a price in proportion
+to the hours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.domain.workload import Goal
+
+from .selection import RankedCluster, Selection, as_comment
+from .yaml_text import as_yaml, label
+
+
+def karpenter(selection: Selection) -> tuple[Any, str]:
+    """Return a NodePool for each market, overlays for each type, and their YAML."""
+    selection.require_cloud("karpenter")
+    selection.require_one_type("karpenter")
+    first, ranks = selection.first, selection.interchangeable
+    name = label(f"srift-{first.row['workload']}")[:40].rstrip("-")
+    markets = list(dict.fromkeys(one.market for one in ranks))
+    objects = [
+        _pool(f"{name}-{market}", [one for one in ranks if one.market == market], weight)
+        for weight, market in zip(range(len(markets), 0, -1), markets, strict=True)
+    ]
+    objects += _overlays(name, ranks)
+    notes = [
+        *selection.about,
+        f"for a job of {first.machines} pods, one on each node (devices: {first.row['layout']});"
+        " replace nodeClassRef with your EC2NodeClass",
+        "keep the pods of a job together with a podAffinity on topology.kubernetes.io/zone and"
+        " node.kubernetes.io/instance-type",
+        "overlays are an alpha feature: start Karpenter with the feature gate NodeOverlay=true",
+    ]
+    return objects, as_comment(notes) + "---\n".join(map(as_yaml, objects))
+
+
+def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
+    requirements = [
+        _in("node.kubernetes.io/instance-type", [one.types[0] for one in ranks]),
+        _in("karpenter.sh/capacity-type", [ranks[0].market]),
+        _in("topology.kubernetes.io/region", [str(one.row["region"]) for one in ranks]),
+    ]
+    zones = [one.zone for one in ranks]
+    if None not in zones:
+        requirements.append(_in("topology.kubernetes.io/zone", [str(zone) for zone in zones]))
+    node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
+    spec = {"nodeClassRef": node_class, "requirements": requirements, "expireAfter": "Never"}
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": name},
+        "spec": {
+            "weight": weight,
+            "template": {"metadata": {"labels": {"srift/pool": name}}, "spec": spec},
+            "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "60s"},
+        },
+    }
+
+
+def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
+    """Return an overlay for each type and market, from its best rank."""
+    best: dict[tuple[str, str], RankedCluster] = {}
+    for one in ranks:
+        best.setdefault((one.types[0], one.market), one)
+    by_hours = Goal(goal=str(ranks[0].row["goal"])).objective == "hours"
+    price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]
+    fastest = min(one.row["hours"] for one in best.values())
+    overlays = []
+    for (kind, market), one in best.items():
+        adjustment = {"priceAdjustment": f"+{100 * (one.row['hours'] / fastest - 1):.1f}%"}
+        if by_hours and price is not None:
+            adjustment = {"price": f"{price * one.row['hours'] / hours:.4f}"}
+        requirements = [
+            _in("srift/pool", [f"{name}-{market}"]),
+            _in("node.kubernetes.io/instance-type", [kind]),
+            _in("karpenter.sh/capacity-type", [market]),
+        ]
+        overlays.append(
+            {
+                "apiVersion": "karpenter.sh/v1alpha1",
+                "kind": "NodeOverlay",
+                "metadata": {"name": f"{name}-{market}-{kind}"},
+                "spec": {"weight": 100, "requirements": requirements, **adjustment},
+            }
+        )
+    return overlays
+
+
+def _in(key: str, values: list[str]) -> dict[str, Any]:
+    return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}

@@ -1,0 +1,51 @@
+"""A SkyPilot task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .selection import PORT, RankedCluster, Selection, as_comment
+from .yaml_text import as_yaml, label
+
+
+def skypilot(selection: Selection) -> tuple[Any, str]:
+    """Return the task and its YAML, with interchangeable ranks as ordered resources."""
+    selection.require_cloud("skypilot")
+    selection.require_one_type("skypilot")
+    first = selection.first
+    resources = [_resources(one) for one in selection.interchangeable]
+    task = {
+        "name": label(str(first.row["workload"])),
+        "num_nodes": first.machines,
+        "resources": resources[0] if len(resources) == 1 else {"ordered": resources},
+        "envs": first.environment | {"TRAINING_SCRIPT": "train.py"},
+        "workdir": ".",
+        "setup": 'python3 -c "import torch" || pip install torch\n',
+        "run": _run(first),
+    }
+    notes = [
+        *selection.about,
+        "set TRAINING_SCRIPT to your script; `srift export --to torchrun` writes its sampler",
+    ]
+    return task, as_comment(notes) + as_yaml(task)
+
+
+def _resources(cluster: RankedCluster) -> dict[str, Any]:
+    place = ["aws", str(cluster.row["region"]), *([cluster.zone] if cluster.zone else [])]
+    return {
+        "infra": "/".join(place),
+        "instance_type": cluster.types[0],
+        "use_spot": cluster.market == "spot",
+    }
+
+
+def _run(cluster: RankedCluster) -> str:
+    devices, before = str(cluster.layout[0]), ""
+    if len(set(cluster.layout)) > 1:
+        before = f"devices=({' '.join(map(str, cluster.layout))})\n"
+        devices = '"${devices[$SKYPILOT_NODE_RANK]}"'
+    return (
+        f'{before}torchrun --nnodes "$SKYPILOT_NUM_NODES" --node-rank "$SKYPILOT_NODE_RANK"'
+        f' --nproc-per-node {devices} --master-addr "$(echo "$SKYPILOT_NODE_IPS" | head -n1)"'
+        f' --master-port {PORT} "$TRAINING_SCRIPT"\n'
+    )

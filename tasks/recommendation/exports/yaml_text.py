@@ -1,0 +1,29 @@
+"""YAML for tools that people read and edit."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes strings with several lines as blocks."""
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> Any:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _string)
+
+
+def as_yaml(value: Any) -> str:
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000))
+
+
+def label(text: str) -> str:
+    """Return a name for Kubernetes and SkyPilot: lower-case letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
