@@ -49,7 +49,7 @@ test-fast: setup ## the tests that start neither hosts nor processes
 test-slow: setup ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 10 minutes)
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
-mutants: setup ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*' --jobs 2" (three to twenty minutes)
+mutants: setup ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*'" (up to forty minutes)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 check: setup ## ruff, mypy and import-linter

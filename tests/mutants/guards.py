@@ -1,8 +1,7 @@
-"""The guards: where each stands, what takes it out, and the tests that are to fail then.
+"""The guards: where each stands, what takes it out, and the tests that must fail then.
 
-`old` is a regular expression that names as little as it can of the line (files and variables are renamed); it is to
-match exactly once in `file`, or, where the file is gone or no longer has it, in the nearest folder above it that does.
-`tests` that are gone stand for their folder.
+`old` is a regular expression that matches exactly once in `file`. It names as little of the line as
+it can, since variables are renamed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One guard taken out; `local` where only tests that start hosts hold it."""
+    """A guard taken out; `local` if only tests that start hosts hold it."""
 
     name: str
     file: str

@@ -10,7 +10,7 @@ WORDS = 1000
 
 
 class Texts(Dataset):
-    """Texts of made-up words, and whether the first word of the vocabulary is in there more often than the second."""
+    """Texts of made-up words, and whether the first word comes more often than the second."""
 
     def __init__(self, count: int, length: int) -> None:
         self.count, self.length = count, length
@@ -19,10 +19,8 @@ class Texts(Dataset):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        random = torch.Generator().manual_seed(index)
-        tokens = torch.randint(WORDS, (self.length,), generator=random)
-        counted = torch.rand(self.length, generator=random) < 0.3
-        tokens[counted] = torch.randint(2, (int(counted.sum()),), generator=random)
+        tokens = torch.randint(WORDS, (self.length,))
+        tokens[: self.length // 3] %= 2
         return {"input_ids": tokens, "labels": ((tokens == 0).sum() > (tokens == 1).sum()).long()}
 
 
@@ -39,10 +37,31 @@ def make_trainer(width: int, layers: int, arguments: TrainingArguments) -> Train
     return Trainer(model=model, args=arguments, train_dataset=Texts(4096, length=64))
 
 
+class Step(torch.nn.Module):
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.model, self.compute_loss = trainer.model, trainer.compute_loss
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.compute_loss(self.model, batch)
+
+
+def build(width: int = 128, layers: int = 4):
+    trainer = make_trainer(width, layers, TrainingArguments(learning_rate=3e-4, weight_decay=0.01))
+
+    def collate(samples: list):
+        batch = trainer.data_collator(samples)
+        return batch, batch["labels"]
+
+    loader = torch.utils.data.DataLoader(
+        trainer.train_dataset, 32, shuffle=True, collate_fn=collate
+    )
+    return Step(trainer), lambda loss, _: loss, loader, trainer.create_optimizer()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--output", default="output")
     args = parser.parse_args()
@@ -56,7 +75,7 @@ def main() -> None:
         save_strategy="no",
         report_to="none",
     )
-    make_trainer(args.width, args.layers, arguments).train()
+    make_trainer(args.width, 4, arguments).train()
 
 
 if __name__ == "__main__":

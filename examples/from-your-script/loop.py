@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Shapes(Dataset):
-    """Noisy pictures of a square or a disc, drawn when they are asked for."""
+    """Noisy pictures of a square or a disc."""
 
     def __init__(self, count: int, pixels: int) -> None:
         self.count, self.pixels = count, pixels
@@ -18,13 +18,10 @@ class Shapes(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         label = index % 2
-        random = torch.Generator().manual_seed(index)
         across, down = torch.meshgrid(*[torch.linspace(-1, 1, self.pixels)] * 2, indexing="xy")
         distance = across.hypot(down) if label else torch.maximum(across.abs(), down.abs())
-        size = 0.3 + 0.5 * torch.rand(1, generator=random)
-        return (distance < size).float() + 0.3 * torch.randn(
-            1, self.pixels, self.pixels, generator=random
-        ), label
+        shape = (distance < 0.3 + 0.5 * torch.rand(())).float()
+        return (shape + 0.3 * torch.randn_like(shape))[None], label
 
 
 class Network(nn.Module):
@@ -54,16 +51,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--samples", type=int, default=4096)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.05)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    model = Network(args.width).to(device)
+    model = Network(width=64).to(device)
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    loader = DataLoader(Shapes(args.samples, pixels=32), batch_size=args.batch_size, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(Shapes(args.samples, pixels=32), batch_size=64, shuffle=True)
 
     for epoch in range(args.epochs):
         for pictures, labels in loader:

@@ -32,10 +32,8 @@ class Regression(lightning.LightningModule):
 
     def configure_optimizers(self) -> dict:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
-        }
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 class Table(lightning.LightningDataModule):
@@ -75,12 +73,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rows", type=int, default=16384)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--batch-size", type=int, default=128)
     args = parser.parse_args()
 
     trainer = lightning.Trainer(max_epochs=args.epochs, logger=False, enable_checkpointing=False)
-    trainer.fit(Regression(args.width, lr=1e-3), Table(args.rows, args.batch_size))
+    trainer.fit(Regression(width=512, lr=1e-3), Table(args.rows, batch_size=128))
 
 
 if __name__ == "__main__":
