@@ -88,7 +88,7 @@ class Lease:
     problem: str = ""
 
     def usd_until(self, now: datetime) -> float | None:
-        """Dollars from the start to `now`, at most to the deadline; None if the price is unknown."""
+        """Dollars from the start to `now` or the deadline; None if the price is unknown."""
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
 

@@ -243,7 +243,7 @@ class LeaseFolder(Generic[L]):
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> Path | None:
-        """Forget a directory without lease.json; move its mailbox to home/rejected if it has records.
+        """Forget a directory without lease.json; move records to home/rejected.
 
         Returns the mailbox's new place. Raises ProviderError if it cannot be moved.
         """

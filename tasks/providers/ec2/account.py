@@ -1,6 +1,6 @@
-"""What an AWS account allows and has, asked question by question. Asks for no machine and leaves nothing behind.
+"""Questions of the doctor about an AWS account. Nothing is launched, and nothing is left behind.
 
-Each method asks what its name says and returns the answer as plain values; a refusal of AWS's comes out as AwsRefused.
+Refusals raise AwsRefused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tasks.providers.base import ProviderError
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.errors import DENIED, AwsRefused
 
-# Roles by which EC2 itself buys spot machines and fleets; an account has them once it has ever used them.
+# Roles of EC2 itself; an account has them once it has used spot machines and fleets.
 SERVICE_ROLES = {
     "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
     "AWSServiceRoleForEC2Fleet": "ec2fleet.amazonaws.com",
@@ -26,7 +26,7 @@ _EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the groups that an 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who asks, as AWS sees it, and how many seconds our clock is ahead of AWS's (None where it gave no time)."""
+    """The caller, and seconds that our clock is ahead of AWS's; None if AWS gave no time."""
 
     account: str
     arn: str
@@ -34,7 +34,7 @@ class Identity:
 
 
 class Ec2Account:
-    """The account behind `api`. `now` is our own clock."""
+    """The account behind `api`. `now` is our clock."""
 
     def __init__(
         self, api: Ec2Api, now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -42,7 +42,7 @@ class Ec2Account:
         self.api, self._now = api, now
 
     def identity(self, region: str) -> Identity:
-        """Needs no permission: where this is refused, the credentials are wrong."""
+        """Needs no permission: a refusal means wrong credentials."""
         answer = self.api.ask("sts:GetCallerIdentity", region)
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         ahead_s = None
@@ -51,7 +51,7 @@ class Ec2Account:
         return Identity(account=str(answer["Account"]), arn=str(answer["Arn"]), ahead_s=ahead_s)
 
     def regions(self, region: str) -> dict[str, bool]:
-        """Every region of AWS, and whether this account has it enabled."""
+        """Every region of AWS, and whether it is enabled in this account."""
         answer = self.api.ask("ec2:DescribeRegions", region, AllRegions=True)
         return {
             str(one["RegionName"]): one.get("OptInStatus") != "not-opted-in"
@@ -59,7 +59,7 @@ class Ec2Account:
         }
 
     def bucket_is_public(self, region: str, bucket: str) -> bool:
-        """Whether strangers may read or write: by its policy or its list of grants, where those are not blocked."""
+        """Whether its policy or ACL lets strangers read or write, and nothing blocks that."""
         blocked = self.api.ask_unless(
             ("NoSuchPublicAccessBlockConfiguration",),
             "s3:GetBucketPublicAccessBlock",
@@ -82,7 +82,7 @@ class Ec2Account:
         return granted and not blocked.get("IgnorePublicAcls")
 
     def expiry_days(self, region: str, bucket: str, prefix: str) -> float | None:
-        """After how many days objects below `prefix` are deleted by the bucket's own rules; None where they stay."""
+        """Days until the bucket's rules delete objects below `prefix`; None if they stay."""
         found = self.api.ask_unless(
             ("NoSuchLifecycleConfiguration",), "s3:GetLifecycleConfiguration", region, Bucket=bucket
         ).get("Rules", [])
@@ -96,7 +96,7 @@ class Ec2Account:
         return min(days, default=None)
 
     def try_bucket(self, region: str, bucket: str, key: str) -> str:
-        """Write, list, read and delete one small object. Empty, or what went wrong beside a refusal."""
+        """Write, read, list and delete an object; a problem that is not a refusal, or ""."""
         words, content = (
             {"Bucket": bucket, "Key": key},
             b"srift doctor was here, and deletes this\n",
@@ -105,13 +105,9 @@ class Ec2Account:
         try:
             answer = self.api.ask("s3:GetObject", region, **words)
             if answer["Body"].read() != content:
-                return f"what was written to {key} comes back as something else"
+                return f"{key} came back with other content"
             listed = self.api.ask("s3:ListBucket", region, Bucket=bucket, Prefix=key, MaxKeys=1)
-            return (
-                ""
-                if listed.get("Contents")
-                else f"what was written to {key} is not in the bucket's list"
-            )
+            return "" if listed.get("Contents") else f"{key} is missing in the bucket's list"
         finally:
             try:
                 self.api.ask("s3:DeleteObject", region, **words)
@@ -121,11 +117,10 @@ class Ec2Account:
                 ) from None
 
     def has_role(self, region: str, name: str) -> bool:
-        """Whether the account has the role `name`."""
         return bool(self.api.ask_unless(("NoSuchEntity",), "iam:GetRole", region, RoleName=name))
 
     def may(self, action: str, region: str, **words: Any) -> tuple[bool | None, str]:
-        """Whether AWS would do `action`, and its refusal; None where it does not come to that. Nothing is done."""
+        """Whether AWS would do `action`, by a dry run, and its refusal; None if unknown."""
         try:
             self.api.ask(action, region, DryRun=True, **words)
         except AwsRefused as error:
@@ -136,6 +131,6 @@ class Ec2Account:
 
 
 def _covers(rule: dict[str, Any], prefix: str) -> bool:
-    """Whether a lifecycle rule holds for all objects below `prefix`: one that asks for tags or sizes does not."""
+    """Whether a lifecycle rule holds for all objects below `prefix`, whatever tags or sizes."""
     chosen = rule.get("Filter") or {"Prefix": rule.get("Prefix", "")}
     return set(chosen) == {"Prefix"} and prefix.startswith(str(chosen["Prefix"]))

@@ -1,7 +1,7 @@
-"""Prices as AWS tells them, spot placement scores, and what a machine costs with its volume, address and requests.
+"""Prices of AWS, placement scores, and dollars beside the machine: volume, address, requests.
 
-Pure. A price of 0 or none is unknown, never free. Prices of volumes, addresses and requests are AWS's public list
-prices as known in November 2025, not asked for: the table expects a region's own, the caps count the dearest region's.
+Pure. A price of 0 is unknown, never free. Prices of volumes, addresses and requests are AWS's list
+prices of November 2025: offers have the region's, caps count the dearest region's.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ Answer = Mapping[str, Any]
 
 
 def advised_buckets(advisor: Answer, region: str) -> dict[str, int]:
-    """Bucket by instance type in Spot Advisor's file, Linux; empty where it does not say."""
+    """Spot Advisor's bucket of interruptions by instance type, Linux."""
     rows = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     return {str(name): int(row["r"]) for name, row in rows.items() if "r" in row}
 
 
-def _advised_by(buckets: Mapping[str, int], name: str, read_at: datetime) -> str:
+def _source(buckets: Mapping[str, int], name: str, read_at: datetime) -> str:
     if name in buckets:
         return f"Spot Advisor, read {read_at:%Y-%m-%d}"
-    why = "does not list it" if buckets else "could not be read"
-    return f"a prior: as Spot Advisor's worst range, since it {why} ({read_at:%Y-%m-%d})"
+    return f"prior: the worst range of Spot Advisor, which lacks the type ({read_at:%Y-%m-%d})"
 
 
 def known_price(value: object) -> float | None:
-    """Dollars, or None for nothing, zero, less than zero and text that is no number."""
+    """Positive, finite dollars, else None."""
     try:
         usd = float(str(value))
     except ValueError:
@@ -42,10 +41,7 @@ def known_price(value: object) -> float | None:
 
 
 def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
-    """Dollars an hour by instance type from products of the Price List API. Unknown ones are absent.
-
-    Only terms by the hour count. Several prices of one type are not expected; the highest is kept: a budget holds.
-    """
+    """Dollars an hour by type from products of the Price List API; of several the highest."""
     prices: dict[str, float] = {}
     for product in products:
         name = product.get("product", {}).get("attributes", {}).get("instanceType")
@@ -58,7 +54,7 @@ def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
 
 
 def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | None]:
-    """Dollars an hour by (instance type, zone): the newest row of each. None where that one tells no price."""
+    """Dollars an hour by (instance type, zone) from the newest row of each; None if unknown."""
     newest: dict[tuple[str, str], tuple[datetime, float | None]] = {}
     for row in rows:
         key = (str(row["InstanceType"]), str(row["AvailabilityZone"]))
@@ -75,7 +71,7 @@ def on_demand_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """One offer a type of `types`, with its price or none."""
+    """An offer for each type."""
     return [
         Offer(
             instance_type=one,
@@ -98,7 +94,7 @@ def spot_offers(
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """One offer a type and zone that has a spot market; a zone without a row has none."""
+    """An offer for each type and zone with a spot price row."""
     known = {one.name: one for one in types}
     return [
         Offer(
@@ -109,7 +105,7 @@ def spot_offers(
             usd_per_hour=usd,
             interruptions_per_hour=bucket_hazard(buckets.get(name)),
             price_as_of=price_as_of,
-            interruption_source=_advised_by(buckets, name, price_as_of),
+            interruption_source=_source(buckets, name, price_as_of),
         )
         for (name, zone), usd in sorted(prices.items())
         if name in known
@@ -117,7 +113,7 @@ def spot_offers(
 
 
 def zone_scores(answers: Iterable[Answer], zones: Iterable[Answer]) -> dict[str, int]:
-    """Score by zone name, from GetSpotPlacementScores' rows and DescribeAvailabilityZones' (which name their ids)."""
+    """Score by zone name: GetSpotPlacementScores has zone ids, DescribeAvailabilityZones both."""
     names = {str(one["ZoneId"]): str(one["ZoneName"]) for one in zones if "ZoneId" in one}
     return {
         names[str(row["AvailabilityZoneId"])]: int(row["Score"])
@@ -126,9 +122,9 @@ def zone_scores(answers: Iterable[Answer], zones: Iterable[Answer]) -> dict[str,
     }
 
 
-HOURS_A_MONTH = 730.0  # as AWS counts the month of a volume
-# gp3, dollars a GiB and month (https://aws.amazon.com/ebs/pricing/); any other region is taken to be the dearest, Sao
-# Paulo. IOPS and throughput are the free ones.
+HOURS_A_MONTH = 730.0  # AWS's month of a volume
+# gp3, dollars a GiB and month (https://aws.amazon.com/ebs/pricing/). An unknown region counts as
+# the dearest, Sao Paulo. IOPS and throughput are the free ones.
 GP3_USD_PER_GIB_MONTH = {
     "us-east-1": 0.08,
     "us-east-2": 0.08,
@@ -139,21 +135,19 @@ GP3_USD_PER_GIB_MONTH = {
     "ap-southeast-2": 0.096,
 }
 WORST_GP3_USD_PER_GIB_MONTH = 0.152
-ADDRESS_USD_PER_HOUR = (
-    0.005  # a public IPv4 address in use, alike everywhere (https://aws.amazon.com/vpc/pricing/)
-)
-# S3 Standard, dollars a request (https://aws.amazon.com/s3/pricing/): us-east-1, and the dearest region.
-PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000  # a LIST is priced as a PUT
+ADDRESS_USD_PER_HOUR = 0.005  # a public IPv4 address (https://aws.amazon.com/vpc/pricing/)
+# S3 Standard, dollars a request (https://aws.amazon.com/s3/pricing/): us-east-1 and the dearest
+# region. A LIST costs as much as a PUT.
+PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000
 WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
-# Requests an hour of one machine at work and its controller, by how often each asks while nothing changes
-# (mailbox_s3.py, node/on_ec2/sync.py): PUTs are its heartbeats, its log, a few records and the
-# controller's LISTs, which several machines of a lease share; GETs are the controller's of what was put, and the
-# machine's of the manifest.
+# Requests an hour of one machine and its controller while nothing changes (mailbox_s3.py,
+# node/on_ec2/sync.py). PUTs: heartbeats, log, records, the controller's LISTs. GETs: the
+# controller's of each PUT, the machine's of the manifest.
 PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
-GETS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
-# The most: something changes all the time, so that everybody asks every second, and the machine uploads as much as it
-# may: heartbeats, and of all else, records too, UPLOADS_PER_HOUR and UPLOADS_AT_ONCE of node/on_ec2/sync.py; the caps
-# count twenty minutes of a machine at least (`caps.late_s`), so that the latter come three times in an hour.
+GETS_PER_HOUR = PUTS_PER_HOUR
+# At most: everybody asks every second, and the machine uploads all that node/on_ec2/sync.py lets
+# it: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three times in an hour, since the caps count
+# at least twenty minutes of a machine.
 MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
 MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
 MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
@@ -163,17 +157,17 @@ MOST_REQUESTS_USD_PER_HOUR = MOST_PUTS_PER_HOUR * WORST_PUT_USD + MOST_GETS_PER_
 
 
 def storage_usd_per_hour(region: str, gib: float) -> float:
-    """Of one machine's volume, as expected."""
+    """Of one machine's volume in its region."""
     return gib * GP3_USD_PER_GIB_MONTH.get(region, WORST_GP3_USD_PER_GIB_MONTH) / HOURS_A_MONTH
 
 
 def other_usd_per_hour(*, public: bool) -> float:
-    """Of one machine's requests, and of its address where it is in a public subnet, as expected."""
+    """Of one machine's requests and public address, as expected."""
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Of one machine's volume, address and requests in the dearest region: what a cap counts."""
+    """Of one machine's volume, address and requests in the dearest region; caps count this."""
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
         + ADDRESS_USD_PER_HOUR
@@ -182,7 +176,7 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """`offers` at the prices that this account pays, with what is beside the machine. Again changes nothing."""
+    """`offers` at this account's prices, with volume, address and requests; idempotent."""
     return [_billed(offer, terms) for offer in offers]
 
 
@@ -200,15 +194,14 @@ def _billed(offer: Offer, terms: Ec2) -> Offer:
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
-    """Dollars an hour, and why they are not the public ones; a fixed price comes before a discount."""
+    """Dollars an hour, and why they differ from `public`; a fixed price precedes discounts."""
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     fixed = getattr(terms.prices.get(name), f"{key}_usd_per_hour", None)
     if fixed is not None:
         return float(fixed), f"own price of {name} {offer.market} ([ec2.prices])"
-    pattern = next((one for one in terms.discounts if fnmatchcase(name, one)), None)
-    part = float(getattr(terms.discounts[pattern], key)) if pattern is not None else 0.0
-    if public is None or not part:
+    pattern = next((one for one in terms.discounts if fnmatchcase(name, one)), "")
+    share = float(getattr(terms.discounts.get(pattern), key, 0.0))
+    if public is None or not share:
         return public, ""
-    return public * (
-        1 - part
-    ), f"own discount of {part:.3g} on {name} {offer.market} ([ec2.discounts])"
+    why = f"own discount of {share:.3g} on {name} {offer.market} ([ec2.discounts])"
+    return public * (1 - share), why

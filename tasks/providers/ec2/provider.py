@@ -119,8 +119,8 @@ class Ec2Provider(Provider):
         if why:
             snapshot = packaged()
             found.append(
-                f"{why}. Prices are the last known ones, at first of {snapshot.prices_as_of:%Y-%m-%d} "
-                f"({snapshot.sources}), without spot"
+                f"{why}. Until then, prices are the last known ones, at first the packaged ones of "
+                f"{snapshot.prices_as_of:%Y-%m-%d}"
             )
         return found + self.misspelt() + self.off_image()
 

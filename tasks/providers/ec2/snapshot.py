@@ -1,14 +1,13 @@
-"""Instance types and list prices that came with the package, for who has no AWS account; read here and made here.
+"""Instance types and on-demand list prices that come with the package, and their generator.
 
-`python -m tasks.providers.ec2.snapshot` makes it anew from two installed packages, both under the Apache License 2.0:
-moto (what DescribeInstanceTypes and DescribeInstanceTypeOfferings answered) and apache-libcloud (on-demand list prices,
-Linux). They are in the extra `snapshot` and never imported. The file, snapshot.json.gz, is one JSON object:
+`python -m tasks.providers.ec2.snapshot` makes snapshot.json.gz from two installed packages of the
+extra `snapshot`, moto and apache-libcloud (Apache License 2.0), which are never imported:
 
     made_on, prices_as_of   day, and moment of the prices (UTC)
-    sources                 package, version, licence, its notice, and what was taken from each
-    columns                 names of the values below; units are those of models.domain.cluster.InstanceType
-    several_interfaces      names of types whose whole network takes more than one interface
-    instance_types          name -> values; `usd` is region -> dollars an hour on demand, null where it is unknown
+    sources                 package, version, licence, notice, and what was taken
+    columns                 names of the values below, as in models.domain.cluster.InstanceType
+    several_interfaces      types whose whole network takes several interfaces
+    instance_types          name -> values; `usd`: region -> dollars an hour or null
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from tasks.providers.ec2.catalogue import described, efa_cards
 from tasks.providers.ec2.prices import known_price, on_demand_offers
 
 FILE = Path(__file__).with_name("snapshot.json.gz")
-RENEW = "python -m tasks.providers.ec2.snapshot"
 COLUMNS = (
     "devices",
     "device",
@@ -40,16 +38,14 @@ COLUMNS = (
     "device_tflops",
     "usd",
 )
-_REGION = re.compile(
-    r"[a-z]{2}-[a-z]+-\d"
-)  # neither local zones nor the partitions of governments and China
-_LISTED = "on-demand prices of Linux, dollars an hour; 0.0 is unknown; some are of dedicated hardware, up to 10 % more"
+_REGION = re.compile(r"[a-z]{2}-[a-z]+-\d")  # no local zones, no partitions of governments
+_LISTED = "on-demand prices of Linux; 0.0 is unknown; some are of dedicated hardware (+10 %)"
 _OFFERINGS = "moto/ec2/resources/instance_type_offerings/region/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`usd`: region -> type -> dollars an hour on demand, None unknown; a type that is not there is not offered."""
+    """`usd`: region -> offered type -> dollars an hour on demand, None if unknown."""
 
     instance_types: tuple[InstanceType, ...]
     usd: Mapping[str, Mapping[str, float | None]]
@@ -58,7 +54,7 @@ class Snapshot:
     several_interfaces: frozenset[str]
 
     def offers(self, types: list[InstanceType], regions: tuple[str, ...]) -> list[Offer]:
-        """`types` on demand wherever `regions` offer them. Spot prices are nobody's list price: there are none."""
+        """`types` on demand in every region that offers them."""
         found: list[Offer] = []
         for region in regions:
             prices = self.usd.get(region, {})
@@ -92,7 +88,7 @@ def combined(
     offered: Mapping[str, set[str]],
     list_prices: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, list[Any]]:
-    """The object `instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region -> dollars."""
+    """`instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region."""
     rows: dict[str, list[Any]] = {}
     for one in described(answers):
         known = {region: known_price(usd) for region, usd in list_prices.get(one.name, {}).items()}
@@ -108,12 +104,12 @@ def combined(
 
 
 def several_interfaces(answers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the types whose whole network takes more than one interface."""
+    """Types whose whole network takes several interfaces."""
     return sorted(str(one["InstanceType"]) for one in answers if efa_cards(one) not in ((), (0,)))
 
 
 def make(today: datetime) -> dict[str, Any]:
-    """The whole object, from the installed packages. Raises PackageNotFoundError where one is missing."""
+    """The file's object from the installed packages. Raises PackageNotFoundError."""
     prices = json.loads(_file("apache-libcloud", "libcloud/data/pricing.json"))
     answers = json.loads(_file("moto", "moto/ec2/resources/instance_types.json.gz"))
     offered = {region: {str(row["InstanceType"]) for row in rows} for region, rows in _offerings()}
@@ -134,7 +130,7 @@ def make(today: datetime) -> dict[str, Any]:
 
 
 def _source(package: str, what: str) -> dict[str, str]:
-    """Where a part of the file comes from; the licence asks that a package's NOTICE goes with what is made of it."""
+    """A source with its NOTICE, as the licence asks."""
     notices = [file.read_text() for file in metadata.files(package) or () if file.name == "NOTICE"]
     found = {
         "package": package,
@@ -159,22 +155,11 @@ def _offerings() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 def main() -> None:
-    """Write the file and say what it holds."""
     body = make(datetime.now(UTC))
     text = json.dumps(body, separators=(",", ":"))
     FILE.write_bytes(gzip.compress(text.encode(), mtime=0))
-    rows = [usd for *_, prices in body["instance_types"].values() for usd in prices.values()]
-    unpriced = sum(usd is None for usd in rows)
-    print(
-        f"{FILE}: {len(body['instance_types'])} instance types, {len(rows)} offers, {unpriced} of them unpriced"
-    )
-    print(f"prices as of {body['prices_as_of']}; {FILE.stat().st_size / 1024:.0f} KiB")
+    print(f"{FILE}: {len(body['instance_types'])} types, prices of {body['prices_as_of']}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except metadata.PackageNotFoundError as error:
-        raise SystemExit(
-            f"the package {error.name} is not installed: pip install -e '.[snapshot]'"
-        ) from None
+    main()

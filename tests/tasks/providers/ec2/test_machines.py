@@ -279,16 +279,6 @@ def test_a_controller_killed_at_any_call_leaves_nothing(
         assert home.world.alive() == [] and home.provider.leases() == [], calls[number]
 
 
-def test_a_lease_that_a_controller_left_is_not_taken_up_again(home: Home) -> None:
-    cluster = home.two()
-    home.world.faults = [Fault(action="ec2:CreateFleet", code=KILLED, after=True)]
-    home.killed_in(cluster)
-    refused(home, cluster)
-    assert home.world.bought() == 2
-    home.provider.reap(home.world.now)
-    assert home.world.alive() == []
-
-
 def test_a_request_is_in_the_lease_before_it_is_sent(home: Home) -> None:
     home.world.faults = [Fault(action="ec2:CreateFleet", code=KILLED)]
     home.killed_in(home.two())
