@@ -1,15 +1,15 @@
-"""Does a strategy that changes the step learn as dense data parallelism does? By the losses of as many steps.
+"""Does a strategy that changes the update learn as DDP does? By the losses of as many steps.
 
-    allowed = dense + max(0.1 (first - dense), apart)       passes where the strategy's loss is at most that
+    allowed = dense + max(0.1 (first - dense), apart)       passes if the strategy's loss is at most that
 
-`dense` is the mean over seeds of plain data parallelism's loss in the last AVERAGED windows of steps that all runs
-have, `first` that in the first ones, and `apart` the most that its seeds differ by in the last. Where dense learned no
-more than `apart`, nothing is shown. All runs are of one cluster, batch, precision and set of seeds.
+`dense` is DDP's mean loss over seeds in the last AVERAGED windows of steps that all runs have, `first`
+in the first windows, and `apart` the range over seeds in the last. If DDP learned no more than
+`apart`, nothing is shown. All runs are of one cluster, batch, precision and set of seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,20 +18,18 @@ import pandas as pd
 from ..domain.workload import Mode, Workload
 
 LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
-LEARNING_MOST_S = (
-    90.0  # of one run: LEAST_WINDOWS of steps of 2 s; then the windows that it has are compared
-)
-LEARNING_SEEDS = (1, 2)  # what other weights and batches change is the noise
-AVERAGED = 4  # windows at either end: a window is short, so that a slow training has several within its seconds
-LEAST_WINDOWS = 8  # that all runs must have: fewer tell little of what is learned
+LEARNING_MOST_S = 90.0  # of one run: LEAST_WINDOWS of steps of 2 s
+LEARNING_SEEDS = (1, 2)
+AVERAGED = 4  # windows at either end
+LEAST_WINDOWS = 8  # that all runs must have
 MOST_TRIES = 3  # of a strategy's runs from each seed
-TOLERANCE = 0.1  # of what dense learned
+TOLERANCE = 0.1  # of DDP's progress
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Losses after `steps` steps, means over seeds; `loss` is infinite where training ended on no number."""
+    """Mean losses after `steps` steps; `loss` is infinite if training diverged."""
 
     steps: int
     loss: float
@@ -40,38 +38,37 @@ class Verdict:
 
     @property
     def passes(self) -> bool:
-        """Whether as much is learned."""
         return self.loss <= self.allowed
 
 
 def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | None:
-    """Of `mode` by rows of the mart `learning`; None where they do not tell: other definitions' runs, one seed alone,
-    or fewer than LEAST_WINDOWS that all have. Of several clusters the first that tells.
-    """
-    if not len(runs):
-        return None
-    mine = runs[
-        (runs["workload"] == workload.name)
-        & (runs["workload_digest"] == workload.digest)
-        & (runs["precision"] == mode.precision)
-        & (runs["switches"] == mode.switches)
-        & (runs["status"] == "measured")
-    ]
-    for _, together in mine.groupby(_ALIKE, sort=True) if len(mine) else ():
+    """Judge `mode` by rows of the mart `learning`; None if they show nothing."""
+    known = _of_mode(runs, workload, mode)
+    known = known[known["status"] == "measured"] if len(known) else known
+    for _, together in known.groupby(_ALIKE, sort=True) if len(known) else ():
         dense, own = (
-            together[together["strategy"] == one].drop_duplicates("seed").set_index("seed")
-            for one in (mode.dense.strategy, mode.strategy)
+            together[together["strategy"] == name].drop_duplicates("seed").set_index("seed")
+            for name in (mode.dense.strategy, mode.strategy)
         )
         seeds = dense.index.intersection(own.index)
-        if len(seeds) >= len(LEARNING_SEEDS) and (
-            found := _compared(dense.loc[seeds], own.loc[seeds])
-        ):
-            return found
+        if len(seeds) >= len(LEARNING_SEEDS):
+            found = _compared(dense.loc[seeds], own.loc[seeds])
+            if found is not None:
+                return found
     return None
 
 
+def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame:
+    """Return the workload's runs in the mode's precision and switches, with any strategy."""
+    alike = {"workload": workload.name, "workload_digest": workload.digest}
+    alike |= {"precision": mode.precision, "switches": mode.switches}
+    for name, value in alike.items():
+        runs = runs[runs[name] == value] if len(runs) else runs
+    return runs
+
+
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Of a row a seed each, in one order."""
+    """Compare frames with one row a seed, in one order."""
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]
     windows = min(len(losses) for frame in counted for losses in frame["losses"])
@@ -79,40 +76,31 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
         return None
     plain = np.array([losses[:windows] for losses in dense["losses"]], dtype=float)
     first, ends = plain[:, :AVERAGED].mean(), plain[:, -AVERAGED:].mean(axis=1)
-    last, apart = ends.mean(), float(np.ptp(ends))
+    last, apart = float(ends.mean()), float(np.ptp(ends))
     if first - last <= apart:
         return None
-    loss = np.inf
-    if not diverged:
-        loss = float(np.mean([losses[windows - AVERAGED : windows] for losses in own["losses"]]))
-    allowed = float(last + max(TOLERANCE * (first - last), apart))
+    tails = [losses[windows - AVERAGED : windows] for losses in own["losses"]]
     return Verdict(
         steps=windows * int(dense["steps_a_window"].iloc[0]),
-        loss=loss,
-        dense=float(last),
-        allowed=allowed,
+        loss=np.inf if diverged else float(np.mean(tails)),
+        dense=last,
+        allowed=last + max(TOLERANCE * (float(first) - last), apart),
     )
 
 
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
-    """Why modes of the workload may not be chosen, by what they learn; who tolerates no dense mode is asked nothing."""
+    """Say why modes of the workload may not be chosen."""
     found = {}
-    for mode in workload.modes:
-        if not _asked(workload, mode):
-            continue
-        known = verdict(runs, workload, mode)
-        named, dense = mode.strategy, mode.dense.strategy
-        if known is None and _tried(runs, workload, mode):
-            found[mode] = f"{named}: its runs could not show that it learns as {dense} does"
-        elif known is None:
-            found[mode] = (
-                f"{named}: not shown yet to learn as {dense} does; a refresh that may launch two machines runs"
-                f" {LEARNING_STEPS} steps of both where the workload's file is given"
-            )
+    for mode in _doubted(workload):
+        known, dense = verdict(runs, workload, mode), mode.dense.strategy
+        if known is None:
+            tried = _tried(runs, workload, mode)
+            why = "its runs could not show" if tried else "no run has shown yet"
+            found[mode] = f"{mode.strategy}: {why} that it learns as {dense} does"
         elif not known.passes:
-            said = f"{known.loss:.3g}" if np.isfinite(known.loss) else "no number"
+            loss = f"{known.loss:.3g} after {known.steps} steps"
             found[mode] = (
-                f"{named}: after {known.steps} steps its loss is {said}, {dense}'s {known.dense:.3g}"
+                f"{mode.strategy}: its loss is {loss}, {dense}'s {known.dense:.3g}"
                 f" ({known.allowed:.3g} allowed)"
             )
     return found
@@ -121,40 +109,33 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
 def unknown_learning(
     runs: pd.DataFrame, workloads: Sequence[Workload]
 ) -> list[tuple[Workload, Mode]]:
-    """Workloads and modes that a launch with two machines is to show the learning of: nobody tried it yet."""
+    """Return workloads and modes whose convergence a launch with two machines should show."""
     return [
         (workload, mode)
         for workload in workloads
-        for mode in workload.modes
-        if _asked(workload, mode)
-        and verdict(runs, workload, mode) is None
-        and not _tried(runs, workload, mode)
+        for mode in _doubted(workload)
+        if verdict(runs, workload, mode) is None and not _tried(runs, workload, mode)
     ]
 
 
-def _asked(workload: Workload, mode: Mode) -> bool:
-    """Whether something is to be shown: of a mode beside which the workload tolerates the dense one."""
-    return mode.compressed and mode.dense in workload.modes
+def _doubted(workload: Workload) -> list[Mode]:
+    return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """Whether it was run so often that nothing else is to be expected: on one cluster together with the dense mode from
-    each seed, or MOST_TRIES times from each, but for what a machine, data or requirements caused.
+    """True if another run promises nothing: both modes ran from each seed, or MOST_TRIES failed.
+
+    Failures of a machine, data or requirements have a `cause` and do not count.
     """
-    if not len(runs):
+    known = _of_mode(runs, workload, mode)
+    if not len(known):
         return False
-    alike: Mapping[str, str] = {"workload": workload.name, "workload_digest": workload.digest}
-    alike = {**alike, "precision": mode.precision, "switches": mode.switches}
-    mine = runs[np.logical_and.reduce([runs[name] == value for name, value in alike.items()])]
-    own = mine[mine["strategy"] == mode.strategy]
-    if (
-        own["status"].isin(["measured", "failed"]) & (own["cause"] == "")
-    ).sum() >= MOST_TRIES * len(LEARNING_SEEDS):
+    own = known[known["strategy"] == mode.strategy]
+    ended = own["status"].isin(["measured", "failed"]) & (own["cause"] == "")
+    if ended.sum() >= MOST_TRIES * len(LEARNING_SEEDS):
         return True
-    measured = mine[
-        (mine["status"] == "measured") & mine["strategy"].isin([mode.strategy, mode.dense.strategy])
-    ]
-    seeds = measured.groupby([*_ALIKE, "seed"])["strategy"].nunique()
-    return bool(
-        len(seeds) and ((seeds == 2).groupby(level=_ALIKE).sum() >= len(LEARNING_SEEDS)).any()
-    )
+    pair = known["strategy"].isin([mode.strategy, mode.dense.strategy])
+    measured = known[pair & (known["status"] == "measured")]
+    strategies = measured.groupby([*_ALIKE, "seed"])["strategy"].nunique()
+    seeds = (strategies == 2).groupby(level=_ALIKE).sum()
+    return bool(len(seeds) and (seeds >= len(LEARNING_SEEDS)).any())

@@ -1,9 +1,9 @@
-"""Snapshots of instance types, workloads and prices: what is on offer now, or was last; and the facts of workloads."""
+"""Snapshots of instance types, workloads and prices, and the offers of the newest snapshot."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,61 +18,62 @@ from warehouse import append, reads
 from warehouse.database import WarehouseMissing
 
 from ..providers.base import ProviderError
-from ..workspace.workspace import Workspace, capabilities, refresh_command
+from ..workspace.workspace import Workspace, refresh_command
+
+COLUMNS = (
+    *("instance_type", "devices", "device", "device_memory_gib", "cores", "memory_gib"),
+    *("bandwidth_gbps", "market", "region", "zone", "usd_per_hour", "interrupted_a_day"),
+    "price_as_of",
+)
+_FEW = 12  # names that an error lists
+_FACTS = {
+    "parameters": int,
+    "gradient_bytes": int,
+    "flops_per_sample": float,
+    "checkpoint_bytes": int,
+}
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
-    """Write down today's definitions of workloads and instance types: what measured others is history.
+    """Store today's definitions of workloads and instance types.
 
-    Where the provider does not answer, those noted before stay: another source of the same facts would make history of
-    every measurement. The package's fill in what was never noted.
+    If the provider does not answer, known definitions stay and the package's fill the gaps: the
+    same facts from another source would turn all measurements into history.
     """
+    name = workspace.provider.name
     try:
         types = workspace.provider.instance_types()
     except ProviderError:
-        noted = set(
-            reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)[
-                "name"
-            ]
-        )
-        packaged = workspace.provider.packaged_types()
-        types = [one for one in packaged if one.name not in noted]
+        noted = set(reads.mart(workspace.warehouse, "instance_types", provider=name)["name"])
+        types = [one for one in workspace.provider.packaged_types() if one.name not in noted]
+    workloads = [
+        {"workload": one.name, "digest": one.digest, "samples": one.samples}
+        for one in workspace.workloads
+    ]
     with workspace.warehouse.transact() as connection:
-        append.note_workloads(
-            connection,
-            [
-                {"workload": w.name, "digest": w.digest, "samples": w.samples}
-                for w in workspace.workloads
-            ],
-            provider=workspace.provider.name,
-            noted_at=now,
-        )
-        append.note_instance_types(
-            connection, [asdict(t) | {"digest": t.digest} for t in types], noted_at=now
-        )
+        append.note_workloads(connection, workloads, provider=name, noted_at=now)
+        rows = [asdict(one) | {"digest": one.digest} for one in types]
+        append.note_instance_types(connection, rows, noted_at=now)
 
 
 def snapshot_offers(
     workspace: Workspace, refresh_id: str, now: datetime, *, buying: bool = True
 ) -> str:
-    """Store the offers of this moment; says what was done. Without an answer the last snapshot stays in use.
+    """Store the offers of this moment and describe them.
 
-    One that came with the package takes its place where it is no older. Whether a campaign could buy at these prices
-    is said where something is to be bought.
+    Without an answer the package's offers count if they are no older than the last snapshot, which
+    else stays in use.
     """
+    source = ""
     try:
-        offers, source = workspace.provider.offers(now), ""
+        offers = workspace.provider.offers(now)
     except ProviderError as error:
-        offers = _to_store(workspace)
+        offers = _packaged(workspace)
         if not offers:
             last = current_offers(workspace)
-            kept = (
-                f"the last snapshot stays in use{_as_of(last)}"
-                if last
-                else "and none were ever known"
-            )
+            kept = f"the last snapshot{_as_of(last)} stays in use" if last else "none are known"
             return f"prices: {error}; {kept}"
-        source = f"; {error}, so they are those that came with the package{_as_of(offers)}"
+        source = f"; {error}, so they are those of the package{_as_of(offers)}"
     rows = [
         {
             "provider": offer.instance_type.provider,
@@ -80,7 +81,7 @@ def snapshot_offers(
             "market": offer.market,
             "zone": offer.zone,
             "region": offer.region,
-            # as everybody pays: own prices are applied where offers are read, so that a change of them counts at once
+            # a changed discount counts at once: it is applied where offers are read
             "usd_per_hour": offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour,
             "interruptions_per_hour": offer.interruptions_per_hour,
             "interruption_source": offer.interruption_source or None,
@@ -90,175 +91,136 @@ def snapshot_offers(
     ]
     with workspace.warehouse.transact() as connection:
         append.append_offers(connection, rows, snapshot_id=refresh_id, as_of=now)
-    unpriced = sum(offer.usd_per_hour is None for offer in offers)
     types = len({offer.instance_type.name for offer in offers})
-    said = f"prices: {len(offers)} offers of {types} instance types" + (
-        f", {unpriced} unpriced" if unpriced else ""
-    )
-    hint = (
-        nothing_to_buy(offers, workspace.settings.campaign.market)
-        if buying and workspace.can_launch
-        else ""
-    )
+    unpriced = sum(offer.usd_per_hour is None for offer in offers)
+    said = f"prices: {len(offers)} offers of {types} instance types"
+    said += f", {unpriced} unpriced" if unpriced else ""
+    hint = ""
+    if buying and workspace.can_launch:
+        hint = nothing_to_buy(offers, workspace.settings.campaign.market)
     return "; ".join(filter(None, [said + source, hint]))
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Why a campaign can measure nothing, where no offer of its market has a price; else empty."""
+    """Say why a campaign can measure nothing; empty if an offer of its market has a price."""
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     if not offers:
         return (
-            "no instance type is on offer, so nothing can be measured: state one with cores, memory_gib, "
-            "bandwidth_gbps and a price under [local.instance_types.NAME] in srift.toml, or for EC2 more under [ec2] "
-            "instance_types"
+            "no instance type is on offer: state one under [local.instance_types.NAME], or more"
+            " under [ec2] instance_types"
         )
-    key, other = (
-        ("spot_usd_per_hour", "on-demand") if market == "spot" else ("usd_per_hour", "spot")
-    )
-    stated = all(capabilities(offer.instance_type.provider).simulated for offer in offers)
+    other = "on-demand" if market == "spot" else "spot"
     return (
-        f"no instance type has a price on the {market} market, so nothing can be measured: "
-        + (f"give one a {key}, or " if stated else "")
-        + f'set market = "{other}" under [campaign]'
+        f"no instance type has a {market} price, so nothing can be measured: state one, or"
+        f' market = "{other}" under [campaign]'
     )
-
-
-def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
-    """A row an offer that is `wanted`, of the newest snapshot, else of the package, else of the provider; in order.
-
-    `usd_per_hour` is of one machine with all that comes with it, None where unknown. `interrupted_a_day` is the chance
-    that a spot machine is interrupted within a day, None on demand. Raises ProviderError where no offers are known or
-    none is wanted.
-    """
-    stored = current_offers(workspace) if workspace.warehouse.exists() else []
-    offers = stored or _to_store(workspace) or workspace.provider.offers(datetime.now(UTC))
-    if not offers:
-        raise ProviderError(
-            f"no offers of {workspace.provider.name} are known: `{refresh_command(workspace.provider.name, '0')}`"
-            " asks for them"
-        )
-    chosen = [_row(offer) for offer in wanted.among(offers)]
-    column, descending = wanted.sort.removeprefix("-"), wanted.sort.startswith("-")
-    frame = pd.DataFrame(chosen).sort_values(column, ascending=not descending, kind="stable")
-    return [chosen[at] for at in frame.index]
-
-
-def _row(offer: Offer) -> dict[str, Any]:
-    return {
-        "instance_type": offer.instance_type.name,
-        "devices": offer.instance_type.devices,
-        "device": offer.instance_type.device,
-        "device_memory_gib": offer.instance_type.device_memory_gib,
-        "cores": offer.instance_type.cores,
-        "memory_gib": offer.instance_type.memory_gib,
-        "bandwidth_gbps": offer.instance_type.bandwidth_gbps,
-        "market": offer.market,
-        "region": offer.region,
-        "zone": offer.zone,
-        "usd_per_hour": offer.total_usd_per_hour,
-        "interrupted_a_day": -math.expm1(-24 * offer.interruptions_per_hour)
-        if offer.market == "spot"
-        else None,
-        "price_as_of": offer.price_as_of,
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffersWanted:
-    """Which offers: each of `filters` is a column of `listed` and what its text must hold, in any case; where some are
-    called exactly so, those alone.
+    """Case-insensitive substring `filters` on columns of `listed`; an exact match wins.
 
-    Listed by the column `sort`, from the largest with a - before it; unknown values come last.
+    Listed by the column `sort`, descending with a - before it; unknown values come last.
     """
 
     filters: tuple[tuple[str, str], ...] = ()
     sort: str = "usd_per_hour"
 
     def among(self, offers: Sequence[Offer]) -> list[Offer]:
-        """The offers that have all of it. Raises ProviderError where none of some has, naming the nearest right one."""
-        rows = [_row(offer) for offer in offers]
-        asked = [(column, text, _exact(rows, column, text)) for column, text in self.filters]
-        chosen = [
-            one
-            for one, row in zip(offers, rows, strict=True)
-            if all(_holds(row, *by) for by in asked)
-        ]
-        if offers and not chosen:
-            provider = offers[0].instance_type.provider
-            raise ProviderError(
-                f"none of {len(rows)} offers of {provider} has {self._unmet(rows, provider)}"
-            )
-        return chosen
+        """Return the offers that pass all filters.
 
-    def _unmet(self, rows: Sequence[Mapping[str, Any]], provider: str) -> str:
-        """What none of `rows` has, with the nearest that some have; the filters, where each is met by some."""
-        alone = [one for one in self.filters if not any(_holds(row, *one) for row in rows)]
-        said = []
-        for column, text in alone:
-            known = {str(row[column]) for row in rows}
-            few = (
-                None
-                if len(known) <= _FEW
-                else f"`srift offers --provider {provider}` lists what there is"
-            )
-            said.append(f"{column} {text!r}: {nearest_names(text, known, otherwise=few)}")
-        return (
-            "; ".join(said)
-            or " and ".join(f"{column} {text!r}" for column, text in self.filters) + " together"
+        Raises:
+            ProviderError: no offer passes.
+        """
+        frame = pd.DataFrame([_row(offer) for offer in offers], columns=list(COLUMNS))
+        passed = pd.Series(True, index=frame.index)
+        for column, text in self.filters:
+            values, wanted = frame[column].astype(str).str.lower(), text.lower()
+            exact = values == wanted
+            found = exact if exact.any() else values.str.contains(wanted, regex=False)
+            if len(frame) and not found.any():
+                self._refuse(offers, column, text, set(frame[column].astype(str)))
+            passed &= found
+        if offers and not passed.any():
+            wanted = " and ".join(f"{column} {text!r}" for column, text in self.filters)
+            raise ProviderError(f"none of {len(offers)} offers has {wanted} together")
+        return [offer for offer, good in zip(offers, passed, strict=True) if good]
+
+    def _refuse(self, offers: Sequence[Offer], column: str, text: str, known: set[str]) -> None:
+        provider = offers[0].instance_type.provider
+        instead = f"`srift offers --provider {provider}` lists all" if len(known) > _FEW else None
+        near = nearest_names(text, known, otherwise=instead)
+        raise ProviderError(
+            f"none of {len(offers)} offers of {provider} has {column} {text!r}: {near}"
         )
 
 
-COLUMNS = (
-    *(
-        "instance_type",
-        "devices",
-        "device",
-        "device_memory_gib",
-        "cores",
-        "memory_gib",
-        "bandwidth_gbps",
-    ),
-    *("market", "region", "zone", "usd_per_hour", "interrupted_a_day", "price_as_of"),
-)
-_FEW = 12  # names that an error lists
+def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
+    """Return wanted offers as rows, of the newest snapshot, the package or the provider.
+
+    `usd_per_hour` is the whole bill of a machine; `interrupted_a_day` the chance that a spot machine
+    is interrupted within a day.
+
+    Raises:
+        ProviderError: no offers are known, or none is wanted.
+    """
+    stored = current_offers(workspace) if workspace.warehouse.exists() else []
+    offers = stored or _packaged(workspace) or workspace.provider.offers(datetime.now(UTC))
+    name = workspace.provider.name
+    if not offers:
+        raise ProviderError(f"no offers of {name} are known: run `{refresh_command(name, '0')}`")
+    rows = [_row(offer) for offer in wanted.among(offers)]
+    column, descending = wanted.sort.removeprefix("-"), wanted.sort.startswith("-")
+    frame = pd.DataFrame(rows).sort_values(column, ascending=not descending, kind="stable")
+    return [rows[at] for at in frame.index]
 
 
-def _exact(rows: Sequence[Mapping[str, Any]], column: str, text: str) -> bool:
-    """Whether there is one of exactly that name: L4 is not L40S."""
-    return any(text.lower() == str(row[column]).lower() for row in rows)
-
-
-def _holds(row: Mapping[str, Any], column: str, text: str, exact: bool = False) -> bool:
-    name = str(row[column]).lower()
-    return text.lower() == name if exact else text.lower() in name
+def _row(offer: Offer) -> dict[str, Any]:
+    kind = offer.instance_type
+    risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
+    return {
+        "instance_type": kind.name,
+        "devices": kind.devices,
+        "device": kind.device,
+        "device_memory_gib": kind.device_memory_gib,
+        "cores": kind.cores,
+        "memory_gib": kind.memory_gib,
+        "bandwidth_gbps": kind.bandwidth_gbps,
+        "market": offer.market,
+        "region": offer.region,
+        "zone": offer.zone,
+        "usd_per_hour": offer.total_usd_per_hour,
+        "interrupted_a_day": risk,
+        "price_as_of": offer.price_as_of,
+    }
 
 
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
-    """The provider's offers; where it does not answer, those of the last snapshot or of the package. Stores nothing.
+    """Return the provider's offers, else the package's or the last snapshot's. Stores nothing.
 
-    Raises ProviderError where none of them knows any.
+    Raises:
+        ProviderError: none of them has any.
     """
     try:
         return workspace.provider.offers(now)
     except ProviderError:
-        offers = _to_store(workspace) or (
-            current_offers(workspace) if workspace.warehouse.exists() else []
-        )
+        stored = current_offers(workspace) if workspace.warehouse.exists() else []
+        offers = _packaged(workspace) or stored
         if not offers:
             raise
         return offers
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """The newest snapshot as offers of known instance types; none before the first."""
-    kinds = reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)
+    """Return the newest snapshot as offers of known instance types."""
+    name = workspace.provider.name
     columns = InstanceType.__dataclass_fields__
     types = {
-        row["name"]: InstanceType(**{name: _known(row[name]) for name in columns})
-        for row in rows_of(kinds)
+        row["name"]: InstanceType(**{column: _known(row[column]) for column in columns})
+        for row in rows_of(reads.mart(workspace.warehouse, "instance_types", provider=name))
     }
-    frame = reads.offers(workspace.warehouse, workspace.provider.name)
+    frame = reads.offers(workspace.warehouse, name)
     moments = {moment: _moment(moment) for moment in frame["price_as_of"].unique()}
     found = [
         Offer(
@@ -277,8 +239,8 @@ def current_offers(workspace: Workspace) -> list[Offer]:
     return workspace.provider.billed(found)
 
 
-def _to_store(workspace: Workspace) -> list[Offer]:
-    """Offers that came with the package, where they are no older than the last snapshot and differ from it."""
+def _packaged(workspace: Workspace) -> list[Offer]:
+    """Return the package's offers if they are no older than the last snapshot and differ."""
     offers = workspace.provider.packaged_offers()
     if not offers or not workspace.warehouse.exists():
         return offers
@@ -294,48 +256,35 @@ def _key(offer: Offer) -> tuple[object, ...]:
 
 
 def _as_of(offers: Sequence[Offer]) -> str:
-    return f" (prices of {max(offer.price_as_of for offer in offers):%Y-%m-%d})" if offers else ""
+    return f" (of {max(offer.price_as_of for offer in offers):%Y-%m-%d})" if offers else ""
 
 
 def _known(value: Any) -> Any:
-    """None for what a frame holds where nothing is known."""
-    return None if value is None or value != value else value
+    return None if pd.isna(value) else value
 
 
 def _moment(value: object) -> datetime:
-    as_of = pd.Timestamp(str(value)).to_pydatetime()
-    return as_of if as_of.tzinfo else as_of.replace(tzinfo=UTC)
+    moment = pd.Timestamp(str(value)).to_pydatetime()
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
-    """The workloads with what the mart `workloads` knows of them; facts of another digest are another workload's."""
+    """Add the facts of the mart `workloads` with the same digest."""
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
-    kinds = {
-        "parameters": int,
-        "gradient_bytes": int,
-        "flops_per_sample": float,
-        "checkpoint_bytes": int,
-    }
-
-    def with_own_facts(workload: Workload) -> Workload:
+    found = []
+    for workload in workloads:
         row = facts.get((workload.name, workload.digest), {})
-        values: dict[str, Any] = {
-            name: kind(row[name]) for name, kind in kinds.items() if pd.notna(row.get(name))
-        }
-        return replace(workload, **values)
-
-    return [with_own_facts(one) for one in workloads]
+        values = {name: row.get(name) for name in _FACTS}
+        given = {name: _FACTS[name](value) for name, value in values.items() if pd.notna(value)}
+        found.append(replace(workload, **given))
+    return found
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """`workload` with what the warehouse knows of it; as it is before the first refresh."""
+    """Add what the warehouse knows, if there is one."""
+    name = workspace.provider.name
     try:
-        known = reads.mart(
-            workspace.warehouse,
-            "workloads",
-            provider=workspace.provider.name,
-            workload=workload.name,
-        )
+        known = reads.mart(workspace.warehouse, "workloads", provider=name, workload=workload.name)
     except WarehouseMissing:
         return workload
     return with_facts([workload], known)[0]

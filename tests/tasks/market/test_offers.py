@@ -43,32 +43,24 @@ def by_type(offer: Offer) -> tuple[str, str]:
 def test_offers_come_back_as_they_were(here: Workspace) -> None:
     said = prices.snapshot_offers(here, "refresh-1", NOON)
     assert said == "prices: 10 offers of 5 instance types, 2 unpriced"
-    assert sorted(prices.current_offers(here), key=by_type) == sorted(
-        here.provider.offers(NOON), key=by_type
-    )
-    assert [
-        o.usd_per_hour for o in prices.current_offers(here) if o.instance_type.name == "s.whole"
-    ] == [None, None]
-    offers = prices.current_offers(here)
-    assert {offer.market for offer in offers_of_market(offers, "spot")} == {"spot"}
-    assert offers_of_market(offers, "any") == offers
+    found = prices.current_offers(here)
+    assert sorted(found, key=by_type) == sorted(here.provider.offers(NOON), key=by_type)
+    unknown = [one for one in found if one.usd_per_hour is None]
+    assert {one.instance_type.name for one in unknown} == {"s.whole"}
+    assert {offer.market for offer in offers_of_market(found, "spot")} == {"spot"}
 
 
-def test_the_newest_snapshot_counts_and_silence_keeps_the_last(
-    tmp_path: Path, here: Workspace
-) -> None:
+def test_the_newest_snapshot_counts_and_silence_keeps_the_last(here: Workspace) -> None:
     prices.snapshot_offers(here, "refresh-1", NOON)
-    later = NOON + timedelta(hours=1)
-    machines = here.provider
+    later, machines = NOON + timedelta(hours=1), here.provider
     assert isinstance(machines, DescribedMachines)
     machines.unpriced = frozenset()
     prices.snapshot_offers(here, "refresh-2", later)
-    assert {offer.price_as_of for offer in prices.current_offers(here)} == {later}
-    assert all(offer.usd_per_hour for offer in prices.current_offers(here))
     machines.down = "the price list did not answer"
     said = prices.snapshot_offers(here, "refresh-3", later + timedelta(hours=1))
-    assert "the price list did not answer" in said and "last snapshot" in said
+    assert machines.down in said
     assert {offer.price_as_of for offer in prices.current_offers(here)} == {later}
+    assert all(offer.usd_per_hour for offer in prices.current_offers(here))
 
 
 def test_definitions_are_noted_once(here: Workspace) -> None:
@@ -79,22 +71,16 @@ def test_definitions_are_noted_once(here: Workspace) -> None:
     assert workloads.set_index("workload")["samples"].to_dict() == {"conv": 200_000, "lm": 100_000}
 
 
-def test_a_market_without_a_price_is_named_with_what_to_set(
-    tmp_path: Path, here: Workspace
-) -> None:
+def test_a_market_without_a_price_is_named_if_something_is_to_be_bought(here: Workspace) -> None:
     machines = here.provider
     assert isinstance(machines, DescribedMachines)
     machines.unpriced = frozenset(one.name for one in machines.instance_types())
-    said = prices.snapshot_offers(here, "refresh-1", NOON)
-    assert "no instance type has a price on the spot market" in said
-    assert "spot_usd_per_hour" in said and 'market = "on-demand"' in said
+    assert "on-demand" in prices.snapshot_offers(here, "refresh-1", NOON)
     said = prices.snapshot_offers(here, "refresh-2", NOON, buying=False)
-    assert said == "prices: 10 offers of 5 instance types, 10 unpriced", (
-        "nothing is to be bought, so nothing lacks"
+    assert said == "prices: 10 offers of 5 instance types, 10 unpriced"
+    assert prices.nothing_to_buy([], "spot") and not prices.nothing_to_buy(
+        DescribedMachines().offers(NOON), "spot"
     )
-    assert "give one a usd_per_hour" in prices.nothing_to_buy(machines.offers(NOON), "on-demand")
-    said = prices.nothing_to_buy([], "spot")
-    assert "[local.instance_types.NAME]" in said and "market" not in said
 
 
 class WithPackage(DescribedMachines):
@@ -108,37 +94,26 @@ class WithPackage(DescribedMachines):
         return [replace(first, usd_per_hour=9.0), replace(first, zone="b", usd_per_hour=None)]
 
 
-def test_who_cannot_be_asked_answers_from_the_package_at_first(tmp_path: Path) -> None:
+def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path: Path) -> None:
     here = install(tmp_path, provider=WithPackage(down="no credentials"))
-    assert len(prices.offers_now(here, NOON)) == 2, "a dry run has them too"
+    assert len(prices.offers_now(here, NOON)) == 2
     prices.note_definitions(here, NOON)
     said = prices.snapshot_offers(here, "refresh-1", NOON)
-    assert (
-        "2 offers" in said
-        and "1 unpriced" in said
-        and "no credentials" in said
-        and "2026-11-19" in said
-    )
-    assert sorted((o.usd_per_hour or 0, o.zone) for o in prices.current_offers(here)) == [
-        (0, "b"),
-        (9.0, "a"),
-    ]
-    again = prices.snapshot_offers(here, "refresh-2", NOON)
-    assert "the last snapshot stays in use (prices of 2026-11-19)" in again, (
-        "the same is not stored twice"
-    )
+    assert "2 offers" in said and "2026-11-19" in said
+    found = [(one.usd_per_hour, one.zone) for one in prices.current_offers(here)]
+    assert sorted(found, key=str) == [(9.0, "a"), (None, "b")]
+    assert "2 offers" not in prices.snapshot_offers(here, "refresh-2", NOON), "not stored twice"
 
 
-def test_prices_that_were_asked_for_are_never_replaced_by_older_ones_of_the_package(
+def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(
     tmp_path: Path,
 ) -> None:
     machines = WithPackage()
     here = noted(tmp_path, machines, snapshot=True)
     machines.down = "expired"
-    said = prices.snapshot_offers(here, "refresh-2", NOON + timedelta(hours=1))
-    assert "expired; the last snapshot stays in use (prices of 2026-11-20)" in said
-    assert {o.price_as_of for o in prices.current_offers(here)} == {NOON}
-    assert {o.price_as_of for o in prices.offers_now(here, NOON)} == {NOON}
+    assert "expired" in prices.snapshot_offers(here, "refresh-2", NOON + timedelta(hours=1))
+    for found in (prices.current_offers(here), prices.offers_now(here, NOON)):
+        assert {one.price_as_of for one in found} == {NOON}
 
 
 def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: Path) -> None:
@@ -165,15 +140,12 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: 
     assert {name: after.loc[name, "digest"] for name in before} == before
 
 
-def test_where_no_price_was_ever_known_that_is_said(tmp_path: Path) -> None:
+def test_without_any_price_the_error_is_the_providers(tmp_path: Path) -> None:
     here = install(tmp_path, provider=DescribedMachines(down="expired"))
     with pytest.raises(ProviderError, match="expired"):
         prices.offers_now(here, NOON)
     prices.note_definitions(here, NOON)
-    assert (
-        prices.snapshot_offers(here, "refresh-1", NOON)
-        == "prices: expired; and none were ever known"
-    )
+    assert "expired" in prices.snapshot_offers(here, "refresh-1", NOON)
 
 
 @dataclass
@@ -259,48 +231,28 @@ def test_a_market_without_prices_is_no_matter_where_nothing_can_be_launched(tmp_
         ) is hint
 
 
-def test_offers_are_listed_as_asked_in_order_and_what_is_unknown_comes_last(
-    here: Workspace,
-) -> None:
+def test_offers_are_listed_in_order_with_unknown_prices_last(here: Workspace) -> None:
     prices.snapshot_offers(here, "refresh-1", NOON)
     rows = prices.listed(here, prices.OffersWanted())
-    assert len(rows) == 10 and set(rows[0]) == set(prices.COLUMNS)
-    known = [row["usd_per_hour"] for row in rows if row["usd_per_hour"] is not None]
+    assert len(rows) == 10 and tuple(rows[0]) == prices.COLUMNS
+    known = [row["usd_per_hour"] for row in rows[:-2]]
     assert known == sorted(known) and [row["usd_per_hour"] for row in rows[-2:]] == [None, None]
-    assert {row["interrupted_a_day"] is None for row in rows if row["market"] == "on-demand"} == {
-        True
-    }
-    dearest = prices.listed(
-        here, prices.OffersWanted(filters=(("instance_type", "S.W"),), sort="-usd_per_hour")
-    )
-    assert {row["instance_type"] for row in dearest} == {"s.whole"}
-    spot = prices.listed(
-        here, prices.OffersWanted(filters=(("market", "spot"),), sort="-usd_per_hour")
-    )
-    assert [row["usd_per_hour"] for row in spot[:-1]] == sorted(
-        (row["usd_per_hour"] for row in spot[:-1]), reverse=True
-    )
+    assert {row["market"] for row in rows if row["interrupted_a_day"] is None} == {"on-demand"}
+    spot = (("market", "spot"), ("instance_type", "S.W"))
+    dearest = prices.listed(here, prices.OffersWanted(filters=spot, sort="-usd_per_hour"))
+    assert [(row["instance_type"], row["market"]) for row in dearest] == [("s.whole", "spot")]
 
 
-def test_what_no_offer_has_is_named_with_the_nearest(here: Workspace) -> None:
-    with pytest.raises(
-        ProviderError,
-        match=r"none of 10 offers .* has instance_type 's\.hole': did you mean 's\.whole'",
+def test_a_filter_that_nothing_passes_is_an_error_with_the_nearest_name(here: Workspace) -> None:
+    named = ("instance_type", "s.whole")
+    for filters, said in (
+        ((("instance_type", "s.hole"),), "'s.whole'"),
+        ((named, ("instance_type", "s.small")), "together"),
     ):
-        prices.listed(
-            here, prices.OffersWanted(filters=(("market", "spot"), ("instance_type", "s.hole")))
-        )
-    twice = prices.OffersWanted(
-        filters=(("instance_type", "s.whole"), ("instance_type", "s.small"))
-    )
-    with pytest.raises(
-        ProviderError, match=r"has instance_type 's\.whole' and instance_type 's\.small' together"
-    ):
-        prices.listed(here, twice)
+        with pytest.raises(ProviderError, match=said):
+            prices.listed(here, prices.OffersWanted(filters=filters))
 
 
 def test_before_any_snapshot_the_provider_is_asked(tmp_path: Path) -> None:
-    assert (
-        len(prices.listed(install(tmp_path, provider=DescribedMachines()), prices.OffersWanted()))
-        == 10
-    )
+    here = install(tmp_path, provider=DescribedMachines())
+    assert len(prices.listed(here, prices.OffersWanted())) == 10
