@@ -1,4 +1,4 @@
-"""Train a small BERT to tell which of two words comes more often in a text: Hugging Face's Trainer."""
+"""Train a small BERT with Hugging Face's Trainer: which of two words comes more often?"""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""Write a folder of JPEG files, one folder a class, as `torchvision.datasets.ImageFolder` reads them.
+"""Write JPEG files, a folder a class, as `torchvision.datasets.ImageFolder` reads them.
 
-`python make_photos.py photos --count 400` makes 400 of 256 x 256 pixels in 10 classes, the same ones every time.
+`python make_photos.py photos --count 400` makes 400 files of 256 x 256 pixels in 10 classes.
 """
 
 from __future__ import annotations

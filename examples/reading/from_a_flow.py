@@ -1,4 +1,4 @@
-"""A flow of one's own that has Srift renew its table, then acts on it: python from_a_flow.py PUBLISHED_FOLDER
+"""Have Srift renew its table, then read it: python from_a_flow.py PUBLISHED_FOLDER
 
 It needs prefect and duckdb, and a server with Srift's deployments (`make up`, or `prefect deploy`).
 """

@@ -1,6 +1,6 @@
-"""The table out of a bucket, where every machine of a company can read it: python from_s3.py s3://bucket/prefix
+"""Read the table from a bucket: python from_s3.py s3://bucket/prefix
 
-Whoever runs the flows copies the folder there after a publication: aws s3 sync .srift/published s3://bucket/prefix
+The operator copies the folder there: aws s3 sync .srift/published s3://bucket/prefix
 It needs pandas and pyarrow; credentials and AWS_ENDPOINT_URL are found as by every tool of AWS's.
 """
 

@@ -1,6 +1,6 @@
 """Which team's training costs what: the published table joined with a table of one's own.
 
-python join.py PUBLISHED_FOLDER OWN.csv, with the columns workload and team in OWN.csv. It needs duckdb alone.
+python join.py PUBLISHED_FOLDER OWN.csv, with columns workload and team. It needs duckdb alone.
 """
 
 import sys
@@ -11,7 +11,8 @@ folder, own = sys.argv[1:]
 with duckdb.connect(f"{folder}/recommendations.duckdb", read_only=True) as table:
     answer = table.execute(
         """
-        select own.team, workload, goal, cluster, market, round(hours, 2) as hours, round(usd, 3) as usd
+        select own.team, workload, goal, cluster, market,
+            round(hours, 2) as hours, round(usd, 3) as usd
         from recommendations
         join read_csv(?) as own using (workload)
         where rank = 1 and status = 'recommended'

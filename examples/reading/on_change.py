@@ -1,6 +1,6 @@
-"""Act when another cluster becomes the first choice: follows the events of the server that PREFECT_API_URL names.
+"""Act when another cluster becomes the first choice: follow the events of PREFECT_API_URL.
 
-It needs prefect alone, and goes on until Ctrl-C. A server that `make up` serves takes PREFECT_API_AUTH_STRING too.
+It needs prefect alone, and runs until Ctrl-C. A server of `make up` needs PREFECT_API_AUTH_STRING.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Step times from the model in force, in a program that has neither Srift nor torch.
 
-python predict.py SRIFT_HOME WORKLOAD CLUSTER [CLUSTER ...] It needs mlflow, and what is logged with the model: numpy,
-scipy and pandas.
+python predict.py SRIFT_HOME WORKLOAD CLUSTER [CLUSTER ...]
+It needs mlflow and the logged requirements of the model.
 """
 
 import sys
@@ -19,5 +19,6 @@ answer = model.predict(asked)
 for cluster, row in zip(clusters, answer.to_dict("records"), strict=True):
     low, high = row["step_low_s"], row["step_high_s"]
     print(
-        f"{cluster}: {row['step_s']:.3g} s a step ({low:.3g}-{high:.3g}), limited by {row['bottleneck']}"
+        f"{cluster}: {row['step_s']:.3g} s a step ({low:.3g}-{high:.3g}),"
+        f" limited by {row['bottleneck']}"
     )

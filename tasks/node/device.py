@@ -85,7 +85,7 @@ def usable(device: torch.device) -> bool:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Return freed memory and start a new high-water mark; the old one stays if the kernel refuses."""
+    """Return freed memory and start a new high-water mark, if the kernel allows it."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -2,9 +2,9 @@
 host disturbed.
 
 /proc/stat counts a virtual processor as stolen while it could run and may not [proc(5)]; a step
-then takes as long as the host's other guests make it. Hosts steal for seconds to minutes, so waiting
-helps; the stolen share of what is kept goes into the record. Caches and clock rates that neighbours
-share do not show there: fixed work before and after each block (reference.py) shows them.
+then takes as long as the host's other guests make it. Hosts steal for seconds to minutes, so
+waiting helps; the stolen share of what is kept goes into the record. Caches and clock rates that
+neighbours share do not show there: fixed work beside each block (reference.py) shows them.
 """
 
 from __future__ import annotations

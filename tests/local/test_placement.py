@@ -1,4 +1,4 @@
-"""Four real hosts in two racks, not one after another: they measure their links, and rings keep racks together."""
+"""Four real hosts in two racks measure their links, and rings keep racks together."""
 
 from __future__ import annotations
 

@@ -234,14 +234,14 @@ def wider(model: Mixed, inputs: Tensor) -> Tensor:
 
 
 def changing(model: Mixed, inputs: Tensor) -> Tensor:
-    model.calls = getattr(model, "calls", 0) + 1  # type: ignore[assignment]
+    model.calls = getattr(model, "calls", 0) + 1
     return inputs[: 5 - model.calls]
 
 
 def unused(group: dist.ProcessGroup) -> None:
     """A step that leaves a divided layer without gradient."""
     model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
-    model.forward = lambda inputs: model[0](inputs)  # type: ignore[method-assign]
+    model.forward = lambda inputs: model[0](inputs)
     optimizer = torch.optim.SGD(model.parameters())
     strategy("tensor-1d", machines=(1,) * RANKS)(model, optimizer, group, CPU)(
         torch.ones(2, 4)

@@ -1,1 +1,1 @@
-"""Guards taken out one by one, each on a copy of the tree: does a test fail? `python -m tests.mutants`."""
+"""Guards taken out one by one: does a test fail?"""

@@ -1,1 +1,1 @@
-"""Built-in workloads: each file stands alone in plain torch, as a user's own does; it travels through the mailbox."""
+"""Built-in workloads. Each file needs torch alone, as a user's workload, and is sent likewise."""

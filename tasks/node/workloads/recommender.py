@@ -1,4 +1,4 @@
-"""Click prediction over large embedding tables: nearly all parameters lie in tables, nearly no arithmetic."""
+"""Click prediction with large embedding tables, which hold nearly all parameters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
+
 
 class Recommender(nn.Module):
-    """A table for each categorical feature, pairwise interactions by dot product, and a small head."""
+    """A table for each feature, dot products of their vectors, and a small head."""
 
     def __init__(self, fields: int, rows: int, width: int, hidden: int) -> None:
         super().__init__()
@@ -25,7 +27,7 @@ class Recommender(nn.Module):
         )
 
     def forward(self, clicks: Tensor) -> Tensor:
-        """`clicks` is (batch, fields, recent items); the answer is a logit a sample."""
+        """Clicks (batch, fields, recent items) to a logit a sample."""
         fields = torch.stack([table(clicks[:, i]) for i, table in enumerate(self.tables)], dim=1)
         pairs = fields @ fields.transpose(1, 2)
         logits: Tensor = self.head(torch.cat([pairs.flatten(1), fields.flatten(1)], dim=1))
@@ -34,12 +36,7 @@ class Recommender(nn.Module):
 
 def build(
     fields: int = 12, rows: int = 3000, width: int = 32, recent: int = 120, hidden: int = 512
-) -> tuple[
-    nn.Module,
-    Callable[[Tensor, Tensor], Tensor],
-    Callable[[int], tuple[Tensor, Tensor]],
-    torch.optim.Optimizer,
-]:
+) -> Parts:
     """Model, loss, batch maker and optimizer."""
     model = Recommender(fields, rows, width, hidden)
     clicks, bought = torch.randint(rows, (2048, fields, recent)), torch.rand(2048).round()

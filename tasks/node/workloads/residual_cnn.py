@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
+
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions around a shortcut; group norm, so that it does not matter how a batch is split."""
+    """Two 3x3 convolutions around a shortcut; group norm does not depend on the batch's split."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -26,14 +28,7 @@ class Residual(nn.Module):
         return torch.relu(images + self.body(images))
 
 
-def build(
-    width: int = 20, classes: int = 10
-) -> tuple[
-    nn.Module,
-    Callable[[Tensor, Tensor], Tensor],
-    Callable[[int], tuple[Tensor, Tensor]],
-    torch.optim.Optimizer,
-]:
+def build(width: int = 20, classes: int = 10) -> Parts:
     """Model, loss, batch maker and optimizer."""
     stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), Residual(width)]
     for channels in (width, 2 * width):

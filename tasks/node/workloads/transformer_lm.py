@@ -1,4 +1,4 @@
-"""A decoder-only language model on synthetic text: attention and matrix products, moderate gradients."""
+"""A decoder-only language model on synthetic text: matrix products, moderate gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
 
 class LanguageModel(nn.Module):
@@ -31,14 +33,7 @@ class LanguageModel(nn.Module):
         return logits.transpose(1, 2)
 
 
-def build(
-    vocabulary: int = 512, length: int = 64, width: int = 128, layers: int = 4
-) -> tuple[
-    nn.Module,
-    Callable[[Tensor, Tensor], Tensor],
-    Callable[[int], tuple[Tensor, Tensor]],
-    torch.optim.Optimizer,
-]:
+def build(vocabulary: int = 512, length: int = 64, width: int = 128, layers: int = 4) -> Parts:
     """Model, loss, batch maker and optimizer."""
     model = LanguageModel(vocabulary, length, width, layers)
     text = torch.randint(vocabulary, (256, length + 1))

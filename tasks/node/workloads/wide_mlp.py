@@ -1,4 +1,4 @@
-"""An autoencoder of wide layers over the frames of a clip: large gradients for little arithmetic."""
+"""An autoencoder of wide layers on the frames of clips: large gradients, little arithmetic."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
-def build(
-    features: int = 512, width: int = 1280, frames: int = 6
-) -> tuple[
-    nn.Module,
-    Callable[[Tensor, Tensor], Tensor],
-    Callable[[int], tuple[Tensor, Tensor]],
-    torch.optim.Optimizer,
-]:
+
+def build(features: int = 512, width: int = 1280, frames: int = 6) -> Parts:
     """Model, loss, batch maker and optimizer."""
     model = nn.Sequential(
         nn.Linear(features, width),

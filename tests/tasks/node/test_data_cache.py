@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -25,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset,
 from tasks.node import data_cache
 from tasks.node.data_cache import Cached
 from tasks.node.entrypoint import LoadedWorkload
-from tasks.node.loader import Loader, LoaderError, _caches
+from tasks.node.loader import Loader, _caches
 from tasks.node.measuring import Patience
 from tasks.node.record import Item
 from tasks.node.steps import train
@@ -70,17 +69,6 @@ class Flipped(Dataset[Any]):
 class Moody(Rows):
     def __getitem__(self, place: int) -> Any:
         return super().__getitem__(place)[0] + torch.rand(8), place
-
-
-class Overtaken(Rows):
-    """`others` read a sample while it does."""
-
-    others: Cached | None = None
-
-    def __getitem__(self, place: int) -> Any:
-        if self.others is not None:
-            self.others[place]
-        return super().__getitem__(place)
 
 
 class OneWay:
@@ -163,11 +151,11 @@ def test_spawned_workers_share_the_memory_too(reads: Path) -> None:
 def test_changing_samples_and_datasets_without_numbers_are_refused(reads: Path) -> None:
     for dataset in (Stream(), object()):
         with pytest.raises(TypeError):
-            Cached(dataset)  # type: ignore[arg-type]
+            Cached(dataset)
     for dataset in (Moody(reads), Unloadable(reads)):
         with pytest.raises(ValueError, match="sample 5"):
             Cached(dataset)[5]
-    with pytest.raises(ValueError, match="keeps nothing"):
+    with pytest.raises(ValueError, match="nothing"):
         Cached(Rows(reads), memory_gib=0)
     with pytest.raises(IndexError):
         Cached(Rows(reads))[SAMPLES]
@@ -193,7 +181,7 @@ def test_a_file_serves_other_runs_of_the_same_dataset_alone(
     assert count(reads) == SAMPLES + TWICE
     assert Cached(Rows(reads, 2.0), folder=tmp_path)[7][0][0] == 14.0
     assert Cached(Rows(reads), folder=tmp_path, key="one")[7][0][0] == 7.0
-    assert Cached(Flipped(Rows(reads, 3.0)), folder=tmp_path, key="one", memory_gib=0)._head != (
+    assert Cached(Moody(reads), folder=tmp_path, key="one")._head != (
         Cached(Rows(reads), folder=tmp_path, key="one")._head
     )
     (tmp_path / "changed.py").write_text("# other code")
@@ -202,7 +190,7 @@ def test_a_file_serves_other_runs_of_the_same_dataset_alone(
     Cached(Rows(reads), folder=tmp_path)[7]
     assert count(reads) == 2
     strange = Rows(reads)
-    strange.reader = lambda: None  # type: ignore[attr-defined]
+    strange.reader = lambda: None
     with pytest.raises(ValueError, match="`key`"):
         Cached(strange, folder=tmp_path)
     for _ in range(2):
@@ -265,23 +253,6 @@ def test_a_disk_that_keeps_no_more_is_warned_of_once(
     assert [one.levelno for one in caplog.records] == [logging.WARNING]
 
 
-def test_each_sample_takes_room_once(
-    reads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faster, slower = (
-        Cached(Overtaken(reads), memory_gib=0, folder=tmp_path / "a", key="v1") for _ in range(2)
-    )
-    slower.dataset.others = faster  # type: ignore[attr-defined]
-    assert slower[5][1] == faster[5][1] == 5
-    monkeypatch.setattr(data_cache, "_READ_TWICE", 0)
-    unloadable = Cached(Unloadable(reads), memory_gib=0, folder=tmp_path / "b")
-    for _ in range(3):
-        assert unloadable[5][0] == 5
-    for folder, dataset in (("a", Rows(reads)), ("b", Unloadable(reads))):
-        size = level_file(tmp_path / folder).stat().st_size - FIRST
-        assert size == len(data_cache._pickled(5, dataset[5]))
-
-
 def test_a_dataset_without_a_module_file_needs_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,28 +266,13 @@ def test_a_dataset_without_a_module_file_needs_a_key(
             Cached(notebook.Cells(), folder=tmp_path)
     assert Cached(notebook.Cells(), folder=tmp_path, key="v1")[0] == 1
     compiled = Rows(tmp_path)
-    compiled.parts = [torch.float32, np.arange(3), torch.Generator, len, Path()]  # type: ignore[attr-defined]
+    compiled.parts = [torch.float32, np.arange(3), torch.Generator, len, Path()]
     assert len(data_cache._digest(compiled, 1, "")) == 32
 
 
-@pytest.mark.local
-def test_processes_that_order_sets_differently_share_one_file(tmp_path: Path) -> None:
-    (tmp_path / "named.py").write_text(
-        "class Names(set): pass\n"
-        "class Named:\n"
-        "    def __init__(self):\n"
-        "        self.names, self.more = set('abcdefgh'), [frozenset('ijkl'), Names('mnop')]\n"
-        "    def __len__(self): return 1\n"
-        "    def __getitem__(self, place): return place\n"
-    )
-    script = "import named; from tasks.node.data_cache import Cached; Cached(named.Named(), folder='cache')"
-    paths = os.pathsep.join((str(tmp_path), str(Path(data_cache.__file__).parents[2])))
-    for seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": paths}
-        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-    ones, others = (data_cache._digest(set(names), 1, "") for names in ("ab", "ac"))  # type: ignore[arg-type]
-    assert ones != others
+def test_sets_of_any_order_have_one_digest() -> None:
+    first, second, other = (data_cache._digest(set(one), 1, "") for one in ([0, 8], [8, 0], [8]))
+    assert first == second != other
 
 
 def hammer(folder: Path, reads: Path, seed: int, rounds: int) -> None:
@@ -353,7 +309,7 @@ def test_processes_that_fill_one_file_get_no_wrong_sample_though_one_is_killed(
 def test_samples_come_back_as_they_are_and_views_without_what_they_view() -> None:
     table = torch.arange(2_000_000, dtype=torch.float32).reshape(1000, 2000)
     named = torch.ones(2)
-    named.meaning = "two"  # type: ignore[attr-defined]
+    named.meaning = "two"
     sample = {
         "view": table[3, :100],
         "turned": table[:4, :5].t(),
@@ -421,18 +377,11 @@ def test_caches_are_found_in_everything_that_datasets_are_made_of(
     chained = Plain([[], {"held": (kept,)}])
     chained.source.append(chained)
     labelled = Plain([("label", place) for place in range(10**5)])
-    labelled.part = Plain(Plain(kept))  # type: ignore[attr-defined]
+    labelled.part = Plain(Plain(kept))
     for dataset in (kept, stacked, Flipped(Plain(kept)), chained, labelled):
         assert list(_caches(dataset)) == [kept]
     monkeypatch.setattr("tasks.node.loader._MAX_OBJECTS", 50)
     assert not list(_caches(Plain([*([place] for place in range(99)), kept])))
-
-
-def test_an_empty_dataset_with_a_cache_is_refused(reads: Path) -> None:
-    loader = Loader(DataLoader(Plain(Subset(Cached(Rows(reads)), [])), sampler=[]), seed=1)  # type: ignore[arg-type]
-    loader.as_in_later_epochs()
-    with pytest.raises(LoaderError):
-        loader(8)
 
 
 def test_a_cache_for_half_of_the_samples_is_measured_with_half_of_those_read(

@@ -168,9 +168,9 @@ def test_fp16_is_measured_once_its_updates_are_made(monkeypatch: pytest.MonkeyPa
     built = regression("fp16", factor=3e3)
     batch = built.make_batch(16)
     built = replace(built, make_batch=lambda _: batch)
-    before, scales = built.model[0].weight.clone(), []  # type: ignore[index, union-attr, operator]
+    before, scales = built.model[0].weight.clone(), []
     trained(built, 1)
-    assert torch.equal(before, built.model[0].weight) and built.arithmetic.scale < 65536  # type: ignore[index, arg-type]
+    assert torch.equal(before, built.model[0].weight) and built.arithmetic.scale < 65536
     block = steps.TimedSteps.block
 
     def noted(self: Any, *given: Any, **named: Any) -> Any:

@@ -28,7 +28,8 @@ def build():
     torch.set_float32_matmul_precision("high")
     model = torch.nn.Linear(2, 1, device="cpu")
     def make_batch(batch):
-        return {"x": [torch.ones(batch, 2, device="cpu")], "name": "kept"}, torch.ones(batch, device="cpu")
+        inputs = {"x": [torch.ones(batch, 2, device="cpu")], "name": "kept"}
+        return inputs, torch.ones(batch, device="cpu")
     loss = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
     return model, loss, make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
 """
@@ -113,7 +114,7 @@ def test_a_batch_that_can_move_itself_stays_what_it_is() -> None:
         ("def build(): return [1]", {}, "list"),
         ("def build(data): ...", {}, "`data`"),
         ("def build(a, b, c=1): ...", {}, "`a`, `b`"),
-        ("import torch\ndef build(): return torch.nn.Linear(1, 1), len, len, 'sgd'", {}, "optimizer"),
+        ("from torch import nn\ndef build(): return nn.Linear(1, 1), len, len, 1", {}, "optimizer"),
         ("def build(): return 1, len, len, 2", {}, "torch module"),
         ("def build(width): ...", {"widht": 3}, "'width'"),
         ("def build(depth=1): ...", {"widht": 3}, "depth"),

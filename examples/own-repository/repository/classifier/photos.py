@@ -7,7 +7,7 @@ from torchvision import datasets, transforms
 
 
 def loader(folder: str, *, pixels: int, workers: int) -> DataLoader:
-    """Batches of photos and their classes. Its batch size is replaced by the one that is measured."""
+    """Batches of photos and their classes. Srift replaces the batch size."""
     prepare = transforms.Compose(
         [
             transforms.RandomResizedCrop(pixels),

@@ -1,1 +1,1 @@
-"""Networks that everybody knows, each file standing alone beside the one library that it takes them from."""
+"""Known networks. Each file needs torch and the library that defines the networks."""

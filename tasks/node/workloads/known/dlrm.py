@@ -1,6 +1,6 @@
-"""DLRM, Facebook's deep learning recommendation model (arXiv:1906.00091), in plain torch on synthetic clicks.
+"""DLRM, a deep learning recommendation model (arXiv:1906.00091), in torch on synthetic clicks.
 
-Without arguments it is its authors' model of Criteo's Kaggle data: 540 million parameters, nearly all in its tables.
+The defaults are its authors' model of Criteo's Kaggle data: 540 million parameters, most in tables.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Inputs, Tensor]], torc
 
 _NUMBERS = 13  # features that are numbers
 # Values that each of the other features takes in the data.
-_VALUES = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
-           5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
+_VALUES = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27,
+           14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
 _SAMPLES = 4096  # made once and drawn from
 _SKEW = 4  # some values come far more often than others
 
 
 class DLRM(nn.Module):
-    """A vector for each feature and one for all numbers; their dot products in pairs, and a network on top of these."""
+    """A vector for each feature and for all numbers, their dot products, and a network on top."""
 
     def __init__(self, rows: Sequence[int], width: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class DLRM(nn.Module):
 
 
 def build(width: int = 16, most_rows: int = max(_VALUES)) -> Parts:
-    """Model, loss, batch maker and optimizer; a feature that takes more values than `most_rows` has so many rows."""
+    """Model, loss, batch maker and optimizer; no table has more than `most_rows` rows."""
     rows = [min(most_rows, values) for values in _VALUES]
     model = DLRM(rows, width)
     numbers, clicked = torch.rand(_SAMPLES, _NUMBERS), torch.rand(_SAMPLES).round()

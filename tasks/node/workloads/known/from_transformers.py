@@ -1,6 +1,6 @@
-"""BERT and GPT-2 from the config classes of Hugging Face's transformers, without weights, on synthetic text.
+"""BERT and GPT-2 of Hugging Face's transformers, without weights, on synthetic text.
 
-Without arguments they are BERT-base and the smallest GPT-2, on texts as long as they can read.
+The defaults are BERT-base and the smallest GPT-2, on texts of their maximum length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Logits(nn.Module):
 def bert(
     vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12
 ) -> Parts:
-    """Model, loss, batch maker and optimizer of masked language modelling: 15 % of the tokens are to be guessed."""
+    """Model, loss, batch maker and optimizer of masked language modelling."""
     config = BertConfig(
         vocab_size=vocabulary,
         max_position_embeddings=length,

@@ -1,4 +1,4 @@
-"""The largest entries without sorting: how many, which, and of values that have no order to speak of."""
+"""The largest entries without sorting: how many, and which."""
 
 from __future__ import annotations
 

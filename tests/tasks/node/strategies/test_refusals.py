@@ -38,7 +38,7 @@ def hooked() -> nn.Module:
 
 def patched() -> nn.Module:
     model = pair()
-    model[2].forward = lambda inputs: inputs  # type: ignore[method-assign]
+    model[2].forward = lambda inputs: inputs
     return model
 
 
@@ -151,9 +151,9 @@ class Unhooked(torch.optim.Optimizer):
 
     def __init__(self, weights: Any) -> None:
         self.param_groups = [{"params": list(weights)}]
-        self._optimizer_step_pre_hooks = self._optimizer_step_post_hooks = {}  # type: ignore[assignment]
+        self._optimizer_step_pre_hooks = self._optimizer_step_post_hooks = {}
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Nothing."""
 
 
