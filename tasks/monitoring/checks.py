@@ -1,8 +1,8 @@
-"""Drift and slow runs, as the champion judges what it has not learned from; and the regret ledger. Stores all three."""
+"""Store drift, slow runs and judged promises, before a challenger learns from the runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -11,18 +11,24 @@ import pandas as pd
 
 from models.domain.cluster import parse_cluster
 from models.domain.setup_table import rows_of
-from models.monitoring import drift, regret_ledger
-from models.monitoring import slow_runs as alarm
+from models.monitoring import drift, regret_ledger, slow_runs
 from models.monitoring.drift import drift_sentence
 from models.monitoring.regret_ledger import ledger_summary
 from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
-from warehouse import append, reads
+from warehouse import reads
+from warehouse.append import append
 from warehouse.database import WarehouseMissing
 
 from ..market.job_conditions import job_conditions
 from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.workspace import Workspace
+
+Row = dict[str, Any]
+MOST_SENTENCES = 5
+# Columns of the mart run_details that are not known before a run.
+_OUTCOMES = ["step_s", "sync_s", "step_spread", "input_s", "rank_compute_s", "taken_share"]
+_OUTCOMES += ["reference_s", "usual_reference_s", "usual_spread"]
 
 
 def note_drift(
@@ -32,72 +38,63 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Judge the recent runs before a challenger learns from them; returns a sentence for each drift that goes on.
-
-    Without a champion, or a run that is new to it, nothing is judged and what was known stays.
-    """
+    """Judge the runs that are new to the champion; returns a sentence for each drift that goes on."""
     provider = workspace.provider.name
     if champion is not None:
         before = {
             (row["scope"], row["instance_type"], row["zone"]): row["since"]
             for row in rows_of(reads.drifting(workspace.warehouse, provider))
         }
-        found = drift.judge(
-            drift.recent(champion.model, at_nominal_speed(TrainingData(**frames))), before
-        )
-        rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
-        with workspace.warehouse.transact() as connection:
-            append.append(
-                connection,
-                "raw_drift",
-                rows,
-                provider=provider,
-                refresh_id=refresh_id,
-                judged_at=now,
-            )
+        recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
+        rows = [asdict(one) for one in drift.judge(recent, before)]
+        _store(workspace, "raw_drift", rows, champion, refresh_id, now)
     return drift_sentences(workspace, reads.drifting(workspace.warehouse, provider))
 
 
+def _store(
+    workspace: Workspace,
+    table: str,
+    rows: Sequence[Row],
+    champion: Champion,
+    refresh_id: str,
+    now: datetime,
+) -> None:
+    stamp = {"provider": workspace.provider.name, "model_version": str(champion.version)}
+    with workspace.warehouse.transact() as connection:
+        append(connection, table, rows, refresh_id=refresh_id, judged_at=now, **stamp)
+
+
 def drift_sentences(workspace: Workspace, drifting: pd.DataFrame) -> list[str]:
-    """What to say of the drifting rows of the mart `drift`; not of instance types that are offered no more."""
+    """Describe drifting rows of the mart `drift`, except of instance types that are not offered."""
     rows = rows_of(drifting)
-    types = {row["instance_type"] for row in rows if row["scope"] == "type"}
-    known = types & set(_on_offer(workspace, types)) if types else set()
+    offered = _offered(workspace) if rows else None
     return [
         drift_sentence(row)
         for row in rows
-        if row["scope"] == "provider" or row["instance_type"] in known
+        if row["scope"] == "provider" or offered is None or row["instance_type"] in offered
     ]
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """When each drifting instance type was found to drift: what was measured before has to be measured again.
+    """Return when each drifting type was found to drift: earlier runs have to be repeated.
 
-    Where all runs together drift, that is every type on offer.
+    Every type on offer drifts if all runs together do.
     """
     moments: dict[str, datetime] = {}
     for row in rows_of(reads.drifting(workspace.warehouse, workspace.provider.name)):
-        for name in [row["instance_type"]] if row["scope"] == "type" else _on_offer(workspace, ()):
-            moments[name] = max(
-                row["newest_measured_at"].to_pydatetime(), moments.get(name, datetime.min)
-            )
+        whole = _offered(workspace) or set() if row["scope"] == "provider" else set()
+        for name in whole or {row["instance_type"]} - {""}:
+            newest = row["newest_measured_at"].to_pydatetime()
+            moments[name] = max(newest, moments.get(name, datetime.min))
     return moments
 
 
-def _on_offer(workspace: Workspace, otherwise: Collection[str]) -> Collection[str]:
-    """Names of the provider's instance types; `otherwise` where it does not answer now."""
+def _offered(workspace: Workspace) -> set[str] | None:
+    """The provider's instance types, or None if it does not answer."""
     try:
-        return [one.name for one in workspace.provider.instance_types()]
+        return {one.name for one in workspace.provider.instance_types()}
     except ProviderError:
-        return otherwise
-
-
-MOST_SAID = 5
-# Of the mart `run_details`: what only a measurement tells.
-_OUTCOMES = ["step_s", "sync_s", "step_spread", "input_s", "rank_compute_s", "taken_share"]
-_OUTCOMES += ["reference_s", "usual_reference_s", "usual_spread"]
-
-Row = dict[str, Any]
+        return None
 
 
 def note_alarms(
@@ -107,132 +104,99 @@ def note_alarms(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Judge what is new to the champion, before a challenger learns from it; a sentence for each run that was slow.
-
-    And for each instance type of which this refresh had a slow machine, with a champion or without.
-    """
+    """Judge runs that are new to the champion; returns sentences on slow runs and slow machines."""
     of = {"provider": workspace.provider.name}
-    cautions = alarm.slow_machines(
-        reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
-    )
+    speeds = reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
+    cautions = slow_runs.slow_machines(speeds)
     if champion is None:
         return cautions
     runs = _unseen(reads.mart(workspace.warehouse, "run_details", **of), champion)
     if not len(runs):
         return cautions
     predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
-    found = alarm.alarms(
-        runs.assign(slowness=slowness(runs)), predicted, _input_share(frames["profiles"])
-    )
-    rows = [row | {"model_version": str(champion.version)} for row in found]
-    with workspace.warehouse.transact() as connection:
-        append.append(
-            connection,
-            "raw_alarms",
-            rows,
-            provider=workspace.provider.name,
-            refresh_id=refresh_id,
-            judged_at=now,
-        )
+    shares = _input_shares(frames["profiles"])
+    rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predicted, shares)
+    _store(workspace, "raw_alarms", rows, champion, refresh_id, now)
     return alarm_sentences(pd.DataFrame(rows)) + cautions
 
 
 def alarm_sentences(alarms: pd.DataFrame) -> list[str]:
-    """What to say of rows of the mart `alarms`: the newest, and how many more there are."""
-    rows = rows_of(alarms)
-    more = [f"slow run: and {len(rows) - MOST_SAID} older ones, in `alarms` of the published table"]
-    return [alarm.sentence(row) for row in rows[:MOST_SAID]] + (
-        more if len(rows) > MOST_SAID else []
-    )
+    """Describe the newest rows of the mart `alarms`, and count the others."""
+    sentences = [slow_runs.sentence(row) for row in rows_of(alarms)]
+    more = len(sentences) - MOST_SENTENCES
+    counted = [f"slow run: and {more} older ones, in `alarms` of the published table"]
+    return sentences[:MOST_SENTENCES] + (counted if more > 0 else [])
 
 
 def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
-    """Rows to publish, the first of each goal with a note where a machine like one of its own stood out as slow."""
+    """Add the newest slow run of a recommended instance type to the reasons of first choices."""
     try:
-        alarms = rows_of(
-            reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
-        )
+        alarms = reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
     except WarehouseMissing:
         return list(rows)
-    return [row | {"reason": _with_note(row, alarms)} for row in rows]
+    # Causes that pass with the hour say nothing about the type.
+    lasting = [row for row in rows_of(alarms) if row["cause"] not in ("host", "speed")]
+    return [row | {"reason": _with_note(row, lasting)} for row in rows]
 
 
 def _with_note(row: Row, alarms: Sequence[Row]) -> str:
-    """The row's reason, and the newest alarm about an instance type that it recommends."""
-    own = {str(one["instance_type"]) for one in row["cluster_offers"] or ()}
-    lasting = [
-        one for one in alarms if one["cause"] not in ("host", "speed")
-    ]  # those were the moment's
-    for one in lasting if row["rank"] == 1 else ():
-        touched = (
-            {one["instance_type"]}
-            if one["instance_type"]
-            else set(parse_cluster(str(one["cluster"])))
-        )
-        if own & touched and (one["cause"] != "input" or one["workload"] == row["workload"]):
-            return f"{row['reason']}; note: {alarm.sentence(one)}"
+    types = {str(offer["instance_type"]) for offer in row["cluster_offers"] or ()}
+    for alarm in alarms if row["rank"] == 1 else ():
+        slow = {alarm["instance_type"]} - {""} or set(parse_cluster(str(alarm["cluster"])))
+        if types & slow and (alarm["cause"] != "input" or alarm["workload"] == row["workload"]):
+            return f"{row['reason']}; note: {slow_runs.sentence(alarm)}"
     return str(row["reason"])
 
 
 def _unseen(runs: pd.DataFrame, champion: Champion) -> pd.DataFrame:
-    """Runs that the champion has not learned from, of workloads and instance types that it has met."""
+    """Runs that the champion has not learned from, of workloads and types that it knows."""
     model = champion.model
-    if not len(runs):
-        return runs
-    types, workloads = model.measured_types, set(model.workloads) - model.guessed
-    met = [
+    known = set(model.workloads) - model.guessed
+    unseen = [
         row["run_id"] not in model.trained_on
-        and row["workload"] in workloads
-        and types.issuperset(parse_cluster(str(row["cluster"])))
+        and row["workload"] in known
+        and model.measured_types.issuperset(parse_cluster(str(row["cluster"])))
         for row in rows_of(runs)
     ]
-    return runs[met].reset_index(drop=True)
+    return runs[unseen].reset_index(drop=True)
 
 
-def _input_share(profiles: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """The part of a step that making the batch took, by workload and instance type, at the largest profiled batch."""
-    if not len(profiles) or "input_s" not in profiles:
-        return {}
+def _input_shares(profiles: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """The share of a step that making the largest profiled batch took, by workload and type."""
     known = profiles.dropna(subset=["input_s"]).sort_values("batch")
     whole = known["forward_s"] + known["backward_s"] + known["optimizer_s"]
-    shares = (known["input_s"] / whole).tolist()
-    return dict(
-        zip(zip(known["workload"], known["instance_type"], strict=True), shares, strict=True)
-    )
+    names = zip(known["workload"], known["instance_type"], strict=True)
+    return dict(zip(names, (known["input_s"] / whole).tolist(), strict=True))
 
 
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:
-    """Judge every promise by the runs measured since; returns how many judgements are new. Again adds nothing."""
+    """Judge every promise by the runs measured since; returns how many judgements are new."""
     promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
-    devices = (
-        dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True))
-        if len(types)
-        else {}
-    )
     judged = regret_ledger.judge(
         promises,
         frames["runs"],
         frames["workloads"],
-        devices,
+        dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)),
         job_conditions(workspace),
         overshoot_price=workspace.settings.choice.overshoot_price,
     )
     with workspace.warehouse.transact() as connection:
-        return append.append(connection, "raw_ledger", judged, refresh_id=refresh_id, judged_at=now)
+        return append(connection, "raw_ledger", judged, refresh_id=refresh_id, judged_at=now)
 
 
 def ledger_sentence(published: pd.DataFrame) -> str:
-    """What became of the choices, of the published regret_ledger of one provider; empty where none was measured."""
+    """Summarize the published regret_ledger of one provider; empty if no choice was measured."""
     summary = ledger_summary(published)
     if not summary["measured"]:
         return ""
-    choices = f"{summary['measured']} published choice{'s' if summary['measured'] != 1 else ''} measured since"
-    inside = f"{summary['within_interval']:.0%} within the promised interval"
-    if summary["mean_regret"] is None:
-        regret = "no rival of one that held was measured"
-    else:
-        regret = f"mean regret {summary['mean_regret']:.1%} over {summary['compared']} compared with rivals"
-    return f"ledger: {choices}, {inside}; {regret}; {summary['failures']} missed their constraint"
+    regret = "no rival was measured"
+    if summary["mean_regret"] is not None:
+        regret = f"mean regret {summary['mean_regret']:.1%} of {summary['compared']} with rivals"
+    return (
+        f"ledger: {summary['measured']} published choices measured since,"
+        f" {summary['within_interval']:.0%} within the promised interval; {regret};"
+        f" {summary['failures']} missed their constraint"
+    )

@@ -1,4 +1,4 @@
-"""What measuring has cost and what is committed to it, from the leases in the warehouse and those that are held now."""
+"""Dollars of past and of held leases."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ BY = ("day", "campaign", "workload", "type")
 
 
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
-    """Dollars of the leases that ended within the last `days` (UTC), or of all, a row a value of `by`, one of BY.
+    """Return the dollars of leases that ended within the last `days` (UTC), by one of BY.
 
-    `rows`: that value as `of`, `leases`, `runs`, and `usd`, None where the price of one is unknown. A lease's dollars
-    are its workloads' in equal parts of their runs, those of runs of no workload under an empty name; those of a mixed
-    cluster are of its types together. `held`: leases that are not over, with dollars so far, and at their deadline,
-    which nothing outlives. `unreadable`: a sentence for each of which nothing is known. Raises WarehouseMissing where
-    nothing was ever measured, or an older version of the warehouse does not tell.
+    A lease's dollars are shared equally by its runs. `usd` is None if a price is unknown. `held` are
+    leases that are not over, `unreadable` a sentence for each lease that cannot be read.
+    Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     spent = lease_spend(workspace.warehouse, provider)
     ended = pd.to_datetime(spent["ended_at"])
     if days is not None:
-        spent = spent[ended >= pd.Timestamp(now).tz_convert(None) - pd.Timedelta(days=days)]
+        recent = ended >= pd.Timestamp(now).tz_localize(None) - pd.Timedelta(days=days)
+        spent, ended = spent[recent], ended[recent]
     of = {
         "day": ended.dt.strftime("%Y-%m-%d"),
         "campaign": spent["refresh_id"],
@@ -39,9 +38,7 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
     return {
         "provider": provider,
         "by": by,
-        "rows": [
-            {"of": str(name), **_summed(own)} for name, own in spent.groupby(of.loc[spent.index])
-        ],
+        "rows": [{"of": str(name), **_summed(group)} for name, group in spent.groupby(of)],
         "total": _summed(spent),
         "held": [
             {

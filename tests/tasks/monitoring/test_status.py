@@ -1,8 +1,7 @@
-"""What status says of leases, of the table's age, and of what a person should do about it."""
+"""What `srift status` and `srift spend` say of leases, dollars and ages."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,35 +10,29 @@ from typing import Any
 
 import pytest
 
-from tasks.monitoring import status
+from tasks.monitoring import spend, status
 from tasks.providers.base import EndedLease, Lease
 from tasks.recommendation.publication import export_copies, store_publication
-from tasks.recommendation.recommend import recommend_all
-from tasks.reporting.tables import print_status
+from tasks.reporting.tables import print_spend, print_status
 from tasks.workspace.workspace import Workspace
-from tests.installed import NOON, DescribedMachines, install, measured
+from tests.installed import DescribedMachines, install
+from tests.warehouse.builders import recommendation
+from warehouse.append import append, append_records
 
-HOUR = timedelta(hours=1)
-
-
-def lease(name: str, *, alive: bool, usd_per_hour: float | None = 0.5) -> Lease:
-    now = datetime.now(UTC)
-    return Lease(
-        lease_id=name,
-        provider="local",
-        cluster="2xs.small",
-        usd_per_hour=usd_per_hour,
-        started_at=now - 2 * HOUR,
-        deadline_at=now + HOUR,
-        controller_pid=1,
-        controller_alive=alive,
-    )
-
-
-def publish(here: Workspace, at: datetime) -> None:
-    rows = recommend_all(here, None, here.provider.offers(at), measured().runs)
-    store_publication(here, rows, None, f"refresh-{at:%d%H}", at)
-    export_copies(here)
+NOW = datetime.now(UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+HELD = Lease(
+    lease_id="held",
+    provider="local",
+    cluster="2xs.small",
+    usd_per_hour=0.5,
+    started_at=NOW - 2 * HOUR,
+    deadline_at=NOW + HOUR,
+    controller_pid=1,
+    controller_alive=True,
+)
+LOST = replace(HELD, lease_id="lost", controller_alive=False, usd_per_hour=None)
+ODD = replace(HELD, lease_id="odd", cluster="", usd_per_hour=None, problem="lease.json: unreadable")
 
 
 @pytest.fixture
@@ -50,93 +43,118 @@ def machines() -> DescribedMachines:
 @pytest.fixture
 def here(tmp_path: Path, machines: DescribedMachines, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     made = install(tmp_path, provider=machines)
-    monkeypatch.setattr(status, "open_workspace", lambda provider: made)
+    for module in (status, spend):
+        monkeypatch.setattr(module, "open_workspace", lambda provider: made)
     return made
 
 
-def found(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
-    current = status.status_of("local")
-    print_status(current)
-    return current, capsys.readouterr().out
-
-
-def test_leases_say_what_they_cost_so_far_and_who_lost_their_controller(
+def test_leases_have_their_dollars_and_lost_ones_are_named(
     here: Workspace, machines: DescribedMachines, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machines.held = [lease("good", alive=True), lease("lost", alive=False, usd_per_hour=None)]
-    current, shown = found(capsys)
-    assert current["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.01)
-    assert current["leases"][1]["usd_so_far"] is None
-    assert (
-        "lease good: 2xs.small, $1.0" in shown
-        and "lease lost: 2xs.small, at an unknown price" in shown
-    )
-    assert "lease lost has lost its controller: run `srift reap`" in shown
-    assert "lease good has lost" not in shown
-    machines.held = [
-        replace(
-            lease("r-1", alive=True, usd_per_hour=None),
-            cluster="",
-            problem="lease.json: unreadable",
-        )
-    ]
-    body, shown = found(capsys)
-    assert "lease r-1: lease.json: unreadable" in body["stale"] and not any(
-        "reap" in one for one in body["stale"]
-    )
-    assert shown.count("lease r-1: lease.json: unreadable") == shown.count("lease r-1:") == 1
-    assert "unknown price" not in shown and "no machine is held" not in shown
+    machines.held = [HELD, LOST, ODD]
+    found = status.status_of("local")
+    assert found["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.05)
+    assert found["leases"][1]["usd_so_far"] is None
+    named = [one for one in found["stale"] if "lost" in one or "odd" in one]
+    assert len(named) == 2 and "srift reap" in named[0]
+    print_status(found)
+    shown = capsys.readouterr().out
+    assert "1.00" in shown and "unknown" in shown
 
 
 def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
-    here: Workspace, machines: DescribedMachines, tmp_path: Path
+    here: Workspace, machines: DescribedMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over = EndedLease(
-        lease_id="L",
-        cluster="1xs.small",
-        market="spot",
-        started_at=NOON,
-        ended_at=NOON,
-        usd=None,
-        outcome="reaped",
-        mailbox=tmp_path,
-    )
-    machines.over = [over, over]
-    assert (
-        "2 ended leases wait to be loaded: run `srift reap`" in status.status_of("local")["stale"]
-    )
-    with (here.home / "refresh.json").open("w") as file:
-        json.dump({"refresh_id": "r-1", "pid": 77, "started_at": "noon"}, file)
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        current = status.status_of("local")
-        assert current["at_work"]["refresh_id"] == "r-1"
-        assert not [sentence for sentence in current["stale"] if "ended leases" in sentence]
-    assert status.status_of("local")["at_work"] is None, "the file of one that is gone was believed"
-
-
-def test_an_old_table_and_a_missing_workload_are_stale(
-    tmp_path: Path,
-    here: Workspace,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    publish(here, datetime.now(UTC) - 72 * HOUR)
-    current, _ = found(capsys)
-    assert current["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
-    assert "the published table is 3.0 days old: run `srift refresh`" in current["stale"]
-    publish(here, datetime.now(UTC) - HOUR)
-    current, shown = found(capsys)
-    assert not [
-        sentence for sentence in current["stale"] if sentence.startswith("the published table")
+    machines.over = [
+        EndedLease(
+            lease_id="L",
+            cluster="1xs.small",
+            market="spot",
+            started_at=NOW,
+            ended_at=NOW,
+            usd=None,
+            mailbox=tmp_path,
+            outcome="orphaned",
+        )
     ]
-    assert "published: 8 rows, 1.0 h ago" in shown
-    more = here.settings.model_copy(
-        update={"workloads": {**here.settings.workloads, "added": None}}
-    )
-    added = Workspace(settings=more, warehouse=here.warehouse, provider=here.provider)
-    monkeypatch.setattr(status, "open_workspace", lambda provider: added)
-    assert (
-        "workload added is not in the published table: run `srift refresh`"
-        in status.status_of("local")["stale"]
-    )
+    assert any("srift reap" in one for one in status.status_of("local")["stale"])
+    working = {"refresh_id": "r", "pid": 7, "started_at": "now"}
+    monkeypatch.setattr(status, "at_work", lambda home: working)
+    found = status.status_of("local")
+    assert found["at_work"] == working and not any("reap" in one for one in found["stale"])
+
+
+def publish(here: Workspace, at: datetime, **changes: Any) -> None:
+    ages = {"price_as_of": at, "newest_measurement_at": at}
+    store_publication(here, [recommendation(**ages | changes)], None, f"refresh-{at:%d%H}", at)
+    export_copies(here)
+
+
+def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here: Workspace) -> None:
+    assert status.status_of("local")["published"] is None
+    publish(here, NOW - 3 * DAY, reason="cheap; caution: doubtful")
+    found = status.status_of("local")
+    assert found["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
+    assert found["published"]["rows"] == 1 and found["published"]["model_version"] is None
+    assert sum("3.0 days ago" in one for one in found["stale"]) == 3
+    assert "doubtful" in found["stale"] and found["report_page"] == str(here.report_page)
+    publish(here, NOW)
+    fresh = status.status_of("local")["stale"]
+    assert not any("days ago" in one for one in fresh)
+    assert sum("not in the published table" in one for one in fresh) == len(here.workloads)
+    assert json.dumps(found, default=str)
+
+
+def lease(
+    name: str, refresh: str, usd: float | None, ago: timedelta, cluster: str
+) -> dict[str, Any]:
+    times = {"started_at": NOW - ago, "ended_at": NOW - ago, "outcome": "finished"}
+    of = {"lease_id": name, "refresh_id": refresh, "provider": "local", "market": "spot"}
+    return of | times | {"usd": usd, "cluster": cluster}
+
+
+def run(name: str, lease_id: str, workload: str, kind: str = "train") -> dict[str, Any]:
+    of = {"workload": workload, "provider": "local"}
+    return {"run_id": name, "lease_id": lease_id, "kind": kind, "status": "measured", "setup": of}
+
+
+@pytest.fixture
+def spent(here: Workspace) -> Workspace:
+    with here.warehouse.transact() as connection:
+        leases = [
+            lease("a", "r", 0.4, 10 * DAY, "2xs.small"),
+            lease("b", "s", 0.2, DAY, "1xs.small+1xs.whole"),
+            lease("c", "s", None, 40 * DAY, "1xs.whole"),
+        ]
+        append(connection, "raw_leases", leases)
+        runs = [run("1", "a", "mlp"), run("2", "a", "mlp"), run("3", "a", "lm")]
+        runs += [run("4", "b", "", "probe"), run("5", "a", "mlp", "learn")]
+        runs.append(run("6", "b", "lm", "elastic"))
+        append_records(connection, runs, refresh_id="r", loaded_at=NOW)
+    return here
+
+
+def dollars(by: str, days: int | None = 30) -> dict[str, float | None]:
+    return {row["of"]: row["usd"] for row in spend.spend_of("local", by, days=days)["rows"]}
+
+
+def test_each_way_of_adding_up_dollars_gives_the_same_sum(spent: Workspace) -> None:
+    assert dollars("workload") == pytest.approx({"mlp": 0.3, "lm": 0.2, "": 0.1})
+    assert dollars("campaign") == pytest.approx({"r": 0.4, "s": 0.2})
+    assert dollars("type") == pytest.approx({"s.small": 0.4, "s.small+s.whole": 0.2})
+    assert sorted(dollars("day").values()) == pytest.approx([0.2, 0.4])
+    total = spend.spend_of("local", "workload", days=30)["total"]
+    assert total == {"leases": 2, "runs": 6, "usd": pytest.approx(0.6)}
+
+
+def test_an_unknown_price_makes_a_sum_unknown(
+    spent: Workspace, machines: DescribedMachines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines.held = [HELD, ODD]
+    found = spend.spend_of("local", "campaign")
+    assert found["total"]["usd"] is None and dollars("campaign", None)["s"] is None
+    assert [row["usd_at_deadline"] for row in found["held"]] == [pytest.approx(1.5)]
+    assert len(found["unreadable"]) == 1
+    print_spend(found)
+    shown = capsys.readouterr().out
+    assert "unknown" in shown and "1.50" in shown and "lease.json" in shown
