@@ -17,7 +17,6 @@ from botocore.validate import ParamValidator
 _IAM_NAMES = {
     ("s3", "ListObjectsV2"): "s3:ListBucket",
     ("s3", "GetPublicAccessBlock"): "s3:GetBucketPublicAccessBlock",
-    ("s3", "GetBucketLifecycleConfiguration"): "s3:GetLifecycleConfiguration",
 }
 _IAM_SERVICES = {"service-quotas": "servicequotas"}
 _VALIDATOR = ParamValidator()

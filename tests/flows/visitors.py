@@ -1,4 +1,4 @@
-"""Who may ask the servers of `make up`, from where: programs, another user of the machine, pages in a browser."""
+"""Who may ask the servers of `make up`: programs, other users, and pages in a browser."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tasks.workspace.credential import authorization
 CHROMIUM = shutil.which("chromium")
 DEBIANS_PYTHON = Path("/usr/bin/python3")
 NOBODY = 65534
-QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
+QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-sync"
+Request = tuple[str, str, dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A way to read from a server, and a way to create something that can be read there afterwards."""
+    """A request that reads, one that creates, and a word that the first must not leak."""
 
     port: int
-    read: tuple[str, str, dict[str, Any] | None]
-    create: tuple[str, str, dict[str, Any] | None]
-    said: str  # stands in what is read
-    created: int
+    read: Request
+    create: Request
+    secret: str
 
     @property
     def address(self) -> str:
@@ -45,70 +45,42 @@ def servers(prefect_port: int, mlflow_port: int) -> dict[str, Asked]:
             port=prefect_port,
             read=("POST", f"{pools}filter", {}),
             create=("POST", pools, {"name": "planted", "type": "process"}),
-            said='"srift"',
-            created=201,
+            secret='"srift"',
         ),
         "mlflow": Asked(
             port=mlflow_port,
             read=("GET", f"{experiments}search?max_results=99", None),
             create=("POST", f"{experiments}create", {"name": "planted"}),
-            said='"Default"',
-            created=200,
+            secret='"Default"',
         ),
     }
 
 
-def request(
-    asked: Asked, what: tuple[str, str, dict[str, Any] | None], headers: dict[str, str]
-) -> tuple[int, str]:
-    """Status and headers with text of one answer."""
+def answer(asked: Asked, what: Request, headers: dict[str, str]) -> tuple[int, str]:
+    """Return status, and headers with body."""
     method, path, body = what
     connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=30)
     try:
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json", **headers})
-        answer = connection.getresponse()
-        return answer.status, f"{answer.headers}\n{answer.read().decode()}"
+        found = connection.getresponse()
+        return found.status, f"{found.headers}\n{found.read().decode()}"
     finally:
         connection.close()
 
 
-def handshake(asked: Asked, headers: dict[str, str]) -> int:
-    """Status of the answer to a websocket's handshake at Prefect's events."""
-    key = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}
-    upgrade = {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Protocol": "prefect",
-        **key,
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=30)
-    try:
-        connection.request("GET", "/api/events/out", None, {**upgrade, **headers})
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def foreign(credential: str) -> dict[str, dict[str, str]]:
-    """Headers of those who are not the operator's program; a browser adds what it knows of credentials."""
-    ours = {"Authorization": authorization(credential)}
-    return {
-        "no credential": {},
-        "a page": {**ours, "Origin": "https://evil.example"},
-        "a name pointed here": {**ours, "Host": "evil.example"},
-    }
+def strangers() -> dict[str, dict[str, str]]:
+    return {"no credential": {}, "wrong": {"Authorization": authorization("srift:wrong")}}
 
 
 ANOTHER_USER = """
-import json, os, sys, urllib.request, urllib.error
+import json, os, sys, urllib.request
 home, pids, urls = json.loads(sys.argv[1])
 def tried(do):
     try: return str(do())
-    except (OSError, urllib.error.HTTPError) as error: return getattr(error, "code", None) or type(error).__name__
+    except OSError as error: return getattr(error, "code", None) or type(error).__name__
 print(json.dumps({
-    "beside": tried(lambda: open(os.path.dirname(home) + "/world-readable").read()),
-    "home": tried(lambda: open(home + "/world-readable").read()),
+    "beside": tried(lambda: open(os.path.dirname(home) + "/readable").read()),
     "credential": tried(lambda: open(home + "/credential").read()),
     "environments": [tried(lambda: open(f"/proc/{pid}/environ").read()) for pid in pids],
     "servers": [tried(lambda: urllib.request.urlopen(url, timeout=30).read()) for url in urls],
@@ -117,46 +89,35 @@ print(json.dumps({
 
 
 def as_another_user(home: Path, pids: list[int], urls: list[str]) -> dict[str, Any]:
-    """What the user `nobody` gets of the credential, of processes' environments, and of the servers."""
-    for folder in (home, home.parent):
-        (folder / "world-readable").write_text("seen")
+    """Return what the user `nobody` reads of the home, the processes and the servers."""
+    (home.parent / "readable").write_text("seen")
     line = [str(DEBIANS_PYTHON), "-c", ANOTHER_USER, json.dumps([str(home), pids, urls])]
+    identity: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
     done = subprocess.run(
-        line,
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-        cwd="/",
-        env={},
-        capture_output=True,
-        text=True,
-        timeout=60,
+        line, cwd="/", env={}, capture_output=True, text=True, timeout=60, check=True, **identity
     )
-    return dict(json.loads(done.stdout)) if done.returncode == 0 else {"failed": done.stderr}
+    return dict(json.loads(done.stdout))
 
 
-# What a page can try with what the browser knows: read, create without and with a look at the answer, listen.
+# Everything that a page can try with the credentials that its browser knows.
 TRY = """async ({address, read: [method, path, body], create: [, where, made]}) => {
   const url = "http://" + address, credentials = "include", text = JSON.stringify(made);
   const json = {"Content-Type": "application/json"}, data = body && JSON.stringify(body);
   const asked = async (path, options) => {
-    try { return await (await fetch(url + path, {credentials, ...options})).text(); } catch (error) { return null; }
+    try { return await (await fetch(url + path, {credentials, ...options})).text(); }
+    catch (error) { return null; }
   };
-  const socket = new Promise(yes => {
-    const one = new WebSocket("ws://" + address + "/api/events/out", "prefect");
-    [one.onopen, one.onerror] = [() => yes("open"), () => yes(null)];
-  });
   return [
     await asked(path, {method, body: data}), await asked("/", {}),
     await asked(where, {method: "POST", body: text, headers: json}),
-    await asked(where, {method: "POST", body: text, mode: "no-cors"}), await socket,
+    await asked(where, {method: "POST", body: text, mode: "no-cors"}),
   ];
 }"""
 
 
 @contextmanager
-def page_elsewhere(folder: Path) -> Iterator[int]:
-    """The port of a server on this machine that is not ours."""
+def foreign_page(folder: Path) -> Iterator[int]:
+    """Serve a page of somebody else on this machine."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -168,26 +129,16 @@ def page_elsewhere(folder: Path) -> Iterator[int]:
             thread.join()
 
 
-def in_a_browser(asked: dict[str, Asked], credential: str, folder: Path) -> dict[str, Any]:
-    """What an operator who has logged in sees, and what pages of others get in the same browser afterwards."""
+def in_a_browser(asked: dict[str, Asked], credential: str, folder: Path) -> list[Any]:
+    """Log in to both pages, then return what foreign pages in the same browser read."""
     from playwright.sync_api import sync_playwright
 
     user, _, password = credential.partition(":")
     addresses = {name: f"http://{one.address}" for name, one in asked.items()}
-    requests = {
-        name: {"address": one.address, "read": one.read, "create": one.create}
-        for name, one in asked.items()
-    }
-    seen: dict[str, Any] = {"elsewhere": {}}
-    with page_elsewhere(folder) as port, sync_playwright() as playwright:
+    with foreign_page(folder) as port, sync_playwright() as playwright:
         words = [*QUIET.split(), "--host-resolver-rules=MAP evil.example 127.0.0.1"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
-        known = {
-            "username": user,
-            "password": password,
-            "origin": addresses["mlflow"],
-            "send": "unauthorized",
-        }
+        known = {"username": user, "password": password, "origin": addresses["mlflow"]}
         context = browser.new_context(http_credentials=known)  # type: ignore[arg-type]
         context.set_default_timeout(60_000)
         page = context.new_page()
@@ -195,17 +146,13 @@ def in_a_browser(asked: dict[str, Asked], credential: str, folder: Path) -> dict
         page.locator("input").first.fill(credential)
         page.keyboard.press("Enter")
         page.get_by_text("Active Work Pools").wait_for()
-        page.get_by_role("link", name="srift").first.wait_for()
         page.goto(addresses["mlflow"])
         page.get_by_role("link", name="Experiments").first.wait_for()
-        seen["operator"] = page.url
+        seen = []
         for origin in (f"http://evil.example:{port}", f"http://127.0.0.1:{port}"):
             page.goto(origin)
-            seen["elsewhere"] |= {
-                (origin, name): page.evaluate(TRY, one) for name, one in requests.items()
-            }
-        for name, one in asked.items():
-            page.goto(f"http://evil.example:{one.port}/")
-            seen[f"{name} under another name"] = page.content()
+            for one in asked.values():
+                question = {"address": one.address, "read": one.read, "create": one.create}
+                seen += page.evaluate(TRY, question)
         browser.close()
     return seen

@@ -81,20 +81,6 @@ class Ec2Account:
         )
         return granted and not blocked.get("IgnorePublicAcls")
 
-    def expiry_days(self, region: str, bucket: str, prefix: str) -> float | None:
-        """Days until the bucket's rules delete objects below `prefix`; None if they stay."""
-        found = self.api.ask_unless(
-            ("NoSuchLifecycleConfiguration",), "s3:GetLifecycleConfiguration", region, Bucket=bucket
-        ).get("Rules", [])
-        days = [
-            float(rule["Expiration"]["Days"])
-            for rule in found
-            if rule.get("Status") == "Enabled"
-            and "Days" in rule.get("Expiration", {})
-            and _covers(rule, prefix)
-        ]
-        return min(days, default=None)
-
     def try_bucket(self, region: str, bucket: str, key: str) -> str:
         """Write, read, list and delete an object; a problem that is not a refusal, or ""."""
         words, content = (
@@ -128,9 +114,3 @@ class Ec2Account:
                 return True, ""
             return (False if error.code in DENIED else None), str(error)
         return None, f"{action} in {region} was no dry run, though one was asked for"
-
-
-def _covers(rule: dict[str, Any], prefix: str) -> bool:
-    """Whether a lifecycle rule holds for all objects below `prefix`, whatever tags or sizes."""
-    chosen = rule.get("Filter") or {"Prefix": rule.get("Prefix", "")}
-    return set(chosen) == {"Prefix"} and prefix.startswith(str(chosen["Prefix"]))

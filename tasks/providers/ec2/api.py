@@ -37,7 +37,6 @@ _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
     "s3:GetBucketPublicAccessBlock": "get_public_access_block",
-    "s3:GetLifecycleConfiguration": "get_bucket_lifecycle_configuration",
 }
 # Linux on shared hardware, nothing pre-installed, paid by the hour.
 _ON_DEMAND = {
