@@ -1,6 +1,7 @@
 """The regret of published choices, by the runs that were measured after their publication.
 
-    regret = exp(loss of the choice at its measured step time - least loss of the measured setups) - 1
+    regret = exp(loss of the choice at its measured step time - least loss of the measured setups)
+    - 1
 
 The loss is that of `planner/choice_rule.py`. Of the hours, the work scales with the step time. A
 choice that misses its constraint is a failure: its cost is no comparison.
@@ -118,8 +119,8 @@ def judge(
     """Return a row of raw_ledger for each first choice in `promises` with runs after it.
 
     Equal promises (question, setup, market) are judged where they were measured before the next
-    was published, each by the runs until the next judged promise: no run counts twice. Rivals are the
-    other setups published beside the choice. `devices` are those of an instance type, for rows
+    was published, each by the runs until the next judged promise: no run counts twice. Rivals are
+    the other setups published beside the choice. `devices` are those of an instance type, for rows
     without a layout.
     """
     known = _Judge(

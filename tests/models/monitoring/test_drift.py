@@ -1,4 +1,4 @@
-"""Drift is named where more recent runs miss their intervals than chance explains, blamed on one type, and it ends."""
+"""Drift is named where more recent runs miss their intervals than chance explains."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drifting(found: list[Drift]) -> dict[Group, pd.Timestamp | None]:
     return {(one.scope, one.instance_type, one.zone): one.since for one in found if one.drifting}
 
 
-def test_a_type_that_became_slower_is_named_with_how_much_and_since_when() -> None:
+def test_a_type_that_became_slower_is_named() -> None:
     scored = runs({"1xa": 12, "1xb": 12, "2xc": 12}, {"b": 1.15})
     found = judge(scored, {})
     assert named(found) == ["b"]
@@ -53,18 +53,18 @@ def test_a_type_that_became_slower_is_named_with_how_much_and_since_when() -> No
     assert named(judge(scored.assign(measured_s=1 / scored["measured_s"]), {})) == ["b"]
 
 
-def test_zones_are_distinguished_and_an_unknown_one_is_its_own() -> None:
+def test_zones_are_groups_of_their_own() -> None:
     scored = runs({"1xa": 12}, {"a": 1.2})
     here = pd.concat(
         [scored, runs({"1xa": 12}, {}).assign(zone="z2"), runs({"1xa": 12}, {}).assign(zone="")]
     )
     found = {one.zone: one.drifting for one in judge(here, {}) if one.scope == "type"}
     assert found == {"z1": True, "z2": False, "": False}
-    assert named(judge(runs({"1xa": 4}, {"a": 2.0}), {})) == [], "few runs name nothing"
+    assert named(judge(runs({"1xa": 4}, {"a": 2.0}), {})) == []
     assert judge(scored.iloc[:0], {}) == []
 
 
-def test_what_is_slow_only_in_bad_company_is_not_blamed() -> None:
+def test_a_type_beside_a_slow_one_is_not_named() -> None:
     found = judge(runs({"1xa": 10, "1xa+1xb": 15, "1xb": 10, "1xb+1xc": 8}, {"a": 1.3}), {})
     assert named(found)[:1] == ["a"] and "b" not in named(found) and "c" not in named(found)
 
@@ -77,10 +77,10 @@ def test_right_intervals_are_seldom_called_a_drift() -> None:
     assert false <= 0.08 * 300
 
 
-def test_a_shift_of_everything_is_distinguished_from_intervals_that_are_too_narrow() -> None:
+def test_narrow_intervals_are_no_shift_of_everything() -> None:
     factor = dict.fromkeys("abcdef", 1.06)
     found = judge(runs({f"1x{name}": 4 for name in "abcdef"}, factor), {})
-    assert named(found) == ["provider"], "too few of each type to name one, enough of all"
+    assert named(found) == ["provider"]
     assert found[-1].direction == "slower" and found[-1].median_ratio == pytest.approx(
         1.06, abs=0.02
     )
@@ -89,29 +89,25 @@ def test_a_shift_of_everything_is_distinguished_from_intervals_that_are_too_narr
     assert named(judge(narrow, {})) == []
 
 
-def test_it_goes_on_while_half_of_the_runs_lie_outside_and_ends_when_fewer_do() -> None:
+def test_a_drift_goes_on_while_half_of_the_runs_lie_outside() -> None:
     first = drifting(judge(runs({"1xa": 12}, {"a": 1.2}), {}))
     still = judge(runs({"1xa": 3}, {"a": 1.3}, start=100), first)
-    assert [one.drifting for one in still] == [True, False], (
-        "three runs name nothing, but do not end it either"
-    )
-    assert still[0].since == first["type", "a", "z1"], "it began when it was first seen"
+    assert [one.drifting for one in still] == [True, False]
+    assert still[0].since == first["type", "a", "z1"]
     assert [one.drifting for one in judge(runs({"1xa": 3}, {"a": 1.3}), {})] == [False, False]
     over = judge(runs({"1xa": 3}, {}, start=200), drifting(still))
     assert [one.drifting for one in over] == [False, False] and over[0].since is None
-    assert judge(runs({"1xb": 3}, {}), first)[0].instance_type == "b", (
-        "a type without a run is not judged"
-    )
+    assert judge(runs({"1xb": 3}, {}), first)[0].instance_type == "b"
 
 
-def test_what_passed_does_not_stay_for_ever_although_the_model_never_learned_it() -> None:
+def test_a_drift_ends_without_a_new_model() -> None:
     slow, normal = runs({"1xa": 20}, {"a": 1.3}), runs({"1xa": 30}, {}, start=1000)
     assert named(judge(slow, {}))
     before = drifting(judge(slow, {}))
     assert named(judge(pd.concat([slow, normal]), before)) == []
 
 
-def test_recent_is_what_was_measured_after_all_that_the_model_learned_from() -> None:
+def test_recent_runs_are_newer_than_all_that_the_model_learned() -> None:
     data = World(5).data(70)
     data = replace(
         data,
@@ -125,28 +121,24 @@ def test_recent_is_what_was_measured_after_all_that_the_model_learned_from() -> 
     assert len(found) == 20 and found["measured_at"].min() == NOON + 50 * MINUTE
     assert found["measured_s"].tolist() == data.runs.loc[later, "step_s"].tolist()
     assert found["cluster"].tolist() == data.runs.loc[later, "cluster"].tolist()
-    assert len(recent(fit(data, seed=0), data)) == 0, (
-        "the new champion has learned them: the drift is over"
-    )
+    assert len(recent(fit(data, seed=0), data)) == 0
     late_import = replace(
         data, runs=data.runs.assign(measured_at=data.runs["measured_at"].mask(later, NOON - MINUTE))
     )
-    assert len(recent(model, late_import)) == 0, "old measurements that came late are not recent"
+    assert len(recent(model, late_import)) == 0
     unknown: TrainingData = replace(data, runs=data.runs.assign(measured_at=pd.NaT))
     assert len(recent(model, unknown)) == 0
 
 
-def test_the_sentence_names_type_zone_how_far_since_when_and_what_follows() -> None:
+def test_the_sentence_names_machines_time_and_extent() -> None:
     *_, slow, whole = judge(runs({"1xa": 12, "1xb": 12, "1xc": 12}, dict.fromkeys("abc", 1.2)), {})
-    said = drift_sentence(asdict(slow))
-    assert said.startswith("drift: c in z1 runs slower than predicted since 2026-11-20 12:0")
-    assert said.endswith("outside their intervals; the next campaign measures it again first")
-    assert "unknown zone" in drift_sentence(asdict(slow) | {"zone": ""})
-    assert whole.drifting and (whole.scope, whole.instance_type, whole.zone) == WHOLE
-    assert drift_sentence(asdict(whole)).startswith("drift: everything runs slower")
+    line = drift_sentence(asdict(slow))
+    assert "c in z1" in line and "slower" in line and "2026-11-20 12:0" in line
+    assert whole.drifting and whole.group == WHOLE
+    assert "everything" in drift_sentence(asdict(whole))
 
 
-def test_among_many_quiet_groups_one_unlucky_one_is_not_named() -> None:
+def test_one_unlucky_group_among_many_is_not_named() -> None:
     scored = runs({f"1xt{at:02d}": 10 for at in range(20)}, {}, seed=5)
     own = scored["cluster"] == "1xt07"
     outside = scored["step_high_s"] * 1.02
