@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from tasks.providers.ec2.errors import AwsRefused, explained, refused
 from tasks.providers.ec2.prices import zone_scores
@@ -32,7 +32,6 @@ CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 6, 1
 VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds what was just created
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money, or may again
 _PAGE = 100  # instance types in one DescribeInstanceTypes
-_CHUNK_BYTES = 2**20
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
@@ -330,10 +329,6 @@ class Stored:
     version: str
     size: int
 
-    @property
-    def etag(self) -> str:
-        return self.version.partition(" ")[0]
-
 
 class Store:
     """One bucket. `region`: where it is asked first, and after a listing where it lies."""
@@ -372,37 +367,8 @@ class Store:
             raise refused("IncompleteReadError", action=action, region=self.region)
         return content, float(answer["LastModified"].timestamp())
 
-    def append(self, one: Stored, file: BinaryIO) -> None:
-        """Write what `file` lacks of the object to its end; a connection that breaks is resumed.
-
-        Refused with PreconditionFailed if the object was written since it was listed, and with
-        NoSuchKey if it is gone. Raises OSError of the file's.
-        """
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                self._append(one, file)
-                return
-            except AwsRefused as error:
-                if error.kind != "unsure" or attempt == ATTEMPTS:
-                    raise
-
-    def _append(self, one: Stored, file: BinaryIO) -> None:
-        have = file.seek(0, os.SEEK_END)
-        if have >= one.size:
-            return
-        action, words = "s3:GetObject", {"Bucket": self.bucket, "Key": one.key, "IfMatch": one.etag}
-        if have:
-            words["Range"] = f"bytes={have}-"
-        answer = self._api.ask(action, self.region, **words)
-        with asking(action, self.region):
-            while chunk := answer["Body"].read(_CHUNK_BYTES):
-                file.write(chunk)
-                have += len(chunk)
-        if have != one.size:
-            raise refused("IncompleteReadError", action=action, region=self.region)
-
-    def put(self, key: str, content: bytes | BinaryIO) -> None:
-        """Written whole or not at all; of a file, up to 5 GiB."""
+    def put(self, key: str, content: bytes) -> None:
+        """Written whole or not at all."""
         self._api.ask("s3:PutObject", self.region, Bucket=self.bucket, Key=key, Body=content)
 
 

@@ -7,23 +7,21 @@ controller never heard of. Machines are found by their tags.
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from tasks.providers.base import EndedLease, Lease, ProviderError
+from tasks.providers.base import EndedLease, Lease
 from tasks.providers.ec2.attempts import LEAST_BILLED_S
-from tasks.providers.leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
+from tasks.providers.leases import HeldLease, LeaseFolder, Moment, replace_durably
 
 _REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
-_REMEMBERED = timedelta(days=30)  # a machine lives seven days at most
 _MOMENTS: TypeAdapter[dict[str, Moment]] = TypeAdapter(
     dict[str, Moment], config=ConfigDict(strict=True)
 )
@@ -134,13 +132,12 @@ class _Held(Lease):
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
-    """The leases of one home, and the regions where machines of this home may run."""
+    """The leases of one home, and when the reaper looked through each region."""
 
     kind = Ec2Lease
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases-ec2")
-        self.used_file = self.root / ".used.json"
         self._swept_file = self.root / ".swept.json"
 
     @property
@@ -169,40 +166,6 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         with suppress(OSError):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self._swept_file, self.swept() | dict.fromkeys(regions, now))
-
-    def used(self, now: datetime) -> list[tuple[str, str]]:
-        """(region, deployment) of leases of the last weeks. Raises ProviderError if unreadable."""
-        pairs = (name.split(" ", 1) for name, at in self._used().items() if now - at < _REMEMBERED)
-        return [(region, deployment) for region, deployment in pairs]
-
-    def note_used(self, region: str, deployment: str, now: datetime) -> None:
-        """Remember a lease's region and deployment: its machines may outlive the lease.
-
-        Raises OSError, and ProviderError as `used`.
-        """
-        if re.match(_REGION, region):
-            replace_durably(self.used_file, self._used() | {f"{region} {deployment}": now})
-
-    def _used(self) -> dict[str, datetime]:
-        try:
-            return _MOMENTS.validate_json(self.used_file.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise ProviderError(
-                f"{self.used_file} cannot be read ({why_unreadable(error)}); machines of this home "
-                "may run in regions that only this file names. Fix it, or delete it once no other "
-                "region has machines with the tag srift:deployment"
-            ) from error
-
-    def create(self, lease: Ec2Lease) -> Path:
-        try:
-            self.note_used(lease.region, lease.deployment, lease.started_at)
-        except OSError as error:
-            raise ProviderError(
-                f"{self.used_file} cannot be written ({error.strerror}); nothing was started"
-            ) from error
-        return LeaseFolder.create(self, lease)
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease without machines as ended. A full disk leaves that to the reaper."""

@@ -1,12 +1,11 @@
 """Ends orphaned leases of this home, and machines with our tags past their deadline.
 
-Looks through every region and deployment of srift.toml and of the leases of the last weeks. Raises
-NotSwept, after everything else is done, where it could not look or end.
+Looks through every region and deployment of srift.toml and of the leases on disk. Raises NotSwept,
+after everything else is done, where it could not look or end.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -52,7 +51,6 @@ class Reaper:
         self.deployments.add(choices.deployment)
         if leases.root.is_dir():
             with leases.locked():
-                self._read_used()
                 for lease_id in leases.ids():
                     self._lease(lease_id)
         for region in self.regions:
@@ -62,15 +60,6 @@ class Reaper:
         if self.unswept:
             raise NotSwept("ec2", self.unswept, self.sentences)
         return self.sentences
-
-    def _read_used(self) -> None:
-        try:
-            used = self.machines.leases.used(self.now)
-        except ProviderError as error:
-            self.unswept["other regions"] = str(error)
-            return
-        for region, deployment in used:
-            self._look_at(region, deployment)
 
     def _look_at(self, region: Any, deployment: Any) -> None:
         """Also sweep these; an unreadable lease may hold anything."""
@@ -85,9 +74,7 @@ class Reaper:
             lease = leases.read(lease_id)
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
-            region, deployment = error.body.get("region"), error.body.get("deployment")
-            self._look_at(region, deployment)
-            self._remember(region, deployment)
+            self._look_at(error.body.get("region"), error.body.get("deployment"))
             return
         if lease is None:
             self._set_aside(lease_id)
@@ -95,16 +82,9 @@ class Reaper:
         self._look_at(lease.region, lease.deployment)
         if lease.ended_at is not None:
             return
-        self._remember(lease.region, lease.deployment)
         why = lease.why_end(self.now, all_of_them=self.all_of_them)
         if why or lease.releasing:
             self._end(lease, why or "its machines did not end before")
-
-    def _remember(self, region: Any, deployment: Any) -> None:
-        """The machines may outlive a lease that a person moves away."""
-        if isinstance(region, str) and isinstance(deployment, str):
-            with suppress(OSError, ProviderError):
-                self.machines.leases.note_used(region, deployment, self.now)
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
         leases, api = self.machines.leases, self.machines.api

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
+from tasks.providers.base import LeaseUnreadable, NotSwept
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.provider import Ec2Provider
 from tests.ec2_home import Home
@@ -180,33 +180,6 @@ def test_an_unreadable_lease_names_its_region_and_the_deadline_ends_its_machines
     home.world.pass_s(2000)
     assert len(not_swept(home).done) == 2
     assert home.world.alive() == [] and home.leases.ids() == ["r-1"]
-
-
-def moved_away(home: Home) -> None:
-    """A lease in eu-west-1 is moved away, and srift.toml names another region and deployment."""
-    left_running(home, region="eu-west-1", deaf=True)
-    home.leases.directory("r-1").rename(home.path / "given-up")
-    chosen(home, regions=("us-east-1",), deployment="another")
-
-
-def test_machines_of_a_lease_that_was_moved_away_are_found_by_the_used_regions(home: Home) -> None:
-    moved_away(home)
-    assert len(home.provider.reap(home.world.now)) == 2 and home.world.alive() == []
-    home.world.pass_s(31 * 86400)
-    calls = len(home.world.calls)
-    home.provider.reap(home.world.now)
-    assert {region for _, region in home.world.calls[calls:]} == {"us-east-1"}
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"eu-west-1 srift": 5}'])
-def test_without_the_used_regions_the_reaper_says_so_and_nothing_is_bought(
-    home: Home, text: str
-) -> None:
-    moved_away(home)
-    home.leases.used_file.write_text(text)
-    assert str(home.leases.used_file) in not_swept(home).unswept["other regions"]
-    with pytest.raises(ProviderError), home.acquire(home.two(), "r-2"):
-        pytest.fail("machines were bought")
 
 
 def test_a_new_deployment_bucket_or_prefix_hides_no_machine_and_no_record(home: Home) -> None:
