@@ -1,4 +1,4 @@
-"""An AWS account set up as Srift expects it, in moto; refusals are scripted over single methods of boto3's clients.
+"""An AWS account in moto, as the doctor sees it, with scripted refusals of single methods.
 
 What moto lacks is answered here: dry runs that it would carry out, quotas, the time.
 """
@@ -39,12 +39,12 @@ def _session() -> Any:
 
 @cache
 def plain_client(service: str, region: str) -> Any:
-    """One for all accounts, which a client knows nothing of: to make it takes longer than all that a test asks it."""
+    """One for all accounts: making a client takes longer than its calls."""
     return _session().client(service, region_name=region, config=_ONCE)
 
 
 class Account:
-    """`refuse`: method -> code that it is refused with; `answers`: method -> what it answers instead of moto."""
+    """`refuse`: method -> error code; `answers`: method -> answer in place of moto's."""
 
     def __init__(self) -> None:
         self.refuse: dict[str, str] = {}

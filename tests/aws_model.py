@@ -1,4 +1,4 @@
-"""Requests held against botocore's own description of AWS: a misspelt word would else only show when it costs money.
+"""Checks requests against botocore's model of AWS: else a misspelt word costs money to find.
 
 Both fakes of AWS ask here before they answer, so that no call of any test escapes.
 """
@@ -23,7 +23,7 @@ _VALIDATOR = ParamValidator()
 
 
 def operation(service: str, method: str) -> OperationModel:
-    """What botocore knows of a client's method. Raises AssertionError where there is none of that name."""
+    """botocore's model of a client's method. Raises AssertionError if there is none."""
     names = _methods(service)
     assert method in names, f"boto3's client of {service} has no {method}"
     return _service(service).operation_model(names[method])

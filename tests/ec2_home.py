@@ -1,4 +1,4 @@
-"""A home whose machines come from AWS in memory: a provider whose mirrors sync by hand, and dead controllers."""
+"""A home on AWS in memory, whose controllers die and whose mirrors sync by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.providers.ec2.requests import LaunchSpec
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import FakeAws, Killed
 
-BOOT_S = 180.0  # a machine sets its own end when it has come up, this much after it was asked for at the latest
+BOOT_S = 180.0  # until a machine sets its own end, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,13 @@ class Home:
 
     def controller(self) -> Ec2Provider:
         return Ec2Provider(
-            self.choices, self.world.clients, home=self.path, node_package=self.package, clock=self.world.clock,
+            self.choices,
+            self.world.clients,
+            home=self.path,
+            node_package=self.package,
+            clock=self.world.clock,
             threaded=self.threaded,
-        )  # fmt: skip
+        )
 
     def prospect(self, cluster: Cluster, *, lease_id: str, deadline_s: float) -> Prospect:
         """What `acquire` would ask for."""
@@ -103,7 +107,7 @@ class Home:
         return cast(AbstractContextManager[Ec2Cluster], made)
 
     def die(self) -> None:
-        """The controller is gone, and another one comes: no process has its number and start any more."""
+        """The controller is gone, and another one comes."""
         for lease_id in self.leases.ids():
             file = self.leases.directory(lease_id) / "lease.json"
             if not file.exists():  # killed before it was written: nothing was asked for

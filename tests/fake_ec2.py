@@ -1,4 +1,4 @@
-"""AWS in memory, scripted and deterministic: machines with states and a clock, tokens that count, refusals on demand.
+"""AWS in memory: machines with states and a clock, client tokens, scripted refusals.
 
 `FakeAws().clients` is what `Ec2Provider` takes. Time moves by `clock.sleep` and `pass_s` alone.
 A `Fault` refuses calls.
@@ -27,12 +27,12 @@ _ACTIONS = {"list_objects_v2": "ListBucket"}
 
 
 class Killed(BaseException):
-    """What a controller feels that is killed: nothing catches it, and nothing answers afterwards."""
+    """Kills a controller: nothing catches it, and nothing answers afterwards."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """Refuse the next `times` calls of `action` ("" any) for which `when(words)` holds, after letting `skip` pass."""
+    """Refuse `times` calls of `action` ("" any) where `when(words)`, after `skip` others."""
 
     action: str
     code: str
@@ -53,7 +53,7 @@ class Fault:
 
 @dataclass(slots=True, kw_only=True)
 class Instance:
-    """One machine. It runs `boot_s` after its launch and ends itself as its user-data says, unless it never boots."""
+    """A machine. It runs `boot_s` after its launch and ends itself as its user-data says."""
 
     instance_id: str
     instance_type: str
@@ -214,7 +214,7 @@ class FakeAws:
         return {"Instances": [{"InstanceIds": ids}] if ids else [], "Errors": errors}
 
     def _fleet(self, region: str, words: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """Machines in the cheapest of the places that has all of them, or an error for each place."""
+        """Machines in the cheapest place that has all of them, or an error for each place."""
         failures = self.fleet_errors.pop(0) if self.fleet_errors else []
         if failures and not self.unheard:
             return [], failures

@@ -1,4 +1,4 @@
-"""S3 in memory: one bucket, whole objects, the store's own clock, listings by page, answers that are cut off."""
+"""S3 in memory: one bucket, the store's own clock, pages, answers that are cut off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLE = "AROAEXAMPLEROLE"
 
 @dataclass(slots=True, kw_only=True)
 class FakeS3:
-    """`skew_s`: how much the store's clock is ahead. `cut`: so many of the next objects fetched come short."""
+    """`skew_s`: seconds that its clock is ahead. `cut`: number of next objects that come short."""
 
     bucket: str = "mailbox"
     region: str = "us-east-1"

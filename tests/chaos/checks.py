@@ -1,4 +1,4 @@
-"""What must hold after every scenario, whatever went wrong: one sentence for each thing that does not."""
+"""The invariants that hold after every scenario; a sentence for each broken one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDING_USD = 0.005  # moments that AWS tells are whole seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the warehouse holds: rows of runs by run id (all that there are), and dollars by lease."""
+    """What the warehouse holds: all rows by run id, and dollars by lease."""
 
     rows: dict[str, list[dict[str, Any]]]
     usd: dict[str, list[float | None]]
@@ -60,18 +60,18 @@ def machines(world: ChaosAws) -> Iterator[str]:
 
 
 def records(world: ChaosAws, what: Kept) -> Iterator[str]:
-    """Uploaded and whole: in the warehouse, once, as it was. Uploaded and not whole: a failed row."""
+    """An uploaded record is in the warehouse once, as it was; a broken one is a failed row."""
     for (lease_id, run_id), contents in world.uploaded().items():
         found = what.rows.get(run_id, [])
         if len(found) != 1:
-            yield f"record {run_id} of {lease_id} was uploaded and is {len(found)} times in the warehouse"
+            yield f"record {run_id} of {lease_id} is {len(found)} times in the warehouse"
             continue
         row = found[0]
         status, ended = row["status"], round(row["measured_at"].timestamp(), 3)
         records_found = [json.loads(content) for content in contents if sound(content)]
         whole = [(one["status"], round(one["ended_unix"], 3)) for one in records_found]
         if whole and (status, ended) not in whole:
-            yield f"record {run_id} of {lease_id} was uploaded, and the warehouse has {status} {row['reason']}"
+            yield f"record {run_id} of {lease_id} is {status} in the warehouse: {row['reason']}"
         if not whole and status == "measured":
             yield f"garbage of {run_id} was taken for a measurement"
     for run_id, found in what.rows.items():
@@ -104,7 +104,7 @@ def money(campaigns: Campaigns, what: Kept) -> Iterator[str]:
 
 
 def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
-    """Whatever was not measured has a row that says why; so has every rung that was refused."""
+    """What was not measured has a row with a reason; so has every refused attempt."""
     world = campaigns.home.world
     for lease_id, (launch, outcome) in campaigns.served.items():
         lease_rows = [
@@ -122,7 +122,8 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
             "time"
         )
         if not planned <= measured and not explained:
-            yield f"{lease_id} ended {outcome!r}: {len(planned - measured)} runs are neither measured nor explained"
+            missing = len(planned - measured)
+            yield f"{lease_id} ended {outcome!r}: {missing} runs are not explained"
         lost = [
             one
             for one in world.instances.values()
@@ -137,7 +138,7 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
             and all(row["status"] != "interrupted" for row in lease_rows)
             and outcome[:4] != "time"
         ):
-            yield f"{lease_id} lost {lost[0].instance_id} to the spot market, and no row says that it was interrupted"
+            yield f"{lease_id} lost {lost[0].instance_id} to the spot market, and no row says so"
         for row in lease_rows:
             if row["status"] != "measured" and not row["reason"]:
                 yield f"{row['run_id']} is {row['status']} without a reason"
@@ -146,7 +147,7 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
             row for found in what.rows.values() for row in found if row["lease_id"] == lease_id
         ]
         if not any(row["status"] in ("refused", "failed") for row in lease_rows):
-            yield f"{lease_id} was refused a rung, and no row says so"
+            yield f"{lease_id} was refused, and no row says so"
     for lease_id in campaigns.started.keys() - campaigns.served.keys():
         machines = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id]
         if machines and lease_id not in what.outcomes:
@@ -175,6 +176,7 @@ def false_alarms(world: ChaosAws, what: Kept) -> Iterator[str]:
 def leftovers(campaigns: Campaigns) -> Iterator[str]:
     provider, account = campaigns.home.provider, campaigns.home.world.account
     if provider.leases() or provider.ended():
-        yield f"leases that nobody has done with: {[one.lease_id for one in (*provider.leases(), *provider.ended())]}"
+        left = [one.lease_id for one in (*provider.leases(), *provider.ended())]
+        yield f"leases that are not loaded and forgotten: {left}"
     if account.templates or account.groups or account.placements:
         yield "groups or templates were left in the account"

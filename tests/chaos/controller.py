@@ -1,6 +1,6 @@
-"""The controller as flows/refresh.py and flows/measure.py run it, over and over: killed, back again, until all is done.
+"""The controller as flows/refresh.py and flows/measure.py run it, again and again until it is done.
 
-Only what is to be bought is scripted (the shop has tests of its own); caps, launches, loading and reaping are real.
+Only the orders are scripted; caps, launches, loading and reaping are real.
 """
 
 from __future__ import annotations
@@ -63,16 +63,20 @@ class MortalHome(Home):
 
     def controller(self) -> Ec2Provider:
         made = Provider(
-            self.choices, self.world.clients, home=self.path, node_package=self.package, clock=self.world.clock,
+            self.choices,
+            self.world.clients,
+            home=self.path,
+            node_package=self.package,
+            clock=self.world.clock,
             threaded=False,
-        )  # fmt: skip
+        )
         made.world = self.world
         return made
 
 
 @dataclass(slots=True, kw_only=True)
 class Campaigns:
-    """A home and what was refreshed in it. `caps`: refresh id -> dollars; `served`: lease id -> (launch, outcome)."""
+    """A home and its refreshes. `caps`: refresh id -> dollars; `served`: by lease id."""
 
     scenario: Scenario
     home: MortalHome
@@ -109,7 +113,7 @@ class Campaigns:
         return Workspace(settings=settings, warehouse=self.warehouse, provider=self.home.provider)
 
     def run(self) -> None:
-        """Refresh after refresh, one more after every death, until the list is through and nobody dies."""
+        """Refresh after refresh, one more after every death, until all orders are served."""
         while True:
             try:
                 if self.refresh():
@@ -130,7 +134,7 @@ class Campaigns:
             self._unreadable()
 
     def refresh(self) -> bool:
-        """As flows/refresh.py: reap, then a campaign under a cap. False where the reaper could not look everywhere."""
+        """As flows/refresh.py: reap, then measure under a cap. False if the reaper was blind."""
         world, here = self.home.world, self.here
         refresh_id = f"r{len(self.caps)}"
         cap_usd = self.caps[refresh_id] = self.scenario.cap_usd
@@ -189,7 +193,7 @@ class Campaigns:
             )
 
     def _unreadable(self) -> None:
-        """A newer version wrote every lease: nothing is ended, nothing bought, until a person puts it right."""
+        """No lease can be read: nothing is ended, nothing bought, until a person fixes it."""
         world = self.home.world
         files = self._lease_files()
         for file in files:
@@ -238,7 +242,7 @@ class Campaigns:
         tally.add(served, collected, load_s=0.0)
 
     def mend(self) -> None:
-        """AWS answers again, and the reaper comes twice: what it may not be sure of is settled by then."""
+        """AWS answers again, and the reaper comes until nothing can be unsettled."""
         world = self.home.world
         world.faults.clear()
         world.deaths.clear()
@@ -293,9 +297,15 @@ def launch_of(order: Order) -> PlannedLaunch:
 def _wanted(kind: str, nodes: tuple[int, ...]) -> PlannedRun:
     batches: Any = _BATCHES.get(kind, (8,) * len(nodes))
     return PlannedRun(
-        kind=kind, workload="" if kind == "probe" else "conv", nodes=nodes, batches=batches, accumulation_steps=1,
-        message_bytes=(4096,) if kind == "probe" else (), reason="chaos", est_s=12.0,
-    )  # fmt: skip
+        kind=kind,
+        workload="" if kind == "probe" else "conv",
+        nodes=nodes,
+        batches=batches,
+        accumulation_steps=1,
+        message_bytes=(4096,) if kind == "probe" else (),
+        reason="chaos",
+        est_s=12.0,
+    )
 
 
 def known_offers() -> list[Offer]:

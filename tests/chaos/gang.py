@@ -1,8 +1,7 @@
-"""One torchrun over several machines, as its records and its ends show it: armed, item after item, lost peers."""
+"""One torchrun over several machines: armed, item after item, lost peers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -130,9 +129,20 @@ class Gang:
 
 def record_of(plan: Plan, item: Item, unix: float) -> dict[str, Any]:
     """As the worker writes it, by a clock that may be wrong."""
-    values: Mapping[str, Any] = VALUES[item.kind]
     return {
-        "run_id": item.run_id, "lease_id": plan.lease_id, "attempt": plan.attempt, "kind": item.kind,
-        "status": "measured", "reason": "", "item": asdict(item), "workload_digest": "w1", "started_unix": unix - 5.0,
-        "ended_unix": unix, "fingerprint": "f1", "torch_version": "2.13.0", "values": dict(values), "devices": [], "cause": "",
-    }  # fmt: skip
+        "run_id": item.run_id,
+        "lease_id": plan.lease_id,
+        "attempt": plan.attempt,
+        "kind": item.kind,
+        "status": "measured",
+        "reason": "",
+        "item": asdict(item),
+        "workload_digest": "w1",
+        "started_unix": unix - 5.0,
+        "ended_unix": unix,
+        "fingerprint": "f1",
+        "torch_version": "2.13.0",
+        "values": dict(VALUES[item.kind]),
+        "devices": [],
+        "cause": "",
+    }

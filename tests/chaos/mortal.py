@@ -1,4 +1,4 @@
-"""What puts the controller on the simulated clock, and lets it die at any write to its disk as at any call of AWS."""
+"""Puts the controller on the simulated clock, and lets it die at any write to its disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
                 patch.object(
                     module, "write_json", _stepped(world, "disk:mailbox", module.write_json)
                 )
-            )  # type: ignore[attr-defined]
+            )
         mirror = tasks.providers.ec2.mailbox_s3
         put(patch.object(mirror, "MOST_FILES", MOST_FILES))
         put(patch.object(mirror, "_appear", _stepped(world, "disk:appear", mirror._appear)))

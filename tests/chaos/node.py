@@ -1,7 +1,4 @@
-"""One rented machine's courier and agent, scripted: what they write to the store, and when, without a process.
-
-Its clock may be wrong, its uploads may fail for a while, and its troubles befall it at the stage that they name.
-"""
+"""One machine's courier and agent, scripted: what they upload, and when, without a process."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdo
 
 
 class Node:
-    """`instance` with its troubles. `step()` once a second; what it says is uploaded records first."""
+    """`instance` with its troubles. `step()` is a second; records are uploaded first."""
 
     def __init__(self, world: ChaosAws, instance: Instance, troubles: list[Trouble]) -> None:
         self.world, self.instance, self.troubles = world, instance, troubles
@@ -116,7 +113,7 @@ class Node:
             self._reach(stage)
 
     def record(self, run_id: str, body: dict[str, Any]) -> None:
-        """One that may be garbage, where that is its trouble. What went up once is final, as sync.py has it."""
+        """Write a record, garbage if that is its trouble. An uploaded record is final."""
         if run_id in self.sent:
             return
         content = json.dumps(body).encode()

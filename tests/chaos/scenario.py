@@ -1,9 +1,9 @@
-"""One seeded scenario: what is to be measured, under which caps, and everything that goes wrong meanwhile. Pure."""
+"""A seeded scenario: what is to be measured, under which caps, and everything that goes wrong."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,27 +21,43 @@ NOT_FOUND_YET = (
 )
 UNKNOWN_KEY, TOO_MANY_FILES = "an unknown key", "too many open files"
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
-STEPS = (
-    "ec2:create_fleet", "ec2:create_fleet", "ec2:describe_instances", "ec2:terminate_instances",
-    "ec2:create_security_group", "ec2:create_launch_template", "ec2:create_placement_group",
-    "ec2:describe_subnets", "s3:put_object", "s3:list_objects_v2", "s3:get_object", "disk:lease", "disk:forget",
-    "disk:mailbox", "disk:appear", "warehouse:begin", "warehouse:commit",
-)  # fmt: skip
-
-MANY = (
-    "",
+FREQUENT = (
     "s3:list_objects_v2",
-    "ec2:describe_instances",
     "s3:get_object",
     "s3:put_object",
+    "ec2:describe_instances",
     "disk:appear",
     "disk:lease",
+    "",
+)
+STEPS = (
+    "ec2:create_fleet",
+    "ec2:create_fleet",
+    "ec2:terminate_instances",
+    "ec2:create_security_group",
+    "ec2:create_launch_template",
+    "ec2:create_placement_group",
+    "ec2:describe_subnets",
+    "disk:forget",
+    "disk:mailbox",
+    "warehouse:begin",
+    "warehouse:commit",
+    *FREQUENT,
+)
+LAUNCHING = (
+    "ec2:CreateFleet",
+    "ec2:CreateFleet",
+    "ec2:DescribeInstances",
+    "ec2:CreateSecurityGroup",
+    "ec2:CreateLaunchTemplate",
+    "ec2:DescribeSubnets",
+    "iam:GetInstanceProfile",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What befalls the n-th machine ever launched, so many seconds after it has reached a stage."""
+    """What befalls the n-th machine ever launched, seconds after it has reached a stage."""
 
     machine: int
     kind: str
@@ -51,9 +67,9 @@ class Trouble:
 
 @dataclass(slots=True, kw_only=True)
 class Death:
-    """The controller is killed at the n-th step of a name ("" any), before or after it is done; back `away_s` later.
+    """The controller is killed at the n-th step of a name ("" any), and is back `away_s` later.
 
-    `by_hand`: it is stopped by Ctrl-C instead, and may clear up.
+    `after`: the step is done. `by_hand`: by Ctrl-C, so that it may clean up.
     """
 
     name: str
@@ -71,7 +87,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """Another process reaps this home, so many seconds after a cluster was had, and can read no lease: `why`."""
+    """Another process reaps this home and cannot read any lease: `why`."""
 
     after_s: float
     why: str
@@ -85,16 +101,12 @@ class Order:
     market: str
     runs: tuple[tuple[str, tuple[int, ...]], ...]
 
-    @property
-    def machines(self) -> int:
-        return sum(count for count, _ in self.types)
-
 
 @dataclass(slots=True, kw_only=True)
 class Scenario:
-    """`kinds` are the names of what was mixed. `skew_s`: the store's clock against the controller's.
+    """`skew_s`: the store's clock against the controller's. `lag_s`: until machines are shown.
 
-    `unreadable`: after a death no lease can be read until a person mends it, half an hour later.
+    `unreadable`: after a death no lease can be read until a person fixes that, half an hour later.
     """
 
     seed: int
@@ -105,30 +117,37 @@ class Scenario:
     minutes: float = 90.0
     skew_s: float = 0.0
     lag_s: float = 0.0
-    cut: int = 0
+    cut: int = 0  # objects that come short
+    page: int = 1000
+    unreadable: bool = False
     troubles: list[Trouble] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     visits: list[Visit] = field(default_factory=list)
-    unreadable: bool = False
     capacity: dict[tuple[str, str], int] = field(default_factory=dict)
     spot: dict[str, float] = field(default_factory=dict)
-    page: int = 1000
-    fleet_errors: list[list[str]] = field(default_factory=list)  # of the first fleets
+    fleet_errors: list[list[str]] = field(default_factory=list)
+
+    def every_machine(self, *kinds: str) -> None:
+        for machine in range(4):
+            self.troubles += [Trouble(machine=machine, kind=kind) for kind in kinds]
 
 
 Mix = Callable[[Scenario, random.Random], None]
 
 
-def _befalls(one: Scenario, rng: random.Random, *kinds: str) -> Trouble:
-    """At any stage of a machine of the first launch, or of the one after."""
-    machine, stage = (
-        rng.randrange(one.orders[0].machines + (rng.random() < 0.3)),
-        rng.choice(STAGES),
-    )
-    soon = 2.0 if stage in ("finished", "done") else 12.0
-    return Trouble(
-        machine=machine, kind=rng.choice(kinds), stage=stage, after_s=rng.uniform(0.0, soon)
+def _at_any_stage(one: Scenario, rng: random.Random, kinds: Sequence[str]) -> None:
+    """Of a machine of the first launch, or of the next one."""
+    machines = sum(count for count, _ in one.orders[0].types)
+    stage = rng.choice(STAGES)
+    soon_s = 2.0 if stage in ("finished", "done") else 12.0
+    one.troubles.append(
+        Trouble(
+            machine=rng.randrange(machines + (rng.random() < 0.3)),
+            kind=rng.choice(kinds),
+            stage=stage,
+            after_s=rng.uniform(0.0, soon_s),
+        )
     )
 
 
@@ -151,35 +170,36 @@ def second_group(one: Scenario, rng: random.Random) -> None:
 
 def throttling(one: Scenario, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 4)):
-        after, skip, times = rng.random() < 0.4, rng.randint(0, 40), rng.choice([1, 2, 3, 4, 7])
-        code = rng.choice(THROTTLED)
-        action = rng.choice(["ec2:CreateFleet", "ec2:CreateFleet", "ec2:DescribeInstances", "ec2:CreateSecurityGroup",
-                             "ec2:CreateLaunchTemplate", "ec2:DescribeSubnets", "iam:GetInstanceProfile"])  # fmt: skip
-        skip = skip if action == "ec2:DescribeInstances" else skip % 3
-        one.faults.append(Fault(action=action, code=code, times=times, after=after, skip=skip))
+        action, skip = rng.choice(LAUNCHING), rng.randint(0, 40)
+        one.faults.append(
+            Fault(
+                action=action,
+                code=rng.choice(THROTTLED),
+                times=rng.choice([1, 2, 3, 4, 7]),
+                after=rng.random() < 0.4,
+                skip=skip if action == "ec2:DescribeInstances" else skip % 3,
+            )
+        )
 
 
-def asking_long(one: Scenario, rng: random.Random) -> None:
-    """Throttled all along and never answered: of three fleets the last comes long after the first request."""
-    many_tries(one, rng.choice(["RequestLimitExceeded", "Throttling"]))
+def many_tries(one: Scenario, rng: random.Random) -> None:
+    """Fleets fail, requests are throttled all along, and the last one is not answered."""
+    code = rng.choice(["RequestLimitExceeded", "Throttling"])
     one.lag_s = rng.choice([0.0, 20.0, 60.0])
-
-
-def many_tries(one: Scenario, code: str) -> None:
-    """The first fleets come to nothing after five refusals each, and the last of them is not answered."""
     one.fleet_errors = [["InternalError"], ["InternalError"]]
-    actions = [("ec2:CreateLaunchTemplate", 0), *(("ec2:CreateFleet", skip) for skip in range(3))]
-    one.faults += [Fault(action=action, code=code, times=5, skip=skip) for action, skip in actions]
+    for action, skip in (
+        ("ec2:CreateLaunchTemplate", 0),
+        *(("ec2:CreateFleet", n) for n in range(3)),
+    ):
+        one.faults.append(Fault(action=action, code=code, times=5, skip=skip))
     one.faults.append(Fault(action="ec2:CreateFleet", code=SILENT, after=True, skip=2))
 
 
 def quota(one: Scenario, rng: random.Random) -> None:
-    code = rng.choice(["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow"])
-    one.faults.append(Fault(action="ec2:CreateFleet", code=code, times=rng.randint(1, 3)))
-    if rng.random() < 0.5:
-        one.faults.append(
-            Fault(action="ec2:CreateFleet", code="VcpuLimitExceeded", times=rng.randint(1, 4))
-        )
+    codes = [rng.choice(["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow"])]
+    codes += ["VcpuLimitExceeded"] * (rng.random() < 0.5)
+    for code in codes:
+        one.faults.append(Fault(action="ec2:CreateFleet", code=code, times=rng.randint(1, 3)))
 
 
 def dearer(one: Scenario, rng: random.Random) -> None:
@@ -187,34 +207,33 @@ def dearer(one: Scenario, rng: random.Random) -> None:
 
 
 def notice(one: Scenario, rng: random.Random) -> None:
-    one.troubles += [
-        _befalls(one, rng, "notice", "notice", "notice", "rebalance")
-        for _ in range(rng.randint(1, 3))
-    ]
+    for _ in range(rng.randint(1, 3)):
+        _at_any_stage(one, rng, ["notice", "notice", "notice", "rebalance"])
 
 
 def taken(one: Scenario, rng: random.Random) -> None:
-    one.troubles += [
-        _befalls(one, rng, "taken", "taken", "retired") for _ in range(rng.randint(1, 3))
-    ]
+    for _ in range(rng.randint(1, 3)):
+        _at_any_stage(one, rng, ["taken", "taken", "retired"])
 
 
 def never_boots(one: Scenario, rng: random.Random) -> None:
-    machine = rng.randrange(one.orders[0].machines)
-    one.troubles.append(Trouble(machine=machine, kind=rng.choice(["never boots", "mute"])))
+    one.troubles.append(Trouble(machine=0, kind=rng.choice(["never boots", "mute"])))
 
 
 def hangs(one: Scenario, rng: random.Random) -> None:
-    one.troubles += [_befalls(one, rng, "hangs") for _ in range(rng.randint(1, 2))]
+    for _ in range(rng.randint(1, 2)):
+        _at_any_stage(one, rng, ["hangs"])
 
 
 def killed(one: Scenario, rng: random.Random) -> None:
     for _ in range(rng.choice([1, 1, 2, 3])):
-        name = rng.choice(["", "", *STEPS, *STEPS[:2]])
-        nth = int(2 ** rng.uniform(0, 10)) if name in MANY else rng.randrange(3)
+        name = rng.choice(STEPS)
         one.deaths.append(
             Death(
-                name=name, nth=nth, after=rng.random() < 0.5, away_s=rng.choice([2.0, 60.0, 400.0])
+                name=name,
+                nth=int(2 ** rng.uniform(0, 10)) if name in FREQUENT else rng.randrange(3),
+                after=rng.random() < 0.5,
+                away_s=rng.choice([2.0, 60.0, 400.0]),
             )
         )
 
@@ -227,48 +246,44 @@ def by_hand(one: Scenario, rng: random.Random) -> None:
 
 def away(one: Scenario, rng: random.Random) -> None:
     killed(one, rng)
-    if rng.random() < 0.4:  # bought, and never heard of
-        one.deaths[0] = Death(
-            name=rng.choice(STEPS[:2]), nth=rng.randrange(2), after=True, away_s=0.0
-        )
+    if rng.random() < 0.4:  # machines are bought, and never heard of
+        nth = rng.randrange(2)
+        one.deaths[0] = Death(name="ec2:create_fleet", nth=nth, after=True, away_s=0.0)
     for death in one.deaths:
         death.away_s = rng.choice([1800.0, 3600.0, 9000.0])
 
 
 def store(one: Scenario, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 4)):
-        action = rng.choice(["s3:ListBucket", "s3:GetObject", "s3:PutObject"])
-        times, skip = rng.choice([1, 2, 5, 30]), rng.choice([0, 3, 20, 60, 150])
-        one.faults.append(Fault(action=action, code=rng.choice(STORE), times=times, skip=skip))
+        one.faults.append(
+            Fault(
+                action=rng.choice(["s3:ListBucket", "s3:GetObject", "s3:PutObject"]),
+                code=rng.choice(STORE),
+                times=rng.choice([1, 5, 30]),
+                skip=rng.randint(0, 60),
+            )
+        )
     one.cut = rng.choice([0, 1, 5])
     one.page = rng.choice([2, 7, 1000])
 
 
 def uploads(one: Scenario, rng: random.Random) -> None:
     for machine in range(4):
-        kinds = [
-            kind
-            for kind in ("uploads fail", "uploads fail", "garbage", "crash")
-            if rng.random() < 0.4
-        ]
-        one.troubles += [Trouble(machine=machine, kind=kind) for kind in dict.fromkeys(kinds)]
+        kinds = [kind for kind in ("uploads fail", "garbage", "crash") if rng.random() < 0.45]
+        one.troubles += [Trouble(machine=machine, kind=kind) for kind in kinds]
 
 
 def last_words(one: Scenario, rng: random.Random) -> None:
-    """What is measured goes up late, and its reader dies and is back at once."""
-    one.troubles += [Trouble(machine=machine, kind="uploads fail") for machine in range(4)]
+    """Records go up late, and their reader dies and is back at once."""
+    one.every_machine("uploads fail")
     for _ in range(rng.randint(1, 3)):
-        nth = rng.randint(5, 60)
-        one.deaths.append(
-            Death(
-                name=rng.choice(["disk:appear", "s3:get_object"]), nth=nth, after=True, away_s=2.0
-            )
-        )
+        name, nth = rng.choice(["disk:appear", "s3:get_object"]), rng.randint(5, 60)
+        one.deaths.append(Death(name=name, nth=nth, after=True, away_s=2.0))
 
 
 def skew(one: Scenario, rng: random.Random) -> None:
     one.skew_s = rng.choice([0.0, 45.0, -45.0, 840.0, -840.0])
-    one.troubles += [Trouble(machine=machine, kind="skew") for machine in range(4)]
+    one.every_machine("skew")
 
 
 def terminate(one: Scenario, rng: random.Random) -> None:
@@ -278,9 +293,7 @@ def terminate(one: Scenario, rng: random.Random) -> None:
 
 
 def twice(one: Scenario, rng: random.Random) -> None:
-    one.troubles += [
-        Trouble(machine=machine, kind="twice") for machine in range(4) if rng.random() < 0.7
-    ]
+    one.every_machine("twice")
 
 
 def tight(one: Scenario, rng: random.Random) -> None:
@@ -288,11 +301,10 @@ def tight(one: Scenario, rng: random.Random) -> None:
 
 
 def devices(one: Scenario, rng: random.Random) -> None:
-    """A driver that never comes up, seen by the node or not."""
+    """A driver that never comes up, noticed by the node or not."""
     for machine in rng.sample(range(4), rng.randint(1, 2)):
-        one.troubles.append(
-            Trouble(machine=machine, kind=rng.choice(["no devices", "no devices", "wrong device"]))
-        )
+        kind = rng.choice(["no devices", "no devices", "wrong device"])
+        one.troubles.append(Trouble(machine=machine, kind=kind))
 
 
 def unseen(one: Scenario, rng: random.Random) -> None:
@@ -310,19 +322,18 @@ def unreadable(one: Scenario, rng: random.Random) -> None:
     one.unreadable = True
 
 
-def sweeps(words: dict[str, Any]) -> bool:
-    """Whether it is the reaper's look through a region."""
+def is_sweep(words: dict[str, Any]) -> bool:
+    """Whether DescribeInstances is the reaper's look through a region."""
     names = {each["Name"] for each in words.get("Filters", ())}
     return names == {"tag:srift:deployment", "instance-state-name"}
 
 
 def blind(one: Scenario, rng: random.Random) -> None:
-    """The session expires while the controller is away; days may go by until somebody signs in again."""
+    """The session expires while the controller is away."""
     killed(one, rng)
     code, times, skip = rng.choice(SESSION), rng.randint(1, 4), rng.randint(0, 2)
-    one.faults.append(
-        Fault(action="ec2:DescribeInstances", code=code, times=times, skip=skip, when=sweeps)
-    )
+    action = "ec2:DescribeInstances"
+    one.faults.append(Fault(action=action, code=code, times=times, skip=skip, when=is_sweep))
 
 
 def not_found_yet(one: Scenario, rng: random.Random) -> None:
@@ -331,20 +342,18 @@ def not_found_yet(one: Scenario, rng: random.Random) -> None:
 
 
 def floods(one: Scenario, rng: random.Random) -> None:
-    stage = rng.choice(["ready", "armed", "running"])
-    one.troubles.append(
-        Trouble(machine=rng.randrange(3), kind="floods", stage=stage, after_s=rng.uniform(0.0, 8.0))
-    )
+    stage, after_s = rng.choice(["ready", "armed", "running"]), rng.uniform(0.0, 8.0)
+    machine = rng.randrange(3)
+    one.troubles.append(Trouble(machine=machine, kind="floods", stage=stage, after_s=after_s))
 
 
 def nests(one: Scenario, rng: random.Random) -> None:
-    for machine in range(3):
-        if rng.random() < 0.6:
-            one.troubles.append(Trouble(machine=machine, kind="nests", stage=rng.choice(STAGES)))
+    for machine in rng.sample(range(3), 2):
+        one.troubles.append(Trouble(machine=machine, kind="nests", stage=rng.choice(STAGES)))
 
 
 KINDS: dict[str, Mix] = {
-    "capacity refused at a rung": capacity,
+    "capacity refused": capacity,
     "second group of a mixed cluster refused": second_group,
     "throttling": throttling,
     "quota or price": quota,
@@ -371,14 +380,20 @@ KINDS: dict[str, Mix] = {
     "a node that floods names": floods,
     "a node that nests deeply": nests,
     "devices that are not there": devices,
-    "a launch of many tries": asking_long,
+    "a launch of many tries": many_tries,
 }
 
 
 def order(rng: random.Random) -> Order:
     """One to three machines, and what to measure on them."""
-    types = rng.choice([((1, "g4dn.xlarge"),), ((2, "g4dn.12xlarge"),), ((3, "g4dn.xlarge"),),
-                        ((1, "g4dn.12xlarge"), (2, "g4dn.xlarge"))])  # fmt: skip
+    types = rng.choice(
+        [
+            ((1, "g4dn.xlarge"),),
+            ((2, "g4dn.12xlarge"),),
+            ((3, "g4dn.xlarge"),),
+            ((1, "g4dn.12xlarge"), (2, "g4dn.xlarge")),
+        ]
+    )
     whole = tuple(range(sum(count for count, _ in types)))
     runs: list[tuple[str, tuple[int, ...]]] = [("profile", (rng.choice(whole),)), ("train", whole)]
     if len(whole) > 1:
@@ -388,16 +403,13 @@ def order(rng: random.Random) -> Order:
 
 
 def scenario(seed: int, number: int) -> Scenario:
-    """The `number`-th of a seed: its first kind in turn, so that each comes equally often, and up to two others."""
+    """The n-th of a seed: its first kind in turn, and up to two others."""
     rng = random.Random(f"{seed}/{number}")
     names = list(KINDS)
     first = names[number % len(names)]
     others = rng.sample([name for name in names if name != first], rng.randint(0, 2))
-    one = Scenario(
-        seed=number,
-        kinds=(first, *others),
-        orders=tuple(order(rng) for _ in range(rng.randint(1, 3))),
-    )
+    orders = tuple(order(rng) for _ in range(rng.randint(1, 3)))
+    one = Scenario(seed=number, kinds=(first, *others), orders=orders)
     for name in one.kinds:
         KINDS[name](one, rng)
     return one

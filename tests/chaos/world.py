@@ -1,6 +1,6 @@
-"""AWS in memory with machines that live: they boot, speak through S3, are taken, hang; one clock for all, and a bill.
+"""AWS in memory with machines that boot, upload, hang and are taken; one clock, and a bill.
 
-`aws.step(name)` counts everything that the controller does to the world or to its disk: there it can be killed.
+Everything that the controller does to the world or its disk is a `step`, where it can be killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tasks.providers.ec2.mailbox_s3 import Mirror
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 from tests.chaos.gang import Gang
 from tests.chaos.node import NESTED, Node
-from tests.chaos.scenario import Death, Trouble, sweeps
+from tests.chaos.scenario import Death, Trouble, is_sweep
 from tests.fake_ec2 import FakeAws, Fault, Instance, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD
 
@@ -33,7 +33,7 @@ BESIDE_USD = storage_usd_per_hour("us-east-1", 100) + other_usd_per_hour(public=
 
 @dataclass(slots=True, kw_only=True)
 class ChaosAws(FakeAws):
-    """`troubles`: what befalls the n-th machine ever launched. `deaths`: where the controller is killed, in order."""
+    """`troubles` of the n-th machine ever launched; `deaths` of the controller, in order."""
 
     rng: random.Random
     troubles: tuple[Trouble, ...] = ()
@@ -45,12 +45,9 @@ class ChaosAws(FakeAws):
     overdue: set[str] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
     struck: Counter[str] = field(default_factory=Counter)  # what came to pass, how often
-    refused: list[str] = field(
-        default_factory=list
-    )  # lease of every request that AWS had no machines for
-    visitors: list[tuple[float, Callable[[], None]]] = field(
-        default_factory=list
-    )  # seconds with a cluster, then who
+    refused: list[str] = field(default_factory=list)  # leases of refused requests
+    # Seconds for which a controller must have had a cluster, then the visit.
+    visitors: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     had_s: float = 0.0  # seconds for which a controller has had a cluster
     unswept: int = 0  # times that the reaper's look through a region was refused
     steps: int = 0
@@ -65,7 +62,7 @@ class ChaosAws(FakeAws):
         return (self.now - self.began).total_seconds() + 1000.0
 
     def pass_s(self, seconds: float) -> None:
-        """Time goes by for everybody, a second at a time while a machine lives."""
+        """Time goes by, a second at a time while a machine lives."""
         left = seconds
         while left > 1e-9:
             some = min(left, TURN_S) if self._stirring() else left
@@ -82,21 +79,21 @@ class ChaosAws(FakeAws):
             self._visit(some)
 
     def _visit(self, some: float) -> None:
-        """Another process comes while a cluster is held, if one is due."""
+        """Another process comes while a cluster is held, if it is due."""
         self.had_s += some if self.mirrors and not self.dead else 0.0
         if self.mirrors and not self.dead and self.visitors and self.had_s >= self.visitors[0][0]:
             _, visit = self.visitors.pop(0)
             visit()
 
     def sleep(self, seconds: float) -> None:
-        """The controller's pauses; it is busy, and looks once a second at most."""
+        """The controller pauses, for a second at least."""
         if not self.dead:
             self.pass_s(max(TURN_S, seconds))
         if self.dead:
             raise Killed("asleep")
 
     def step(self, name: str, after: bool = False) -> None:
-        """Something that a controller does: it dies here if it is to."""
+        """Something that the controller does; it may die here."""
         if self.dead:
             raise Killed(name)
         self.steps += not after
@@ -129,7 +126,7 @@ class ChaosAws(FakeAws):
         try:
             self.step(name, after=True)
         except Killed:
-            del self.refused[heard:]  # a refusal that nobody heard is none
+            del self.refused[heard:]  # nobody heard the refusal
             raise
         return answer
 
@@ -138,7 +135,7 @@ class ChaosAws(FakeAws):
         self.log.append(f"{self.now:%H:%M:%S} {sentence}")
 
     def usd(self, lease_id: str) -> float:
-        """The bill of a lease, by what the machines really lived."""
+        """The bill of a lease, by the lives of its machines."""
         return sum(
             self._bill(one)
             for one in self.instances.values()
@@ -151,7 +148,7 @@ class ChaosAws(FakeAws):
 
     def _strike(self, fault: Fault, name: str) -> None:
         self.struck["call refused or unanswered"] += 1
-        self.unswept += fault.when is sweeps
+        self.unswept += fault.when is is_sweep
         self.note(f"{name} answered with {fault.code}")
         FakeAws._strike(self, fault, name)
 
@@ -175,9 +172,8 @@ class ChaosAws(FakeAws):
             self.usd_per_hour[one] = (
                 self.account.spot[zone] if market == "spot" else ON_DEMAND_USD
             ) + BESIDE_USD
-        self.note(
-            f"launched {count} {name} {market} in {zone} for {self.instances[ids[0]].tags['srift:lease']}"
-        )
+        lease_id = self.instances[ids[0]].tags["srift:lease"]
+        self.note(f"launched {count} {name} {market} in {zone} for {lease_id}")
         return ids
 
     def _lacks(self, zone: str, market: str, count: int) -> bool:
@@ -192,7 +188,7 @@ class ChaosAws(FakeAws):
         )
 
     def _counted(self, words: dict[str, Any], ask: Any) -> Any:
-        """`ask()`, and a note of the lease where AWS has nothing to give it."""
+        """`ask()`; the lease is noted if AWS refuses."""
         tags = [
             tag
             for one in words["TagSpecifications"]
@@ -211,7 +207,7 @@ class ChaosAws(FakeAws):
         return answer
 
     def _without(self, lease_id: str) -> None:
-        self.struck["rung refused"] += 1
+        self.struck["attempt refused"] += 1
         self.refused.append(lease_id)
 
     def _describe_instances(
@@ -226,7 +222,7 @@ class ChaosAws(FakeAws):
         return answer
 
     def _stirring(self) -> bool:
-        """Whether anything can happen by itself."""
+        """Whether a machine lives, or may still upload."""
         lingers = self.now - timedelta(seconds=40)
         return any(
             one.ended_at is None or one.ended_at > lingers for one in self.instances.values()
@@ -243,7 +239,7 @@ class ChaosAws(FakeAws):
             self._syncing = False
 
     def _watch_deadlines(self) -> None:
-        """A machine may live to its deadline, rounded up to a minute, and as much longer as the caps reckon with."""
+        """A machine may live to its deadline, a minute's rounding, and the caps' allowance."""
         for one in self.instances.values():
             ends = float(one.tags["srift:deadline"]) + 60.0 + LATE_S
             if one.ended_at is None and one.boot_s < 1e6 and self.now.timestamp() > ends:
@@ -262,7 +258,7 @@ class ChaosAws(FakeAws):
 
 
 def sound(content: bytes) -> bool:
-    """Whether a record is whole, and none that is nested."""
+    """Whether a record is whole and not nested."""
     try:
         return NESTED not in content and bool(json.loads(content)["run_id"])
     except (ValueError, KeyError):

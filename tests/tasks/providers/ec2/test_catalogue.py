@@ -1,4 +1,4 @@
-"""What EC2 says of a type becomes what the model needs: sustained rates, parts of devices, nothing guessed."""
+"""Descriptions of EC2 become instance types: sustained rates, fractions of devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gpu(**changed: Any) -> dict[str, Any]:
 def cards(
     *gbps: float | None, stated: str = "High", able: Sequence[bool] = (), most: int = 99
 ) -> dict[str, Any]:
-    """Network cards, each able to take an EFA or not (all, unless given), as DescribeInstanceTypes has them."""
+    """Network cards; `able`: which of them take an EFA (all, unless given)."""
     takes = able or [True] * len(gbps)
     kinds = [["interface", "efa", "efa-only"] if one else ["interface"] for one in takes]
     rates = [{"BaselineBandwidthInGbps": one} for one in gbps]
@@ -197,8 +197,8 @@ def test_gpu_stands_for_the_families_of_the_image_line() -> None:
 
 @pytest.mark.parametrize(("parameter", "newer"), [
     (AMI_PARAMETER, True),
-    ("/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04/latest/ami-id", False),
-    ("/aws/service/deeplearning/ami/arm64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id", None),
+    (AMI_PARAMETER.replace("2.13", "2.9"), False),
+    (AMI_PARAMETER.replace("x86_64", "arm64"), None),
     ("/ours/ami", None),
 ])  # fmt: skip
 def test_a_line_of_images_is_known_by_its_parameter(parameter: str, newer: bool | None) -> None:

@@ -1,4 +1,4 @@
-"""A running cluster of EC2 as the controller sees it: the mailbox mirrored, notices, interruptions, replacements."""
+"""A running cluster of EC2: mirrored mailbox, notices, interruptions, replacements."""
 
 from __future__ import annotations
 
@@ -109,8 +109,16 @@ def test_a_name_that_leads_elsewhere_is_left_where_it_is_and_a_stranger_is_not_h
     home: Home, running: Ec2Cluster
 ) -> None:
     before = sorted(home.path.rglob("*"))
-    for name in ("../../../evil.json", "records/../../x.json", ".hidden", "a/b/c/d/e.json", "a\nb.json", "a:b.json",
-                 f"{ROLE}:i-0ffffffffffffffff/out/x.json"):  # fmt: skip
+    names_that_lead_elsewhere = (
+        "../../../evil.json",
+        "records/../../x.json",
+        ".hidden",
+        "a/b/c/d/e.json",
+        "a\nb.json",
+        "a:b.json",
+        f"{ROLE}:i-0ffffffffffffffff/out/x.json",
+    )
+    for name in names_that_lead_elsewhere:
         home.world.s3.upload(home.world.now, "r-1", names(home)[0], name, {"evil": True})
     home.world.s3.upload(
         home.world.now, "r-1", "i-0ffffffffffffffff", "records/x.json", {"run_id": "x"}

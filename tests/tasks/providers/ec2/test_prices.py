@@ -54,9 +54,16 @@ def test_of_two_list_prices_the_higher_counts_and_other_units_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("text", "usd"),
-    [("0.526", 0.526), (1, 1.0), ("0", None), (0.0, None), ("-1", None), (None, None), ("", None), ("nan", None),
-     ("free", None)],
-)  # fmt: skip
+    [
+        ("0.526", 0.526),
+        (1, 1.0),
+        ("0", None),
+        ("-1", None),
+        (None, None),
+        ("nan", None),
+        ("", None),
+    ],
+)
 def test_a_price_is_positive_or_unknown(text: object, usd: float | None) -> None:
     assert known_price(text) == usd
 
@@ -127,8 +134,16 @@ OWN = Ec2.model_validate(FILE)
 def of(
     name: str, market: str = "on-demand", usd: float | None = 1.0, region: str = "us-east-1"
 ) -> Offer:
-    return Offer(instance_type=replace(machine("small"), name=name), market=market, zone="a", region=region,
-                 usd_per_hour=usd, interruptions_per_hour=0.0, price_as_of=AS_OF)  # fmt: skip
+    kind = replace(machine("small"), name=name)
+    return Offer(
+        instance_type=kind,
+        market=market,
+        zone="a",
+        region=region,
+        usd_per_hour=usd,
+        interruptions_per_hour=0.0,
+        price_as_of=AS_OF,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The packaged types and prices: dated, sourced, with unknown prices unknown, and made anew by one command."""
+"""The packaged types and prices: dated, sourced, unknown prices unknown, reproducible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that a machine is given: whole, small enough, of values that cannot mean anything else to a shell."""
+"""The user-data script: complete, small enough, and safe from its values."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it(
         compile(code, "embedded", "exec")
 
 
-def test_it_leaves_a_thousand_bytes_of_what_ec2_takes_and_one_that_is_too_long_is_refused_with_its_size() -> (
-    None
-):
+def test_the_script_fits_with_room_and_a_longer_one_is_refused() -> None:
     assert len(script(prefix="p" * 100, lease_id="l" * 60).encode()) < MOST_BYTES - 1000
     with pytest.raises(NotSupported, match="20000 bytes"):
         fitting("x" * 20_000)
