@@ -11,16 +11,15 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.workload import Mode, Setup, Workload
 from ..step_time.machine_specs import computes
+from ..step_time.model import StepTimeModel
 from ..step_time.setup_arrays import SetupArrays
 
 _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
@@ -29,33 +28,6 @@ ACCUMULATION_STEPS = (1, 2, 4)
 
 Line = tuple[float, float]  # (a, k): forward and backward of one device take a + k * batch seconds
 Wholes = NDArray[np.int64]
-
-
-class StepModel(Protocol):
-    """The step-time model as the planner uses it. A setup's draws do not depend on other setups."""
-
-    def compute_line(self, workload: str, instance_type: str, mode: Mode = ...) -> Line: ...
-
-    def peak_bytes(
-        self,
-        workload: str,
-        instance_type: str,
-        batch: int,
-        ranks: int = 1,
-        *,
-        mode: Mode = ...,
-        accumulates: bool = False,
-    ) -> float:
-        """Peak memory of one device of `ranks`; NaN if unknown."""
-
-    def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
-        """(rows,) step seconds by the learned formula, without neighbouring measurements."""
-
-    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
-        """step_s, step_low_s, step_high_s and bottleneck by row."""
-
-    def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """(rows, count) joint draws of step seconds."""
 
 
 def finish_together(
@@ -255,7 +227,7 @@ def splits_of(
     counts: Wholes,
     *,
     totals: Sequence[int],
-    model: StepModel,
+    model: StepTimeModel,
 ) -> BatchSplits:
     """Return the splits of clusters of `counts` (clusters, types) machines, in each mode.
 
@@ -373,7 +345,7 @@ def _divisors(total: int, *, above: int) -> list[int]:
 
 
 def _largest_batch(
-    model: StepModel,
+    model: StepTimeModel,
     workload: str,
     mode: Mode,
     kind: InstanceType,

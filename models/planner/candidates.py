@@ -19,7 +19,8 @@ from ..domain.workload import Mode, Setup, Workload
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions, expected_hours
 from ..job.job_conditions import JobConditions, Pool, Stated
-from .batch_split import BatchSplits, StepModel, global_batches, splits_of
+from ..step_time.model import StepTimeModel
+from .batch_split import BatchSplits, global_batches, splits_of
 from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
 
 # Zones of one market that are compared whole: each costs as much time as the first.
@@ -96,7 +97,7 @@ class Candidates:
         )
 
 
-def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -> Candidates:
+def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
     """Return every split in every market and zone that sells all of its types.
 
     Of up to MOST_CLUSTERS clusters those that do not fit are left out; of more the caller asks.

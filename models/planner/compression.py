@@ -15,12 +15,12 @@ import pandas as pd
 
 from ..domain.numeric import BoolArray
 from ..domain.workload import Mode, Setup, Workload
+from ..step_time.model import StepTimeModel
 from ..step_time.setup_arrays import SetupArrays, read_setups
-from .batch_split import StepModel
 
 
 def unproven(
-    model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
+    model: StepTimeModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[Mode]
 ) -> BoolArray:
     """(rows,) must the setup be faster than DDP, and is the upper end of its interval no faster?
 
@@ -46,7 +46,7 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
     ]
 
 
-def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
+def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
     """Compare the setup's step with strategies that exchange otherwise; empty without any."""
     ours = setup.mode
     able = [one for one in able_modes(setup, workload.modes) if one.dense == ours.dense]

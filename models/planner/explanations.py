@@ -14,8 +14,9 @@ from ..domain.cluster import Cluster
 from ..domain.numeric import IntArray
 from ..domain.workload import Goal, Mode, Setup, Workload
 from ..job.cost import JobCosts
+from ..step_time.model import StepTimeModel
 from ..step_time.setup_arrays import read_setups
-from .batch_split import StepModel, global_batches
+from .batch_split import global_batches
 from .candidates import Supply
 from .choice_rule import EVEN_ODDS, drawn_meeting
 
@@ -178,7 +179,7 @@ def _difference(row: Row, against: Row, what: str) -> str:
     return f"{shown} % {_UNITS[what]} ({amount(mine, what)} against {amount(theirs, what)})"
 
 
-def made_to_fit(setup: Setup, workload: Workload, model: StepModel) -> str:
+def made_to_fit(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
     """Say what makes the workload fit in memory, and the seconds that it costs; empty if nothing.
 
     Compares with one micro-step in the plainest tolerated mode of the same precision.
@@ -212,7 +213,7 @@ def made_to_fit(setup: Setup, workload: Workload, model: StepModel) -> str:
     )
 
 
-def obstacle(workload: Workload, supply: Supply, model: StepModel) -> str:
+def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     """Say if memory or the global batch keeps every machine on offer from training; else empty."""
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))

@@ -15,7 +15,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray, IntArray, to_rounding
 from ..domain.workload import UNPLANNED, Goal, Mode, Setup, Workload
 from ..job.cost import JobCosts, job_costs
-from .batch_split import StepModel
+from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import drawn_meeting, losses, normal_meeting
 from .compression import able_modes, compared, unproven
@@ -49,7 +49,7 @@ class Plan:
 def plan(
     workload: Workload,
     supply: Supply,
-    model: StepModel,
+    model: StepTimeModel,
     *,
     runs: pd.DataFrame | None = None,
     top: int = 5,
@@ -120,7 +120,7 @@ def nothing(workload: Workload, why: str = "") -> Plan:
     return Plan(rows=rows, frontier=[], ranked=[], candidates=0, clusters=0, looked_at=0)
 
 
-def allowed(workload: Workload, supply: Supply, model: StepModel) -> Candidates | None:
+def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
     """Return every candidate of modes without a veto; None without an offer or a mode.
 
     Raises:
@@ -132,7 +132,7 @@ def allowed(workload: Workload, supply: Supply, model: StepModel) -> Candidates 
     return enumerate_candidates(workload, supply, model)
 
 
-def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Setup]:
+def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list[Setup]:
     """Return `allowed` as setups that fit."""
     found = allowed(workload, supply, model)
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
@@ -163,7 +163,7 @@ def _best_that_fit(found: Candidates, goals: Sequence[Goal], supply: Supply) -> 
 
 
 def _predicted(
-    found: Candidates, rows: IntArray, workload: Workload, model: StepModel
+    found: Candidates, rows: IntArray, workload: Workload, model: StepTimeModel
 ) -> _Expected:
     """Return expected hours and dollars of `rows` by the model."""
     splits, back = np.unique(found.column("split", rows), return_inverse=True)

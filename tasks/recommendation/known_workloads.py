@@ -1,4 +1,4 @@
-"""`srift workloads`: what is known of each workload, by provider; and which provider can answer for one."""
+"""What each provider knows of each workload, and which provider to ask about a workload."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ FACTS = ("parameters", "gradient_bytes", "flops_per_sample", "samples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWorkload:
-    """A workload as a provider knows it: rows measured here, imported, and public ones that came with the package.
+    """A workload as a provider knows it: rows measured here, imported, and public.
 
-    `provider` is "" for one of srift.toml of which nothing is known; `devices` are the kinds that it was measured on.
+    `provider` is "" for a workload of srift.toml without data; `devices` are those with rows.
     """
 
     workload: str
     provider: str
+    in_settings: bool
     devices: tuple[str, ...] = ()
     measured_rows: int = 0
     imported_rows: int = 0
@@ -40,125 +41,97 @@ class KnownWorkload:
     gradient_bytes: float | None = None
     flops_per_sample: float | None = None
     samples: float | None = None
-    in_settings: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; counts of parameters and bytes as whole numbers."""
+        """Return plain values, counts as whole numbers."""
         values = asdict(self) | {"devices": list(self.devices)}
         whole = ("parameters", "gradient_bytes", "samples")
         return values | {name: int(values[name]) for name in whole if values[name] is not None}
 
     @property
     def rows(self) -> int:
-        """Of any origin."""
         return self.measured_rows + self.imported_rows + self.public_rows
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkload]:
-    """Every workload that a provider has rows or facts of, by name; then those of srift.toml of which there is nothing."""
-    clusters, workloads, types = _read(warehouse)
-    kinds = {
+    """Return workloads with rows or facts by name, then those of srift.toml without."""
+    with warehouse.read_or_empty() as connection:
+        marts = ("workload_rows", "workloads", "instance_types")
+        clusters, workloads, types = (rows_of(select(connection, mart)) for mart in marts)
+    devices = {
         (provider, name): device
-        for provider, types_of in known_devices(settings.local.instance_types).items()
-        for name, (_, device) in types_of.items()
+        for provider, known in known_devices(settings.local.instance_types).items()
+        for name, (_, device) in known.items()
     }
-    kinds |= {(str(row["provider"]), str(row["name"])): str(row["device"]) for row in types}
+    devices |= {(str(row["provider"]), str(row["name"])): str(row["device"]) for row in types}
+    for row in rows_of(waiting(warehouse, settings)):
+        if any(
+            (one["workload"], one["provider"]) == (row["workload"], PUBLIC) for one in workloads
+        ):
+            continue
+        workloads.append(row | {"provider": PUBLIC})
+        for at, cluster in enumerate(row["clusters"]):
+            moment = datetime.fromisoformat(str(row["newest_measured_at"]))
+            counted = {"cluster": cluster, "public_rows": 0 if at else row["rows"]}
+            clusters.append(row | counted | {"provider": PUBLIC, "newest_measured_at": moment})
     found = []
     for row in workloads:
         provider, name = str(row["provider"]), str(row["workload"])
-        mine = [one for one in clusters if (one["provider"], one["workload"]) == (provider, name)]
-        facts = {fact: _number(row[fact]) for fact in FACTS}
-        if not mine and not any(facts[fact] for fact in FACTS[:-1]):
-            continue  # noted from srift.toml, and nothing more
-        moments = [one["newest_measured_at"] for one in mine if pd.notna(one["newest_measured_at"])]
-        devices = {
-            kinds.get((provider, part), part)
-            for one in mine
-            for part in parse_cluster(str(one["cluster"]))
-        }
+        own = [one for one in clusters if (one["provider"], one["workload"]) == (provider, name)]
+        facts: dict[str, Any] = {fact: _number(row.get(fact)) for fact in FACTS}
+        if not own and not any(facts[fact] for fact in FACTS[:-1]):
+            continue  # only noted from srift.toml
+        moments = [one["newest_measured_at"] for one in own]
+        types_used = {kind for one in own for kind in parse_cluster(str(one["cluster"]))}
+        counts = ("measured_rows", "imported_rows", "public_rows")
         found.append(
             KnownWorkload(
                 workload=name,
                 provider=provider,
-                devices=tuple(sorted(devices)),
-                measured_rows=sum(int(one["measured_rows"]) for one in mine),
-                imported_rows=sum(int(one["imported_rows"]) for one in mine),
-                public_rows=sum(int(one["public_rows"]) for one in mine),
-                newest_measured_at=max(moments, default=None),
                 in_settings=name in settings.workloads,
+                devices=tuple(sorted({devices.get((provider, one), one) for one in types_used})),
+                newest_measured_at=max(filter(pd.notna, moments), default=None),
+                **{count: sum(int(one.get(count, 0)) for one in own) for count in counts},
                 **facts,
             )
         )
-    for row in rows_of(waiting(warehouse, settings)):
-        if (row["workload"], PUBLIC) not in {(one.workload, one.provider) for one in found}:
-            parts = {part for cluster in row["clusters"] for part in parse_cluster(str(cluster))}
-            found.append(
-                KnownWorkload(
-                    workload=str(row["workload"]),
-                    provider=PUBLIC,
-                    devices=tuple(sorted({kinds.get((PUBLIC, part), part) for part in parts})),
-                    public_rows=int(row["rows"]),
-                    newest_measured_at=datetime.fromisoformat(str(row["newest_measured_at"])),
-                    parameters=_number(row["parameters"]),
-                    gradient_bytes=_number(row["gradient_bytes"]),
-                    in_settings=row["workload"] in settings.workloads,
-                )
-            )
-    nothing = sorted(set(settings.workloads) - {one.workload for one in found})
     found.sort(key=lambda one: (one.workload, one.provider))
-    return [
-        *found,
-        *(KnownWorkload(workload=name, provider="", in_settings=True) for name in nothing),
-    ]
+    without = sorted(set(settings.workloads) - {one.workload for one in found})
+    return found + [KnownWorkload(workload=one, provider="", in_settings=True) for one in without]
 
 
 def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str) -> tuple[str, str]:
-    """Which provider to ask about `workload` where nobody says, and a sentence about it ("" for the obvious one).
+    """Return the provider with rows or facts of `workload`, local first, and a remark if any.
 
-    The one that has rows or facts of it; of both local. Raises SettingsError where nobody knows it, naming the nearest.
+    Raises:
+        SettingsError: no provider knows it.
     """
     known = workload_providers(warehouse)
     if are_waiting(warehouse, settings):
         known |= {(name, PUBLIC) for name in public_workloads()}
-    theirs = sorted(provider for name, provider in known if name == workload)
-    if not theirs and workload not in settings.workloads:
+    providers = sorted(provider for name, provider in known if name == workload)
+    if not providers and workload not in settings.workloads:
         names = {*settings.workloads, *(name for name, _ in known)}
         raise SettingsError(f"unknown workload {workload!r}; {nearest_names(workload, names)}")
-    if not theirs or theirs == [PROVIDERS[0]]:
-        return PROVIDERS[0], ""
-    if len(theirs) == 1:
-        return theirs[
-            0
-        ], f"{workload} is known on {theirs[0]} alone: this is its answer (--provider {theirs[0]})"
-    others = [one for one in theirs if one != PROVIDERS[0]]
-    return PROVIDERS[0], (
-        f"{workload} is known on {' and '.join(theirs)}: this is the answer of {PROVIDERS[0]} machines; for "
-        f"the other add --provider {others[0]}"
+    local = PROVIDERS[0]
+    others = [one for one in providers if one != local]
+    if not others:
+        return local, ""
+    if local not in providers:
+        return others[0], f"{workload} is known on {others[0]} alone: this is its answer"
+    return local, (
+        f"{workload} is known on {' and '.join(providers)}: this is the answer of {local};"
+        f" --provider {others[0]} asks the other"
     )
 
 
 def known_elsewhere(warehouse: Warehouse, workload: str, provider: str) -> str:
-    """That another provider than `provider` knows `workload`, with what to type; empty where none does."""
-    others = sorted(
-        one for name, one in workload_providers(warehouse) if name == workload and one != provider
-    )
+    """Say which other provider knows `workload`; empty if none does."""
+    known = workload_providers(warehouse)
+    others = sorted(one for name, one in known if name == workload and one != provider)
     if not others:
         return ""
-    return (
-        f"{workload!r} is not known on {provider}; it is on {others[0]}: add --provider {others[0]}"
-    )
-
-
-def _read(
-    warehouse: Warehouse,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The marts workload_rows, workloads and instance_types; nothing before the first refresh or import."""
-    with warehouse.read_or_empty() as connection:
-        rows, workloads, types = (
-            rows_of(select(connection, name))
-            for name in ("workload_rows", "workloads", "instance_types")
-        )
-    return rows, workloads, types
+    return f"{workload!r} is not known on {provider}: add --provider {others[0]}"
 
 
 def _number(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""Store a publication if its checks agree, renew the copies and the page that readers open, and read them."""
+"""Store a publication that passes its checks, and renew the files that readers open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ def store_publication(
     refresh_id: str,
     now: datetime,
 ) -> int:
-    """Rows stored. Raises PublicationRefused where a check finds a row that must not be; nothing is stored then."""
+    """Return the number of rows stored.
+
+    Raises:
+        PublicationRefused: a check found a wrong row; nothing is stored.
+    """
     publication = Publication(
         publication_id=refresh_id,
         published_at=now,
@@ -46,89 +50,64 @@ def store_publication(
 
 
 def export_copies(workspace: Workspace) -> list[Row]:
-    """Replace published files, metrics and the report page; returns what changed against the last publication."""
-    with alone(
-        workspace.home, "export"
-    ):  # or an older state, read before, could be renamed into place after
+    """Replace published files, metrics and the report page; return the changed rows."""
+    with alone(workspace.home, "export"):  # an older state must not be renamed into place after
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
         write_metrics(workspace.published / "metrics.prom", published_rows(workspace.published))
         _renew_page(workspace)
-    return [{str(key): value for key, value in row.items()} for row in changes.to_dict("records")]
+    return rows_of(changes)
 
 
 def _renew_page(workspace: Workspace) -> None:
-    """Draw the report page of what was just published. Where that fails the old page stays, and a sentence says so: the
-    table is published all the same.
-    """
+    """Draw the report page. If that fails the old page stays: the table is published anyway."""
+    page = workspace.report_page
     try:
         frames = {name: read_published(workspace.published, name) for name in report_page.PUBLISHED}
         frames |= reported(workspace.warehouse)
         sources = {
             name: report_page.Source(
-                illustrative=capabilities(name).simulated,
-                refresh=refresh_command(name, max_usd="25"),
+                illustrative=capabilities(name).simulated, refresh=refresh_command(name, "25")
             )
             for name in frames["publications"]["provider"]
         }
-        write_whole(workspace.report_page, report_page.draw(frames, sources))
-    except Exception as error:  # whatever it is, readers of the table must not wait for it
+        write_whole(page, report_page.draw(frames, sources))
+    except Exception as error:  # readers of the table must not wait for it
         logging.getLogger(__name__).info("the report page could not be drawn", exc_info=True)
-        old = (
-            "the one drawn before stays" if workspace.report_page.exists() else "there is none yet"
-        )
-        reporter().say(
-            f"note: the report page {workspace.report_page} could not be drawn ({type(error).__name__}:"
-            f" {one_line(error)}); {old}, and the table beside it is new"
-        )
+        why = f"{type(error).__name__}: {one_line(error)}"
+        reporter().say(f"note: the report page {page} could not be drawn ({why})")
 
 
-def after_refresh(
-    workspace: Workspace, rows: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Of the published `rows` those to show after a refresh of this provider, and sentences on the others.
+def after_refresh(workspace: Workspace, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Return the published rows to show after a refresh, and sentences about the others.
 
-    On this machine these are all of its rows. Elsewhere measuring costs money: a workload that nothing is known of
-    there is named and no more, and imported workloads are named with the command that asks about them.
+    Measuring on EC2 costs money: a workload without data there is only named, and imported
+    workloads come with the command that asks about them.
     """
-    name = workspace.provider.name
-    mine = [row for row in rows if row["provider"] == name]
+    name, settings = workspace.provider.name, workspace.settings
+    own = [row for row in rows if row["provider"] == name]
     if not workspace.spends_money:
-        return mine, []
+        return own, []
     workspace = with_public_workloads(workspace)
     measured = measured_workloads(workspace.warehouse, name)
-    known = {*measured, *(row["workload"] for row in mine if row["cluster"] is not None)}
-    unknown = sorted({row["workload"] for row in mine} - known)
+    known = {*measured, *(row["workload"] for row in own if row["cluster"] is not None)}
     sentences = []
+    unknown = sorted({row["workload"] for row in own} - known)
     if unknown:
-        sentences.append(
-            f"never measured on {name} machines, and left out here: {', '.join(unknown)}"
-        )
+        sentences.append(f"never measured on {name} machines, not shown: {', '.join(unknown)}")
     public = sorted(public_rows(workspace.warehouse, name).keys() & known)
     if public:
-        sentences.append(
-            f"from {ORIGIN}: {', '.join(public)}; `srift forget {PUBLIC_IMPORT}` leaves them out"
-        )
+        forget = f"`srift forget {PUBLIC_IMPORT}` leaves them out"
+        sentences.append(f"from {ORIGIN}: {', '.join(public)}; {forget}")
     facts = rows_of(mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED))
-    imported = {
-        str(one["workload"]): one
-        for one in facts
-        if one["workload"] not in workspace.settings.workloads
-    }
+    imported = {row["workload"]: row for row in facts if row["workload"] not in settings.workloads}
     if imported:
-        counted = [
-            f"{one} ({measured[one]} rows)" if one in measured else f"{one} (facts alone)"
-            for one in imported
-        ]
-        sentences.append(f"imported: {', '.join(counted)}")
-        asked = max(imported, key=lambda one: measured.get(one, 0))
-        samples = "" if pd.notna(imported[asked]["samples"]) else " --samples N"
-        sentences.append(
-            f"ask about one with the global batch B{' and the N samples' if samples else ''} of its training:"
-            f" srift recommend {asked} --provider {name} --deadline 12h{samples} --batch B"
-        )
+        counts = (f"{one} ({measured.get(one, 0)} rows)" for one in imported)
+        sentences.append(f"imported: {', '.join(counts)}")
+        most = max(imported, key=lambda one: measured.get(one, 0))
+        samples = "" if pd.notna(imported[most]["samples"]) else " --samples N"
+        command = f"srift recommend {most} --provider {name} --deadline 12h{samples} --batch B"
+        sentences.append(f"`{command}` asks about an import")
     elif not known:
-        sentences.append(
-            f"nothing is known of {name} machines yet: `srift import FILE` loads measurements of them"
-        )
-    return [row for row in mine if row["workload"] in known], sentences
+        sentences.append(f"nothing is known of {name} machines: `srift import FILE` loads rows")
+    return [row for row in own if row["workload"] in known], sentences
