@@ -1,4 +1,4 @@
-"""A campaign keeps to its caps, covers everything first, repeats nothing known, and buys what may change a choice."""
+"""A campaign keeps to its caps, covers everything first, and buys what may change a choice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from models.campaign.run_value import Knowledge, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key, rows_of
-from models.domain.workload import Goal, Mode, Workload, joined
+from models.domain.workload import Goal, Mode, Workload
 from models.job.cost import job_costs
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
@@ -46,40 +46,25 @@ from tests.models.planning import (
     workload,
 )
 
-MODEL = LineModel()
+LIMITS = CampaignLimits(max_usd=1.0, max_seconds=450.0, max_hosts=4, fits=cores_fit, seed=7)
+Frames = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
+NONE: Frames = (NOTHING, NOTHING, NOTHING)
 
 
 def shop(
-    runs: pd.DataFrame = NOTHING,
-    profiles: pd.DataFrame = NOTHING,
-    probes: pd.DataFrame = NOTHING,
+    frames: Frames = NONE,
     *,
     jobs: Sequence[Workload] = WORKLOADS,
     sold: Sequence[Offer] | None = None,
-    model: Model | None = None,
-    **changes: Any,
+    known: Model | None = None,
+    history: dict[str, Any] | None = None,
+    **limits: Any,
 ) -> list[PlannedLaunch]:
-    """`changes` are of the campaign, or of what else is given of the past."""
-    history = {
-        name: changes.pop(name)
-        for name in ("failures", "drifting", "stale_before")
-        if name in changes
-    }
-    asked: dict[str, Any] = {
-        "max_usd": 1.0,
-        "max_seconds": 450.0,
-        "max_hosts": 4,
-        "fits": cores_fit,
-        "seed": 7,
-    }
-    past = Past(runs=runs, profiles=profiles, probes=probes, **history)
-    return shopping_list(
-        CampaignLimits(**(asked | changes)),
-        jobs,
-        offers() if sold is None else sold,
-        past,
-        model=model,
-    )
+    """`history` is the rest of the past, `limits` differ from LIMITS."""
+    runs, profiles, probes = frames
+    past = Past(runs=runs, profiles=profiles, probes=probes, **(history or {}))
+    sold = offers() if sold is None else sold
+    return shopping_list(replace(LIMITS, **limits), jobs, sold, past, model=known)
 
 
 @cache
@@ -88,61 +73,41 @@ def first_list() -> list[PlannedLaunch]:
     return shop()
 
 
-def lines(
-    launches: Sequence[PlannedLaunch], kind: str
-) -> Iterator[tuple[PlannedRun, tuple[str, ...]]]:
-    """Items of a kind with the instance types that take part."""
+def runs_of(launches: Sequence[PlannedLaunch], kind: str = "train") -> Iterator[PlannedRun]:
+    """Runs of a kind, checked to be on machines of their types."""
     for launch in launches:
-        for item in launch.items:
-            if item.kind == kind:
-                yield (
-                    item,
-                    tuple(launch.cluster.members[node].instance_type.name for node in item.nodes),
-                )
+        for run in launch.items:
+            if run.kind == kind:
+                names = [launch.cluster.members[node].instance_type.name for node in run.nodes]
+                assert tuple(names) == run.members
+                yield run
 
 
-def train_row(item: PlannedRun, members: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "kind": "train",
-        "workload": item.workload,
-        "cluster": cluster_name(members),
-        "layout": joined(item.layout),
-        "batch_per_device": joined(item.batches),
-        "accumulation_steps": item.accumulation_steps,
-        "strategy": "ddp",
-        "precision": "fp32",
-        "switches": "none",
-    }
-
-
-def measured(
-    launches: Sequence[PlannedLaunch], *, spread: float = 0.02
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def measured(launches: Sequence[PlannedLaunch], *, spread: float = 0.02) -> Frames:
     """The frames after all of `launches` went well."""
-    steps = {"step_s": 0.1, "step_spread": spread, "measured_at": AS_OF}
-    runs = [train_row(item, members) | steps for item, members in lines(launches, "train")]
+    steps = {"step_s": 0.1, "step_spread": spread, "measured_at": AS_OF, "kind": "train"}
+    runs = [run.row() | steps for run in runs_of(launches)]
     profiles = [
         {
-            "workload": item.workload,
-            "instance_type": members[0],
+            "workload": run.workload,
+            "instance_type": run.members[0],
             "batch": batch,
-            "forward_s": 0.004 + 0.001 * batch / CORES[members[0]],
-            "backward_s": 0.006 + 0.001 * batch / CORES[members[0]],
+            "forward_s": 0.004 + 0.001 * batch / CORES[run.members[0]],
+            "backward_s": 0.006 + 0.001 * batch / CORES[run.members[0]],
         }
-        for item, members in lines(launches, "profile")
-        for batch in item.batches
+        for run in runs_of(launches, "profile")
+        for batch in run.batches
     ]
     probes = [
-        {"cluster": cluster_name(members), "bytes": size, "seconds": 0.01}
-        for item, members in lines(launches, "probe")
-        for size in item.message_bytes
+        {"cluster": run.cluster, "bytes": size, "seconds": 0.01}
+        for run in runs_of(launches, "probe")
+        for size in run.message_bytes
     ]
     return pd.DataFrame(runs), pd.DataFrame(profiles), pd.DataFrame(probes)
 
 
 def keys(launches: Sequence[PlannedLaunch]) -> list[object]:
-    runs = measured(launches)[0]
-    return [row_key(row, {}) for row in runs.to_dict("records")]
+    return [row_key(run.row(), {}) for run in runs_of(launches)]
 
 
 @settings(max_examples=15, deadline=None)
@@ -152,9 +117,7 @@ def keys(launches: Sequence[PlannedLaunch]) -> list[object]:
     max_hosts=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-@example(
-    max_usd=0.015625, max_seconds=30.0, max_hosts=2, seed=0
-)  # a launch takes all of the time, to the last digit
+@example(max_usd=0.015625, max_seconds=30.0, max_hosts=2, seed=0)  # takes all of the time
 def test_caps_are_kept_and_clusters_fit(
     max_usd: float, max_seconds: float, max_hosts: int, seed: int
 ) -> None:
@@ -162,193 +125,153 @@ def test_caps_are_kept_and_clusters_fit(
     assert sum(launch.est_usd for launch in launches) <= max_usd * (1 + 1e-9)
     assert sum(launch.est_s for launch in launches) <= max_seconds * (1 + 1e-9)
     for launch in launches:
-        assert not cores_fit(launch.cluster) and len(launch.cluster.members) <= max_hosts
-        assert {one.market for one in launch.cluster.members} == {"spot"}
-        own = [0.0] * len(
-            launch.cluster.members
-        )  # runs of one machine go side by side, the others alone
-        for item in launch.items:
-            if len(item.nodes) == 1:
-                own[item.nodes[0]] += item.est_s
-        together = sum(item.est_s for item in launch.items if len(item.nodes) > 1)
-        assert launch.est_s == pytest.approx(Costs().launch_s + max(own) + together)
-        assert [len(item.nodes) > 1 for item in launch.items] == sorted(
-            len(item.nodes) > 1 for item in launch.items
-        )
-        assert launch.est_usd == pytest.approx(
-            launch.est_s / 3600 * (launch.cluster.usd_per_hour or 0)
-        )
-        assert launch.reason and all(item.reason for item in launch.items)
+        members = launch.cluster.members
+        assert not cores_fit(launch.cluster) and len(members) <= max_hosts
+        assert {one.market for one in members} == {"spot"}
+        alone = [0.0] * len(members)  # runs of one machine go side by side
+        for run in launch.items:
+            if len(run.nodes) == 1:
+                alone[run.nodes[0]] += run.est_s
+        together = sum(run.est_s for run in launch.items if len(run.nodes) > 1)
+        assert launch.est_s == pytest.approx(Costs().launch_s + max(alone) + together)
+        usd_per_s = (launch.cluster.usd_per_hour or 0) / 3600
+        assert launch.est_usd == pytest.approx(launch.est_s * usd_per_s)
+        assert all(run.reason for run in launch.items)
     assert len(keys(launches)) == len(set(keys(launches)))
-    probed = [members for _, members in lines(launches, "probe")]
-    assert len(probed) == len(set(probed))
 
 
-def test_the_first_campaign_covers_everything_and_does_so_early() -> None:
+def test_the_first_campaign_covers_everything_early() -> None:
     launches = first_list()
-    trains = list(lines(launches, "train"))
-    assert len(trains) >= 70
     everything = {(job.name, name) for job in WORKLOADS for name in CORES}
-    assert {(i.workload, m[0]) for i, m in lines(launches[:2], "profile")} == everything, (
-        "by the first two launches"
-    )
-    assert len(list(lines(launches, "profile"))) == len(everything)
-    early = list(lines(launches[:2], "train"))
-    assert {item.workload for item, _ in early} == {job.name for job in WORKLOADS}
-    assert {name for _, members in early for name in members} == set(CORES)
-    assert {len(members) for _, members in trains} == {1, 2, 3, 4}
-    assert min(Counter(item.workload for item, _ in trains).values()) >= 12
-    mixed = sum(len(set(members)) > 1 for _, members in trains)
+    profiles = [(run.workload, run.members[0]) for run in runs_of(launches[:2], "profile")]
+    assert set(profiles) == everything and len(profiles) == len(everything)
+    assert len(list(runs_of(launches, "profile"))) == len(everything)
+    trains = list(runs_of(launches))
+    assert len(trains) >= 70 and {len(run.members) for run in trains} == {1, 2, 3, 4}
+    assert min(Counter(run.workload for run in trains).values()) >= 12
+    mixed = sum(len(set(run.members)) > 1 for run in trains)
     assert mixed >= 15 and len(trains) - mixed >= 15
-    sizes = [size for item, _ in lines(launches, "probe") for size in item.message_bytes]
-    assert (min(sizes), max(sizes)) == (4096, 8 * 2**20)
-    assert {2, 3, 4} <= {len(members) for _, members in lines(launches, "probe")}
+    assert {2, 3, 4} <= {len(run.members) for run in runs_of(launches, "probe")}
 
 
-def profiles_bought(*modes: Mode, device: str = "cpu") -> tuple[set[tuple[str, str]], set[str]]:
-    """(workload, instance type) profiled, and the workloads trained, where the mlp tolerates `modes` alone."""
+FSDP, COMPILED = Mode(strategy="fsdp"), Mode("bf16", "fsdp", "compile+offload")
+
+
+@pytest.mark.parametrize(
+    ("modes", "device", "profiled"),
+    [
+        ((Mode(),), "cpu", Mode()),
+        ((Mode(), FSDP), "cpu", Mode()),
+        ((FSDP,), "cpu", Mode()),
+        ((COMPILED,), "A10G", Mode("bf16", "ddp", "compile")),
+        ((COMPILED,), "cpu", None),  # a processor has nothing to offload to
+    ],
+)
+def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(
+    modes: tuple[Mode, ...], device: str, profiled: Mode | None
+) -> None:
     jobs = [replace(workload("mlp", 64), modes=modes)]
     kinds = [replace(machine(name), device=device) for name in ("large", "whole")]
     sold = [replace(offer(one.name), instance_type=one) for one in kinds]
     launches = shop(jobs=jobs, sold=sold, market=sold[0].market, max_usd=10.0, max_seconds=4000.0)
-    bought = [(item.label, members[0]) for item, members in lines(launches, "profile")]
-    assert len(bought) == len(set(bought)), "each once"
-    return set(bought), {item.label for item, _ in lines(launches, "train")}
+    found = [(run.mode, run.members[0]) for run in runs_of(launches, "profile")]
+    expected = [] if profiled is None else [(profiled, name) for name in ("large", "whole")]
+    assert sorted(found) == expected
+    assert {run.mode for run in runs_of(launches)} == (set(modes) if profiled else set())
 
 
-def test_a_workload_of_sharded_modes_alone_is_profiled_unsharded_and_trained_only_as_it_tolerates() -> (
-    None
-):
-    ddp, fsdp, zero2 = (Mode(strategy=one) for one in ("ddp", "fsdp", "zero2"))
-    on_both = {("mlp", "large"), ("mlp", "whole")}
-    assert profiles_bought(ddp)[0] == profiles_bought(ddp, fsdp)[0] == on_both
-    assert profiles_bought(fsdp) == (on_both, {"mlp in fp32 fsdp"})
-    assert profiles_bought(fsdp, zero2) == (on_both, {"mlp in fp32 fsdp", "mlp in fp32 zero2"})
-    compiled = Mode("bf16", "fsdp", "compile+offload")
-    alone = {("mlp in bf16 compile", "large"), ("mlp in bf16 compile", "whole")}
-    assert profiles_bought(compiled, device="A10G") == (alone, {f"mlp in {compiled}"})
-    assert profiles_bought(compiled) == (set(), set()), "a processor has nothing to offload to"
+def test_training_runs_are_mostly_at_the_workloads_own_batches() -> None:
+    jobs = {job.name: job for job in WORKLOADS}
+    trains = list(runs_of(first_list()))
+    for run in trains:
+        job = jobs[run.workload]
+        least, most = job.global_batch_least, job.global_batch_most
+        assert sum(run.batches) * run.accumulation_steps == run.global_batch
+        assert run.global_batch in {least // 2, least, 2 * least, most}
+        assert run.exact == (least <= run.global_batch <= most)
+    assert len(trains) / 2 < sum(run.exact for run in trains) < len(trains)
 
 
-def test_the_profile_of_one_device_serves_the_sharded_mode_and_is_not_bought_again() -> None:
-    fsdp = [replace(workload("mlp", 64), modes=(Mode(strategy="fsdp"),))]
-    profiles = measured(shop(jobs=fsdp))[1]
-    assert set(profiles["workload"]) == {"mlp"}
-    assert not list(lines(shop(profiles=profiles, jobs=fsdp), "profile"))
-
-
-def test_training_runs_divide_a_batch_exactly_mostly_the_workloads_own() -> None:
-    own = {job.name: (job.global_batch_least, job.global_batch_most) for job in WORKLOADS}
-    inside = 0
-    trains = list(lines(first_list(), "train"))
-    for item, members in trains:
-        assert len(item.batches) == len(members) and min(item.batches) >= 1
-        total = sum(item.batches) * item.accumulation_steps
-        least, most = own[item.workload]
-        inside += least <= total <= most
-        assert total in {least // 2, least, 2 * least, most}
-    assert len(trains) / 2 < inside < len(trains)
-
-
-def test_unequal_machines_share_by_cores_until_they_are_profiled() -> None:
-    sold, jobs = [offer("large", "spot"), offer("small", "spot")], [workload("mlp", 100)]
-
-    def shares(profiles: pd.DataFrame) -> set[tuple[int, ...]]:
-        launches = shop(
-            profiles=profiles, jobs=jobs, sold=sold, max_seconds=300.0, max_hosts=2, seed=1
-        )
-        return {
-            i.batches
-            for i, m in lines(launches, "train")
-            if m == ("large", "small") and sum(i.batches) == 100
-        }
-
-    assert shares(NOTHING) == {(80, 20)}
+@pytest.mark.parametrize(
+    ("slowness", "strategy", "expected"),
+    [(None, "ddp", {(80, 20)}), (3, "ddp", {(75, 25)}), (None, "adasum-delta", set())],
+)
+def test_unequal_machines_share_a_batch_by_cores_or_profiles(
+    slowness: int | None, strategy: str, expected: set[tuple[int, ...]]
+) -> None:
     rows = [
-        {
-            "workload": "mlp",
-            "instance_type": name,
-            "batch": b,
-            "forward_s": 0.0,
-            "backward_s": 0.01 * b * factor,
-        }
-        for name, factor in (("large", 1), ("small", 3))
-        for b in (10, 50, 100)
+        ("mlp", name, batch, 0.0, 0.01 * batch * factor)
+        for name, factor in (("large", 1), ("small", slowness or 0))
+        for batch in (10, 50, 100)
     ]
-    assert shares(pd.DataFrame(rows)) == {(75, 25)}
-    for strategy, equal in (("adasum", False), ("adasum-delta", True)):
-        jobs = [replace(workload("mlp", 100), modes=(Mode(strategy=strategy),))]
-        assert ((80, 20) not in shares(NOTHING)) is equal
+    columns = ["workload", "instance_type", "batch", "forward_s", "backward_s"]
+    profiles = pd.DataFrame(rows if slowness else [], columns=columns)
+    jobs = [replace(workload("mlp", 100), modes=(Mode(strategy=strategy),))]
+    sold = [offer("large", "spot"), offer("small", "spot")]
+    launches = shop(
+        (NOTHING, profiles, NOTHING), jobs=jobs, sold=sold, max_seconds=300.0, max_hosts=2, seed=1
+    )
+    shares = {run.batches for run in runs_of(launches) if run.members == ("large", "small")}
+    assert {batches for batches in shares if sum(batches) == 100} & {(80, 20), (75, 25)} == expected
 
 
-def test_what_is_known_well_is_not_bought_again() -> None:
+def test_known_setups_are_not_bought_again() -> None:
     first = first_list()
-    runs, profiles, probes = measured(first)
-    second = shop(runs, profiles, probes)
-    assert len(list(lines(second, "train"))) >= 40
+    second = shop(measured(first))
+    assert len(list(runs_of(second))) >= 40
     assert not set(keys(first)) & set(keys(second))
-    assert not list(lines(second, "profile"))
-    assert not {m for _, m in lines(first, "probe")} & {m for _, m in lines(second, "probe")}
+    assert not list(runs_of(second, "profile"))
+    probed = {run.members for run in runs_of(first, "probe")}
+    assert not probed & {run.members for run in runs_of(second, "probe")}
 
 
-def test_what_is_unsteady_stale_or_failed_may_come_again() -> None:
-    args: dict[str, Any] = {"max_seconds": 300.0, "max_hosts": 1, "seed": 1}
-    args |= {"sold": [offer("large", "spot")], "jobs": [workload("mlp", 64)]}
-    first = shop(**args)
-    assert len(keys(first)) == 3
-
-    def again(spread: float = 0.01, **changes: Any) -> set[object]:
-        return set(keys(shop(*measured(first, spread=spread), **args, **changes)))
-
-    assert again() == set()
-    assert again(spread=float("nan")) == set()
-    assert again(spread=0.5) == set(keys(first))
-    assert again(stale_before=AS_OF + timedelta(days=1)) == set(keys(first))
-    assert again(stale_before=AS_OF - timedelta(days=1)) == set()
-    runs, profiles, probes = measured(first)
-    failed = runs.iloc[1:]  # the first one failed: it left no row
-    assert set(keys(shop(failed, profiles, probes, **args))) == {keys(first)[0]}
+SINGLE: dict[str, Any] = {
+    "max_seconds": 300.0,
+    "max_hosts": 1,
+    "seed": 1,
+    "sold": [offer("large", "spot")],
+    "jobs": [workload("mlp", 64)],
+}
 
 
-def test_the_same_question_gets_the_same_list_and_another_seed_another() -> None:
+@pytest.mark.parametrize(
+    ("spread", "stale_days", "again"),
+    [(0.01, None, 0), (np.nan, None, 0), (0.5, None, 3), (0.01, 1, 3), (0.01, -1, 0)],
+)
+def test_unsteady_and_stale_setups_come_again(
+    spread: float, stale_days: int | None, again: int
+) -> None:
+    first = shop(**SINGLE)
+    history = {}
+    if stale_days is not None:
+        history = {"stale_before": AS_OF + timedelta(days=stale_days)}
+    found = shop(measured(first, spread=spread), history=history, **SINGLE)
+    assert len(keys(first)) == 3 and len(set(keys(found)) & set(keys(first))) == again
+
+
+def test_the_list_depends_on_the_seed_and_on_no_order() -> None:
     assert shop(sold=offers()[::-1]) == first_list() != shop(seed=8)
 
 
-def test_no_money_no_time_or_no_price_buys_nothing() -> None:
-    assert shop(max_usd=0.0) == []
-    assert shop(max_seconds=5.0) == []
+def test_without_money_time_or_prices_nothing_is_bought() -> None:
+    assert shop(max_usd=0.0) == shop(max_seconds=5.0) == []
     unpriced = [offer(name, "spot", usd_per_hour=None) for name in CORES] + offers("on-demand")
     assert shop(sold=unpriced) == []
     bought = shop(sold=unpriced, market="on-demand")
-    assert bought and all(
-        one.market == "on-demand" for launch in bought for one in launch.cluster.members
-    )
+    assert {one.market for launch in bought for one in launch.cluster.members} == {"on-demand"}
 
 
-def test_what_failed_twice_is_not_bought_a_third_time() -> None:
-    kinds = ("profile", "train", "probe")
-    (profile, where), (train, members), (_, probed) = (
-        next(lines(first_list(), kind)) for kind in kinds
-    )
-    failed = [
-        {"kind": "profile", "workload": profile.workload, "cluster": cluster_name(where)},
-        train_row(train, members),
-        {"kind": "probe", "workload": "", "cluster": cluster_name(probed)},
-    ]
+@pytest.mark.parametrize("kind", ["profile", "train", "probe"])
+def test_what_failed_twice_is_not_bought_a_third_time(kind: str) -> None:
+    run = next(runs_of(first_list(), kind))
+    row = {"kind": kind} | run.row()
 
-    def named(launches: list[PlannedLaunch]) -> set[tuple[object, ...]]:
-        own = ((i, m) for kind in kinds for i, m in lines(launches, kind))
-        return {(i.kind, i.workload, m, i.batches, i.accumulation_steps) for i, m in own}
+    def is_bought(failures: int) -> bool:
+        launches = shop(history={"failures": pd.DataFrame([row] * failures)})
+        same = (one.row() == run.row() for one in runs_of(launches, kind))
+        return any(same)
 
-    gone = {
-        ("train", train.workload, members, train.batches, train.accumulation_steps),
-        ("profile", profile.workload, where, profile.batches, 1),
-        ("probe", "", probed, (), 1),
-    }
-    assert gone <= named(first_list()) and not gone & named(shop(failures=pd.DataFrame(failed * 2)))
-    assert named(shop(failures=pd.DataFrame(failed))) == named(first_list()), (
-        "failed once: tried again"
-    )
+    assert is_bought(1) and not is_bought(2)
 
 
 GOALS = (
@@ -359,152 +282,102 @@ GOALS = (
 )
 JOBS = [replace(one, goals=GOALS) for one in WORKLOADS]
 PROFILES = measured(first_list())[1]
+PROFILED: Frames = (NOTHING, PROFILES, NOTHING)
 ALL = frozenset(CORES)
+SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
 
 
-def model(
-    line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str] = ALL, **changes: Any
-) -> Model:
-    """Who contends by a model of one line, all of whose setups err by `line.own` each."""
+def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str] = ALL) -> Model:
+    """A model of one line, all of whose setups err by `line.own` each."""
     sold = [one for one in offers() if one.instance_type.name in types]
     found = {}
     for job in jobs:
         setups = candidates(job, Supply(offers=sold, max_hosts=4, fits=cores_fit), line)
         found[job.name] = choice_set_of(job, setups, line.predict(frame(setups)))
-    values: dict[str, Any] = {
-        "choice_set": found,
-        "joint": line.joint,
-        "types": types,
-        "fresh": NOTHING,
-    }
-    return Model(**(values | {"workloads": frozenset(variants(jobs))} | changes))
-
-
-def variants(jobs: Sequence[Workload]) -> list[tuple[str, Mode]]:
-    return [(job.name, mode) for job in jobs for mode in job.modes]
-
-
-def buy(known: Model | None, **changes: Any) -> list[PlannedLaunch]:
-    return shop(
-        *changes.pop("frames", (NOTHING, PROFILES, NOTHING)), jobs=JOBS, model=known, **changes
+    return Model(
+        choice_set=found,
+        joint=line.joint,
+        workloads=frozenset((job.name, mode) for job in jobs for mode in job.modes),
+        types=types,
+        fresh=NOTHING,
     )
 
 
-SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
+def buy(known: Model | None, frames: Frames = PROFILED, **limits: Any) -> list[PlannedLaunch]:
+    return shop(frames, jobs=JOBS, known=known, **limits)
 
 
 @cache
 def doubted() -> tuple[Model, list[PlannedLaunch]]:
-    """A model that is unsure, and what is bought by it."""
+    """An unsure model, and what is bought by it."""
     known = model(UNSURE)
     return known, buy(known)
 
 
-def test_every_line_says_which_choice_it_may_change_and_the_caps_hold() -> None:
+def test_with_a_model_runs_are_bought_for_the_choice_they_may_change() -> None:
     known, launches = doubted()
-    items = [item for launch in launches for item in launch.items]
-    assert items and all("expected to change the choice of" in item.reason for item in items)
-    assert any(
-        "fastest_within_budget in " in item.reason or "cheapest in " in item.reason
-        for item in items
-    )
-    assert {item.kind for item in items} == {"train"}
-    assert (
-        sum(launch.est_s for launch in launches) <= 450
-        and sum(launch.est_usd for launch in launches) <= 1.0
-    )
+    runs = [run for launch in launches for run in launch.items]
+    assert {run.kind for run in runs} == {"train"}
+    assert all("expected to change the choice" in run.reason for run in runs)
     assert buy(known) == launches
-    dear = buy(known, max_usd=0.0005)
-    assert sum(launch.est_usd for launch in dear) <= 0.0005
+    assert sum(launch.est_usd for launch in buy(known, max_usd=0.0005)) <= 0.0005
 
 
-def test_what_was_measured_since_the_model_was_fitted_is_given_to_it() -> None:
+def test_runs_since_the_model_was_fitted_lower_the_value_of_more() -> None:
     known, first = doubted()
     runs, _, _ = measured(first)
-    expected = UNSURE.predict(runs)["step_s"].to_numpy()
-    updated = replace(known, fresh=runs.assign(step_s=expected))
-    again = buy(updated, frames=(runs, PROFILES, NOTHING))
-    count = [sum(len(launch.items) for launch in launches) for launches in (first, again)]
-    before = buy(known, frames=(runs, PROFILES, NOTHING))
-    assert count[1] < count[0] and again != before
+    updated = replace(known, fresh=runs.assign(step_s=UNSURE.predict(runs)["step_s"].to_numpy()))
+    again = buy(updated, (runs, PROFILES, NOTHING))
+    assert len(list(runs_of(again))) < len(list(runs_of(first)))
+    assert again != buy(known, (runs, PROFILES, NOTHING))
 
 
-def test_a_workload_or_type_that_the_model_has_not_met_is_measured_for_variety_beside() -> None:
-    met = [job for job in JOBS if job.name != "lm"]
-    launches = buy(model(SURE, met))
-    assert {
-        item.workload for launch in launches for item in launch.items if item.kind == "train"
-    } == {"lm"}
-    without = model(SURE, types=ALL - {"whole"})
-    launches = buy(without)
-    trains = [
-        (launch, item) for launch in launches for item in launch.items if item.kind == "train"
-    ]
-    assert trains
-    for launch, item in trains:
-        assert "whole" in {launch.cluster.members[node].instance_type.name for node in item.nodes}
+def test_unknown_workloads_and_types_are_measured_for_variety() -> None:
+    others = model(SURE, [job for job in JOBS if job.name != "lm"])
+    assert {run.workload for run in runs_of(buy(others))} == {"lm"}
+    trains = list(runs_of(buy(model(SURE, types=ALL - {"whole"}))))
+    assert trains and all("whole" in run.members for run in trains)
     unprofiled = PROFILES[PROFILES["workload"] != "lm"]
-    first = buy(model(SURE, met), frames=(NOTHING, unprofiled, NOTHING))[0]
-    assert "profile" in {item.kind for item in first.items}
+    assert list(runs_of(buy(others, (NOTHING, unprofiled, NOTHING))[:1], "profile"))
 
 
-def test_a_minimum_bill_is_counted_and_makes_launches_fewer_and_larger() -> None:
-    sold = offers("spot")
-    by_second, by_minute = (
-        buy(
-            doubted()[0],
-            sold=sold,
-            max_usd=0.004,
-            max_seconds=3600.0,
-            costs=Costs(minimum_s=minimum),
-        )
-        for minimum in (0.0, 120.0)
-    )
+def test_a_minimum_bill_makes_launches_fewer_and_larger() -> None:
+    known = doubted()[0]
+    caps = {"max_usd": 0.004, "max_seconds": 3600.0}
+    by_second = buy(known, **caps)
+    by_minute = buy(known, costs=Costs(minimum_s=120.0), **caps)
     for launch in by_minute:
-        assert launch.est_usd == pytest.approx(
-            max(launch.est_s, 120.0) / 3600 * (launch.cluster.usd_per_hour or 0)
-        )
+        usd_per_s = (launch.cluster.usd_per_hour or 0) / 3600
+        assert launch.est_usd == pytest.approx(max(launch.est_s, 120.0) * usd_per_s)
     assert sum(launch.est_usd for launch in by_minute) <= 0.004
-    runs = [
-        np.mean([len(launch.items) for launch in launches]) for launches in (by_second, by_minute)
-    ]
-    assert runs[1] > runs[0]
-    assert buy(doubted()[0], sold=sold, max_usd=1e-4, costs=Costs(minimum_s=120.0)) == []
-    large = buy(doubted()[0], costs=Costs(minimum_s=400.0))
-    assert large and all(
-        "expected to change" in item.reason for launch in large for item in launch.items
-    )
-    assert max(launch.est_s for launch in large) < 400, (
-        "what has no value was bought since it cost nothing"
-    )
+    small, large = (np.mean([len(one.items) for one in found]) for found in (by_second, by_minute))
+    assert large > small
+    assert buy(known, max_usd=1e-4, costs=Costs(minimum_s=120.0)) == []
+    free = buy(known, costs=Costs(minimum_s=400.0))
+    assert 0 < max(launch.est_s for launch in free) < 400  # runs without value are not bought
 
 
-def test_candidates_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_table() -> None:
+def test_the_choice_set_has_the_choice_of_the_table() -> None:
     job = workload("mlp", 64, None, *GOALS)
     setups = candidates(job, Supply(offers=offers(), max_hosts=4, fits=cores_fit), UNSURE)
     predicted = UNSURE.predict(frame(setups))
     found = choice_set_of(job, setups, predicted)
-    assert [one.name for one in found.questions] == [
-        "cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"
-    ]  # fmt: skip
+    assert [one.name for one in found.questions] == [goal.goal for goal in GOALS]
     spread = np.log(1.1 / 0.9) / 2 / 1.645
     random = np.random.default_rng(1).standard_normal((len(setups), 400))
     draws = predicted["step_s"].to_numpy()[:, None] * np.exp(spread * random)
     table = recommend(job, job_costs(job, setups, predicted, draws))
     mean, _, _ = UNSURE.joint(frame(found.setups))
-    alone = Belief(
-        mean=mean, covariance=spread**2 * np.eye(len(mean)), noise=np.full(len(mean), 1e-9)
-    )
-    for asked in found.questions:
-        assert 2 <= len(asked.places) <= 40
-        first = next(row for row in table if row["goal"] == asked.name)
-        mine = found.setups[asked.places[choice(asked, alone)]]
-        assert mine.cluster.name == first["cluster"], asked.name
-    hopeless = replace(job, goals=(Goal(goal="cheapest_within_deadline", hours=1e-6), *GOALS[2:]))
-    assert [one.name for one in choice_set_of(hopeless, setups, predicted).questions] == [
-        "cheapest",
-        "fastest",
-    ]
+    noise = np.full(len(mean), 1e-9)
+    alone = Belief(mean=mean, covariance=spread**2 * np.eye(len(mean)), noise=noise)
+    for question in found.questions:
+        assert 2 <= len(question.places) <= 40
+        first = next(row for row in table if row["goal"] == question.name)
+        chosen = found.setups[question.places[choice(question, alone)]]
+        assert chosen.cluster.name == first["cluster"]
+    hopeless = workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=1e-6))
+    names = [one.name for one in choice_set_of(hopeless, setups, predicted).questions]
+    assert "cheapest_within_deadline" not in names
     assert choice_set_of(job, [], predicted.iloc[:0]).questions == ()
 
 
@@ -527,60 +400,40 @@ def test_a_planned_run_lowers_the_value_of_what_it_shows() -> None:
     assert known.value(replace(first, global_batch=7)) == 0.0  # not valued
 
 
-HOUR = timedelta(hours=1)
-
-
-def touching(launches: list[PlannedLaunch], name: str) -> float:
-    """Part of the training runs that use machines called `name`."""
-    uses = [name in members for _, members in lines(launches, "train")]
-    return sum(uses) / len(uses)
-
-
-def past(hours: float) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def past(hours: float) -> Frames:
     runs, profiles, probes = measured(first_list())
-    return runs.assign(measured_at=AS_OF + hours * HOUR), profiles, probes
+    return runs.assign(measured_at=AS_OF + timedelta(hours=hours)), profiles, probes
 
 
-def test_setups_on_a_drifting_type_come_to_the_head_with_the_reason() -> None:
-    plain, moved = shop(*past(-1.0)), shop(*past(-1.0), drifting={"medium": AS_OF})
-    assert "medium" in {offer.instance_type.name for offer in moved[0].cluster.members}
-    assert touching(moved, "medium") > 1.3 * touching(plain, "medium")
-    for item, members in lines(moved, "train"):
-        assert ("medium drifted" in item.reason) == ("medium" in members)
-    assert not [item for item, _ in lines(plain, "train") if "drifted" in item.reason]
-    known, since = set(keys(first_list())), shop(*past(+1.0), drifting={"medium": AS_OF})
-    assert not known & set(keys(plain)) and not known & set(keys(since)), (
-        "measured since it was found to drift"
-    )
-    assert known & set(keys(moved))
-    _, profiles, probes = past(-1.0)
-    untried, small = (
-        shop(NOTHING, profiles, probes, drifting=one) for one in ({}, {"small": AS_OF})
-    )
-    assert touching(small, "small") > 1.2 * touching(untried, "small"), (
-        "more value than what was never tried elsewhere"
-    )
+def share_of(launches: list[PlannedLaunch], name: str) -> float:
+    return float(np.mean([name in run.members for run in runs_of(launches)]))
 
 
-def only_of(launches: list[PlannedLaunch], name: str) -> bool:
-    runs = list(lines(launches, "train"))
-    return bool(runs) and all(name in members for _, members in runs)
+def test_setups_on_a_drifting_type_come_first() -> None:
+    drifting = {"drifting": {"medium": AS_OF}}
+    plain, moved = shop(past(-1.0)), shop(past(-1.0), history=drifting)
+    assert "medium" in {one.instance_type.name for one in moved[0].cluster.members}
+    assert share_of(moved, "medium") > 1.3 * share_of(plain, "medium")
+    for run in runs_of(moved):
+        assert ("medium drifted" in run.reason) == ("medium" in run.members)
+    known = set(keys(first_list()))
+    assert known & set(keys(moved)) and not known & set(keys(plain))
+    assert not known & set(keys(shop(past(+1.0), history=drifting)))  # measured since
 
 
-def test_a_model_that_is_sure_buys_only_what_drifted_or_went_stale() -> None:
+@pytest.mark.parametrize("cause", ["drift", "age"])
+def test_a_sure_model_buys_only_what_drifted_or_went_stale(cause: str) -> None:
     sure = model(SURE)
-    assert buy(sure) == [] != buy(None), "without a model it measures for variety"
-    runs, profiles, probes = frames = past(-1.0)
-    assert buy(sure, frames=frames) == []
-    assert only_of(buy(sure, frames=frames, drifting={"medium": AS_OF}), "medium")
-    on_medium = runs["cluster"].str.contains("medium")
-    aged = (
-        runs.assign(measured_at=runs["measured_at"].where(~on_medium, AS_OF - 1000 * HOUR)),
-        profiles,
-        probes,
-    )
-    assert buy(sure, frames=aged) == []
-    assert only_of(buy(sure, frames=aged, stale_before=AS_OF - 10 * HOUR), "medium")
+    runs, profiles, probes = past(-1.0)
+    assert buy(sure) == buy(sure, (runs, profiles, probes)) == []
+    assert buy(None)
+    history: dict[str, Any] = {"drifting": {"medium": AS_OF}}
+    if cause == "age":
+        old = runs["cluster"].str.contains("medium")
+        then = runs["measured_at"].where(~old, AS_OF - timedelta(hours=1000))
+        runs = runs.assign(measured_at=then)
+        history = {"stale_before": AS_OF - timedelta(hours=10)}
+    assert share_of(buy(sure, (runs, profiles, probes), history=history), "medium") == 1.0
 
 
 FOUR = offer("large", "spot", instance_type=replace(machine("large", devices=4), cores=0.8))
@@ -588,118 +441,88 @@ ONE = offer("small", "spot")
 JOB = workload("mlp", 64, 256)
 
 
-def shop_devices(runs: pd.DataFrame = NOTHING) -> list[PlannedLaunch]:
-    return shop(runs, jobs=[JOB], sold=[FOUR, ONE], max_usd=10.0, max_seconds=3000.0, max_hosts=2)
-
-
-def test_full_machines_and_single_devices_are_both_to_be_had() -> None:
-    clusters = [
-        Cluster(members=(FOUR,)),
-        Cluster(members=(FOUR, FOUR)),
-        Cluster(members=(FOUR, ONE)),
-    ]
-    candidates = training_runs([JOB], clusters, NOTHING, expected_step=None, costs=Costs()).values()
-    layouts = {(candidate.cluster, candidate.devices) for candidate in candidates}
-    assert ("1xlarge", (4,)) in layouts and ("1xlarge", (1,)) in layouts
-    assert ("2xlarge", (4, 4)) in layouts and ("1xlarge+1xsmall", (4, 1)) in layouts
-    assert len(layouts) == 4
-    whole = {candidate.batches for candidate in candidates if candidate.devices == (4,)}
-    assert {one.batches for one in candidates if one.devices == (1,)} <= whole, (
-        "at the same batch a device"
-    )
-
-
-def test_the_list_says_how_many_devices_and_what_was_measured_is_not_bought_again() -> None:
-    launches = shop_devices()
-    items = [(launch.cluster, item) for launch in launches for item in launch.items]
-    trains = [(cluster, item) for cluster, item in items if item.kind == "train"]
-    assert {item.devices for _, item in items if item.kind == "profile"} == {()}
-    assert any(item.devices == (1,) for _, item in trains) and any(
-        4 in item.devices for _, item in trains
-    )
-    for cluster, item in trains:
-        own = [cluster.members[node].instance_type.devices for node in item.nodes]
-        assert len(item.layout) == len(item.nodes) and all(
-            used in (1, most) for used, most in zip(item.layout, own, strict=True)
-        )
-    devices = {"large": 4, "small": 1}
-    rows = measured(launches, spread=0.01)[0]
-    again = [train_row(*line) for line in lines(shop_devices(rows), "train")]
-    assert {row_key(row, devices) for row in rows_of(rows)}.isdisjoint(
-        row_key(row, devices) for row in again
-    )
-
-
-def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_and_for_two_thirds_of_the_caps() -> (
-    None
-):
-    modes = tuple(Mode(strategy=one) for one in ("ddp", "ddp-fp16", "ddp-mstopk"))
-    job = replace(WORKLOADS[0], modes=modes)
-    wanted = [(job, mode) for mode in modes[1:]]
-    campaign = CampaignLimits(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
-    sold = sorted(
-        (one for one in offers() if one.market == campaign.market),
-        key=lambda one: one.total_usd_per_hour or 0.0,
-    )
-    (launch,) = learning_launches(campaign, wanted, offers())
-    cheapest = next(one for one in sold if not cores_fit(Cluster(members=(one, one))))
-    assert launch.cluster.members == (cheapest, cheapest)
-    assert Counter(one.mode for one in launch.items) == dict.fromkeys(modes, 2)
-    left = campaign.after([launch])
-    assert left.max_seconds == 900.0 - launch.est_s and left.max_usd == 1.0 - launch.est_usd
-    other = replace(campaign, fits=lambda one: "no" if cheapest in one.members else cores_fit(one))
-    assert cheapest not in learning_launches(other, wanted, offers())[0].cluster.members
-    (fewer,) = learning_launches(
-        replace(campaign, max_seconds=1.4 * launch.est_s), wanted, [cheapest]
-    )
-    assert {one.mode for one in fewer.items} == set(modes[:2])
-    (dearer,) = learning_launches(
-        replace(campaign, max_seconds=1.4 * launch.est_s), wanted, offers()
-    )
-    assert len(dearer.items) == len(launch.items) and cheapest not in dearer.cluster.members
-    for less in (
-        {"max_hosts": 1},
-        {"max_seconds": 0.9 * launch.est_s},
-        {"max_usd": 0.9 * launch.est_usd},
-    ):
-        assert learning_launches(replace(campaign, **less), wanted, [cheapest]) == []
-    assert learning_launches(replace(campaign, max_seconds=1.6 * launch.est_s), wanted, offers())
-
-
-def test_an_elastic_run_is_of_a_row_of_the_table_with_its_first_machine_on_demand() -> None:
-    campaign = CampaignLimits(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
-    name = offers()[0].instance_type.name
-    row = {
-        "workload": "job",
-        "cluster": f"2x{name}",
-        "layout": "1",
-        "batch_per_device": "8",
-        "accumulation_steps": 2,
+def test_machines_are_measured_full_and_with_one_device() -> None:
+    clusters = [Cluster(members=members) for members in ((FOUR,), (FOUR, FOUR), (FOUR, ONE))]
+    runs = training_runs([JOB], clusters, NOTHING, expected_step=None, costs=Costs()).values()
+    assert {(run.cluster, run.devices) for run in runs} == {
+        ("1xlarge", (4,)),
+        ("1xlarge", (1,)),
+        ("2xlarge", (4, 4)),
+        ("1xlarge+1xsmall", (4, 1)),
     }
-    row |= {"step_s": 0.5, "precision": "bf16", "strategy": "ddp", "switches": "none"}
-    launch = elastic_launch(campaign, row, offers())
-    assert launch is not None and [one.market for one in launch.cluster.members] == [
-        "on-demand",
-        "spot",
-    ]
+    full, single = ({run.batches for run in runs if run.devices == (n,)} for n in (4, 1))
+    assert single <= full  # at the same batch a device
+
+
+def test_runs_with_devices_are_not_bought_again() -> None:
+    caps = {"max_usd": 10.0, "max_seconds": 3000.0, "max_hosts": 2}
+    launches = shop(jobs=[JOB], sold=[FOUR, ONE], **caps)
+    layouts = {run.devices for run in runs_of(launches)}
+    assert (1,) in layouts and any(4 in devices for devices in layouts)
+    rows = measured(launches, spread=0.01)[0]
+    again = shop((rows, NOTHING, NOTHING), jobs=[JOB], sold=[FOUR, ONE], **caps)
+    assert {row_key(row, {}) for row in rows_of(rows)}.isdisjoint(keys(again))
+
+
+MODES = tuple(Mode(strategy=name) for name in ("ddp", "ddp-fp16", "ddp-mstopk"))
+WANTED = [(replace(WORKLOADS[0], modes=MODES), mode) for mode in MODES[1:]]
+
+
+def test_learning_runs_take_the_cheapest_pair_and_two_thirds_of_the_caps() -> None:
+    limits = replace(LIMITS, max_seconds=900.0)
+    spot = [one for one in offers() if one.market == "spot"]
+    pairs = [Cluster.of((2, one)) for one in spot]
+    prices = {pair.name: pair.total_usd_per_hour for pair in pairs if not cores_fit(pair)}
+    (launch,) = learning_launches(limits, WANTED, offers())
+    assert prices[launch.cluster.name] == min(map(float, filter(None, prices.values())))
+    assert Counter(run.mode for run in launch.items) == dict.fromkeys(MODES, 2)
+    left = limits.after([launch])
+    assert left.max_seconds == 900.0 - launch.est_s and left.max_usd == 1.0 - launch.est_usd
+    cheapest = launch.cluster.members[0]
+    tight = replace(limits, max_seconds=1.4 * launch.est_s)
+    (fewer,) = learning_launches(tight, WANTED, [cheapest])
+    assert {run.mode for run in fewer.items} == set(MODES[:2])
+    (dearer,) = learning_launches(tight, WANTED, offers())
+    assert len(dearer.items) == len(launch.items) and cheapest not in dearer.cluster.members
+    seconds, usd = 0.9 * launch.est_s, 0.9 * launch.est_usd
+    for less in ({"max_hosts": 1}, {"max_seconds": seconds}, {"max_usd": usd}):
+        assert learning_launches(replace(limits, **less), WANTED, [cheapest]) == []
+
+
+ROW = {
+    "workload": "job",
+    "cluster": f"2x{offers()[0].instance_type.name}",
+    "layout": "1",
+    "batch_per_device": "8",
+    "accumulation_steps": 2,
+    "step_s": 0.5,
+    "precision": "bf16",
+    "strategy": "ddp",
+    "switches": "none",
+}
+
+
+def test_an_elastic_run_loses_a_machine_of_a_recommended_row() -> None:
+    launch = elastic_launch(LIMITS, ROW, offers())
+    assert launch is not None
+    assert [one.market for one in launch.cluster.members] == ["on-demand", "spot"]
     (run,) = launch.items
-    assert (run.kind, run.trained[0], run.batches, run.accumulation_steps) == (
-        "elastic",
-        "job",
-        (8, 8),
-        2,
-    )
-    assert run.steps == 10 * run.checkpoint_every == 60 and run.steps * 0.5 == 30
+    assert (run.kind, run.batches, run.accumulation_steps) == ("elastic", (8, 8), 2)
+    assert run.steps == 10 * run.checkpoint_every == 60
     assert run.lose_after_s is not None and run.checkpoint_every * 0.5 < run.lose_after_s < 30
-    assert (
-        run.est_s > 60 and launch.est_s == campaign.costs.billed_s(run.est_s) and launch.est_usd > 0
-    )
-    for other in (
-        {"cluster": f"1x{name}"},
+    assert launch.est_s == LIMITS.costs.billed_s(run.est_s) > 60 and launch.est_usd > 0
+    assert elastic_launch(replace(LIMITS, fits=lambda _: "too large"), ROW, offers()) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cluster": cluster_name([offers()[0].instance_type.name])},
         {"cluster": float("nan"), "layout": float("nan")},
         {"cluster": "2xunknown"},
         {"strategy": "fsdp"},
         {"switches": "compile"},
-    ):
-        assert elastic_launch(campaign, row | other, offers()) is None
-    assert elastic_launch(replace(campaign, fits=lambda _: "too large"), row, offers()) is None
+    ],
+)
+def test_rows_that_cannot_lose_a_machine_have_no_elastic_run(change: dict[str, Any]) -> None:
+    assert elastic_launch(LIMITS, ROW | change, offers()) is None
