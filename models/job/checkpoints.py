@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from ..domain.numeric import FloatArray
 
@@ -96,6 +95,8 @@ def fit_checkpoints(written: pd.DataFrame, *, prior_sd: float = _PRIOR_SD) -> Ch
         line = np.log(np.exp(location[0]) + np.exp(location[1]) * cells["mb"].to_numpy())
         error = (line + dummies @ location[2:] - cells["median"].to_numpy()) / noise
         return np.concatenate([error, (location - mean) / sd])
+
+    from scipy.optimize import least_squares  # slow to import, and not every answer fits
 
     found = least_squares(residuals, mean)
     kept = 2 + types.shape[1]

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize
 from scipy.special import gammaln
 
 from ..domain.cluster import bucket_hazard
@@ -142,6 +141,8 @@ def fit_hazard(
         fit -= shape * np.log1p(expected / shape)
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD, _SHAPE_SD])
         return float(0.5 * deviations @ deviations - fit.sum())
+
+    from scipy.optimize import minimize  # slow to import, and an answer without exposure fits none
 
     size = len(names) + 2
     best = minimize(

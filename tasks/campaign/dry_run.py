@@ -1,11 +1,10 @@
-"""What a refresh on EC2 would ask AWS for, request by request, and what it could cost at worst. Asks for no machine.
+"""The launches of a refresh on EC2 with their worst cost and their requests; starts nothing.
 
-With credentials image, network, zones and quotas are read; without, names in brackets stand for what nobody could say.
+With credentials, image, network and zones are read; without, names in brackets stand for them.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -35,44 +34,39 @@ from .campaign import list_of
 from .named import Wish, launches_for
 
 _UNCHECKED = (
-    "not checked: the image, the network and its zones, which zones have the type, EFA, placement groups, quotas,"
-    " permissions, capacity; `srift doctor --provider ec2` checks what can be checked"
+    "not checked: image, network, zones, quotas, capacity; see `srift doctor --provider ec2`"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """One launch as it would be asked for. `worst_usd` None: it would not be made, `said` tells why."""
+class DryLaunch:
+    """A launch and its requests; `worst_usd` None: a cap refuses it. `notes` say what is
+    assumed.
+    """
 
     launch: PlannedLaunch
     deadline_s: float
     worst_usd: float | None
     requests: Sequence[tuple[str, Mapping[str, Any]]]
-    said: Sequence[str]
+    notes: Sequence[str]
 
 
 def dry_run(
     provider: str, max_usd: float | None, wish: Wish | None = None
-) -> tuple[list[Planned], float]:
-    """What a refresh of `provider`, or a measurement of what `wish` names, would ask for now, and its cap.
-
-    Says what it had to take for granted.
-    """
+) -> tuple[list[DryLaunch], float]:
+    """Return what a refresh, or a measurement of `wish`, would request now, and its cap."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
     if max_usd is None:
         assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
-        reporter().say(
-            f"no --max-usd: this dry run assumes the {assumed}; nothing on {provider} starts without it"
-        )
-    offers, said = with_spot(offers_now(workspace, now), workspace.settings.campaign.market)
-    if said:
-        reporter().say(said)
+        reporter().say(f"no --max-usd: this dry run assumes {assumed}; {provider} requires it")
+    offers, note = with_spot(offers_now(workspace, now), workspace.settings.campaign.market)
+    if note:
+        reporter().say(note)
     if wish is None:
         launches: Sequence[PlannedLaunch] = list_of(workspace, offers, max_usd)
     else:
-        launches = launches_for(
-            workspace, load_champion(workspace.home, provider), wish, offers
-        ).launches
+        champion = load_champion(workspace.home, provider)
+        launches = launches_for(workspace, champion, wish, offers).launches
     return planned(workspace, launches, offers, max_usd, now), cap_of(workspace, max_usd)
 
 
@@ -83,8 +77,8 @@ def planned(
     max_usd: float | None,
     now: datetime,
     clients: Clients | None = None,
-) -> list[Planned]:
-    """Each launch in turn, as if every one before it had cost what it is expected to."""
+) -> list[DryLaunch]:
+    """Plan each launch as if every one before it had its expected cost."""
     tally = Tally(cap_usd=cap_of(workspace, max_usd), stop_at=float("inf"), refresh_id="dry-run")
     surveyor, why = _surveyor(workspace, clients)
     carrier = DataCarrier(workspace, clients)
@@ -93,52 +87,46 @@ def planned(
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
         tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
-        said = [f"would not be launched then: {allowed.refusal}"] if allowed.refusal else []
         requests: list[tuple[str, Mapping[str, Any]]] = []
+        notes = [f"not launched: {allowed.refusal}"]
         if not allowed.refusal:
             tally.usd += launch.est_usd
             name = f"dry-run-{number:02d}"
             requests, more = _requests(
                 workspace, launch.cluster, name, allowed.deadline_s, offers, now, surveyor
             )
-            said += [why] if why else []
-            said += more
-            said += [str(plan) for plan in plans]
-        worst_usd = None if allowed.refusal else allowed.worst_usd
+            notes = [why] if why else []
+            notes += [*more, *(str(plan) for plan in plans)]
         found.append(
-            Planned(
+            DryLaunch(
                 launch=launch,
                 deadline_s=allowed.deadline_s,
-                worst_usd=worst_usd,
+                worst_usd=None if allowed.refusal else allowed.worst_usd,
                 requests=requests,
-                said=said,
+                notes=notes,
             )
         )
     return found
 
 
 def cap_of(workspace: Workspace, max_usd: float | None) -> float:
-    """Dollars that may be spent: those asked for, and not more than those of a month."""
-    asked = workspace.settings.campaign.max_usd if max_usd is None else max_usd
-    return min(asked, workspace.settings.ec2.max_usd_per_month)
+    """Return `max_usd`, by default the campaign's, and at most the month's."""
+    wanted = workspace.settings.campaign.max_usd if max_usd is None else max_usd
+    return min(wanted, workspace.settings.ec2.max_usd_per_month)
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> tuple[list[Offer], str]:
-    """Where spot is wanted and no spot price is known: on-demand's, which it never exceeds, and the sentence on it."""
-    if market != "spot" or any(
-        offer.market == "spot" and offer.usd_per_hour is not None for offer in offers
-    ):
+    """Add spot offers at on-demand prices, which bound them, if no spot price is known."""
+    known = {offer.market for offer in offers if offer.usd_per_hour is not None}
+    if market != "spot" or "spot" in known:
         return list(offers), ""
     listed = [offer for offer in offers if offer.market == "on-demand"]
     bound = [replace(offer, market="spot", zone=f"{offer.region}a") for offer in listed]
-    return [
-        *listed,
-        *bound,
-    ], "no spot price is known: each is taken to be as high as on demand, which bounds it"
+    return [*listed, *bound], "no spot price is known: on-demand prices, which bound it, are used"
 
 
-def as_rows(plan: Sequence[Planned]) -> list[dict[str, Any]]:
-    """As `--json` prints it."""
+def as_rows(plan: Sequence[DryLaunch]) -> list[dict[str, Any]]:
+    """Return the launches with their requests, as `--json` prints them."""
     rows = launches_as_rows([one.launch for one in plan])
     return [
         row
@@ -149,43 +137,33 @@ def as_rows(plan: Sequence[Planned]) -> list[dict[str, Any]]:
                 {"action": action, "request": shortened(request)}
                 for action, request in one.requests
             ],
-            "said": list(one.said),
+            "said": list(one.notes),
         }
         for row, one in zip(rows, plan, strict=True)
     ]
 
 
-def as_text(plan: Sequence[Planned], cap_usd: float) -> str:
-    """Every request on a line, and the dollars: together never more than the cap, which each launch asks anew."""
-    lines: list[str] = []
-    asked = [one.said for one in plan if one.worst_usd is not None]
-    of_all = (
-        []
-        if len(asked) < 2
-        else [sentence for sentence in asked[0] if all(sentence in said for said in asked)]
-    )
+def as_text(plan: Sequence[DryLaunch], cap_usd: float) -> str:
+    """Return a table of launches with expected and worst dollars, and the notes once each."""
+    rows = [("cluster", "market", "runs", "about usd", "worst usd", "seconds")]
     for one in plan:
-        name = f"{one.launch.cluster.name} {one.launch.cluster.members[0].market}"
-        cost = (
-            "not launched"
-            if one.worst_usd is None
-            else f"at worst ${one.worst_usd:.2f} ({one.deadline_s:.0f} s)"
-        )
-        lines += [f"{name}: {len(one.launch.items)} runs, about ${one.launch.est_usd:.4f}, {cost}"]
-        lines += [
-            f"  {action} {json.dumps(shortened(request))}" for action, request in one.requests
-        ]
-        lines += [f"  {sentence}" for sentence in dict.fromkeys(one.said) if sentence not in of_all]
-    lines += dict.fromkeys(of_all)
-    total = min(cap_usd, sum(one.worst_usd or 0.0 for one in plan))
-    made = sum(one.worst_usd is not None for one in plan)
-    return "\n".join(
-        [*lines, f"{made} launches, at worst ${total:.2f} together; nothing was asked for"]
-    )
+        market = one.launch.cluster.members[0].market
+        worst = "-" if one.worst_usd is None else f"{one.worst_usd:.2f}"
+        numbers = (f"{one.launch.est_usd:.4f}", worst, f"{one.deadline_s:.0f}")
+        rows.append((one.launch.cluster.name, market, str(len(one.launch.items)), *numbers))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    lines += dict.fromkeys(note for one in plan for note in one.notes)
+    worst_usd = [one.worst_usd for one in plan if one.worst_usd is not None]
+    total = min(cap_usd, sum(worst_usd))
+    lines.append(f"{len(worst_usd)} launches, at worst ${total:.2f}; --json shows the requests")
+    return "\n".join(lines)
 
 
 def _surveyor(workspace: Workspace, clients: Clients | None) -> tuple[Surveyor | None, str]:
-    """Who asks AWS, or None and why nobody can."""
     try:
         if clients is None and not ec2_api.has_credentials():
             return None, f"no AWS credentials; {_UNCHECKED}"
@@ -203,22 +181,22 @@ def _requests(
     now: datetime,
     surveyor: Surveyor | None,
 ) -> tuple[list[tuple[str, Mapping[str, Any]]], list[str]]:
-    """(action, request) in order: what belongs to the whole lease, then attempt after attempt; and remarks."""
-    ec2, region, said = workspace.settings.ec2, cluster.members[0].region, list[str]()
+    """Return (action, request) of the lease and then of each attempt, and notes."""
+    ec2, region, notes = workspace.settings.ec2, cluster.members[0].region, list[str]()
     here_offers = [offer for offer in offers if offer.region == region]
     words: dict[str, Any] = {
         "lease_id": lease_id,
         "controller": "(this home)",
         "deadline_unix": int(now.timestamp() + deadline_s),
     }
-    role = "AROAEXAMPLE"  # stands for the id of the machines' role; user-data takes nothing in brackets
+    role = "AROAEXAMPLE"  # of the machines' role: user-data takes nothing in brackets
     try:
         if surveyor is None:
             raise ProviderError("")
         spec = surveyor.launch_spec(cluster, **words)
         role = surveyor.account(region).role_id
     except ProviderError as error:
-        said += [f"{error}; {_UNCHECKED}"] if str(error) else []
+        notes += [f"{error}; {_UNCHECKED}"] if str(error) else []
         spec = _spec_without_asking(workspace, cluster, here_offers, **words)
     planned_attempts = attempts(cluster, here_offers, spec.subnets, ec2.markets)
     boot = NodeBoot(
@@ -230,7 +208,7 @@ def _requests(
         role_id=role,
         python=ec2.python,
     )
-    return list(_in_order(spec, planned_attempts, user_data(boot, deadline_s))), said
+    return list(_in_order(spec, planned_attempts, user_data(boot, deadline_s))), notes
 
 
 def _in_order(
@@ -238,8 +216,11 @@ def _in_order(
 ) -> list[tuple[str, Mapping[str, Any]]]:
     group = "(the security group's id)"
     made: list[tuple[str, Mapping[str, Any]]] = [("ec2:CreateSecurityGroup", security_group(spec))]
-    actions = {"ingress": "ec2:AuthorizeSecurityGroupIngress", "egress": "ec2:AuthorizeSecurityGroupEgress",
-               "revoked": "ec2:RevokeSecurityGroupEgress"}  # fmt: skip
+    actions = {
+        "ingress": "ec2:AuthorizeSecurityGroupIngress",
+        "egress": "ec2:AuthorizeSecurityGroupEgress",
+        "revoked": "ec2:RevokeSecurityGroupEgress",
+    }
     for kind, ruled in rules().items():
         made.append((actions[kind], {"GroupId": group, "IpPermissions": ruled}))
     for attempt in planned_attempts:
@@ -250,16 +231,14 @@ def _in_order(
 def _spec_without_asking(
     workspace: Workspace, cluster: Cluster, offers: Sequence[Offer], **words: Any
 ) -> LaunchSpec:
-    """What a launch would stand on, as far as it is known without asking."""
+    """Return the launch specification with placeholders for what only AWS knows."""
     ec2, region = workspace.settings.ec2, cluster.members[0].region
-    zones = sorted({offer.zone for offer in offers if offer.zone.startswith(region)}) or [
-        f"{region}a"
-    ]
+    zones = {offer.zone for offer in offers if offer.zone.startswith(region)} or {f"{region}a"}
     kinds = {offer.instance_type.name for offer in cluster.members}
     return LaunchSpec(
         region=region,
         vpc="(the subnets' VPC)",
-        subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in zones},
+        subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
         public=ec2.subnets == "public",
         types={name: TypeFacts(efa=False, grouped=False) for name in kinds},
         image_id=f"(the image of {ec2.ami_parameter})",
