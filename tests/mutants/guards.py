@@ -100,7 +100,7 @@ MUTANTS = (
     _of("client-token", f"{_EC2}/requests.py", r'"ClientToken": spec\.token\("fleet", name\),', "",
         f"{_T_EC2}/test_requests.py"),
     _of("unheard-request", f"{_EC2}/termination.py", r"return any\(.*\)(\n+def not_answered)", r"return False\1",
-        f"{_T_EC2}/test_machines.py"),
+        f"{_T_EC2}/test_reaper.py"),
     _of("imds-v2", f"{_EC2}/requests.py", r'"HttpTokens": "required"', '"HttpTokens": "optional"',
         f"{_T_EC2}/test_machines.py"),
     # Records and tables.
