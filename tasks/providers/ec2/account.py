@@ -54,8 +54,8 @@ class Ec2Account:
         """Every region of AWS, and whether it is enabled in this account."""
         answer = self.api.ask("ec2:DescribeRegions", region, AllRegions=True)
         return {
-            str(one["RegionName"]): one.get("OptInStatus") != "not-opted-in"
-            for one in answer["Regions"]
+            str(found["RegionName"]): found.get("OptInStatus") != "not-opted-in"
+            for found in answer["Regions"]
         }
 
     def bucket_is_public(self, region: str, bucket: str) -> bool:
@@ -77,7 +77,7 @@ class Ec2Account:
             return True
         grants = self.api.ask("s3:GetBucketAcl", region, Bucket=bucket).get("Grants", [])
         granted = any(
-            str(one.get("Grantee", {}).get("URI", "")).endswith(_EVERYBODY) for one in grants
+            str(grant.get("Grantee", {}).get("URI", "")).endswith(_EVERYBODY) for grant in grants
         )
         return granted and not blocked.get("IgnorePublicAcls")
 
@@ -113,4 +113,4 @@ class Ec2Account:
             if error.code == "DryRunOperation":
                 return True, ""
             return (False if error.code in DENIED else None), str(error)
-        return None, f"{action} in {region} was no dry run, though one was asked for"
+        return None, f"{action} in {region} was not a dry run"

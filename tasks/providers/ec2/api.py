@@ -165,7 +165,7 @@ class Ec2Api:
         """Instance types that the region offers."""
         action, words = "ec2:DescribeInstanceTypeOfferings", {"LocationType": "region"}
         found = self.ask_all("InstanceTypeOfferings", action, region, MaxResults=1000, **words)
-        return [str(one["InstanceType"]) for one in found]
+        return [str(offering["InstanceType"]) for offering in found]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
         """Entries of DescribeInstanceTypes for `names`, which the region must offer."""
@@ -258,7 +258,7 @@ class Ec2Api:
         filters += [_filter("instance-state-name", *states)] if states else []
         filters += [_filter("instance-id", *ids)] if ids else []
         groups = self.ask_all("Reservations", "ec2:DescribeInstances", region, Filters=filters)
-        return [one for group in groups for one in group["Instances"]]
+        return [instance for group in groups for instance in group["Instances"]]
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
         """Terminate all; returns ids that EC2 does not know: long gone, or not shown yet.
@@ -275,7 +275,7 @@ class Ec2Api:
                 raise
             if len(wanted) == 1:
                 return set(wanted)
-            return set().union(*(self.terminate(region, [one]) for one in wanted))
+            return set().union(*(self.terminate(region, [instance_id]) for instance_id in wanted))
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
@@ -350,7 +350,7 @@ class Store:
             )
             began = _date(answer) if began is None else began
             self.region = str(_headers(answer).get("x-amz-bucket-region") or self.region)
-            found += [_stored(one) for one in answer.get("Contents", ())]
+            found += [_stored(entry) for entry in answer.get("Contents", ())]
             token = answer.get("NextContinuationToken")
             if not token or (most is not None and len(found) > most):
                 return found, began
@@ -372,9 +372,9 @@ class Store:
         self._api.ask("s3:PutObject", self.region, Bucket=self.bucket, Key=key, Body=content)
 
 
-def _stored(one: Answer) -> Stored:
-    version = f"{one.get('ETag', '')} {one['LastModified'].timestamp():.3f}"
-    return Stored(key=str(one["Key"]), version=version, size=int(one["Size"]))
+def _stored(entry: Answer) -> Stored:
+    version = f"{entry.get('ETag', '')} {entry['LastModified'].timestamp():.3f}"
+    return Stored(key=str(entry["Key"]), version=version, size=int(entry["Size"]))
 
 
 def _date(answer: Answer) -> float:

@@ -50,7 +50,9 @@ class Attempt:
         """Groups in rank order."""
         found: list[Group] = []
         first = 0
-        for name, run in groupby(self.cluster.members, key=lambda one: one.instance_type.name):
+        for name, run in groupby(
+            self.cluster.members, key=lambda member: member.instance_type.name
+        ):
             size = len(list(run))
             found.append(Group(number=len(found), first=first, size=size, type_name=name))
             first += size

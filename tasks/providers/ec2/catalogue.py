@@ -50,16 +50,16 @@ IMAGE_LINES = (
 
 def image_line(parameter: str) -> ImageLine | None:
     """The image line that an SSM parameter names; None if it is unknown."""
-    return next((one for one in IMAGE_LINES if one.parameter.fullmatch(parameter)), None)
+    return next((line for line in IMAGE_LINES if line.parameter.fullmatch(parameter)), None)
 
 
-def off_image(one: InstanceType, line: ImageLine | None) -> str:
+def off_image(kind: InstanceType, line: ImageLine | None) -> str:
     """Why the image does not run on the type; empty if it does or nobody knows."""
-    if _ARM.match(one.name):
-        return f"{one.name} has an ARM processor, and the image is for x86"
-    if line is None or one.device == "cpu" or family(one.name) in line.families:
+    if _ARM.match(kind.name):
+        return f"{kind.name} has an ARM processor, and the image is for x86"
+    if line is None or kind.device == "cpu" or family(kind.name) in line.families:
         return ""
-    return f"the image of [ec2] ami_parameter does not run on {family(one.name)} ({one.device})"
+    return f"the image of [ec2] ami_parameter does not run on {family(kind.name)} ({kind.device})"
 
 
 def family(instance_type: str) -> str:
@@ -157,7 +157,7 @@ def baseline_gbps(answer: Answer) -> float:
         for at, card in enumerate(cards)
         if _index(at, card) in attached
     ]
-    if not rates or any(one is None or one <= 0 for one in rates):
+    if not rates or any(rate is None or rate <= 0 for rate in rates):
         raise ValueError(f"{answer['InstanceType']}: its sustained network rate is unknown")
     total = float(sum(rates))
     stated = _STATED.fullmatch(str(answer["NetworkInfo"].get("NetworkPerformance", "")))
@@ -214,8 +214,8 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
     types: dict[str, InstanceType] = {}
     for answer in answers:
         with suppress(KeyError, ValueError):
-            one = instance_type_of(answer)
-            types.setdefault(one.name, one)
+            kind = instance_type_of(answer)
+            types.setdefault(kind.name, kind)
     return [types[name] for name in sorted(types)]
 
 
@@ -227,14 +227,14 @@ def wanted(
     A named type is kept even if no image runs on it: measurements of it may be imported.
     """
 
-    def named(one: InstanceType, pattern: str) -> bool:
+    def named(kind: InstanceType, pattern: str) -> bool:
         return (
-            is_gpu(one) and not off_image(one, line)
+            is_gpu(kind) and not off_image(kind, line)
             if pattern == GPU
-            else fnmatchcase(one.name, pattern)
+            else fnmatchcase(kind.name, pattern)
         )
 
-    return [one for one in types if any(named(one, pattern) for pattern in patterns)]
+    return [kind for kind in types if any(named(kind, pattern) for pattern in patterns)]
 
 
 def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
@@ -249,11 +249,11 @@ def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
     }
 
 
-def is_gpu(one: InstanceType) -> bool:
+def is_gpu(kind: InstanceType) -> bool:
     """NVIDIA GPUs on x86. EC2 names their families g and p, except AMD's g4ad."""
-    if one.device == "cpu" or one.name[0] not in _GPU_FAMILIES or one.name.startswith("g4ad."):
+    if kind.device == "cpu" or kind.name[0] not in _GPU_FAMILIES or kind.name.startswith("g4ad."):
         return False
-    return _ARM.match(one.name) is None
+    return _ARM.match(kind.name) is None
 
 
 # vCPU quotas by family and market, as Service Quotas has them (November 2026).

@@ -51,7 +51,7 @@ class Ec2Cluster(RunningCluster):
         self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mailbox, mirror
         self.cluster = cluster
         self.image_id = launcher.lease.image_id
-        self.addresses = [one.address for one in launcher.lease.current]
+        self.addresses = [machine.address for machine in launcher.lease.current]
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at: datetime | None = None
@@ -64,7 +64,7 @@ class Ec2Cluster(RunningCluster):
                 or (self._api.clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S
             ):
                 self._look()
-            return [self._state(one) for one in self._launcher.lease.current]
+            return [self._state(machine) for machine in self._launcher.lease.current]
 
     def now_unix(self) -> float:
         """The store's clock at the last complete round of the mirror."""
@@ -85,7 +85,7 @@ class Ec2Cluster(RunningCluster):
             except ProviderError:
                 return False
             self.addresses[node] = next(
-                one.address for one in self._launcher.lease.current if one.rank == node
+                machine.address for machine in self._launcher.lease.current if machine.rank == node
             )
             self._looked_at = None
             self.mirror.place(places_of(self._launcher.lease))
@@ -100,17 +100,18 @@ class Ec2Cluster(RunningCluster):
             if not self._look():
                 return False
             return not any(
-                _alive(self._seen.get(one.instance_id)) for one in self._launcher.lease.current
+                _alive(self._seen.get(machine.instance_id))
+                for machine in self._launcher.lease.current
             )
 
     def _look(self) -> bool:
-        ids = [one.instance_id for one in self._launcher.lease.current]
+        ids = [machine.instance_id for machine in self._launcher.lease.current]
         self._looked_at = self._api.clock.now()
         try:
             found = self._api.instances(self._launcher.lease.region, ids=ids)
         except ProviderError:
             return False
-        seen = {str(one["InstanceId"]): one for one in found}
+        seen = {str(described["InstanceId"]): described for described in found}
         # A machine that EC2 has shown and shows no more is gone; one never shown may be new.
         self._seen |= {name: {} for name in ids if name not in seen and name in self._seen}
         self._seen |= seen
@@ -121,15 +122,17 @@ class Ec2Cluster(RunningCluster):
         """A machine ends, for the bill, when its end was seen."""
         lease = self._launcher.lease
         gone = [
-            one
-            for one in lease.current
-            if not one.ended_at and not _alive(self._seen.get(one.instance_id))
+            machine
+            for machine in lease.current
+            if not machine.ended_at and not _alive(self._seen.get(machine.instance_id))
         ]
         if not gone:
             return
         with suppress(OSError):  # a full disk: the machine is counted a little longer
             self._launcher.keep(
-                lease.with_machines(*(replace(one, ended_at=self._api.clock.now()) for one in gone))
+                lease.with_machines(
+                    *(replace(machine, ended_at=self._api.clock.now()) for machine in gone)
+                )
             )
 
     def _state(self, machine: Machine) -> NodeState:
@@ -169,9 +172,9 @@ def places_of(lease: Ec2Lease) -> dict[str, Place]:
     """Every machine of the lease that had a rank, by its aws:userid."""
     nodes = len(lease.current)
     return {
-        userid: Place(rank=one.rank, nodes=nodes, current=one.current)
-        for userid, one in lease.userids.items()
-        if one.rank >= 0
+        userid: Place(rank=machine.rank, nodes=nodes, current=machine.current)
+        for userid, machine in lease.userids.items()
+        if machine.rank >= 0
     }
 
 

@@ -91,9 +91,11 @@ class Launcher:
 
         The lost machine is ended first: no cap counts one machine more.
         """
-        [group] = [one for one in attempt.groups if one.first <= rank < one.first + one.size]
-        lost = next(one for one in self.lease.current if one.rank == rank)
-        times = sum(one.group.startswith(f"r{rank}.") for one in self.lease.requests)
+        [group] = [
+            group for group in attempt.groups if group.first <= rank < group.first + group.size
+        ]
+        lost = next(machine for machine in self.lease.current if machine.rank == rank)
+        times = sum(request.group.startswith(f"r{rank}.") for request in self.lease.requests)
         alone = replace(group, first=rank, size=1)
         bids = {lost.zone: attempt.places[lost.zone].bids[rank]}
         if end_these(self._api, self.lease.region, [lost.instance_id]):
@@ -103,13 +105,17 @@ class Launcher:
             machines = self._await_running(machines)
         except AwsRefused as error:
             self._note(f"{attempt}: {error}")
-            came = [one for one in self.lease.current if one.rank == rank and one != lost]
+            came = [
+                machine
+                for machine in self.lease.current
+                if machine.rank == rank and machine != lost
+            ]
             with suppress(AwsRefused):
-                self._api.terminate(self.lease.region, [one.instance_id for one in came])
+                self._api.terminate(self.lease.region, [machine.instance_id for machine in came])
             self._drop(came)
             return False
         lost = replace(lost, current=False, ended_at=lost.ended_at or self._api.clock.now())
-        same_price = [replace(one, usd_per_hour=lost.usd_per_hour) for one in machines]
+        same_price = [replace(machine, usd_per_hour=lost.usd_per_hour) for machine in machines]
         self.keep(self.lease.with_machines(lost, *same_price))
         return True
 
@@ -177,10 +183,14 @@ class Launcher:
         except AwsRefused as error:
             refusals = [error]
         else:
-            ids = [str(one) for part in answer.get("Instances", ()) for one in part["InstanceIds"]]
+            ids = [
+                str(instance)
+                for part in answer.get("Instances", ())
+                for instance in part["InstanceIds"]
+            ]
             if ids:
                 return ids, None
-            codes = [str(one.get("ErrorCode")) for one in answer.get("Errors", ())]
+            codes = [str(error.get("ErrorCode")) for error in answer.get("Errors", ())]
             refusals = [
                 refused(code, action=action, region=region)
                 for code in codes or ["UnfulfillableCapacity"]
@@ -188,7 +198,7 @@ class Launcher:
         for refusal in refusals:
             if refusal.kind not in ("capacity", *_UNCLEAR):
                 return [], refusal
-        unclear = [one for one in refusals if one.kind in _UNCLEAR]
+        unclear = [refusal for refusal in refusals if refusal.kind in _UNCLEAR]
         if not unclear:
             return [], refusals[0]
         found = self._found_by_tag(name)
@@ -201,7 +211,7 @@ class Launcher:
         while True:
             found = self._api.instances(self.lease.region, tags=tags, states=ALIVE)
             if found or self._api.clock.now() >= give_up:
-                return [str(one["InstanceId"]) for one in found]
+                return [str(described["InstanceId"]) for described in found]
             self._api.clock.sleep(_LOOK_EVERY_S)
 
     def _create(self, action: str, request: Answer) -> None:
@@ -210,35 +220,36 @@ class Launcher:
 
     def _await_running(self, machines: Sequence[Machine]) -> list[Machine]:
         """The machines with zone, address and start. Raises AwsRefused of kind capacity."""
-        region, ids = self.lease.region, [one.instance_id for one in machines]
+        region, ids = self.lease.region, [machine.instance_id for machine in machines]
         give_up = self._api.clock.now() + timedelta(seconds=RUNNING_WITHIN_S)
         while True:
             described = {
-                str(one["InstanceId"]): one for one in self._api.instances(region, ids=ids)
+                str(instance["InstanceId"]): instance
+                for instance in self._api.instances(region, ids=ids)
             }
-            for one in described.values():
-                if one["State"]["Name"] not in ("pending", "running"):
-                    raise _not_up(str(one.get("StateReason", {}).get("Code", "")), region)
-            if sum(_is_up(one) for one in described.values()) == len(ids):
+            for instance in described.values():
+                if instance["State"]["Name"] not in ("pending", "running"):
+                    raise _not_up(str(instance.get("StateReason", {}).get("Code", "")), region)
+            if sum(_is_up(instance) for instance in described.values()) == len(ids):
                 break
             if self._api.clock.now() >= give_up:
                 raise _not_up(f"not running after {RUNNING_WITHIN_S:.0f} s", region)
             self._api.clock.sleep(POLL_S)
         running = [
             replace(
-                one,
-                address=str(described[one.instance_id]["PrivateIpAddress"]),
-                zone=str(described[one.instance_id]["Placement"]["AvailabilityZone"]),
-                launched_at=utc(described[one.instance_id]["LaunchTime"]),
+                machine,
+                address=str(described[machine.instance_id]["PrivateIpAddress"]),
+                zone=str(described[machine.instance_id]["Placement"]["AvailabilityZone"]),
+                launched_at=utc(described[machine.instance_id]["LaunchTime"]),
             )
-            for one in machines
+            for machine in machines
         ]
         self.keep(self.lease.with_machines(*running))
         return running
 
     def _priced(self, cluster: Cluster) -> Cluster:
         """The cluster at the spot prices of now, by which its machines are counted."""
-        now, names = self._api.clock.now(), {one.instance_type.name for one in cluster.members}
+        now, names = self._api.clock.now(), {offer.instance_type.name for offer in cluster.members}
         if cluster.members[0].market == "spot":
             with suppress(AwsRefused):  # then the known price counts
                 rows = list(self._api.spot_prices(self.lease.region, now, sorted(names)))
@@ -247,7 +258,8 @@ class Launcher:
         more = self._spec.usd_per_hour_more
         prices = [offer.usd_per_hour or 0.0 for offer in cluster.members]
         machines = (
-            replace(one, usd_per_hour=prices[one.rank] + more) for one in self.lease.current
+            replace(machine, usd_per_hour=prices[machine.rank] + more)
+            for machine in self.lease.current
         )
         self.keep(self.lease.with_machines(*machines))
         return cluster
@@ -257,9 +269,11 @@ class Launcher:
 
     def _drop(self, machines: Iterable[Machine]) -> None:
         """Take machines out of the cluster."""
-        ids = {one.instance_id for one in machines}
-        dropped = (one for one in self.lease.machines if one.instance_id in ids)
-        self.keep(self.lease.with_machines(*(replace(one, current=False) for one in dropped)))
+        ids = {machine.instance_id for machine in machines}
+        dropped = (machine for machine in self.lease.machines if machine.instance_id in ids)
+        self.keep(
+            self.lease.with_machines(*(replace(machine, current=False) for machine in dropped))
+        )
 
 
 def _is_up(described: Answer) -> bool:

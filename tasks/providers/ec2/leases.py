@@ -90,29 +90,32 @@ class Ec2Lease(HeldLease):
     @property
     def userids(self) -> dict[str, Machine]:
         """Machines by their aws:userid, which names their folder in the store."""
-        return {f"{self.role_id}:{one.instance_id}": one for one in self.machines}
+        return {f"{self.role_id}:{machine.instance_id}": machine for machine in self.machines}
 
     @property
     def current(self) -> list[Machine]:
         """The cluster, in rank order."""
-        return sorted((one for one in self.machines if one.current), key=lambda one: one.rank)
+        return sorted(
+            (machine for machine in self.machines if machine.current),
+            key=lambda machine: machine.rank,
+        )
 
     def request_of(self, group: str) -> FleetRequest | None:
-        return next((one for one in self.requests if one.group == group), None)
+        return next((request for request in self.requests if request.group == group), None)
 
     def with_request(self, request: FleetRequest) -> Ec2Lease:
         """With `request` in place of the one of its group."""
-        others = tuple(one for one in self.requests if one.group != request.group)
+        others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
     def with_machines(self, *machines: Machine) -> Ec2Lease:
         """With `machines` in place of those with the same ids."""
-        by_id = {one.instance_id: one for one in (*self.machines, *machines)}
+        by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
     def held(self, provider: str) -> Lease:
         held = HeldLease.held(self, provider)
-        words = {one.name: getattr(held, one.name) for one in fields(held)}
+        words = {field.name: getattr(held, field.name) for field in fields(held)}
         return _Held(**words, machines=self.machines)
 
     def over(self, mailbox: Path) -> EndedLease:
@@ -120,7 +123,7 @@ class Ec2Lease(HeldLease):
 
     def usd_until(self, now: datetime) -> float:
         """Dollars of all machines, also of refused attempts."""
-        return sum(one.usd_until(now) for one in self.machines)
+        return sum(machine.usd_until(now) for machine in self.machines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,7 @@ class _Held(Lease):
     machines: tuple[Machine, ...]
 
     def usd_until(self, now: datetime) -> float | None:
-        return sum(one.usd_until(now) for one in self.machines)
+        return sum(machine.usd_until(now) for machine in self.machines)
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
@@ -169,7 +172,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease without machines as ended. A full disk leaves that to the reaper."""
-        over = tuple(one if one.ended_at else replace(one, ended_at=now) for one in lease.machines)
+        over = tuple(
+            machine if machine.ended_at else replace(machine, ended_at=now)
+            for machine in lease.machines
+        )
         lease = replace(
             lease,
             machines=over,
@@ -177,7 +183,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             outcome=outcome,
             releasing=False,
             note="",
-            usd=sum(one.usd_until(now) for one in over),
+            usd=sum(lease.usd_until(now) for lease in over),
             fetched=lease.fetched or not over,
         )
         with suppress(OSError):

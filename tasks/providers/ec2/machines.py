@@ -105,9 +105,9 @@ class Ec2Machines:
 
     def ended(self) -> list[EndedLease]:
         """Ended leases whose uploads are all here; missing uploads are fetched first."""
-        over = (one for one in self.leases.all() if one.ended_at is not None)
-        fetched = (self.fetched(one, pulls=1) for one in over)
-        return [self.leases.over(one) for one in fetched if one.fetched]
+        over = (lease for lease in self.leases.all() if lease.ended_at is not None)
+        fetched = (self.fetched(lease, pulls=1) for lease in over)
+        return [self.leases.over(lease) for lease in fetched if lease.fetched]
 
     def fetched(self, lease: Ec2Lease, *, pulls: int = _PULLS) -> Ec2Lease:
         """The lease after its uploads were fetched, if the store can be read now."""

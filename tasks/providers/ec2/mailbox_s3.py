@@ -118,9 +118,9 @@ class Mirror:
                 self.problem = str(error)
                 return False
             wanted = self._wanted(listed)
-            if not all(_STEADY.fullmatch(one.key) for one, _ in wanted):
+            if not all(_STEADY.fullmatch(stored.key) for stored, _ in wanted):
                 self._changed_at = self._listed_at
-            fetched = [self._fetch(one, path) for one, path in wanted]
+            fetched = [self._fetch(stored, path) for stored, path in wanted]
             whole = all(fetched)
             if whole:
                 self.now_unix = max(self.now_unix, began if began == began else self._clock())
@@ -152,21 +152,25 @@ class Mirror:
         """
         found: list[tuple[Stored, Path]] = []
         count: dict[str, int] = {}
-        split = (one.key.removeprefix(self._under).partition("/out/") for one in listed)
-        named = [(one, userid, name) for one, (userid, _, name) in zip(listed, split, strict=True)]
-        for one, userid, name in sorted(named, key=lambda row: not row[2].startswith("records/")):
+        split = (stored.key.removeprefix(self._under).partition("/out/") for stored in listed)
+        named = [
+            (stored, userid, name) for stored, (userid, _, name) in zip(listed, split, strict=True)
+        ]
+        for stored, userid, name in sorted(
+            named, key=lambda row: not row[2].startswith("records/")
+        ):
             place = self._places.get(userid)
-            if place is None or not _is_allowed(one, name, place):
+            if place is None or not _is_allowed(stored, name, place):
                 continue
             count[userid] = count.get(userid, 0) + 1
-            if count[userid] <= MOST_FILES and self._have.get(one.key) != one.version:
-                found.append((one, self._mailbox / f"node-{place.rank}" / name))
+            if count[userid] <= MOST_FILES and self._have.get(stored.key) != stored.version:
+                found.append((stored, self._mailbox / f"node-{place.rank}" / name))
         return found
 
-    def _fetch(self, one: Stored, path: Path) -> bool:
+    def _fetch(self, stored: Stored, path: Path) -> bool:
         try:
-            content, written = self._store.get(one.key, MOST_BYTES)
-            _appear(_free_path(path, one.key, content), content, written)
+            content, written = self._store.get(stored.key, MOST_BYTES)
+            _appear(_free_path(path, stored.key, content), content, written)
         except AwsRefused as error:
             self.problem = str(error)
             return error.kind == "gone"
@@ -175,7 +179,7 @@ class Mirror:
         except OSError as error:
             self.problem = str(error)
             return False
-        self._have[one.key] = one.version
+        self._have[stored.key] = stored.version
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
@@ -202,7 +206,7 @@ class Mirror:
         sent.update({name: digests[name] for name in fresh})
 
 
-def _is_allowed(one: Stored, name: str, place: Place) -> bool:
+def _is_allowed(stored: Stored, name: str, place: Place) -> bool:
     """Whether a courier may upload this.
 
     IAM's `*` spans slashes, so that a machine may write below another's folder, under a name with
@@ -210,7 +214,7 @@ def _is_allowed(one: Stored, name: str, place: Place) -> bool:
     """
     kept = place.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
-    return kept and plain and one.size <= MOST_BYTES
+    return kept and plain and stored.size <= MOST_BYTES
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:

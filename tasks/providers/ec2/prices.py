@@ -74,15 +74,15 @@ def on_demand_offers(
     """An offer for each type."""
     return [
         Offer(
-            instance_type=one,
+            instance_type=kind,
             market="on-demand",
             zone=ANY_ZONE,
             region=region,
-            usd_per_hour=prices.get(one.name),
+            usd_per_hour=prices.get(kind.name),
             interruptions_per_hour=0.0,
             price_as_of=price_as_of,
         )
-        for one in types
+        for kind in types
     ]
 
 
@@ -95,7 +95,7 @@ def spot_offers(
     price_as_of: datetime,
 ) -> list[Offer]:
     """An offer for each type and zone with a spot price row."""
-    known = {one.name: one for one in types}
+    known = {kind.name: kind for kind in types}
     return [
         Offer(
             instance_type=known[name],
@@ -114,7 +114,7 @@ def spot_offers(
 
 def zone_scores(answers: Iterable[Answer], zones: Iterable[Answer]) -> dict[str, int]:
     """Score by zone name: GetSpotPlacementScores has zone ids, DescribeAvailabilityZones both."""
-    names = {str(one["ZoneId"]): str(one["ZoneName"]) for one in zones if "ZoneId" in one}
+    names = {str(zone["ZoneId"]): str(zone["ZoneName"]) for zone in zones if "ZoneId" in zone}
     return {
         names[str(row["AvailabilityZoneId"])]: int(row["Score"])
         for row in answers
@@ -199,7 +199,7 @@ def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | 
     fixed = getattr(terms.prices.get(name), f"{key}_usd_per_hour", None)
     if fixed is not None:
         return float(fixed), f"own price of {name} {offer.market} ([ec2.prices])"
-    pattern = next((one for one in terms.discounts if fnmatchcase(name, one)), "")
+    pattern = next((pattern for pattern in terms.discounts if fnmatchcase(name, pattern)), "")
     share = float(getattr(terms.discounts.get(pattern), key, 0.0))
     if public is None or not share:
         return public, ""

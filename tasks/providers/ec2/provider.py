@@ -93,7 +93,7 @@ class Ec2Provider(Provider):
     def packaged_types(self) -> list[InstanceType]:
         snapshot = packaged()
         names = {name for region in self._choices.regions for name in snapshot.usd.get(region, {})}
-        here = (one for one in snapshot.instance_types if one.name in names)
+        here = (kind for kind in snapshot.instance_types if kind.name in names)
         return wanted(here, self._choices.instance_types, self._line)
 
     def packaged_offers(self) -> list[Offer]:
@@ -133,10 +133,12 @@ class Ec2Provider(Provider):
                 "[ec2] ami_parameter: unknown image line, so `gpu` stands for every NVIDIA type"
             ]
         left = [
-            one for one in packaged().instance_types if is_gpu(one) and off_image(one, self._line)
+            kind
+            for kind in packaged().instance_types
+            if is_gpu(kind) and off_image(kind, self._line)
         ]
         named = wanted(left, self._choices.instance_types, self._line)
-        families = sorted({family(one.name) for one in left if one not in named})
+        families = sorted({family(kind.name) for kind in left if kind not in named})
         if not families:
             return []
         return [f"`gpu` leaves out {', '.join(families)}: the image of ami_parameter lacks support"]
@@ -145,10 +147,12 @@ class Ec2Provider(Provider):
         """Regions and type patterns of [ec2] that the package does not know."""
         snapshot, choices = packaged(), self._choices
         patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
-        unknown = [one for one in choices.regions if one not in snapshot.usd]
-        unknown += [one for one in patterns if not wanted(snapshot.instance_types, [one])]
+        unknown = [region for region in choices.regions if region not in snapshot.usd]
+        unknown += [
+            pattern for pattern in patterns if not wanted(snapshot.instance_types, [pattern])
+        ]
         return [
-            f"[ec2] {one!r} matches no region or type that the package knows" for one in unknown
+            f"[ec2] {name!r} matches no region or type that the package knows" for name in unknown
         ]
 
     @staticmethod
@@ -178,7 +182,7 @@ class Ec2Provider(Provider):
         if self._leases is None:
             return []
         found, unreadable = self._leases.read_all()
-        held = [one.held("ec2") for one in found if one.ended_at is None or not one.fetched]
+        held = [lease.held("ec2") for lease in found if lease.ended_at is None or not lease.fetched]
         return held + [
             self._leases.unknown(lease_id, error, "ec2") for lease_id, error in unreadable.items()
         ]
@@ -187,16 +191,18 @@ class Ec2Provider(Provider):
         """Ended leases whose uploads are here; missing uploads are fetched if AWS answers."""
         if self._leases is None:
             return []
-        over = [one for one in self._leases.all() if one.ended_at is not None]
-        if not all(one.fetched for one in over):
+        over = [lease for lease in self._leases.all() if lease.ended_at is not None]
+        if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
                 return self._machines.ended()
-        return [self._leases.over(one) for one in over if one.fetched]
+        return [self._leases.over(lease) for lease in over if lease.fetched]
 
     def closed(self) -> list[EndedLease]:
         if self._leases is None:
             return []
-        return [self._leases.over(one) for one in self._leases.known() if one.ended_at is not None]
+        return [
+            self._leases.over(lease) for lease in self._leases.known() if lease.ended_at is not None
+        ]
 
     def forget(self, lease_id: str) -> None:
         if self._leases is not None:
@@ -213,7 +219,7 @@ class Ec2Provider(Provider):
         except ProviderError as error:
             held, unreadable = self._leases.read_all()
             unswept = {f"lease {name}": str(why) for name, why in unreadable.items()}
-            regions = [*self._choices.regions, *(one.region for one in held)]
+            regions = [*self._choices.regions, *(lease.region for lease in held)]
             raise NotSwept("ec2", unswept | dict.fromkeys(regions, str(error))) from error
         return ec2_reaper.reap(machines, now, all_of_them=all_of_them)
 
@@ -221,9 +227,9 @@ class Ec2Provider(Provider):
         """A sweep in the future, by a wrong clock, does not count."""
         swept, now = {} if self._leases is None else self._leases.swept(), self._clock.now()
         return [
-            one
-            for one in self._choices.regions
-            if one not in swept or not moment <= swept[one] <= now
+            region
+            for region in self._choices.regions
+            if region not in swept or not moment <= swept[region] <= now
         ]
 
     def was_used(self) -> bool:
@@ -249,7 +255,9 @@ class Ec2Provider(Provider):
                 self.offers(self._clock.now())
         region = cluster.members[0].region
         return [
-            one for one in (*self._latest_offers, *self.packaged_offers()) if one.region == region
+            offer
+            for offer in (*self._latest_offers, *self.packaged_offers())
+            if offer.region == region
         ]
 
     @cached_property
@@ -263,7 +271,9 @@ class Ec2Provider(Provider):
         """Region -> offered types that may be wanted."""
         api, regions, patterns = self._api, self._choices.regions, self._choices.instance_types
         with ThreadPoolExecutor(_THREADS) as pool:
-            names = pool.map(lambda one: may_be_wanted(api.type_names(one), patterns), regions)
+            names = pool.map(
+                lambda region: may_be_wanted(api.type_names(region), patterns), regions
+            )
             return dict(zip(regions, names, strict=True))
 
     @cached_property
@@ -276,7 +286,7 @@ class Ec2Provider(Provider):
             left -= names
         self._several_interfaces |= set(several_interfaces(answers))
         kept = wanted(described(answers), self._choices.instance_types, self._line)
-        return {one.name: one for one in kept}
+        return {kind.name: kind for kind in kept}
 
     def _offers_of(
         self, region: str, now: datetime, types: dict[str, InstanceType], advisor: dict[str, Any]

@@ -56,7 +56,7 @@ class Reaper:
         for region in self.regions:
             self._sweep(region)
         missed = self.busy | self.unswept.keys()
-        leases.note_swept([one for one in self.regions if one not in missed], self.now)
+        leases.note_swept([region for region in self.regions if region not in missed], self.now)
         if self.unswept:
             raise NotSwept("ec2", self.unswept, self.sentences)
         return self.sentences
@@ -88,7 +88,7 @@ class Reaper:
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
         leases, api = self.machines.leases, self.machines.api
-        before = sum(one.ended_at is None for one in lease.machines)
+        before = sum(machine.ended_at is None for machine in lease.machines)
         tags = lease_tags(lease.lease_id, lease.deployment, leases.token)
         outcome = "released" if lease.releasing else "reaped"
         lease, problem = end_machines(api, lease, tags)
@@ -103,7 +103,7 @@ class Reaper:
             else:
                 await_shutdown(api, lease)
                 lease = self.machines.fetched(leases.close(lease, self.now, outcome))
-                ended = [one.ended_at for one in lease.machines if one.ended_at]
+                ended = [machine.ended_at for machine in lease.machines if machine.ended_at]
                 count = max(before, sum(moment >= self.now for moment in ended))
                 what += f"{count} machines in {lease.region} were ended"
                 what += "" if lease.fetched else "; their uploads could not be fetched yet"
@@ -130,20 +130,23 @@ class Reaper:
         api = self.machines.api
         try:
             found = [
-                one
+                described
                 for deployment in sorted(self.deployments)
-                for one in api.instances(
+                for described in api.instances(
                     region, tags={"srift:deployment": deployment}, states=ALIVE
                 )
             ]
-            ends = {str(one["InstanceId"]): self._why_over(tags_of(one)) for one in found}
+            ends = {
+                str(described["InstanceId"]): self._why_over(tags_of(described))
+                for described in found
+            }
             stays = end_these(api, region, [name for name, why in ends.items() if why])
         except AwsRefused as error:
             self.unswept[region] = f"its machines could not be listed or ended: {error}"
             return
-        for one in found:
-            name, tags = str(one["InstanceId"]), tags_of(one)
-            machine = f"machine {name} ({one['InstanceType']}, {region})"
+        for described in found:
+            name, tags = str(described["InstanceId"]), tags_of(described)
+            machine = f"machine {name} ({described['InstanceType']}, {region})"
             if ends[name]:
                 done = "does not end" if name in stays else "was ended"
                 self.sentences.append(f"{machine} {done}: {ends[name]}")

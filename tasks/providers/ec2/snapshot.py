@@ -58,7 +58,7 @@ class Snapshot:
         found: list[Offer] = []
         for region in regions:
             prices = self.usd.get(region, {})
-            here = [one for one in types if one.name in prices]
+            here = [kind for kind in types if kind.name in prices]
             found += on_demand_offers(here, prices, region=region, price_as_of=self.prices_as_of)
         return found
 
@@ -78,7 +78,7 @@ def packaged() -> Snapshot:
         instance_types=tuple(types),
         usd=usd,
         prices_as_of=datetime.fromisoformat(body["prices_as_of"]),
-        sources=", ".join(f"{one['package']} {one['version']}" for one in body["sources"]),
+        sources=", ".join(f"{source['package']} {source['version']}" for source in body["sources"]),
         several_interfaces=frozenset(body["several_interfaces"]),
     )
 
@@ -90,22 +90,26 @@ def combined(
 ) -> dict[str, list[Any]]:
     """`instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region."""
     rows: dict[str, list[Any]] = {}
-    for one in described(answers):
-        known = {region: known_price(usd) for region, usd in list_prices.get(one.name, {}).items()}
+    for instance in described(answers):
+        known = {
+            region: known_price(usd) for region, usd in list_prices.get(instance.name, {}).items()
+        }
         priced = {
             region: usd
             for region, usd in known.items()
             if usd is not None and _REGION.fullmatch(region)
         }
-        unpriced = {region: None for region, names in offered.items() if one.name in names}
+        unpriced = {region: None for region, names in offered.items() if instance.name in names}
         usd = dict(sorted({**unpriced, **priced}.items()))
-        rows[one.name] = [*(getattr(one, column) for column in COLUMNS[:-1]), usd]
+        rows[instance.name] = [*(getattr(instance, column) for column in COLUMNS[:-1]), usd]
     return rows
 
 
 def several_interfaces(answers: Iterable[Mapping[str, Any]]) -> list[str]:
     """Types whose whole network takes several interfaces."""
-    return sorted(str(one["InstanceType"]) for one in answers if efa_cards(one) not in ((), (0,)))
+    return sorted(
+        str(answer["InstanceType"]) for answer in answers if efa_cards(answer) not in ((), (0,))
+    )
 
 
 def make(today: datetime) -> dict[str, Any]:

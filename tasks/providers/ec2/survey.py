@@ -65,7 +65,7 @@ class Surveyor:
     ) -> LaunchSpec:
         """Raises NotSupported or AwsRefused with the fix."""
         region, choices = cluster.members[0].region, self._choices
-        types = self.types(region, [one.instance_type.name for one in cluster.members])
+        types = self.types(region, [offer.instance_type.name for offer in cluster.members])
         several = [name for name, facts in types.items() if facts.several_interfaces]
         if why := not_launched(cluster, choices, several):
             raise NotSupported(why)
@@ -94,13 +94,13 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
 
     `several_interfaces`: types whose whole network takes more than one interface.
     """
-    if len({one.market for one in cluster.members}) > 1:
+    if len({offer.market for offer in cluster.members}) > 1:
         return "the machines of a cluster are launched in one market"
     line = image_line(choices.ami_parameter)
     for offer in cluster.members:
         if off := off_image(offer.instance_type, line):
             return f"{off}; take it out of [ec2] instance_types"
-    names = dict.fromkeys(one.instance_type.name for one in cluster.members)
+    names = dict.fromkeys(offer.instance_type.name for offer in cluster.members)
     wide = [name for name in names if name in several_interfaces]
     if choices.subnets == "public" and len(cluster.members) > 1 and wide:
         return (
@@ -116,8 +116,8 @@ def root_device(image: Answer) -> str:
 
 def least_gib(image: Answer) -> int:
     """Volume size that the image needs."""
-    volumes = (one.get("Ebs", {}) for one in image.get("BlockDeviceMappings", ()))
-    return max((int(one.get("VolumeSize", 0)) for one in volumes), default=0)
+    volumes = (volume.get("Ebs", {}) for volume in image.get("BlockDeviceMappings", ()))
+    return max((int(volume.get("VolumeSize", 0)) for volume in volumes), default=0)
 
 
 def too_small(volume_gib: int, image: Answer) -> str:
@@ -144,7 +144,7 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> Network:
         subnets = found("tag:srift:deployment", choices.deployment)
         if not subnets and choices.subnets == "public":
             subnets = found("default-for-az", "true")
-    vpcs = {str(one["VpcId"]) for one in subnets}
+    vpcs = {str(subnet["VpcId"]) for subnet in subnets}
     if len(vpcs) != 1:
         problem = f"{len(vpcs)} VPCs have subnets for machines" if vpcs else "no subnet was found"
         raise NotSupported(
@@ -152,8 +152,8 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> Network:
             f"tag srift:deployment = {choices.deployment}"
         )
     by_zone: dict[str, str] = {}
-    for one in sorted(subnets, key=lambda one: str(one["SubnetId"])):
-        by_zone.setdefault(str(one["AvailabilityZone"]), str(one["SubnetId"]))
+    for subnet in sorted(subnets, key=lambda subnet: str(subnet["SubnetId"])):
+        by_zone.setdefault(str(subnet["AvailabilityZone"]), str(subnet["SubnetId"]))
     return Network(vpc=vpcs.pop(), subnets=by_zone)
 
 

@@ -44,23 +44,37 @@ def end_machines(api: Ec2Api, lease: Ec2Lease, tags: dict[str, str]) -> tuple[Ec
         shown = api.instances(region, tags=tags)
         lease = lease.with_machines(*_strays(lease, shown))
         lease = lease.with_machines(*_never_seen(lease, now))
-        alive = {str(one["InstanceId"]) for one in shown if one["State"]["Name"] in ALIVE}
-        ids = sorted(alive | {one.instance_id for one in lease.machines if not one.ended_at})
+        alive = {
+            str(described["InstanceId"])
+            for described in shown
+            if described["State"]["Name"] in ALIVE
+        }
+        ids = sorted(
+            alive | {machine.instance_id for machine in lease.machines if not machine.ended_at}
+        )
         known = api.instances(region, ids=ids) if ids else []
-        young = {one.instance_id for one in lease.machines if now < one.launched_at + SHOWN}
+        young = {
+            machine.instance_id for machine in lease.machines if now < machine.launched_at + SHOWN
+        }
         stays = end_these(api, region, ids, young)
     except AwsRefused as error:
         return lease, f"machines of lease {lease.lease_id} could not be ended: {error}"
     if stays:
         return lease, f"machines of lease {lease.lease_id} do not end: {', '.join(sorted(stays))}"
-    gone = {str(one["InstanceId"]): one for one in known if one["State"]["Name"] not in ALIVE}
+    gone = {
+        str(described["InstanceId"]): described
+        for described in known
+        if described["State"]["Name"] not in ALIVE
+    }
     lease = _ended(lease, gone, alive, api.clock.now())
     return lease, not_answered(lease) if unsettled(lease, api.clock.now()) else ""
 
 
 def unsettled(lease: Ec2Lease, now: datetime) -> bool:
     """Whether a request without an answer may still be served."""
-    return any(not one.answered and now < one.asked_at + SETTLED for one in lease.requests)
+    return any(
+        not request.answered and now < request.asked_at + SETTLED for request in lease.requests
+    )
 
 
 def not_answered(lease: Ec2Lease) -> str:
@@ -69,12 +83,15 @@ def not_answered(lease: Ec2Lease) -> str:
 
 def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
     """Wait until terminated machines are down: until then they may upload measurements."""
-    ids = [one.instance_id for one in lease.machines]
+    ids = [machine.instance_id for machine in lease.machines]
     give_up = api.clock.now() + timedelta(seconds=LAST_WORDS_S)
     while ids and api.clock.now() < give_up:
         with suppress(AwsRefused):
             found = api.instances(lease.region, ids=ids, states=("shutting-down",))
-            if all(one.get("StateReason", {}).get("Code") != _ENDED_BY_CALL for one in found):
+            if all(
+                described.get("StateReason", {}).get("Code") != _ENDED_BY_CALL
+                for described in found
+            ):
                 return
         api.clock.sleep(_LOOK_EVERY_S)
 
@@ -92,7 +109,7 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Iterable[str]
             api.clock.sleep(_LOOK_EVERY_S)
         unknown = api.terminate(region, left)
         alive = api.instances(region, ids=left, states=ALIVE)
-        left = sorted({str(one["InstanceId"]) for one in alive} | (unknown & {*young}))
+        left = sorted({str(described["InstanceId"]) for described in alive} | (unknown & {*young}))
     return set(left)
 
 
@@ -109,29 +126,29 @@ def tidy(api: Ec2Api, region: str, deployment: str, over: Callable[[dict[str, st
     filters = [{"Name": "tag:srift:deployment", "Values": [deployment]}]
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
-            for one in list(api.ask_all(key, describe, region, Filters=filters)):
-                if over(tags_of(one)):
-                    api.ask_unless(("gone", "busy"), delete, region, **{name: one[name]})
+            for leftover in list(api.ask_all(key, describe, region, Filters=filters)):
+                if over(tags_of(leftover)):
+                    api.ask_unless(("gone", "busy"), delete, region, **{name: leftover[name]})
 
 
 def _strays(lease: Ec2Lease, shown: Iterable[Answer]) -> list[Machine]:
     """Machines with the lease's tags that the controller never heard of. They have no rank."""
-    known = {one.instance_id for one in lease.machines}
+    known = {machine.instance_id for machine in lease.machines}
     strays = []
-    for one in shown:
-        group = tags_of(one).get("srift:node-group", "")
+    for described in shown:
+        group = tags_of(described).get("srift:node-group", "")
         request = lease.request_of(group)
-        if one["InstanceId"] in known or request is None:
+        if described["InstanceId"] in known or request is None:
             continue
         strays.append(
             Machine(
                 rank=-1,
-                instance_id=str(one["InstanceId"]),
-                instance_type=str(one["InstanceType"]),
-                market="spot" if one.get("InstanceLifecycle") == "spot" else "on-demand",
-                zone=str(one.get("Placement", {}).get("AvailabilityZone", "")),
+                instance_id=str(described["InstanceId"]),
+                instance_type=str(described["InstanceType"]),
+                market="spot" if described.get("InstanceLifecycle") == "spot" else "on-demand",
+                zone=str(described.get("Placement", {}).get("AvailabilityZone", "")),
                 usd_per_hour=request.usd_per_hour,
-                launched_at=utc(one["LaunchTime"]),
+                launched_at=utc(described["LaunchTime"]),
                 current=False,
                 group=group,
             )
@@ -144,40 +161,40 @@ def _never_seen(lease: Ec2Lease, now: datetime) -> list[Machine]:
 
     Too much rather than too little: the caps must hold.
     """
-    seen = {one.group for one in lease.machines}
+    seen = {machine.group for machine in lease.machines}
     lost = (
-        one
-        for one in lease.requests
-        if not one.answered and now > one.asked_at + FORGOTTEN and one.group not in seen
+        request
+        for request in lease.requests
+        if not request.answered and now > request.asked_at + FORGOTTEN and request.group not in seen
     )
     return [
         Machine(
             rank=-1,
-            instance_id=f"unheard-{one.group}-{number}",
+            instance_id=f"unheard-{machine.group}-{number}",
             instance_type="",
             market="",
             zone="",
-            usd_per_hour=one.usd_per_hour,
-            launched_at=one.asked_at,
+            usd_per_hour=machine.usd_per_hour,
+            launched_at=machine.asked_at,
             ended_at=min(now, lease.deadline_at + LATEST),
             current=False,
-            group=one.group,
+            group=machine.group,
         )
-        for one in lost
-        for number in range(one.size)
+        for machine in lost
+        for number in range(machine.size)
     ]
 
 
 def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datetime) -> Ec2Lease:
     """Every machine with its end: now, or the moment that EC2 states, or its latest."""
     machines = []
-    for one in lease.machines:
-        if one.instance_id in alive:
-            one = replace(one, ended_at=now)
-        elif one.ended_at is None:
-            moment = _moment(gone.get(one.instance_id, {})) or _latest(lease, one)
-            one = replace(one, ended_at=max(one.launched_at, min(now, moment)))
-        machines.append(one)
+    for machine in lease.machines:
+        if machine.instance_id in alive:
+            machine = replace(machine, ended_at=now)
+        elif machine.ended_at is None:
+            moment = _moment(gone.get(machine.instance_id, {})) or _latest(lease, machine)
+            machine = replace(machine, ended_at=max(machine.launched_at, min(now, moment)))
+        machines.append(machine)
     return replace(lease, machines=tuple(machines))
 
 
