@@ -1,12 +1,13 @@
-"""Rows of a measurement file on their way into the warehouse: temporary tables, checks in SQL, loading.
+"""Rows of a measurement file on their way into the warehouse.
 
-`stage_texts` -> check `distinct_setups` -> `stage_rows` -> check `bad_rows` -> `append_imports`. The
-temporary tables lie in the caller's connection, so that one transaction covers all of it.
+`stage` reads them into the temporary table `staged` (importing/stage.sql), `problems` checks them
+(importing/problems.sql), `append_imports` loads them. The tables lie in the caller's connection, so
+that one transaction covers all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -16,77 +17,14 @@ import pandas as pd
 import pyarrow as pa
 
 from .append import Connection, in_utc, insert
-from .database import NO_DOWNLOADS, select
+from .database import NO_DOWNLOADS, SQL_FOLDER, select
+from .reads import SETUP
 
-SETUP_COLUMNS = {
-    "workload": pa.string(),
-    "cluster": pa.string(),
-    "layout": pa.string(),
-    "batch_per_device": pa.string(),
-    "accumulation_steps": pa.int32(),
-    "strategy": pa.string(),
-    "precision": pa.string(),
-    "switches": pa.string(),
-    "provider": pa.string(),
-    "gradient_bytes": pa.int64(),
-    "parameters": pa.int64(),
-    "flops_per_sample": pa.float64(),
-    "market": pa.string(),
-    "zone": pa.string(),
-    "source": pa.string(),
-}
-_TIMES = ("step_s", "sync_s", "run_id", "measured_at")
-COLUMNS = (*SETUP_COLUMNS, *_TIMES)
+_FOLDER = SQL_FOLDER / "importing"
+SETUP_COLUMNS = (*SETUP, "provider", "flops_per_sample")
+_OTHERS = ("gradient_bytes", "parameters", "market", "zone", "source")
+COLUMNS = (*SETUP_COLUMNS, *_OTHERS, "step_s", "sync_s", "run_id", "measured_at")
 _SETUP = ", ".join(SETUP_COLUMNS)
-_CONTENT = ", ".join(f"{name}::varchar" for name in COLUMNS)
-_STAGED = f"""
-    create or replace temp table staged as
-    with typed as (
-        select
-            place, setups.* exclude (setup), try_cast(step_s as double) as step_s,
-            try_cast(nullif(sync_s, '') as double) as sync_s, nullif(run_id, '') as run_id,
-            timezone('UTC', try_cast(nullif(measured_at, '') as timestamptz)) as measured_at
-        from texts
-        join setups using (setup)
-    ),
-    hashed as (select *, md5(to_json([{_CONTENT}])) as content from typed),
-    numbered as (
-        select *, row_number() over (partition by content order by place) as repeat from hashed
-    )
-    select
-        * exclude (content, repeat),
-        case when run_id is null and repeat > 1 then md5(content || repeat) else content end as row_digest
-    from numbered
-    order by place
-"""
-# Each check returns the line or row, the column, its text and the rule that it breaks.
-_BAD_ROWS = """
-    select place, 'step_s', texts.step_s, 'must be seconds above 0'
-    from staged join texts using (place)
-    where not coalesce(staged.step_s > 0 and isfinite(staged.step_s), false)
-    union all
-    select place, 'sync_s', texts.sync_s, 'must be seconds, at least 0'
-    from staged join texts using (place)
-    where texts.sync_s <> '' and not coalesce(staged.sync_s >= 0 and isfinite(staged.sync_s), false)
-    union all
-    select place, 'measured_at', texts.measured_at, 'must be a time in ISO 8601'
-    from staged join texts using (place)
-    where texts.measured_at <> '' and staged.measured_at is null
-    union all
-    select place, 'measured_at', measured_at::varchar, 'is yet to come'
-    from staged
-    where measured_at > ?
-    union all
-    select place, 'run_id', run_id, 'has other values in row or line ' || first_place
-    from staged
-    join (
-        select run_id, min(place) as first_place, arg_min(row_digest, place) as first_digest
-        from staged
-        group by run_id
-    ) using (run_id)
-    where row_digest <> first_digest
-    order by 1, 2
-"""
 _JUDGED = f"""
     select {_SETUP}, count(*)::integer as rows, min(place) as place,
         min(step_s) as least_s, arg_min(place, step_s) as least_place,
@@ -106,51 +44,33 @@ def scratch() -> Iterator[Connection]:
         yield connection
 
 
-def stage_texts(connection: Connection, table: pa.Table) -> None:
-    """Create the table `texts`: the contract's columns as text, '' for a missing value.
+def stage(connection: Connection, table: pa.Table) -> None:
+    """Create `texts`, the contract's columns as text ('' is missing), and `staged`, as typed rows.
 
     `table` has the file's columns and `place`, the line or row of each.
     """
     connection.register("incoming", table)
-    given = [name if name in table.column_names else "null" for name in COLUMNS]
     texts = [
-        f"coalesce(nullif(trim({value}::varchar), 'nan'), '') as {name}"
-        for name, value in zip(COLUMNS, given, strict=True)
+        f"coalesce(nullif(trim({name}::varchar), 'nan'), '') as {name}"
+        if name in table.column_names
+        else f"'' as {name}"
+        for name in COLUMNS
     ]
-    connection.execute(f"""
-        create or replace temp table texts as
-        with texts as (select place, {", ".join(texts)} from incoming)
-        select *, dense_rank() over (order by {_SETUP}) as setup from texts
-    """)
-    connection.unregister("incoming")
-
-
-def distinct_setups(connection: Connection) -> list[dict[str, Any]]:
-    """Return the distinct setups of `texts`: number `setup`, first `place`, `rows`, text columns."""
-    found = connection.execute(
-        f"select setup, min(place) as place, count(*) as rows, {_SETUP} from texts"
-        f" group by setup, {_SETUP} order by 2"
+    connection.execute(
+        f"create or replace temp table texts as select place, {', '.join(texts)} from incoming"
     )
-    names = [column[0] for column in found.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
-
-
-def stage_rows(connection: Connection, setups: Sequence[Mapping[str, Any]]) -> None:
-    """Create the table `staged`: typed rows with `place` and `row_digest`.
-
-    `setups` have the number `setup` and validated values. Equal rows without a run_id differ in
-    `row_digest`, so that each counts.
-    """
-    schema = pa.schema({"setup": pa.int64()} | SETUP_COLUMNS)
-    connection.register("setups", pa.Table.from_pylist(list(setups), schema=schema))
+    connection.unregister("incoming")
     connection.execute("set timezone = 'UTC'")
-    connection.execute(_STAGED)
-    connection.unregister("setups")
+    connection.execute((_FOLDER / "stage.sql").read_text())
 
 
-def bad_rows(connection: Connection, latest: datetime) -> list[tuple[int, str, str, str]]:
-    """Return place, column, text and broken rule of `staged`; no row may be later than `latest`."""
-    return connection.execute(_BAD_ROWS, [in_utc(latest)]).fetchall()
+def problems(connection: Connection, known: Mapping[str, Any]) -> list[tuple[int, str, str, str]]:
+    """Return place, column, text and broken rule of each bad value.
+
+    `known` has the legal `precisions`, `strategies`, `modes` ("strategy switches") and `providers`,
+    and the `latest` time of a measurement.
+    """
+    return connection.execute((_FOLDER / "problems.sql").read_text(), dict(known)).fetchall()
 
 
 def staged_frame(connection: Connection) -> pd.DataFrame:
@@ -188,7 +108,7 @@ def known_setups(connection: Connection) -> pd.DataFrame:
     return select(
         connection,
         f"""
-        select {_SETUP.removesuffix(", market, zone, source")}, min(step_s) as least_s, max(step_s) as most_s
+        select {_SETUP}, min(step_s) as least_s, max(step_s) as most_s
         from runs
         where workload in (select workload from staged)
         group by all

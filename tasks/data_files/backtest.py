@@ -112,7 +112,7 @@ def _training_data(
         profiles=pd.DataFrame(),
         buckets=pd.DataFrame(),
         probes=pd.DataFrame(),
-        workloads=pd.DataFrame(read_facts(workloads) if workloads else []),
+        workloads=pd.DataFrame(read_facts(workloads)[0] if workloads else []),
         instance_types=read_catalogue(catalogue)
         if catalogue
         else pd.DataFrame(columns=list(COLUMNS)),

@@ -19,6 +19,7 @@ import pandas as pd
 from models.domain.cluster import parse_cluster
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
+from models.domain.workload import Mode
 from warehouse.append import Connection, append_facts, note_import
 from warehouse.database import Warehouse, empty_warehouse, select
 from warehouse.imports import (
@@ -34,11 +35,10 @@ from ..reporting.progress import reporter
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace, known_devices, refresh_command
 from .measurements import (
-    Facts,
     ImportRefused,
     digest_of_file,
     ignored_columns,
-    read_descriptions,
+    read_facts,
     row_word,
     stage_measurements,
 )
@@ -59,39 +59,27 @@ _LISTED = 12  # names in a line of the summary
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """The result of an import: counts of rows by name, of facts by their change, and warnings."""
+    """The result of an import: rows, counts of rows or facts by title and name, and warnings."""
 
     import_id: str = ""
     dry_run: bool = False
     rows: int = 0
     new: int = 0
     providers: tuple[str, ...] = ()
-    workloads: dict[str, int] = field(default_factory=dict)
-    types: dict[str, int] = field(default_factory=dict)
-    precisions: dict[str, int] = field(default_factory=dict)
-    strategies: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
 
     def as_text(self) -> str:
         lines = [f"{self.rows} rows, {self.new} of them new"]
-        for title, counts in (
-            ("workloads", self.workloads),
-            ("instance types", self.types),
-            ("precision", self.precisions),
-            ("strategy", self.strategies),
-            ("facts of workloads", self.facts),
-        ):
-            named = [f"{name} ({count})" for name, count in counts.items()][:_LISTED]
+        for title, counts in self.counts.items():
+            named = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:_LISTED])
             more = f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else ""
-            lines += [f"{title}: {', '.join(named)}{more}"] if counts else []
+            lines.append(f"{title}: {named}{more}")
         lines += self.sentences
         if self.dry_run:
-            lines.append("dry run: nothing was loaded")
-        else:
-            lines.append(f"import {self.import_id}; `srift forget {self.import_id}` undoes it")
-            lines.append(f"to learn from it: {_refreshes(self.providers)}")
-        return "\n".join(lines)
+            return "\n".join([*lines, "dry run: nothing was loaded"])
+        lines.append(f"import {self.import_id}; `srift forget {self.import_id}` undoes it")
+        return "\n".join([*lines, f"to learn from it: {_refreshes(self.providers)}"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +100,14 @@ class ImportFiles:
     workloads: Path | None = None
     provider: str | None = None
 
-    @property
-    def names(self) -> tuple[str | None, str | None]:
-        return (
-            self.measurements.name if self.measurements else None,
-            self.workloads.name if self.workloads else None,
-        )
-
     def import_id(self, providers: Iterable[str]) -> str:
         """A digest of the files and providers; the package's own rows have a name."""
-        measurements, facts = (
+        rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
         )
-        if measurements == digest_of_file(MEASUREMENTS):
+        if rows == digest_of_file(MEASUREMENTS):
             return PUBLIC_IMPORT
-        if not facts:
-            return measurements
-        text = json.dumps([measurements, facts, *sorted(providers)])
+        text = json.dumps([rows, facts, *sorted(providers)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -148,39 +127,31 @@ def import_measurements(
     """
     path = files.measurements
     found = Imported(dry_run=dry_run)
-    facts: list[dict[str, Any]] = []
-    if files.workloads:
-        rows, ignored = read_descriptions(files.workloads, Facts, key="workload")
-        facts = [row.model_dump(exclude_none=True) for row in rows]
-        found.sentences += ignored_columns(ignored)
+    facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
     with _opened(warehouse, dry_run) as connection:
         providers = {files.provider} if files.provider else set()
-        types = _known_types(connection, local_types)
         if path:
-            found.sentences += ignored_columns(stage_measurements(connection, path, now))
-            _count(connection, found, types)
-            providers |= set(found.providers)
+            ignored = ignored + stage_measurements(connection, path, now)
+            types = _known_types(connection, local_types)
+            providers |= _count(connection, found, types)
             judged = setups_to_judge(connection, [fact["workload"] for fact in facts])
             known = known_setups(connection)
+        found.sentences += ignored_columns(ignored)
         found.providers = tuple(sorted(providers or {PROVIDER}))
         found.import_id = files.import_id(found.providers)
         before = _facts(connection)
-        note_import(connection, found.import_id, event="imported", noted_at=now, files=files.names)
+        names = [one.name if one else None for one in (path, files.workloads)]
+        note_import(connection, found.import_id, event="imported", noted_at=now, files=names)
+        import_id = found.import_id
         for provider in found.providers:
-            append_facts(
-                connection, facts, provider=provider, import_id=found.import_id, noted_at=now
-            )
+            append_facts(connection, facts, provider=provider, import_id=import_id, noted_at=now)
         if facts:
-            found.facts = _changes(before, _facts(connection), facts, found.providers)
+            found.counts["facts of workloads"] = _changes(before, _facts(connection), facts)
         if path:
             if not force:
                 _judge(connection, path, rows_of(judged), rows_of(known), types)
-            append_imports(
-                connection,
-                file_digest=digest_of_file(path),
-                loaded_at=now,
-                import_id=found.import_id,
-            )
+            digest = digest_of_file(path)
+            append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
         if dry_run:
             connection.rollback()
             connection.begin()
@@ -211,33 +182,21 @@ def _known_types(
 
 def _count(
     connection: Connection, found: Imported, types: Mapping[str, Mapping[str, tuple[int, str]]]
-) -> None:
-    """Fill in what the staged rows are of."""
-    frame = staged_counts(connection)
-    found.rows = int(frame["rows"].sum())
+) -> set[str]:
+    """Fill in what the staged rows are of; returns their providers."""
+    rows = rows_of(staged_counts(connection))
     found.new, other = counted_before(connection)
-    found.providers = tuple(sorted(set(frame["provider"])))
-    found.workloads, found.precisions, found.strategies = (
-        {
-            str(value): int(rows)
-            for value, rows in frame.groupby(name)["rows"]
-            .sum()
-            .sort_values(ascending=False)
-            .items()
-        }
-        for name in ("workload", "precision", "strategy")
-    )
     unknown = set()
-    for row in rows_of(frame):
-        for name in set(parse_cluster(row["cluster"])):
-            found.types[name] = found.types.get(name, 0) + int(row["rows"])
-            if name not in types.get(row["provider"], {}):
-                unknown.add(name)
-    without_layout = int(frame.loc[frame["layout"].isna(), "rows"].sum())
-    if without_layout:
-        found.sentences.append(
-            f"{without_layout} rows without a layout: all devices of each instance are assumed"
-        )
+    for row in rows:
+        count = int(row["rows"])
+        found.rows += count
+        members = set(parse_cluster(row["cluster"]))
+        unknown |= members - set(types.get(row["provider"], ()))
+        named = {"workload": {row["workload"]}, "instance type": members}
+        for title, names in (named | {name: {row[name]} for name in Mode._fields}).items():
+            counts = found.counts.setdefault(title, {})
+            for name in names:
+                counts[name] = counts.get(name, 0) + count
     if unknown:
         found.sentences.append(
             f"unknown instance types, predicted from their own rows: {', '.join(sorted(unknown))}"
@@ -246,6 +205,7 @@ def _count(
         found.sentences.append(
             f"{other} rows have a known run_id and another step_s: the first import counts"
         )
+    return {row["provider"] for row in rows}
 
 
 def _judge(
@@ -283,14 +243,13 @@ def _changes(
     before: Mapping[tuple[str, str], object],
     after: Mapping[tuple[str, str], object],
     facts: Sequence[Mapping[str, Any]],
-    providers: Sequence[str],
 ) -> dict[str, int]:
     """How many of the file's facts are new, changed, or the same as before."""
-    counts = {"new": 0, "changed": 0, "the same": 0}
-    for key in [(provider, fact["workload"]) for provider in providers for fact in facts]:
-        kind = "new" if key not in before else "changed"
-        counts["the same" if before.get(key) == after.get(key) else kind] += 1
-    return counts
+    names = {fact["workload"] for fact in facts}
+    keys = [key for key in after if key[1] in names]
+    new = sum(key not in before for key in keys)
+    same = sum(before.get(key) == after[key] for key in keys)
+    return {"new": new, "changed": len(keys) - new - same, "the same": same}
 
 
 def load_public(workspace: Workspace, now: datetime) -> int:
@@ -305,7 +264,7 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS, provider=PROVIDER)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
-        f"loaded {loaded.rows} rows of {len(loaded.workloads)} workloads, {ORIGIN}; they count until"
+        f"loaded {loaded.rows} rows of {len(loaded.counts['workload'])} workloads, {ORIGIN}; they count until"
         f" there are rows of your own of a workload, or `srift forget {PUBLIC_IMPORT}`"
     )
     return loaded.rows

@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,27 +22,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
 )
 
-from models.domain.cluster import parse_cluster, parse_numbers
-from models.domain.suggestions import NAME_RULE, plain_name
-from models.domain.workload import MODES, PRECISIONS, STRATEGIES, SWITCHES, Mode
-from warehouse.append import Connection
-from warehouse.imports import (
-    COLUMNS,
-    bad_rows,
-    distinct_setups,
-    scratch,
-    stage_rows,
-    stage_texts,
-    staged_frame,
-)
+from models.domain.workload import MODES, PRECISIONS, STRATEGIES
+from warehouse.append import Connection, in_utc
+from warehouse.imports import COLUMNS, problems, scratch, stage, staged_frame
 
 from ..workspace.workspace import PROVIDERS
 
-_SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 _SHOWN = 20
 _CHUNK_ROWS = 50_000
 _AHEAD = timedelta(days=1)  # a time without a zone may come from a zone ahead of UTC
@@ -66,90 +52,7 @@ def _whole(value: Any) -> Any:
     return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
 
 
-Text = Annotated[str, Field(min_length=1)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
-
-
-class Measurement(BaseModel):
-    """The setup of a measured row. None is unknown."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    workload: Text
-    cluster: Text
-    batch_per_device: Text
-    layout: Text | None = None
-    accumulation_steps: Annotated[Whole, Field(lt=2**31)] = 1
-    precision: Text = PRECISIONS[0]
-    strategy: Text = STRATEGIES[0]
-    switches: Text = SWITCHES[0]
-    provider: Text = "ec2"
-    gradient_bytes: Whole | None = None
-    parameters: Whole | None = None
-    flops_per_sample: float | None = Field(default=None, gt=0)
-    market: Text | None = None
-    zone: Text | None = None
-    source: Text | None = None
-
-    @field_validator("workload")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        if not plain_name(name):
-            raise ValueError(NAME_RULE.format(name=name))
-        return name
-
-    @field_validator("cluster")
-    @classmethod
-    def _cluster(cls, text: str) -> str:
-        parse_cluster(text)
-        return text
-
-    @field_validator("batch_per_device", "layout")
-    @classmethod
-    def _number_for_each_instance(cls, text: str | None, info: ValidationInfo) -> str | None:
-        if text is None or "cluster" not in info.data:
-            return text
-        count = len(parse_cluster(info.data["cluster"]))
-        numbers = parse_numbers(text, count, str(info.field_name))
-        return "+".join(map(str, numbers if "+" in text else numbers[:1]))
-
-    @field_validator("precision")
-    @classmethod
-    def _precision(cls, name: str) -> str:
-        return _known(_SAME_PRECISION.get(name.lower(), name.lower()), PRECISIONS)
-
-    @field_validator("provider")
-    @classmethod
-    def _provider(cls, name: str) -> str:
-        return _known(name, PROVIDERS)
-
-    @field_validator("strategy")
-    @classmethod
-    def _strategy(cls, name: str, info: ValidationInfo) -> str:
-        mode = Mode(strategy=_known(name.lower(), STRATEGIES))
-        cluster, layout = info.data.get("cluster"), info.data.get("layout")
-        if cluster and layout and mode.of_several:
-            devices = np.array(parse_numbers(layout, len(parse_cluster(cluster)), "layout"))
-            sizes = (len(devices), devices.min(), devices.max(), devices.sum())
-            if not mode.runs_on(*(np.array([size]) for size in sizes))[0]:
-                raise ValueError(f"{mode.strategy} cannot train on {layout} devices of {cluster}")
-        return mode.strategy
-
-    @field_validator("switches")
-    @classmethod
-    def _switches(cls, joined: str, info: ValidationInfo) -> str:
-        names = set(joined.lower().split("+"))
-        ordered = next((one for one in SWITCHES if set(one.split("+")) == names), joined)
-        strategy = info.data.get("strategy", STRATEGIES[0])
-        if Mode(strategy=strategy, switches=_known(ordered, SWITCHES)) not in MODES:
-            raise ValueError(f"{ordered} does not go with {strategy}")
-        return ordered
-
-
-def _known(name: str, names: Iterable[str]) -> str:
-    if name not in names:
-        raise ValueError(f"unknown; known: {', '.join(names)}")
-    return name
 
 
 class Facts(BaseModel):
@@ -157,13 +60,11 @@ class Facts(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    workload: Text
+    workload: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     parameters: Whole
     gradient_bytes: Whole
     flops_per_sample: float | None = Field(default=None, gt=0)
     samples: Whole | None = None
-
-    _name = field_validator("workload")(Measurement._name.__func__)  # type: ignore[attr-defined]
 
 
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
@@ -172,25 +73,22 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
     Raises ImportRefused naming every bad row.
     """
     table = read_table(path)
-    ignored = _check_columns(path, table, Measurement, required=("step_s",), known=COLUMNS)
-    stage_texts(connection, table)
-    word = row_word(path)
-    setups, problems = [], []
-    for texts in distinct_setups(connection):
-        place = f"{word} {texts['place']}"
-        if texts["rows"] > 1:
-            place += f" and {texts['rows'] - 1} more"
-        row, wrong = _validated(Measurement, texts)
-        problems += [f"{place}, {problem}" for problem in wrong]
-        if row is not None:
-            setups.append(row.model_dump() | {"setup": texts["setup"]})
-    stage_rows(connection, setups)
-    problems += [
-        f"{word} {place}, column {column}: {text!r} {rule}"
-        for place, column, text, rule in bad_rows(connection, now + _AHEAD)
+    required = ("workload", "cluster", "batch_per_device", "step_s")
+    ignored = _unknown_columns(path, table, required, COLUMNS)
+    stage(connection, table)
+    known = {
+        "precisions": list(PRECISIONS),
+        "strategies": list(STRATEGIES),
+        "modes": [f"{mode.strategy} {mode.switches}" for mode in MODES],
+        "providers": list(PROVIDERS),
+        "latest": in_utc(now + _AHEAD),
+    }
+    wrong = [
+        f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
+        for place, column, text, rule in problems(connection, known)
     ]
-    if problems:
-        raise ImportRefused(path, problems)
+    if wrong:
+        raise ImportRefused(path, wrong)
     return ignored
 
 
@@ -212,7 +110,8 @@ def read_descriptions(
     Raises ImportRefused.
     """
     table = read_table(path)
-    ignored = _check_columns(path, table, kind)
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    ignored = _unknown_columns(path, table, required, kind.model_fields)
     rows, problems = [], []
     for texts in table.to_pylist():
         row, wrong = _validated(kind, texts)
@@ -225,28 +124,23 @@ def read_descriptions(
     return rows, ignored
 
 
-def read_facts(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a `--workloads` file without unknown facts. Raises ImportRefused."""
-    rows, _ = read_descriptions(path, Facts, key="workload")
-    return [row.model_dump(exclude_none=True) for row in rows]
+def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of a `--workloads` file without unknown facts, and its unknown columns.
+
+    Raises ImportRefused.
+    """
+    rows, ignored = read_descriptions(path, Facts, key="workload")
+    return [row.model_dump(exclude_none=True) for row in rows], ignored
 
 
-def _check_columns(
-    path: Path,
-    table: pa.Table,
-    kind: type[BaseModel],
-    required: Sequence[str] = (),
-    known: Iterable[str] = (),
+def _unknown_columns(
+    path: Path, table: pa.Table, required: Iterable[str], known: Iterable[str]
 ) -> list[str]:
-    """Return the columns that are not known. Raises ImportRefused if a required column is missing."""
-    columns = table.column_names
-    fields = kind.model_fields
-    needed = [*(name for name, field in fields.items() if field.is_required()), *required]
-    problems = [f"there is no column {name!r}" for name in needed if name not in columns]
-    problems += [f"column {name!r} is repeated" for name in fields if columns.count(name) > 1]
-    if problems:
-        raise ImportRefused(path, problems, hint=f"its columns are {', '.join(columns[:-1])}")
-    return sorted(set(columns) - set(fields) - set(known) - {"place"})
+    """Return the columns that are not known. Raises ImportRefused if a required one is missing."""
+    missing = [name for name in required if name not in table.column_names]
+    if missing:
+        raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
+    return sorted(set(table.column_names) - {*known, "place"})
 
 
 def _validated(

@@ -129,7 +129,7 @@ MUTANTS = (
         f"{_T_EC2}/test_prices.py"),
     _of("digest-rows", "warehouse/marts/runs.sql", r"workload_same and ", "", "warehouse/test_marts.py"),
     _of("import-whole", "tasks/data_files/measurements.py",
-        r"    if problems(:\n        raise ImportRefused\(path, problems\)\n    return ignored)", r"    if False\1",
+        r"    if wrong(:\n        raise ImportRefused\(path, wrong\))", r"    if False\1",
         "tasks/data_files/test_imports.py"),
     # The model.
     _of("promotion-noise", "models/monitoring/promotion.py", r"(_FEWEST_SETUPS and )low > 0", r"\1True",
