@@ -1,7 +1,7 @@
 """How long users wait: `srift` as whole processes, and a year of publications read by DuckDB.
 
 Imports the public rows into a new home as often as it takes to have `--rows`, learns from them
-without spending, and times the commands. Then copies a published row into nightly publications.
+without spending, and times the commands. Then makes up a year of nightly publications.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def srift(home: Path, *words: str) -> None:
     """Run `srift` in a new process. Raises CalledProcessError."""
     command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
     environment = {**os.environ, "SRIFT_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -65,7 +65,7 @@ def fill_home(home: Path, rows: int) -> int:
 
 
 def add_nights(warehouse: Warehouse) -> None:
-    """Put a year of publications behind the newest, copies of its cheapest row."""
+    """Put a year of made-up publications behind the newest."""
     with warehouse.transact() as connection:
         connection.execute(
             """
@@ -73,8 +73,9 @@ def add_nights(warehouse: Warehouse) -> None:
             select
                 'night-' || night as publication_id,
                 newest.published_at + to_days(night::integer) as published_at,
-                provider, 'night-' || night as refresh_id, model_version
-            from (select * from raw_publications order by published_at desc limit 1) as newest
+                'local' as provider, 'night-' || night as refresh_id, model_version,
+                newest.noted_order + night as noted_order
+            from (select * from raw_publications order by noted_order desc limit 1) as newest
             cross join range(1, $nights + 1) as nights(night)
             """,
             {"nights": NIGHTS},
@@ -83,18 +84,15 @@ def add_nights(warehouse: Warehouse) -> None:
             """
             insert into raw_recommendations by name
             select row.* replace (
-                'night-' || night as publication_id,
+                'night-' || night as publication_id, 'local' as provider,
                 row.published_at + to_days(night::integer) as published_at,
                 case when number = 0 then 'transformer-lm' else 'workload-' || number end
                     as workload,
-                goals.goal as goal, place as rank,
-                row.usd * (1 + place / 50 + random() / 100) as usd,
-                row.hours * (1 + place / 50 + random() / 100) as hours
+                goals.goal as goal, place as rank, place || 'xt' as cluster, random() as p_best,
+                place + random() as usd, place + 1 as usd_p90,
+                10 / (place + random()) as hours, 10 / place as hours_p90
             )
-            from (
-                select * from recommendation_history
-                where usd is not null and rank = 1 limit 1
-            ) as row
+            from (select * from recommendation_history limit 1) as row
             cross join range(1, $nights + 1) as nights(night)
             cross join range($workloads) as workloads(number)
             cross join (select unnest($goals) as goal) as goals
@@ -129,7 +127,7 @@ def main(rows: int = 30_000, repeats: int = 5, write: Write = False) -> None:
         add("`srift table`", 1.0, lambda: srift(home, "table"), repeats)
         warehouse = Warehouse(home / "warehouse.duckdb")
         add_nights(warehouse)
-        published = export(warehouse, Path(folder) / "published")[0]
+        published = export(warehouse, Path(folder) / "published")[-1]
         nightly = f"question.sql, {NIGHTS * WORKLOADS * len(GOALS) * RANKS:,} rows"
         add(nightly, 0.05, lambda: ask(published), repeats)
     report("answer", claims, write=write)

@@ -262,16 +262,14 @@ def main(pilots: int = 3, seed: int = 0, write: Write = False) -> None:
         kind = "deadlines" if row["kind"] == DEADLINE else "caps"
         for name, limit in (("regret", 5), ("unanswered", 10)):
             value = float(row[name])
-            claim = f"{name} under {kind}, {pilots} pilots"
+            claim = f"{name}, {kind}, {pilots} pilots"
             claims.append(Claim(claim, f"{limit} %", f"{value:.1f} %", value <= limit))
     off = (tenths["said"] - tenths["held"]).abs() <= 4
-    claim = f"chances printed, {pilots} pilots: tenths within 4 points"
+    claim = f"tenths of chances within 4 points"
     claims.append(Claim(claim, "all", f"{int(off.sum())} of {len(off)}", bool(off.all())))
     first = said[(said["rank"] == 1) & (said["chance"] == "p ok")]
     gap = 100 * float(first["said"].mean() - first["held"].mean())
-    claims.append(
-        Claim("first rows meet as often as said", "3 points", f"{gap:.1f}", abs(gap) <= 3)
-    )
+    claims.append(Claim("first rows, said less held", "3 points", f"{gap:.1f}", abs(gap) <= 3))
     report("choices", claims, write=write)
 
 

@@ -104,7 +104,7 @@ def claims_of(table: pd.DataFrame) -> list[Claim]:
         mean, median = TARGETS.get(str(name), (np.nan, np.nan))
         result = f"{row['mean']:.1f} / {row['median']:.1f} %; covers {row['covers']:.0f} %"
         met = bool(row["mean"] <= mean and row["median"] <= median) if mean > 0 else None
-        target = f"{mean:g} / {median:g} % (mean / median)" if mean > 0 else ""
+        target = f"{mean:g} / {median:g} %" if mean > 0 else ""
         found.append(Claim(str(name), target, result, met))
     return found
 

@@ -87,9 +87,9 @@ def main(
     off = (table["predicted"] - table["measured"]).abs()
     by = table.assign(off=off, within=100.0 * (off <= 5)).groupby(["kind", "devices_each", "size"])
     show("points of efficiency", by[["off", "within"]].mean().reset_index())
-    result = f"{off.mean():.1f} / {off.median():.1f}; {100 * (off <= 5).mean():.0f} % within"
+    result = f"{off.mean():.1f} / {off.median():.1f}; {100 * (off <= 5).mean():.0f} %"
     where = "local hosts" if hosts else "three GPU kinds"
-    claim = f"efficiency at 4 and 8 from 1 and 2, {where}, {len(table)} cells"
+    claim = f"efficiency at {ASKED}, {where}, {len(table)} cells"
     met = bool((off <= 5).mean() >= 0.9)
     report("sizing", [Claim(claim, "5 points in 90 %", result, met)], write=write)
 

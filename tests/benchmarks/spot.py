@@ -342,13 +342,13 @@ def main(folder: Path = DATA, count: int = 600, seed: int = 2026, write: Write =
     guesses = guess_scores(folder / "single_gpu_step_times.csv")
     claims = []
     for name, limit, own in (
-        ("checkpoint seconds before any was written", 8, scored[~scored["learned"]]),
-        ("checkpoint seconds learned from other networks", 8, scored[scored["learned"]]),
+        ("checkpoint seconds, none written", 8, scored[~scored["learned"]]),
+        ("checkpoint seconds, other networks written", 8, scored[scored["learned"]]),
         ("step seconds from FLOPs alone", 13, guesses),
     ):
         error, covers = 100 * own["error"].mean(), 100 * own["inside"].mean()
         result = f"{error:.1f} %; covers {covers:.0f} %"
-        claims.append(Claim(name, f"{limit} % (mean)", result, bool(error <= limit)))
+        claims.append(Claim(name, f"{limit} %", result, bool(error <= limit)))
     prices = read_prices(folder / "spot_prices.csv")
     launches = read_launches(folder / "vm_startup.csv", sorted({kind for kind, _ in prices}))
     for margin in MARGINS:
@@ -357,7 +357,7 @@ def main(folder: Path = DATA, count: int = 600, seed: int = 2026, write: Write =
         show(f"bids {margin:.1%} above the price", table)
         for row in table.to_dict("records"):
             beyond = float(row["beyond"])
-            claim = f"jobs beyond their stated p90, {row['split']}, bid {margin:.1%} above"
+            claim = f"jobs beyond p90, bid +{margin:.1%}, {row['split']}"
             claims.append(Claim(claim, "5 to 15 %", f"{beyond:.1f} %", 5 <= beyond <= 15))
     report("spot", claims, write=write)
 
