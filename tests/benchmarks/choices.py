@@ -265,7 +265,7 @@ def main(pilots: int = 3, seed: int = 0, write: Write = False) -> None:
             claim = f"{name}, {kind}, {pilots} pilots"
             claims.append(Claim(claim, f"{limit} %", f"{value:.1f} %", value <= limit))
     off = (tenths["said"] - tenths["held"]).abs() <= 4
-    claim = f"tenths of chances within 4 points"
+    claim = "tenths of chances within 4 points"
     claims.append(Claim(claim, "all", f"{int(off.sum())} of {len(off)}", bool(off.all())))
     first = said[(said["rank"] == 1) & (said["chance"] == "p ok")]
     gap = 100 * float(first["said"].mean() - first["held"].mean())

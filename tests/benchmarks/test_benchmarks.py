@@ -122,7 +122,8 @@ def contest(
     found = measured_setups(rows, {}, prices)
     step_s = np.array(measured if predicted is None else predicted)
     draws = np.exp(sd * np.random.default_rng(0).standard_normal((1, 200)))
-    columns = {"step_s": step_s, "step_low_s": step_s, "step_high_s": step_s}
+    columns = {"step_s": step_s, "step_low_s": step_s, "step_high_s": step_s, "input_s": 0.0}
+    columns |= dict.fromkeys(("communication_s", "exposed_communication_s"), 0.0)
     compute_s = 1 / np.arange(1, len(measured) + 1)
     return choices.Contest(
         setups=found.setups,
