@@ -1,6 +1,8 @@
-"""A small installation whose past is synthetic: a srift.toml, machines that are only described, a fitted champion.
+"""A small installation whose past is synthetic: a srift.toml, machines that are only described, a
+fitted champion.
 
-`furnished()` is a home with registry, prices and a published table, made once a session: only read what is in it.
+`furnished()` is a home with registry, prices and a published table, made once a session: only read
+what is in it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ goals = [{{ goal = "cheapest_within_deadline", hours = 4.0 }}, {{ goal = "fastes
 
 @dataclass
 class DescribedMachines(Provider):
-    """A provider of the synthetic world's types that starts nothing. `unpriced` types have no price."""
+    """A provider of the synthetic world's types that starts nothing. `unpriced` types have no
+    price.
+    """
 
     name: str = "local"
     unpriced: frozenset[str] = frozenset()
@@ -164,7 +168,9 @@ def install(folder: Path, *workloads: str, provider: DescribedMachines | None = 
 
 @cache
 def measured() -> TrainingData:
-    """What the synthetic world's runs left behind, of the workloads conv and lm, all measured at noon."""
+    """What the synthetic world's runs left behind, of the workloads conv and lm, all measured at
+    noon.
+    """
     data = World(3).data(90)
     frames = {name: getattr(data, name) for name in ("runs", "profiles", "buckets", "workloads")}
     frames = {
@@ -203,7 +209,8 @@ def scores(mean_error: float = 0.05) -> pd.DataFrame:
 
 @cache
 def furnished() -> Path:
-    """A project's folder whose state/ has the model registered as champion, prices of noon, and a published table.
+    """A project's folder whose state/ has the model registered as champion, prices of noon, and a
+    published table.
 
     Made by the first process of a run that asks for it, for all of them.
     """

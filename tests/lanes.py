@@ -1,6 +1,8 @@
-"""Which tests stay together when several processes share them: a file's, and all that start hosts of the same kind.
+"""Which tests stay together when several processes share them: a file's, and all that start hosts
+of the same kind.
 
-Hosts of two tests at once would not fit this machine's cores; those of the emulated EC2 have no share of them.
+Hosts of two tests at once would not fit this machine's cores; those of the emulated EC2 have no
+share of them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ HOSTS = (
 
 
 def lane(path: str) -> str:
-    """What the tests of the file at `path` stay together with: "emulated", "hosts", or the file alone."""
+    """What the tests of the file at `path` stay together with: "emulated", "hosts", or the file
+    alone.
+    """
     if Path(path).parent.name == "local":
         for name, files in (("emulated", EMULATED), ("hosts", HOSTS)):
             if Path(path).name in files:
@@ -28,7 +32,9 @@ def lane(path: str) -> str:
 
 
 def order_of(item: pytest.Item) -> int:
-    """Where an item stands: what takes longest and cannot be divided comes first, then what waits for processes."""
+    """Where an item stands: what takes longest and cannot be divided comes first, then what waits
+    for processes.
+    """
     first = (*EMULATED, *HOSTS)
     if lane(str(item.path)) in ("emulated", "hosts"):
         return first.index(item.path.name)

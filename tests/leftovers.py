@@ -1,7 +1,8 @@
-"""What a test run that is interrupted would leave behind: every process that it started, by whatever way, is ended.
+"""What a test run that is interrupted would leave behind: every process that it started, by
+whatever way, is ended.
 
-A process is this run's if its environment or command line holds the run's name, or a folder of the run. Hosts have
-an environment of their own, which names their lease's folder.
+A process is this run's if its environment or command line holds the run's name, or a folder of the
+run. Hosts have an environment of their own, which names their lease's folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def name_run(folder: Path) -> None:
 
 
 class Leftovers:
-    """A plugin of the process that started the run: a signal to end is as Ctrl-C, and what is left then is ended."""
+    """A plugin of the process that started the run: a signal to end is as Ctrl-C, and what is left
+    then is ended.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,6 @@
-"""`examples/own-repository` as its srift.toml says: photos are made, its requirements installed, two steps made."""
+"""`examples/own-repository` as its srift.toml says: photos are made, its requirements installed,
+two steps made.
+"""
 
 from __future__ import annotations
 

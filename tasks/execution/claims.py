@@ -1,8 +1,9 @@
-"""What other machines of a team may still spend: each campaign claims its cap in the shared warehouse before it buys.
+"""What other machines of a team may still spend: each campaign claims its cap in the shared
+warehouse before it buys.
 
-A campaign leaves to those that claimed before it what they have not spent yet. A claim ends when its own home settles
-it: once the campaign is over and nothing of it is held. That of a home that never comes back counts for its month, and
-for the next where it may reach into it.
+A campaign leaves to those that claimed before it what they have not spent yet. A claim ends when
+its own home settles it: once the campaign is over and nothing of it is held. That of a home that
+never comes back counts for its month, and for the next where it may reach into it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from ..reporting.progress import reporter
 from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
 
-# Beside three times the campaign's minutes, expected to suffice: its last launch may begin as it ends, and wish for
-# twice its estimate.
+# Beside three times the campaign's minutes, expected to suffice: its last launch may begin as it
+# ends, and wish for twice its estimate.
 _AFTER = timedelta(hours=2)
 
 
 def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
-    """Campaign `refresh_id`, which is at work, may cost `usd`. Notes nothing where no money is spent or shared."""
+    """Campaign `refresh_id`, which is at work, may cost `usd`. Notes nothing where no money is
+    spent or shared.
+    """
     if not usd or not _shares_a_month(workspace):
         return
     until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
@@ -43,7 +46,8 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Settle this home's claims of campaigns that hold nothing any more, or only that of the one that is just `over`.
+    """Settle this home's claims of campaigns that hold nothing any more, or only that of the one
+    that is just `over`.
 
     Where that cannot be done it is said, and the next reaping does it.
     """
@@ -52,12 +56,15 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     try:
         _settle(workspace, now, over)
     except Exception as error:  # nothing that was measured is to be lost for it
-        said = f"note: what this home claimed of the month's dollars stays claimed until `srift reap` runs: {error}"
-        reporter().say(said)
+        reporter().say(
+            f"note: this home's claim on the month's dollars stays until `srift reap` runs: {error}"
+        )
 
 
 def _settle(workspace: Workspace, now: datetime, over: str) -> None:
-    """What began before its file was seen here is at work, or over; what begins later is none of this call's."""
+    """What began before its file was seen here is at work, or over; what begins later is none of
+    this call's.
+    """
     names = [file.name for file in _own(workspace).glob("*")]
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
     names = [name for name in names if (name == over if over else name != busy)]
@@ -79,9 +86,11 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[dict[str, Any]]:
-    """Claims of other homes, rows of the mart `claims`, that may still cost something or may have since `month_start`.
+    """Claims of other homes, rows of the mart `claims`, that may still cost something or may have
+    since `month_start`.
 
-    Only those made before campaign `before` claimed, which leave to it what it has claimed; all, where it has not.
+    Only those made before campaign `before` claimed, which leave to it what it has claimed; all,
+    where it has not.
     """
     if not _shares_a_month(workspace):
         return []
@@ -100,7 +109,9 @@ def _shares_a_month(workspace: Workspace) -> bool:
 
 
 def _own(workspace: Workspace) -> Path:
-    """A file for each claim of this home: host and folder may be called as others are, or be renamed."""
+    """A file for each claim of this home: host and folder may be called as others are, or be
+    renamed.
+    """
     return workspace.home / "claims"
 
 

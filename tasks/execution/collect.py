@@ -1,7 +1,8 @@
 """Reap what should be dead and load what leases left in their mailboxes: records, costs, machines.
 
-Used after every launch, by every refresh before it buys, by `srift reap`. What a node recorded is loaded once, whoever
-asks. Where something could not be looked at, NotSwept says so once all else is done.
+Used after every launch, by every refresh before it buys, by `srift reap`. What a node recorded is
+loaded once, whoever asks. Where something could not be looked at, NotSwept says so once all else is
+done.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .record_loader import Collected, EndedLaunch, load_mailbox
 
 
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
-    """Load every lease that is over, then forget it; one still held is left alone. Loading twice adds nothing.
+    """Load every lease that is over, then forget it; one still held is left alone. Loading twice
+    adds nothing.
 
     Leases of a refresh that is at work in another process are left to it: it counts what they cost.
     """
@@ -47,7 +49,9 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 def collect_launch(
     workspace: Workspace, served: Served, refresh_id: str, now: datetime
 ) -> Collected:
-    """What one launch measured; where it got no machines it left no mailbox, and its rows go straight in."""
+    """What one launch measured; where it got no machines it left no mailbox, and its rows go
+    straight in.
+    """
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
         with workspace.warehouse.transact() as connection:
@@ -88,7 +92,9 @@ def _load_lease(
 
 
 def _interrupted_row(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
-    """The row of the run that was under way when a lease had to be reaped: the first of its plan without a record."""
+    """The row of the run that was under way when a lease had to be reaped: the first of its plan
+    without a record.
+    """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (
         Item(**item) for item in (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
@@ -111,7 +117,9 @@ def _interrupted_row(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict
 
 
 def _refusal_rows(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row for each way of having the machines that was refused before the one that was had, if any was."""
+    """One row for each way of having the machines that was refused before the one that was had, if
+    any was.
+    """
     return [
         launch_row(lease.lease_id, lease.cluster, run_setups, "refused", reason)
         | {"run_id": f"{lease.lease_id}-refused-{number}"}
@@ -120,7 +128,9 @@ def _refusal_rows(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[st
 
 
 def _keep_rejected(lease: EndedLease, folder: Path) -> None:
-    """What could not be read was measured all the same: it outlives the lease, for a person to look at."""
+    """What could not be read was measured all the same: it outlives the lease, for a person to look
+    at.
+    """
     rejected = lease.mailbox / "rejected"
     if rejected.is_dir():
         shutil.copytree(rejected, folder, dirs_exist_ok=True)
@@ -130,10 +140,11 @@ SWEPT_WITHIN = timedelta(hours=1)  # of anything that is bought
 
 
 def reap_now(provider: str | None = None) -> list[str]:
-    """A sentence for each thing ended or brought home; empty where nothing was left. Raises NotSwept.
+    """A sentence for each thing ended or brought home; empty where nothing was left. Raises
+    NotSwept.
 
-    Without a provider every one that this home has used is reaped, those that are paid for first; what fails for one
-    keeps nobody from the others.
+    Without a provider every one that this home has used is reaped, those that are paid for first;
+    what fails for one keeps nobody from the others.
     """
     sentences: list[str] = []
     unswept: list[NotSwept] = []
@@ -178,10 +189,11 @@ def say_all(sentences: Iterable[str]) -> None:
 
 
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
-    """End leases past their deadline or without a controller, and load what ended ones hold. Returns what it did.
+    """End leases past their deadline or without a controller, and load what ended ones hold.
+    Returns what it did.
 
-    Raises NotSwept, once that is done, where something could not be looked at. Where the warehouse fails, what was
-    ended before is said before its error is raised.
+    Raises NotSwept, once that is done, where something could not be looked at. Where the warehouse
+    fails, what was ended before is said before its error is raised.
     """
     unswept: dict[str, str] = {}
     try:
@@ -205,11 +217,12 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Before anything is bought. Raises ProviderError where a region was not swept within the last hour."""
+    """Before anything is bought. Raises ProviderError where a region was not swept within the last
+    hour.
+    """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            f"nothing was bought: machines that should be dead may run in {', '.join(regions)}, which the reaper has "
-            f"not looked through within the last hour; run `srift reap --provider {workspace.provider.name}`, "
-            "then again"
+            f"nothing was bought: the reaper has not looked through {', '.join(regions)} within the"
+            f" last hour; run `srift reap --provider {workspace.provider.name}`, then again"
         )

@@ -1,10 +1,11 @@
 """A workload's data brought to where its machines read them, before any machine is requested.
 
              local hosts                                  machines of EC2
-a folder     read where it lies                           uploaded once below data/ of [ec2] bucket and prefix
-an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine itself (node/on_ec2/fetch.py)
+a folder     read where it lies                           uploaded once below data/ of [ec2] bucket
+an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
-Data that cannot be brought are a problem of that workload's runs; the runs of other workloads go on.
+Data that cannot be brought are a problem of that workload's runs; the runs of other workloads go
+on.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from ..workspace.workspace import Workspace
 GIB = 2**30
 MOST_LOCAL_BYTES = 50 * GIB  # with more, the user chooses the disk
 _LEFT_FREE_BYTES = GIB  # of the disk of SRIFT_HOME
-# What a machine fetches in a second, taken low, for a launch's deadline: half of what a gp3 volume writes (125 MiB/s)
-# where nothing more is paid for it, and small objects on several connections.
+# What a machine fetches in a second, taken low, for a launch's deadline: half of what a gp3 volume
+# writes (125 MiB/s) where nothing more is paid for it, and small objects on several connections.
 FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 
@@ -49,8 +50,8 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 class DataPlan:
     """Where machines read the data of workload `name`, and what has to be moved before.
 
-    `place` is a folder of this machine or an address. `files`: bytes by name; None if unknown. `problem`: why the
-    workload cannot have its data, and what to do.
+    `place` is a folder of this machine or an address. `files`: bytes by name; None if unknown.
+    `problem`: why the workload cannot have its data, and what to do.
     """
 
     name: str
@@ -78,7 +79,9 @@ class CannotBring(Exception):
 
 
 class DataCarrier:
-    """Plans and carries data of `workspace`'s workloads. `clients` stands in for boto3's, with credentials."""
+    """Plans and carries data of `workspace`'s workloads. `clients` stands in for boto3's, with
+    credentials.
+    """
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
@@ -152,7 +155,9 @@ class DataCarrier:
         return files
 
     def _listed(self, address: Address, *, needed: bool) -> dict[str, int] | None:
-        """Bytes by file name; None where this identity may not list the address, unless that is `needed`."""
+        """Bytes by file name; None where this identity may not list the address, unless that is
+        `needed`.
+        """
         try:
             listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         except ProviderError as error:
@@ -186,9 +191,9 @@ class DataCarrier:
         most = min(MOST_LOCAL_BYTES, free - _LEFT_FREE_BYTES)
         if size > most:
             raise CannotBring(
-                f"{address} holds {said_bytes(size)}, and at most {said_bytes(max(0, most))} are fetched"
-                f" to {home}: type `aws s3 sync {address} FOLDER` where there is room, and name that"
-                " folder as data"
+                f"{address} holds {said_bytes(size)}, and {home} takes at most"
+                f" {said_bytes(max(0, most))}: type `aws s3 sync {address} FOLDER` where there is"
+                " room, and name that folder as data"
             )
 
     def _refuse_too_much(self, size: int, region: str) -> None:
@@ -201,8 +206,8 @@ class DataCarrier:
         needed_gib = -(-(size + KEPT_FREE_BYTES) // GIB) + image_gib
         if needed_gib > volume_gib:
             raise CannotBring(
-                f"the data take {said_bytes(size)}, and [ec2] volume_gib is {volume_gib}: set it to at"
-                f" least {needed_gib}"
+                f"the data take {said_bytes(size)}, and [ec2] volume_gib is {volume_gib}: set it"
+                f" to at least {needed_gib}"
             )
 
     def _uploaded(self, data: WorkloadData) -> Address:
@@ -213,7 +218,9 @@ class DataCarrier:
         return Address(bucket=bucket, prefix=f"{ec2.prefix}/data/{digest}/")
 
     def _move(self, plan: DataPlan, folder: Path, address: Address) -> None:
-        """Move the files of `plan` that are not there yet, by name and size. Raises ProviderError, OSError."""
+        """Move the files of `plan` that are not there yet, by name and size. Raises ProviderError,
+        OSError.
+        """
         from s3transfer.manager import TransferManager
 
         store, files, transfers = self._store(address.bucket), plan.files or {}, []
@@ -249,7 +256,9 @@ class DataCarrier:
 
 
 def fetch_s(plan: DataPlan) -> float:
-    """Seconds in which a machine has fetched the data; 0 where it fetches none or their size is unknown."""
+    """Seconds in which a machine has fetched the data; 0 where it fetches none or their size is
+    unknown.
+    """
     if plan.files is None or not plan.place.startswith(S3):
         return 0.0
     return (plan.size or 0) / FETCHED_BYTES_PER_S + len(plan.files) / FETCHED_FILES_PER_S

@@ -1,4 +1,6 @@
-"""A launch of the campaign as the job that nodes understand, each run with what is known of its setup."""
+"""A launch of the campaign as the job that nodes understand, each run with what is known of its
+setup.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,12 @@ Files = Sequence[tuple[WorkloadFile, Source]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One launch as the nodes will see it. `run_setups`: what the controller knows of each run's setup.
+    """One launch as the nodes will see it. `run_setups`: what the controller knows of each run's
+    setup.
 
-    `expected`: devices that each machine is bought for. `rows`: of runs whose workloads lack their data; `lacking`:
-    those workloads, and why. `lose_after_s`: when an elastic run's last machine is to be taken away.
+    `expected`: devices that each machine is bought for. `rows`: of runs whose workloads lack their
+    data; `lacking`: those workloads, and why. `lose_after_s`: when an elastic run's last machine is
+    to be taken away.
     """
 
     lease_id: str
@@ -62,16 +66,20 @@ class Job:
 
     @property
     def fetched(self) -> dict[str, str]:
-        """Addresses of the data that each machine fetches before it measures, by the digest that names them there."""
+        """Addresses of the data that each machine fetches before it measures, by the digest that
+        names them there.
+        """
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """What became of a launch. `rows`: the controller's, of runs without a record. `usd` None: unknown.
+    """What became of a launch. `rows`: the controller's, of runs without a record. `usd` None:
+    unknown.
 
-    `lacked_devices`: a machine lacked the devices that it was bought for. `over_cap`: refused for its dollars, with no
-    machine requested. `lacked_data`: workloads whose data or requirements could not be had just then, and why.
+    `lacked_devices`: a machine lacked the devices that it was bought for. `over_cap`: refused for
+    its dollars, with no machine requested. `lacked_data`: workloads whose data or requirements
+    could not be had just then, and why.
     """
 
     lease_id: str
@@ -95,7 +103,7 @@ class Clock:
 
 
 Watch = Callable[[str, int, float | None], None]
-"""Called with the run under way, how many runs have a record, and the dollars of this launch so far."""
+# Called with the run under way, how many runs have a record, and the dollars of this launch.
 
 
 class Stopwatch:
@@ -113,7 +121,9 @@ class Stopwatch:
 
 
 def write_rows(served: Served) -> None:
-    """Put the rows that are not there yet into the mailbox. One that a full disk refuses stays in `served`."""
+    """Put the rows that are not there yet into the mailbox. One that a full disk refuses stays in
+    `served`.
+    """
     if served.mailbox is None or not served.mailbox.is_dir():
         return
     for row in served.rows:
@@ -139,7 +149,9 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: Mapping[str, RunSetup], items: Iterable[Item], got: Cluster, *, image_id: str = ""
 ) -> dict[str, RunSetup]:
-    """Return `run_setups` with the place, price and image of the machines that were got for `items`."""
+    """Return `run_setups` with the place, price and image of the machines that were got for
+    `items`.
+    """
     found = dict(run_setups)
     for item in items:
         acquired = placement([got.members[node] for node in item.nodes])
@@ -167,8 +179,8 @@ def job_of(
 ) -> Job:
     """Return the job that serves `launch`; its runs are numbered within the lease.
 
-    `data`: where machines read the data of workloads, by name. Raises SettingsError for a missing file, and for an
-    elastic run where there can be none.
+    `data`: where machines read the data of workloads, by name. Raises SettingsError for a missing
+    file, and for an elastic run where there can be none.
     """
     provider = capabilities(launch.cluster.members[0].instance_type.provider)
     for wanted in launch.items:
@@ -206,24 +218,27 @@ def job_of(
 
 
 def _refuse_elastic(first: Offer, *, simulated: bool) -> None:
-    """Raise SettingsError for machines without a shared folder, or whose first one may be taken away."""
+    """Raise SettingsError for machines without a shared folder, or whose first one may be taken
+    away.
+    """
     if not simulated:
         raise SettingsError(
-            "an elastic run needs a folder for checkpoints that all its machines see: take local hosts."
-            " Nothing was launched"
+            "an elastic run needs a folder for checkpoints that all its machines see: take local"
+            " hosts. Nothing was launched"
         )
     if first.interruptions_per_hour > 0:
         raise SettingsError(
-            "the first machine of an elastic run, where the others meet, must stay: buy it on demand."
-            " Nothing was launched"
+            "the first machine of an elastic run, where the others meet, must stay: buy it on"
+            " demand. Nothing was launched"
         )
 
 
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """What each machine of `cluster` is bought for, and must measure on or fail.
 
-    A rented machine without accelerators computes with all its cores, a local host with one thread within its share.
-    Machines of an emulation are parts of this computer, whatever they are sold as.
+    A rented machine without accelerators computes with all its cores, a local host with one thread
+    within its share. Machines of an emulation are parts of this computer, whatever they are sold
+    as.
     """
     found = []
     for member in cluster.members:
@@ -236,13 +251,15 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
 
 
 def _emulated(settings: Settings) -> bool:
-    """True if [ec2] says that its machines are emulated. Raises SettingsError where they would be AWS's."""
+    """True if [ec2] says that its machines are emulated. Raises SettingsError where they would be
+    AWS's.
+    """
     endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
     host = (urlsplit(endpoint).hostname or endpoint).lower().rstrip(".")
     if settings.ec2.emulated and f".{host}".endswith((".", *_OF_AWS)):
         raise SettingsError(
-            "[ec2] emulated needs AWS_ENDPOINT_URL to name an emulated AWS: take it out of srift.toml."
-            " Nothing was launched"
+            "[ec2] emulated needs AWS_ENDPOINT_URL to name an emulated AWS: take it out of"
+            " srift.toml. Nothing was launched"
         )
     return settings.ec2.emulated
 

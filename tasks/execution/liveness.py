@@ -32,9 +32,10 @@ _OVERHEAD_S = 5.0  # of an item beside its timed steps: building, warming up, ag
 class RemainingWork:
     """What is left to do, and the means.
 
-    `items` have no record yet, the one under way first; `under_way_s` is what it still needs. `host` is the node at
-    whose store the attempt under way meets, None between attempts. `seconds` are left of time and money. A new machine
-    takes `start_up_s`; `no_replacement` says why none may be requested.
+    `items` have no record yet, the one under way first; `under_way_s` is what it still needs.
+    `host` is the node at whose store the attempt under way meets, None between attempts. `seconds`
+    are left of time and money. A new machine takes `start_up_s`; `no_replacement` says why none may
+    be requested.
     """
 
     items: Sequence[Item]
@@ -83,7 +84,8 @@ def decide(lost: frozenset[int], left: RemainingWork, leaving_s: float | None = 
 class Machines:
     """What the provider and the mailbox say of the machines. At first all are awaited.
 
-    Each machine fetches `data` (addresses by digest) after it has reported itself, and is awaited until it has them.
+    Each machine fetches `data` (addresses by digest) after it has reported itself, and is awaited
+    until it has them.
     """
 
     def __init__(
@@ -119,7 +121,9 @@ class Machines:
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
-        """None once all are here; else how it ended. Data may come for as long as time and money last."""
+        """None once all are here; else how it ended. Data may come for as long as time and money
+        last.
+        """
         reported = lambda: self.all_here() or not self.unreported  # noqa: E731
         ended = self.wait(self.running.ready_within_s, reported, "report itself", self.unreported)
         if ended is not None:
@@ -137,7 +141,9 @@ class Machines:
         )
 
     def lost(self) -> AttemptEnd | None:
-        """Machines that are gone or have fallen silent. A run under way then was interrupted, not slow."""
+        """Machines that are gone or have fallen silent. A run under way then was interrupted, not
+        slow.
+        """
         self._states = self.running.nodes()
         dead = [
             node
@@ -172,7 +178,8 @@ class Machines:
         return state.interrupted or state.notice == "interruption"
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Machines that an interruption notice says will go, and in how many seconds the first does.
+        """Machines that an interruption notice says will go, and in how many seconds the first
+        does.
 
         A rebalance recommendation takes nothing away yet.
         """
@@ -192,7 +199,9 @@ class Machines:
     def wait(
         self, within_s: float, until: Callable[[], bool], what: str, late: Collection[int]
     ) -> AttemptEnd | None:
-        """None once `until` holds, else how it ended; `late` are the machines that are lost after `within_s`."""
+        """None once `until` holds, else how it ended; `late` are the machines that are lost after
+        `within_s`.
+        """
         give_up = self.clock.monotonic() + within_s
         while not until():
             ended = self.lost() or self.out_of_time()

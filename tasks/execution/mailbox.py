@@ -1,4 +1,6 @@
-"""The controller's half of the mailbox (`node/record.py` describes the files), and the log of a launch's machines."""
+"""The controller's half of the mailbox (`node/record.py` describes the files), and the log of a
+launch's machines.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Mailbox:
         return {digest: state for digest, state in body.items() if isinstance(state, dict)}
 
     def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
-        """Let the armed workers start; machines send to each other in `order`, empty: as they come."""
+        """Let the armed workers start; machines send to each other in `order`, empty: as
+        they come.
+        """
         write_json(self._go(attempt), {"attempt": attempt, "order": list(order), "why": why})
 
     def gone(self, attempt: int) -> bool:
@@ -74,7 +78,9 @@ class Mailbox:
         return (self._node(node) / "ready.json").stat().st_mtime
 
     def reported(self, node: int, address: str) -> bool:
-        """True if the machine at `address`, and none before it in that place, has reported itself."""
+        """True if the machine at `address`, and none before it in that place, has reported
+        itself.
+        """
         body = self._read(node, "ready.json")
         return body is not None and body.get("address", address) == address
 
@@ -130,7 +136,9 @@ class Mailbox:
         return {file.stem for file in self.path.glob("node-*/records/*.json")}
 
     def not_installed(self) -> dict[str, str]:
-        """Digests of workloads whose requirements some machine could not install just then, with the reason."""
+        """Digests of workloads whose requirements some machine could not install just then, with
+        the reason.
+        """
         return {
             str(body.get("workload_digest")): str(body.get("reason"))
             for body in _records(self.path)
@@ -194,7 +202,9 @@ _FILE = Path("controller") / "machines.json"
 
 
 class MachineLog:
-    """The machines of one launch in rank order, each since it was requested. A full disk costs the log alone."""
+    """The machines of one launch in rank order, each since it was requested. A full disk costs the
+    log alone.
+    """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
         self._mailbox = mailbox
@@ -208,7 +218,8 @@ class MachineLog:
     def at_work(self, seconds: Mapping[str, float]) -> None:
         """All are armed for the first time, `seconds` by phase after they were requested.
 
-        The store's clock says how long before the last each reported itself; torchrun starts on all at once.
+        The store's clock says how long before the last each reported itself; torchrun starts on all
+        at once.
         """
         reported = {}
         for row in self._rows:
@@ -246,7 +257,9 @@ class MachineLog:
 
 
 def machine_rows(lease: EndedLease, provider: str) -> list[dict[str, Any]]:
-    """Columns of raw_machines of a lease that is over, refresh_id still open; none if the log cannot be read."""
+    """Columns of raw_machines of a lease that is over, refresh_id still open; none if the log
+    cannot be read.
+    """
     try:
         rows = (read_object(lease.mailbox / _FILE) or {})["machines"]
         return [_ended(row, lease, provider) for row in rows]

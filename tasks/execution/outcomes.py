@@ -1,4 +1,6 @@
-"""How an attempt ended, in the controller's words: the run at fault, and the rows of runs that have no record."""
+"""How an attempt ended, in the controller's words: the run at fault, and the rows of runs that have
+no record.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ RunSetups = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """How one attempt ended: "finished", "failed" (try again without `culprit`), "lost" (machines), or "time".
+    """How one attempt ended: "finished", "failed" (try again without `culprit`), "lost" (machines),
+    or "time".
 
-    `nodes` are gone, going, silent, or without their devices: without them it may go on. None lost: it cannot.
+    `nodes` are gone, going, silent, or without their devices: without them it may go on. None lost:
+    it cannot.
     """
 
     how: str
@@ -40,7 +44,8 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Mapping[str, Any]], under_way: str, planned: set[str]) -> AttemptEnd:
-    """Judge a torchrun that ended early by what the node reports that was hit first: the others lost their peer.
+    """Judge a torchrun that ended early by what the node reports that was hit first: the others
+    lost their peer.
 
     A node that names its run is believed before `under_way`.
     """

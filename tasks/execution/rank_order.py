@@ -1,4 +1,6 @@
-"""In which order the machines of a launch send to each other: by the links that they measured between each two."""
+"""In which order the machines of a launch send to each other: by the links that they measured
+between each two.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class _Pairs(BaseModel):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """One for each time that all pairs were measured. Raises ValueError where it is not of all pairs of `nodes`."""
+        """One for each time that all pairs were measured. Raises ValueError where it is not of all
+        pairs of `nodes`.
+        """
         shape = (len(nodes), len(nodes))
         latency_s, byte_s = (
             [np.array(one) for one in each] for each in (self.latency_s, self.byte_s)
@@ -49,7 +53,8 @@ class _Pairs(BaseModel):
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
-    """Whether machines are to measure the links between each two: there are several orders, and pairs are not too many.
+    """Whether machines are to measure the links between each two: there are several orders, and
+    pairs are not too many.
 
     Hosts without a network of their own have one address in common, and no links.
     """
@@ -61,14 +66,16 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     said: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """`nodes` in the order for the traffic of `items`, by what their first `said` of links; and why that one.
+    """`nodes` in the order for the traffic of `items`, by what their first `said` of links; and why
+    that one.
 
-    They stay as they come, with the reason, where no order is surely faster, or nothing sound is said.
+    They stay as they come, with the reason, where no order is surely faster, or nothing sound is
+    said.
     """
     if not said:
         return (
             (),
-            f"as they come: node {nodes[0]} measured no links, as with a torch that cannot put ranks in order",
+            f"as they come: node {nodes[0]} measured no links",
         )
     try:
         sweeps = _Pairs.model_validate(dict(said)).sweeps(nodes)
@@ -80,7 +87,7 @@ def sending_order(
         )
         return (
             (),
-            f"as they come: what node {nodes[0]} said of links between machines is not sound: {first}",
+            f"as they come: the links that node {nodes[0]} reported are not sound: {first}",
         )
     choice = choose(sweeps, traffic(items, len(nodes)))
     order = list(choice.order)
@@ -94,10 +101,12 @@ def sending_order(
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
-    """What `items` of so many machines send in a step each, by their strategies' messages of one size.
+    """What `items` of so many machines send in a step each, by their strategies' messages of one
+    size.
 
-    Adasum's halves go from pair to pair. All else is taken to go round rings, as sums of gradients do: for the paths of
-    parameter servers, tables, grids and the largest entries no order is looked for.
+    Adasum's halves go from pair to pair. All else is taken to go round rings, as sums of gradients
+    do: for the paths of parameter servers, tables, grids and the largest entries no order is looked
+    for.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

@@ -1,7 +1,9 @@
-"""Loads what came back from a launch: every sound record and the controller's rows, in one transaction.
+"""Loads what came back from a launch: every sound record and the controller's rows, in one
+transaction.
 
-A record that is truncated or not of the wire's form is moved to `rejected/` in the mailbox and counts as a failed run
-with that reason: it never stops the others, and nothing that was reported is lost. Loading twice changes nothing.
+A record that is truncated or not of the wire's form is moved to `rejected/` in the mailbox and
+counts as a failed run with that reason: it never stops the others, and nothing that was reported is
+lost. Loading twice changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ Spent = Annotated[float, Field(ge=0)]  # seconds, or a spread
 
 
 class _Wire(BaseModel):
-    """What a node wrote: checked as untrusted bytes must be; keys that are not named here are kept."""
+    """What a node wrote: checked as untrusted bytes must be; keys that are not named here
+    are kept.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
 
@@ -180,10 +184,11 @@ class WireRecord(_Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedLaunch:
-    """A launch that is over: the mailbox with its nodes' records, and what the controller knows of it.
+    """A launch that is over: the mailbox with its nodes' records, and what the controller knows of
+    it.
 
-    `run_setups`: setups by run_id. `rows`: of runs without a record. `lease` and `machines`: columns of their tables,
-    refresh_id still open.
+    `run_setups`: setups by run_id. `rows`: of runs without a record. `lease` and `machines`:
+    columns of their tables, refresh_id still open.
     """
 
     mailbox: Path
@@ -213,10 +218,11 @@ class Collected:
 def load_mailbox(
     warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, now: datetime
 ) -> Collected:
-    """Load the records in the mailbox of `launch` and what its controller knows; dollars are left to the caller.
+    """Load the records in the mailbox of `launch` and what its controller knows; dollars are left
+    to the caller.
 
-    `notes` has a sentence for each rejected record and each machine that left files behind. Raises WarehouseBusy; then
-    nothing was loaded and the records lie where they were.
+    `notes` has a sentence for each rejected record and each machine that left files behind. Raises
+    WarehouseBusy; then nothing was loaded and the records lie where they were.
     """
     sound: list[dict[str, Any]] = []
     refused: dict[Path, str] = {}
@@ -288,7 +294,9 @@ def _unsound(file: Path, reason: str, launch: EndedLaunch) -> dict[str, Any]:
 
 
 def _quarantine(file: Path, reason: str) -> str:
-    """Move `file` to rejected/ beside the nodes' folders, with a note; returns the sentence that says so."""
+    """Move `file` to rejected/ beside the nodes' folders, with a note; returns the sentence that
+    says so.
+    """
     node = file.parents[1].name
     target = file.parents[2] / "rejected" / f"{node}-{file.name}"
     sentence = f"record {file.stem} of {node} was not loaded: {reason}; it lies in {target}"

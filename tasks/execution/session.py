@@ -1,4 +1,5 @@
-"""An acquired cluster at work on one job: attempt after attempt, without a run at fault, with fewer or other machines.
+"""An acquired cluster at work on one job: attempt after attempt, without a run at fault, with fewer
+or other machines.
 
 What comes back lies in the mailbox; `collect` loads it.
 """
@@ -33,7 +34,9 @@ LOSS_KNOWN_WITHIN_S = 45.0  # for the provider or a missed heartbeat to name the
 
 
 class Session:
-    """One acquired cluster at work on one job, until all is recorded or `stop_at` (on the clock of `laps`)."""
+    """One acquired cluster at work on one job, until all is recorded or `stop_at` (on the clock of
+    `laps`).
+    """
 
     def __init__(
         self,
@@ -66,7 +69,9 @@ class Session:
         self.start_up_s = running.ready_within_s / 2  # until this launch's is known
 
     def prepare(self) -> None:
-        """Write what a collector needs should this process die; have data fetched; hand out workloads."""
+        """Write what a collector needs should this process die; have data fetched; hand out
+        workloads.
+        """
         self._write_run_setups()
         self.mailbox.put_data(self.job.fetched)
         self.log.write()
@@ -95,7 +100,9 @@ class Session:
             self.running.unsettle()
 
     def lose(self, ended: AttemptEnd) -> None:
-        """End the launch: the run under way, or the launch if there is none, gets a row with the reason."""
+        """End the launch: the run under way, or the launch if there is none, gets a row with the
+        reason.
+        """
         self.served.outcome = str(ended)
         if ended.how != "time":
             self._add_end_row(ended)
@@ -158,7 +165,8 @@ class Session:
         )
 
     def handle_loss(self, ended: AttemptEnd, *, meanwhile: bool = False) -> Decision:
-        """Decide what follows the loss of `ended.nodes`, and see to rows, other machines, and what is left to do.
+        """Decide what follows the loss of `ended.nodes`, and see to rows, other machines, and what
+        is left to do.
 
         `meanwhile`: the attempt under way goes on without them.
         """
@@ -197,7 +205,9 @@ class Session:
         self.log.replaced(node, self._since_began_s() - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Go on without the run at fault, and without its kind of process after MOST_ATTEMPTS faults."""
+        """Go on without the run at fault, and without its kind of process after MOST_ATTEMPTS
+        faults.
+        """
         key = self._process_key(self.attempt.items[0]) if self.attempt is not None else ()
         self.faults[key] += 1
         if ended.culprit and ended.culprit not in self.mailbox.recorded():
@@ -292,7 +302,9 @@ class Session:
                 self._write_run_setups()
 
     def _add_end_row(self, ended: AttemptEnd) -> str:
-        """Add a row for the run under way, whose id is returned, or for the launch if there is none."""
+        """Add a row for the run under way, whose id is returned, or for the launch if there is
+        none.
+        """
         run_id = ended.culprit or (self.attempt.under_way() if self.attempt is not None else "")
         if run_id and run_id not in self.mailbox.recorded():
             self._add_run_row(run_id, ended)
@@ -323,7 +335,9 @@ class Session:
 
 
 class _Attempt:
-    """One torchrun over the machines that are here, at work on `items`, which need no other machine."""
+    """One torchrun over the machines that are here, at work on `items`, which need no other
+    machine.
+    """
 
     def __init__(self, session: Session, items: Sequence[Item]) -> None:
         self.session, self.number, self.items = session, session.attempts, list(items)
@@ -373,7 +387,9 @@ class _Attempt:
         return ended
 
     def under_way(self) -> str:
-        """The run that the nodes say they are at, else the first without a record; "" before any began."""
+        """The run that the nodes say they are at, else the first without a record; "" before any
+        began.
+        """
         if not self.mailbox.gone(self.number):
             return ""
         missing = [item.run_id for item in self._missing()]
@@ -450,7 +466,9 @@ class _Attempt:
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
 
     def _needs_s(self, item: Item) -> float:
-        """Seconds that the run under way still needs; a late one may be measured again while patience lasts."""
+        """Seconds that the run under way still needs; a late one may be measured again while
+        patience lasts.
+        """
         now = self.clock.monotonic()
         if item.run_id != self._at:
             self._at, self._since = item.run_id, now

@@ -1,7 +1,9 @@
-"""The agent: reports its machine to the mailbox, runs each attempt of the plan with torchrun, and never imports torch.
+"""The agent: reports its machine to the mailbox, runs each attempt of the plan with torchrun, and
+never imports torch.
 
-It outlives what it runs: a launch that dies is noted in `finished-<a>.json`, and the agent waits for the next attempt.
-It ends, with everything below it, when `done.json` appears, at its deadline, or on SIGTERM.
+It outlives what it runs: a launch that dies is noted in `finished-<a>.json`, and the agent waits
+for the next attempt. It ends, with everything below it, when `done.json` appears, at its deadline,
+or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .processes import (
     exit_reason,
     worker_exit_code,
 )
-from .record import Item, Plan, RankLayout, plan_from_json, write_json
+from .record import Plan, RankLayout, plan_from_json, write_json
 
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
@@ -37,8 +39,9 @@ _HEARTBEAT_S = 1.0
 DEVICES_WITHIN_S = (
     60.0  # from the first look at them on: what a driver may need after boot until CUDA works
 )
-# Of elastic runs: a torchrun that was not heard of for so many times so many seconds is dead [torch's default: 3 of 5].
-# More misses: a host at a third of a core may be late. Each loss of a machine costs those left a restart.
+# Of elastic runs: a torchrun that was not heard of for so many times so many seconds is dead
+# [torch's default: 3 of 5]. More misses: a host at a third of a core may be late. Each loss of a
+# machine costs those left a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
 _LOG_TAIL, _READ = (
     4000,
@@ -52,12 +55,8 @@ class Agent:
     """One machine's end of the mailbox."""
 
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
-        self.mailbox, self.node, self.address, self.deadline_unix = (
-            mailbox,
-            node,
-            address,
-            deadline_unix,
-        )
+        self.mailbox, self.node, self.address = mailbox, node, address
+        self.deadline_unix = deadline_unix
         self.own = mailbox / f"node-{node}"
         self.scratch = self.own / "scratch"
         self.attempt = 0
@@ -88,7 +87,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def description(self) -> dict[str, Any]:
-        """What `ready.json` says."""
+        """Return the content of `ready.json`."""
         return {
             "address": self.address,
             "cpu": cpu(),
@@ -102,7 +101,7 @@ class Agent:
         }
 
     def new_plan(self) -> Plan | None:
-        """The plan, if it has become one of a higher attempt than the last that was run."""
+        """Return the plan if its attempt is a higher one than the last that was run."""
         path = self.mailbox / "plan.json"
         try:
             mtime_ns = path.stat().st_mtime_ns
@@ -117,30 +116,33 @@ class Agent:
             RankLayout.of(plan)
             _ = plan.elastic
         except (ValueError, TypeError, KeyError) as error:
-            self.complain(f"plan.json is not a plan that this node knows: {error!r}")
+            self.complain(f"plan.json is no plan: {error!r}")
             return None
         if plan.attempt <= self.attempt:
             return None
         # the worker reads this copy: the controller may write the next attempt's at any moment
-        (self.scratch / f"plan-{plan.attempt}.json").write_text(text)
+        self.plan_path(plan.attempt).write_text(text)
         return plan
 
+    def plan_path(self, attempt: int) -> Path:
+        return self.scratch / f"plan-{attempt}.json"
+
     def start(self, plan: Plan) -> None:
-        """Start torchrun for this node's part of `plan`, if it has one; one without items only ends what runs."""
+        """Start this node's torchrun of `plan`; a plan without items for it only ends what runs."""
         self.attempt = plan.attempt
-        if not plan.items or self.node not in RankLayout.of(plan).devices:
+        devices = RankLayout.of(plan).devices
+        if not plan.items or self.node not in devices:
             return
         self.progress_path.unlink(missing_ok=True)
-        own = environment(
-            self.address, self.scratch, threads=plan.expected[self.node].threads or cores()
-        )
-        if (
-            plan.elastic is not None
-        ):  # with torchrun's own store as the workers' a job ends when another joins [2.13]
-            own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-            if len(set(RankLayout.of(plan).devices.values())) == 1:
-                # else torchrun waits for what each node says of its ranks, and ends when one is lost just then [2.13]
-                own["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+        threads = plan.expected[self.node].threads or cores()
+        variables = environment(self.address, self.scratch, threads=threads)
+        if plan.elastic is not None:
+            # with torchrun's store as the workers' a job ends when another node joins [2.13]
+            variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            if len(set(devices.values())) == 1:
+                # else torchrun exchanges each node's ranks, and ends when a node is lost just then
+                # [2.13]
+                variables["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
                 self.command(plan),
@@ -148,75 +150,48 @@ class Agent:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.scratch,
-                env=own,
+                env=variables,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """The torchrun command of this node.
-
-        It waits for the machine's devices first, where they may come late, then prepares workloads that need it.
+        """Return the command of this node: the check of its devices, the preparation of workloads,
+        torchrun.
         """
-        layout = RankLayout.of(plan)
-        served = (
-            "--mailbox",
-            str(self.mailbox),
-            "--plan",
-            str(self.scratch / f"plan-{plan.attempt}.json"),
-        )
-        if plan.elastic is None:
-            meet = [
-                *(
-                    "--nnodes",
-                    str(len(layout.devices)),
-                    "--node-rank",
-                    str(layout.order(self.node)),
-                ),
-                *(
-                    "--master-addr",
-                    plan.addresses[layout.host],
-                    "--master-port",
-                    str(plan.port + plan.attempt),
-                ),
-                *("--max-restarts", "0", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
-            ]
-            worker = ["-m", "node.worker", *served]
-        else:
-            meet = self.elastic_meeting(plan, plan.elastic)
-            worker = ["-m", "node.elastic", *served, "--place", str(self.node)]
-        torchrun = [
-            *(
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nproc-per-node",
-                str(layout.devices[self.node]),
-            ),
-            *(*meet, "--monitor-interval", "0.3", *worker),
-        ]
+        served = ["--mailbox", str(self.mailbox), "--plan", str(self.plan_path(plan.attempt))]
+        node = ["--node", str(self.node)]
+        meet = self.static_meeting(plan) if plan.elastic is None else self.elastic_meeting(plan)
+        worker = ["node.worker", *served]
+        if plan.elastic is not None:
+            worker = ["node.elastic", *served, "--place", str(self.node)]
+        ranks = str(RankLayout.of(plan).devices[self.node])
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks]
+        command += [*meet, "--monitor-interval", "0.3", "-m", *worker]
         if any(one.process_key for one in plan.workloads):
-            torchrun = [
-                sys.executable,
-                "-m",
-                "node.prepare",
-                *served,
-                "--node",
-                str(self.node),
-                "--",
-                *torchrun,
-            ]
-        if not plan.expected[self.node].checked:
-            return torchrun
-        check = (sys.executable, "-m", "node.device_check", *served, "--node", str(self.node))
-        return [*check, "--wait-s", f"{self.waits_s(plan.join_s):.1f}", "--", *torchrun]
+            command = [sys.executable, "-m", "node.prepare", *served, *node, "--", *command]
+        if plan.expected[self.node].checked:
+            wait = ["--wait-s", f"{self.waits_s(plan.join_s):.1f}"]
+            check = [sys.executable, "-m", "node.device_check", *served, *node, *wait, "--"]
+            command = [*check, *command]
+        return command
 
-    def elastic_meeting(self, plan: Plan, item: Item) -> list[str]:
-        """torchrun's options by which whoever is there trains, and who comes later joins them.
+    def static_meeting(self, plan: Plan) -> list[str]:
+        """Return torchrun's options by which the nodes of `plan` meet, all of them."""
+        layout = RankLayout.of(plan)
+        return [
+            *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(self.node))),
+            *("--master-addr", plan.addresses[layout.host]),
+            *("--master-port", str(plan.port + plan.attempt), "--max-restarts", "0"),
+            *("--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
+        ]
+
+    def elastic_meeting(self, plan: Plan) -> list[str]:
+        """Return torchrun's options by which the nodes that are there train, and later ones join.
 
         All meet at the item's first node, which is not to be lost.
         """
-        host = RankLayout.of(plan).host
+        host, item = RankLayout.of(plan).host, plan.items[0]
         settings = {
             "is_host": int(self.node == host),
             "join_timeout": math.ceil(plan.meet_s + item.wait_s),
@@ -224,27 +199,27 @@ class Agent:
             "keep_alive_interval": _ALIVE_EVERY_S,
             "keep_alive_max_attempt": _ALIVE_MISSED,
         }
+        endpoint = f"{plan.addresses[host]}:{plan.port + plan.attempt}"
         return [
             *("--nnodes", f"1:{len(item.nodes)}", "--max-restarts", str(_MOST_RESTARTS)),
             *("--rdzv-backend", "c10d", "--rdzv-id", f"{plan.lease_id}-{plan.attempt}"),
-            *(
-                "--rdzv-endpoint",
-                f"{plan.addresses[host]}:{plan.port + plan.attempt}",
-                "--local-addr",
-                self.address,
-            ),
+            *("--rdzv-endpoint", endpoint, "--local-addr", self.address),
             *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items())),
         ]
 
     def waits_s(self, join_s: float) -> float:
-        """Seconds to wait for devices: a machine waits within `join_s` of its first plan, whatever is tried after."""
+        """Seconds to wait for devices: a machine waits within `join_s` of its first plan, in all
+        attempts together.
+        """
         now = time.monotonic()
         if self.waits_until is None:
             self.waits_until = now + join_s
         return min(DEVICES_WITHIN_S, max(0.0, self.waits_until - now))
 
     def end_launch(self) -> None:
-        """Tell how the launch under way ended, ending it first if it has not, and clear away what it left running."""
+        """Tell how the launch under way ended, ending it first if it has not, and clear away what
+        it left running.
+        """
         if self.launch is None:
             return
         code, replaced = self.launch.poll(), ""
@@ -256,11 +231,8 @@ class Agent:
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
         worker_code = worker_exit_code(log) if code else 0
-        if worker_code is None and code in (
-            EXIT_NO_DEVICE,
-            EXIT_ITEM_FAILED,
-        ):  # before there was a torchrun
-            worker_code = code
+        if worker_code is None and code in (EXIT_NO_DEVICE, EXIT_ITEM_FAILED):
+            worker_code = code  # before there was a torchrun
         body = {
             "attempt": self.attempt,
             "exit_code": code,
@@ -325,7 +297,8 @@ class Agent:
 
 
 def environment(address: str, scratch: Path, *, threads: int) -> dict[str, str]:
-    """A clean environment: no credentials, and gloo and NCCL on the interface that carries `address`.
+    """A clean environment: no credentials, and gloo and NCCL on the interface that carries
+    `address`.
 
     `threads` is how many each rank computes with.
     """
@@ -350,22 +323,12 @@ def clean_environment(scratch: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """`python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
-    parser = argparse.ArgumentParser(
-        prog="node", description="Serve one machine of a Srift cluster."
-    )
-    parser.add_argument(
-        "--mailbox", type=Path, required=True, help="directory shared with the controller"
-    )
-    parser.add_argument(
-        "--node", type=int, required=True, help="index of this machine in the cluster"
-    )
-    parser.add_argument(
-        "--address", required=True, help="address at which the other machines reach this one"
-    )
-    parser.add_argument(
-        "--deadline", type=float, required=True, help="end at this moment, seconds since 1970"
-    )
+    """Run `python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
+    parser = argparse.ArgumentParser(prog="node")
+    parser.add_argument("--mailbox", type=Path, required=True, help="shared with the controller")
+    parser.add_argument("--node", type=int, required=True, help="index in the cluster")
+    parser.add_argument("--address", required=True, help="at which other machines reach this one")
+    parser.add_argument("--deadline", type=float, required=True, help="seconds since 1970")
     given = parser.parse_args()
     Agent(
         mailbox=given.mailbox.resolve(),

@@ -1,9 +1,10 @@
-"""Two steps of a workload on this machine's processor, before any machine is bought: what is wrong, and what it takes.
+"""Two steps of a workload on this machine's processor, before any machine is bought: what is wrong,
+and what it takes.
 
-`python -m node.check ANSWER` reads a question from standard input and writes the answer to the file ANSWER, both JSON:
-the workload as a plan has it, the `folder` that its code lies in, `precisions` and the `batch` of one device; in
-`precisions` what `checked` says of each, in `files` those of its code that were imported, by the names that they
-travel under.
+`python -m node.check ANSWER` reads a question from standard input and writes the answer to the file
+ANSWER, both JSON: the workload as a plan has it, the `folder` that its code lies in, `precisions`
+and the `batch` of one device; in `precisions` what `checked` says of each, in `files` those of its
+code that were imported, by the names that they travel under.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _STEPS = 2
 _NAMED = 3  # parameters in a message
 _SLOW_INPUT = 0.1  # of a step
 _CPU = torch.device("cpu")
-# How torch, with and without CUDA in it, says that there is no GPU; and how it and Python say that files are missing.
+# How torch, with and without CUDA in it, says that there is no GPU; and how it and Python say that
+# files are missing.
 _NO_GPU = re.compile(
     "Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver"
 )
@@ -56,10 +58,11 @@ def main() -> None:
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
-    """Return `precision`, the `problem` (empty if it trains or cannot be checked here), `notes` and `figures`.
+    """Return `precision`, the `problem` (empty if it trains or cannot be checked here), `notes` and
+    `figures`.
 
-    `figures`: step_s, input_s (of making a batch, or of a step's wait for its loader), losses, peak_bytes, parameters,
-    gradient_bytes; None without any.
+    `figures`: step_s, input_s (of making a batch, or of a step's wait for its loader), losses,
+    peak_bytes, parameters, gradient_bytes; None without any.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -73,8 +76,8 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     except (Exception, SystemExit) as error:
         if isinstance(error, DataMissing) and workload.data.startswith(S3):
             answer["notes"] = [
-                f"no step was made: its data, {workload.data}, are not on this machine. To check it with data, name a"
-                " folder with some of them for the moment"
+                f"no step was made: its data, {workload.data}, are not on this machine. To check it"
+                " with data, name a folder with some of them for the moment"
             ]
         else:
             advice = _advice(error, workload)
@@ -92,8 +95,8 @@ def _advice(error: BaseException, workload: WorkloadFile) -> str:
         return "name what is imported beside torch and Python's library in `requirements`"
     if _NO_GPU.search(text):
         return (
-            'leave out `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and batches to each'
-            " machine's device"
+            'leave out `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and'
+            " batches to each machine's device"
         )
     if _NO_DATA.search(text) and not workload.data:
         return f'files do not travel: state `data = "FOLDER"` {section}, and read them below `data`'
@@ -137,8 +140,8 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     idle = [name for name, one in trained if one.grad is None]
     if idle:
         raise WorkloadError(
-            f"{_listed(idle)} had no part in the loss: machines would wait for gradients that never come; use"
-            " them, or set their requires_grad to False"
+            f"{_listed(idle)} had no part in the loss, so machines would wait for their gradients:"
+            " use them, or set their requires_grad to False"
         )
     timed = Timed(0.0, seconds[workers:], waits[workers:])
     input_s = fmean(timed.input_s)
@@ -166,7 +169,7 @@ def _notes(
     trained = ((name, one) for name, one in built.model.named_parameters() if one.requires_grad)
     left = [name for name, one in trained if id(one) not in held]
     if left:
-        yield f"the optimizer does not have {_listed(left)}: their gradients are exchanged for nothing"
+        yield f"the optimizer lacks {_listed(left)}: their gradients are exchanged for nothing"
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"

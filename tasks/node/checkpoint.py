@@ -1,4 +1,6 @@
-"""Checkpoints: one of a measured run, timed and thrown away; and those that an elastic run resumes from."""
+"""Checkpoints: one of a measured run, timed and thrown away; and those that an elastic run resumes
+from.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ _KEPT = 2  # checkpoints: the newest, and the one before in case the newest turn
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
-    """`checkpoint_bytes` and `checkpoint_s` of the state as it is, until the disk has it; the file is gone afterwards.
+    """`checkpoint_bytes` and `checkpoint_s` of the state as it is, until the disk has it; the file
+    is gone afterwards.
 
-    Nothing of it where the state is larger than is written here, and no seconds where the disk refuses.
+    Nothing of it where the state is larger than is written here, and no seconds where the disk
+    refuses.
     """
     state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
     size = sum(
@@ -60,16 +64,18 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
 class Checkpoints:
     """The checkpoints of one training, in a folder that outlives the machines which write there.
 
-    `step-<n>.pt` holds a state, and `step-<n>.json`, written once that is on disk, its manifest: the step, bytes and
-    checksum. A state without a manifest, or that its manifest does not fit, is none. Each object is written whole,
-    never changed and found by its name, so that a prefix of S3 could take the folder's place.
+    `step-<n>.pt` holds a state, and `step-<n>.json`, written once that is on disk, its manifest:
+    the step, bytes and checksum. A state without a manifest, or that its manifest does not fit, is
+    none. Each object is written whole, never changed and found by its name, so that a prefix of S3
+    could take the folder's place.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, step: int, state: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Write `state` and return its manifest, with `more` and the `seconds` until the disk had all of it.
+        """Write `state` and return its manifest, with `more` and the `seconds` until the disk had
+        all of it.
 
         States older than the last _KEPT are deleted; their manifests stay. Raises OSError.
         """
@@ -93,13 +99,16 @@ class Checkpoints:
         return manifest
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """(manifest, state) of the newest whole checkpoint, tensors on `device`; None where there is none."""
+        """(manifest, state) of the newest whole checkpoint, tensors on `device`; None where there
+        is none.
+        """
         for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
             try:
                 manifest = json.loads(path.with_suffix(".json").read_text())
                 content = path.read_bytes()
                 if (len(content), zlib.crc32(content)) == (manifest["bytes"], manifest["crc32"]):
-                    # our own file, as its checksum says, by the code that is to train: it may hold more than tensors
+                    # our own file, as its checksum says, by the code that is to train: it may hold
+                    # more than tensors
                     return manifest, torch.load(
                         io.BytesIO(content), map_location=device, weights_only=False
                     )
@@ -118,7 +127,9 @@ class Checkpoints:
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("start-*.json"))]
 
     def manifests(self) -> list[dict[str, Any]]:
-        """Of all that were ever written whole, by their steps; one that was written again counts as it was last."""
+        """Of all that were ever written whole, by their steps; one that was written again counts as
+        it was last.
+        """
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("step-*.json"))]
 
     def _state(self, step: int) -> Path:

@@ -1,11 +1,14 @@
-"""A workload's data on a machine: where they lie, and why they do not where they could not be had. Standard library.
+"""A workload's data on a machine: where they lie, and why they do not where they could not be had.
+Standard library.
 
-A plan names a folder of the machine itself (a local host's), or an address of S3. What an address names is fetched into
-`data/<digest>/` of the mailbox by the machine's courier, which says in `data/<digest>.failed` why where it could not.
-The controller asks for it in `data.json`, before there is a plan, and reads in `node-<i>/data.json` how far it is:
+A plan names a folder of the machine itself (a local host's), or an address of S3. What an address
+names is fetched into `data/<digest>/` of the mailbox by the machine's courier, which says in
+`data/<digest>.failed` why where it could not. The controller asks for it in `data.json`, before
+there is a plan, and reads in `node-<i>/data.json` how far it is:
 
     data.json             {"data": {digest: address}}
-    node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason", "bytes", "of_bytes"}}
+    node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason", "bytes",
+                          "of_bytes"}}
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 
 class DataMissing(Exception):
-    """A workload's data are not on this machine; the message says why, and what to do where that is known."""
+    """A workload's data are not on this machine; the message says why, and what to do where that is
+    known.
+    """
 
 
 def folder_of(mailbox: Path, digest: str) -> Path:
@@ -52,9 +57,11 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
 
 
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
-    """Map file names to the keys of objects below `prefix`; an object that stands for a folder becomes none.
+    """Map file names to the keys of objects below `prefix`; an object that stands for a folder
+    becomes none.
 
-    Raises ValueError for a key that would lie outside the folder, could be no file, or is a folder of another.
+    Raises ValueError for a key that would lie outside the folder, could be no file, or is a folder
+    of another.
     """
     found: dict[str, str] = {}
     for key in keys:

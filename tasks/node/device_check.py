@@ -1,10 +1,12 @@
-"""Whether a machine has the devices that it was bought for: waits for them, else fails its runs. Standard library.
+"""Whether a machine has the devices that it was bought for: waits for them, else fails its runs.
+Standard library.
 
-`python -m node.device_check --mailbox DIR --plan FILE --node I --wait-s S -- COMMAND` becomes COMMAND as soon as torch
-can use the devices that the plan expects of node I. Drivers may need a while after boot: p4d and p5 have none before
-NVIDIA's fabric manager runs (CUDA's error 802). A process whose CUDA failed once never tries again [torch], so each
-look is a process of its own. The first one reads torch from a new machine's slow disk, for minutes where it must be:
-S seconds count from its end, and everything takes at most the plan's join_s.
+`python -m node.device_check --mailbox DIR --plan FILE --node I --wait-s S -- COMMAND` becomes
+COMMAND as soon as torch can use the devices that the plan expects of node I. Drivers may need a
+while after boot: p4d and p5 have none before NVIDIA's fabric manager runs (CUDA's error 802). A
+process whose CUDA failed once never tries again [torch], so each look is a process of its own. The
+first one reads torch from a new machine's slow disk, for minutes where it must be: S seconds count
+from its end, and everything takes at most the plan's join_s.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ _PROFILE = re.compile(
 def is_named(expected: str, name: str) -> bool:
     """Whether `name`, torch's name of a device, is of the kind that a provider calls `expected`.
 
-    Torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may change the order of the words: all
-    words of `expected` must be there, whole (an A10 is no A10G, an L40S no L4). A part of a device ("L4 1/8") may be
-    named by its virtual profile or by the whole device's name; a whole one is never a virtual part.
+    Torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may change the order
+    of the words: all words of `expected` must be there, whole (an A10 is no A10G, an L40S no L4). A
+    part of a device ("L4 1/8") may be named by its virtual profile or by the whole device's name; a
+    whole one is never a virtual part.
     """
     if expected == ANY or name == expected:
         return True
@@ -59,16 +62,23 @@ def is_named(expected: str, name: str) -> bool:
 
 
 def missing_devices(expected: Devices, there: Sequence[str]) -> str:
-    """Why `there`, names of the devices that torch can use, are not what was expected; empty where they are."""
+    """Why `there`, names of the devices that torch can use, are not what was expected; empty where
+    they are.
+    """
     right = sum(is_named(expected.name, name) for name in there)
     if right >= expected.count:
         return ""
     counted = ", ".join(f"{list(there).count(name)} x {name}" for name in dict.fromkeys(there))
-    return f"this machine was bought for {expected.count} x {expected.name}, and torch can use {counted or 'no GPU'}"
+    return (
+        f"this machine was bought for {expected.count} x {expected.name}, and torch can use"
+        f" {counted or 'no GPU'}"
+    )
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Why a run was not on the devices that its machines were bought for; empty where it was, or where nobody knows."""
+    """Why a run was not on the devices that its machines were bought for; empty where it was, or
+    where nobody knows.
+    """
     for wanted, got in zip(expected, used, strict=False):
         if not all(is_named(wanted.name, name) for name in got.name.split("+")):
             return f"it ran on {got.name} where {wanted.name} was expected"
@@ -82,7 +92,8 @@ def wait_for_devices(
     wait_s: float,
     most_s: float,
 ) -> str:
-    """Empty once they are there; why not, after looking again and again for `wait_s` from the first look's end on.
+    """Empty once they are there; why not, after looking again and again for `wait_s` from the first
+    look's end on.
 
     Looks once at least, and for `most_s` at most: `look` is given how many seconds it may take.
     """
@@ -101,7 +112,9 @@ def wait_for_devices(
 
 
 def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str], str]:
-    """Names of the devices that torch can use, and what it said where it failed or warned. In a process of its own."""
+    """Names of the devices that torch can use, and what it said where it failed or warned. In a
+    process of its own.
+    """
     try:
         done = subprocess.run(
             (python, "-c", _LOOK), capture_output=True, text=True, timeout=within_s
@@ -119,7 +132,9 @@ def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str]
 
 
 def give_up(mailbox: Path, plan: Plan, node: int, reason: str) -> tuple[int, str]:
-    """Fail the runs that need `node`, which lacks its devices; return the exit status and the last line."""
+    """Fail the runs that need `node`, which lacks its devices; return the exit status and the last
+    line.
+    """
     try:
         write_failed_records(mailbox, plan, node, f"node {node}: {reason}")
     except OSError as error:

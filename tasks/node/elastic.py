@@ -1,8 +1,10 @@
-"""The worker of an elastic run: trains with whoever is there, and resumes from the newest checkpoint when that changes.
+"""The worker of an elastic run: trains with whoever is there, and resumes from the newest
+checkpoint when that changes.
 
-torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: those that are there
-share it out as the item's batches say, in as many micro-steps as keep each device within its own. The first rank of the
-item's first node writes checkpoints, notes what happened, and in the end the run's record.
+torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: those
+that are there share it out as the item's batches say, in as many micro-steps as keep each device
+within its own. The first rank of the item's first node writes checkpoints, notes what happened, and
+in the end the run's record.
 
     loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
 """
@@ -53,7 +55,9 @@ _LATE_S = 5.0  # at least, that one worker may come to a meeting after another
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Samples of each rank in a step of the global batch, and the micro-steps in which all of them make it."""
+    """Samples of each rank in a step of the global batch, and the micro-steps in which all of them
+    make it.
+    """
 
     samples: tuple[int, ...]
     micro_steps: int
@@ -65,13 +69,15 @@ class Share:
 
 
 def shares(global_batch: int, batches: Sequence[int]) -> Share:
-    """`global_batch` shared out in proportion to `batches`, the most samples that each rank's device takes at once.
+    """`global_batch` shared out in proportion to `batches`, the most samples that each rank's
+    device takes at once.
 
-    By largest remainders: equal ranks differ by at most a sample. Raises ValueError for a batch below the ranks.
+    By largest remainders: equal ranks differ by at most a sample. Raises ValueError for a batch
+    below the ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
-            f"a batch of {global_batch} for {len(batches)} ranks of {' and '.join(map(str, batches))}"
+            f"a batch of {global_batch} cannot be shared by {len(batches)} ranks of {list(batches)}"
         )
     exact = [global_batch * one / sum(batches) for one in batches]
     samples = [max(1, math.floor(one)) for one in exact]
@@ -108,7 +114,9 @@ class ElasticRun:
         return self.own / f"elastic-{self.item.run_id}"
 
     def built(self) -> LoadedWorkload:
-        """The workload, tried once before there is any checkpoint. Raises what is wrong with it or with the item."""
+        """The workload, tried once before there is any checkpoint. Raises what is wrong with it or
+        with the item.
+        """
         item, workload = self.item, self.workload
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
@@ -119,7 +127,7 @@ class ElasticRun:
             )
         if item.checkpoint_every < 1 or item.most_steps < 1:
             raise ValueError(
-                f"{item.most_steps} steps with a checkpoint every {item.checkpoint_every}: both at least 1"
+                f"{item.most_steps} steps, a checkpoint every {item.checkpoint_every}: at least 1"
             )
         if len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
@@ -142,7 +150,9 @@ class ElasticRun:
             timedelta(seconds=self.patience_s()),
             timedelta(seconds=self.plan.timeout_s),
         )
-        store = dist.TCPStore(address, port, ranks, rank == 0, patience, multi_tenant=True)  # type: ignore[attr-defined]
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, ranks, rank == 0, patience, multi_tenant=True
+        )
         store.set_timeout(timeout)
         dist.init_process_group(
             backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks
@@ -150,9 +160,11 @@ class ElasticRun:
         self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
 
     def patience_s(self) -> float:
-        """How long to wait for the others. torchrun does not tell a worker that a machine it counts on is lost by now.
+        """How long to wait for the others. torchrun does not tell a worker that a machine it counts
+        on is lost by now.
 
-        After a restart all begin at once: as long again as this worker took, twice that after each meeting that failed.
+        After a restart all begin at once: as long again as this worker took, twice that after each
+        meeting that failed.
         """
         starts, restarts = (
             len(self.checkpoints.starts()),
@@ -164,9 +176,11 @@ class ElasticRun:
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
     def restore(self, built: LoadedWorkload, rank: int) -> tuple[int, dict[str, Any]]:
-        """The step to go on from, with model, optimizer and generator as they were there; and what that took.
+        """The step to go on from, with model, optimizer and generator as they were there; and what
+        that took.
 
-        A rank that there was not before draws from a seed of its own. Raises RuntimeError where ranks differ.
+        A rank that there was not before draws from a seed of its own. Raises RuntimeError where
+        ranks differ.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
@@ -217,7 +231,9 @@ class ElasticRun:
         )
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Train to the last step. Returns the record's values at the rank that leads. Raises FloatingPointError."""
+        """Train to the last step. Returns the record's values at the rank that leads. Raises
+        FloatingPointError.
+        """
         item, nodes, rank = self.item, self.nodes, dist.get_rank()
         global_batch = item.accumulation_steps * sum(
             n * b for n, b in zip(item.used, item.batches, strict=True)
@@ -251,7 +267,9 @@ class ElasticRun:
     def checkpoint(
         self, built: LoadedWorkload, step: int, part: float, about: dict[str, Any]
     ) -> None:
-        """Write the state after `step`; `part` is this rank's of its loss. Raises FloatingPointError for no number."""
+        """Write the state after `step`; `part` is this rank's of its loss. Raises
+        FloatingPointError for no number.
+        """
         told: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
         dist.gather_object((self.generators(), part), told, dst=self.leader)
         if told is None:
@@ -294,7 +312,9 @@ class ElasticRun:
         }
 
     def wait_for_go(self) -> None:
-        """Say that this node is ready to train, and wait until the controller lets all go; at once after a restart."""
+        """Say that this node is ready to train, and wait until the controller lets all go; at once
+        after a restart.
+        """
         if os.environ["LOCAL_RANK"] == "0":
             self.put(f"armed-{self.plan.attempt}.json", {"armed_unix": time.time()})
         while not (self.mailbox / f"go-{self.plan.attempt}.json").exists():
@@ -332,7 +352,9 @@ class ElasticRun:
 def one_step(
     built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int
 ) -> float:
-    """One optimizer step of this rank's micro-batches; returns its part of the step's loss, to be added up."""
+    """One optimizer step of this rank's micro-batches; returns its part of the step's loss, to be
+    added up.
+    """
     built.optimizer.zero_grad(set_to_none=True)
     part = 0.0
     for micro, size in enumerate(sizes):
@@ -358,7 +380,9 @@ def _read_mark(path: Path) -> tuple[int, float | None]:
 
 
 def main() -> None:
-    """Serve one start. Exits 0 once the steps are done, else with the reason as the log's last line."""
+    """Serve one start. Exits 0 once the steps are done, else with the reason as the log's last
+    line.
+    """
     parser = argparse.ArgumentParser(prog="node.elastic")
     parser.add_argument("--mailbox", type=Path, required=True)
     parser.add_argument("--plan", type=Path, required=True)

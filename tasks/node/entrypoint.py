@@ -1,4 +1,6 @@
-"""A workload brought to life on one rank: its file loaded, its parts checked, one pass tried before anybody waits."""
+"""A workload brought to life on one rank: its file loaded, its parts checked, one pass tried before
+anybody waits.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,11 @@ class WorkloadError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWorkload:
-    """What an entrypoint returned. `loss(model(inputs), target)` is a mean over the batch of `make_batch(batch)`.
+    """What an entrypoint returned. `loss(model(inputs), target)` is a mean over the batch of
+    `make_batch(batch)`.
 
-    All of it lies on `device`, batches too. `loader` is where they come from, if the entrypoint returned one.
+    All of it lies on `device`, batches too. `loader` is where they come from, if the entrypoint
+    returned one.
     """
 
     model: nn.Module
@@ -62,7 +66,9 @@ class LoadedWorkload:
     waits: Waits = field(default_factory=Waits)
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
-        """The loss of a new batch, by the model or what it is wrapped in; `waits` counts what the batch took."""
+        """The loss of a new batch, by the model or what it is wrapped in; `waits` counts what the
+        batch took.
+        """
         started = time.perf_counter()
         inputs, target = self.make_batch(batch)
         self.waits.seconds += time.perf_counter() - started
@@ -98,16 +104,17 @@ def build(
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
-    Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to. `data` of it is the
-    folder on this machine (data.data_path), empty where it takes none.
+    Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to. `data`
+    of it is the folder on this machine (data.data_path), empty where it takes none.
 
-    On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
-    everything there; what they make elsewhere is moved. In place of a batch maker there may be a DataLoader
-    (loader.py), whose processes `close` of what is returned ends. A model that is `shared` out is made in the host's
-    memory and stays there: its parts alone must fit on a device.
+    On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so
+    that plain torch makes everything there; what they make elsewhere is moved. In place of a batch
+    maker there may be a DataLoader (loader.py), whose processes `close` of what is returned ends. A
+    model that is `shared` out is made in the host's memory and stays there: its parts alone must
+    fit on a device.
 
-    Raises WorkloadError where it does not fit the contract, LoaderError where its loader does not, DataMissing where
-    its data are not on this machine, and whatever the user's own code raises.
+    Raises WorkloadError where it does not fit the contract, LoaderError where its loader does not,
+    DataMissing where its data are not on this machine, and whatever the user's own code raises.
     """
     device = computing.device
     torch.manual_seed(seed)
@@ -115,8 +122,49 @@ def build(
     module = _module(folder, workload)
     if (
         workload.module
-    ):  # which only the first item of a process imports: all start from the same numbers
+    ):  # only the first item of a process imports it: all start from the same numbers
         torch.manual_seed(seed)
+    with _default(_CPU if shared else device):
+        parts = _call(module, workload)
+    if not isinstance(parts, tuple) or len(parts) != 4:
+        raise WorkloadError(
+            f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
+        )
+    model, loss, batches, optimizer = parts
+    loaded = isinstance(batches, DataLoader)
+    if not isinstance(model, nn.Module) or not callable(loss) or not (loaded or callable(batches)):
+        raise WorkloadError(
+            f"{workload.function} must return a torch module, a loss, a batch maker or a"
+            " DataLoader, and an optimizer"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(
+            f"the fourth part that {workload.function} returns is no torch optimizer"
+        )
+    if not any(one.requires_grad for one in model.parameters()):
+        raise WorkloadError("the model has no parameter to train")
+    computing.hold()  # a script may ask for faster products
+    for part in (loss,) if shared else (model, loss):
+        if isinstance(part, nn.Module):
+            part.to(device)
+    rank_seed = seed + 1000 * (rank + 1)
+    torch.manual_seed(rank_seed)
+    made_in = getattr(getattr(module, workload.function), "__code__", None)
+    loader = Loader(batches, seed=rank_seed, made_in=made_in) if loaded else None
+    make_batch = loader or batches
+    return LoadedWorkload(
+        model=model,
+        loss=loss,
+        make_batch=_on_device(make_batch, device, made_there=not loaded),
+        optimizer=optimizer,
+        device=device,
+        arithmetic=computing,
+        loader=loader,
+    )
+
+
+def _call(module: ModuleType, workload: WorkloadFile) -> Any:
+    """Call the entrypoint with what srift.toml gives it. Raises WorkloadError, DataMissing."""
     function = getattr(module, workload.function, None)
     if not callable(function):
         near = difflib.get_close_matches(workload.function, dir(module), n=1)
@@ -125,58 +173,26 @@ def build(
             f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}"
         )
     arguments = dict(workload.arguments)
-    _refuse_arguments(function, workload)
     if workload.data:
-        if workload.data.startswith(S3):
-            raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
         arguments["data"] = workload.data
-    with _default(_CPU if shared else device):
-        parts = function(**arguments)
-    if not isinstance(parts, tuple) or len(parts) != 4:
-        got = f"{len(parts)} parts" if isinstance(parts, tuple) else type(parts).__name__
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
         raise WorkloadError(
-            f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer), and returned {got}"
-        )
-    model, loss, batches, optimizer = parts
-    loaded = isinstance(batches, DataLoader)
-    if not isinstance(model, nn.Module) or not callable(loss) or not (loaded or callable(batches)):
-        raise WorkloadError(
-            f"{workload.function} must return a torch module, a loss, a batch maker or a DataLoader, and an optimizer"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise WorkloadError(
-            f"the fourth part that {workload.function} returns is no torch optimizer"
-        )
-    if not any(
-        one.requires_grad for one in model.parameters()
-    ):  # the other ranks would wait for its gradients
-        raise WorkloadError("the model has no parameter to train")
-    computing.hold()  # a script may ask for faster products
-    for part in (loss,) if shared else (model, loss):
-        if isinstance(part, nn.Module):
-            part.to(device)
-    own_seed = seed + 1000 * (rank + 1)
-    torch.manual_seed(own_seed)
-    loader = (
-        Loader(batches, seed=own_seed, made_in=getattr(function, "__code__", None))
-        if loaded
-        else None
-    )
-    return LoadedWorkload(
-        model=model,
-        loss=loss,
-        make_batch=_on_device(
-            batches if loader is None else loader, device, made_there=loader is None
-        ),
-        optimizer=optimizer,
-        device=device,
-        arithmetic=computing,
-        loader=loader,
-    )
+            f"{workload.function} cannot be called with `arguments` and `data` of"
+            f" [workloads.{workload.name}]: {error}"
+        ) from None
+    except ValueError:  # some callables have no signature
+        pass
+    if workload.data.startswith(S3):
+        raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
+    return function(**arguments)
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
-    """The workload's module, imported: of a folder by its name, and once, as all that it imports of the folder."""
+    """The workload's module, imported: of a folder by its name, and once, as all that it imports of
+    the folder.
+    """
     if workload.module:
         root = str(folder / workload.folder)
         if sys.path[0] != root:
@@ -196,52 +212,12 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     return module
 
 
-def _refuse_arguments(function: Callable[..., Any], workload: WorkloadFile) -> None:
-    """Raises WorkloadError where the entrypoint does not take what srift.toml gives it, or needs more."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of some callables nobody can tell
-        return
-    named = {
-        one.name: one
-        for one in parameters
-        if one.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    }
-    takes_any = any(one.kind == inspect.Parameter.VAR_KEYWORD for one in parameters)
-    called, section = workload.function, f"under [workloads.{workload.name}]"
-    if workload.data and "data" not in named and not takes_any:
-        raise WorkloadError(
-            f"{called} takes no argument `data`, and srift.toml names data for workload {workload.name!r}:"
-            f" write `def {called}(data, ...)`, or take `data` out"
-        )
-    if (strange := [one for one in workload.arguments if one not in named]) and not takes_any:
-        near = difflib.get_close_matches(strange[0], named, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it takes: {', '.join(named) or 'none'}"
-        raise WorkloadError(
-            f"{called} takes no argument {strange[0]!r}, stated in `arguments` {section}; {hint}"
-        )
-    given = {*workload.arguments, *(["data"] if workload.data else [])}
-    missing = [
-        name
-        for name, one in named.items()
-        if one.default is inspect.Parameter.empty and name not in given
-    ]
-    if "data" in missing:
-        raise WorkloadError(
-            f'{called} needs its argument `data`: state `data = "FOLDER"` {section}'
-        )
-    if missing:
-        stated = ", ".join(f"{name} = ..." for name in missing)
-        raise WorkloadError(
-            f"{called} needs {', '.join(f'`{name}`' for name in missing)}: state `arguments = {{ {stated} }}`"
-            f" {section}, or give a default"
-        )
-
-
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Where in the workload's own code an error arose, `mine.py, line 14, in make_batch`; empty where elsewhere.
+    """Where in the workload's own code an error arose, `mine.py, line 14, in make_batch`; empty
+    where elsewhere.
 
-    In another process, by its report; of an error that no line raised, where the function that it blames begins.
+    In another process, by its report; of an error that no line raised, where the function that it
+    blames begins.
     """
     if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"
@@ -259,7 +235,9 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 
 
 def own_name(file: str, workload: WorkloadFile) -> str:
-    """What a user calls `file`, if it is of the workload's code: in a folder, its place there; else empty."""
+    """What a user calls `file`, if it is of the workload's code: in a folder, its place there; else
+    empty.
+    """
     if workload.folder:
         return file.partition(f"/{workload.folder}/")[2]
     return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
@@ -272,7 +250,9 @@ def _default(device: torch.device) -> AbstractContextManager[Any]:
 def _on_device(
     make_batch: Callable[[int], tuple[Any, Any]], device: torch.device, *, made_there: bool
 ) -> Callable[[int], tuple[Any, Any]]:
-    """`make_batch` as it is on the CPU; else with its batches on `device`, which is torch's default if `made_there`."""
+    """`make_batch` as it is on the CPU; else with its batches on `device`, which is torch's default
+    if `made_there`.
+    """
     if device.type == "cpu":
         return make_batch
 
@@ -285,10 +265,11 @@ def _on_device(
 
 
 def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
-    """One forward and backward pass without any other rank, so that a mistake fails here and not in a collective.
+    """One forward and backward pass without any other rank, so that a mistake fails here and not in
+    a collective.
 
-    Of a model that is `shared` out a batch alone is made: all of it may fit on no device. Raises WorkloadError where
-    the loss is no scalar, and whatever the user's own code raises.
+    Of a model that is `shared` out a batch alone is made: all of it may fit on no device. Raises
+    WorkloadError where the loss is no scalar, and whatever the user's own code raises.
     """
     if shared:
         built.make_batch(batch)

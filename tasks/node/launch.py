@@ -1,9 +1,10 @@
-"""One rank's part in a launch: joining its peers, the groups made of them, waiting for others, telling, ending.
+"""One rank's part in a launch: joining its peers, the groups made of them, waiting for others,
+telling, ending.
 
-Items of one node go side by side: each node has its own processor share, and they use no network. An item of several
-nodes runs alone: everybody waits for what came before it, and until it is over, at the launch's store, which costs no
-processor time, for the key that an item's first rank sets. A node's devices serve its items one after the other: those
-that an item leaves idle wait for it too.
+Items of one node go side by side: each node has its own processor share, and they use no network.
+An item of several nodes runs alone: everybody waits for what came before it, and until it is over,
+at the launch's store, which costs no processor time, for the key that an item's first rank sets. A
+node's devices serve its items one after the other: those that an item leaves idle wait for it too.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ _PAIRS = " pairs"  # no workload's name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What this rank knows: the plan, its own place, the store that all ranks share, and the groups made of them.
+    """What this rank knows: the plan, its own place, the store that all ranks share, and the groups
+    made of them.
 
-    `devices`: of each rank, what its device is called, and the threads that it computes with. `pairs`: what was
-    measured between machines, at their first ranks; `order_reason`: why ranks send to each other in the order they do.
+    `devices`: of each rank, what its device is called, and the threads that it computes with.
+    `pairs`: what was measured between machines, at their first ranks; `order_reason`: why ranks
+    send to each other in the order they do.
     """
 
     mailbox: Path
@@ -76,7 +79,9 @@ class Launch:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank tells what its node is at: the first of the node, which serves every item of it."""
+        """Whether this rank tells what its node is at: the first of the node, which serves every
+        item of it.
+        """
         return self.layout.places[self.rank][1] == 0
 
     @property
@@ -85,7 +90,9 @@ class Launch:
         return self.mailbox / f"node-{self.node}"
 
     def code_of(self, workload: WorkloadFile) -> Path:
-        """Where its code lies under the names that `workload` gives: archives are unpacked on each node."""
+        """Where its code lies under the names that `workload` gives: archives are unpacked on each
+        node.
+        """
         return self.own / "scratch" if workload.folder else self.mailbox
 
     def serves(self, item: Item) -> bool:
@@ -106,7 +113,8 @@ class Launch:
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` of `item`, measured in the order in which its ranks send, with their lists as its nodes come.
+        """`values` of `item`, measured in the order in which its ranks send, with their lists as
+        its nodes come.
 
         And that order, where links were measured for it.
         """
@@ -148,7 +156,8 @@ class Launch:
 
 
 def join(mailbox: Path, plan: Plan) -> Launch:
-    """Join the process group and every group that an item needs, and rehearse once: torch loads much on first use.
+    """Join the process group and every group that an item needs, and rehearse once: torch loads
+    much on first use.
 
     Raises NoSuchDevice where the machine lacks the devices that the plan expects.
     """
@@ -157,7 +166,8 @@ def join(mailbox: Path, plan: Plan) -> Launch:
     device = own_device(plan.expected[node])
     dist.init_process_group(backend(device), timeout=timedelta(seconds=plan.join_s))
     rank = dist.get_rank()
-    # torchrun's own store outlives the workers of the other nodes; a second connection, so that waiting blocks nobody
+    # torchrun's own store outlives the workers of the other nodes; a second connection, so that
+    # waiting blocks nobody
     store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -195,7 +205,9 @@ def join(mailbox: Path, plan: Plan) -> Launch:
 
 
 def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:
-    """`launch` with ranks that send to each other as `go` says: groups are made anew. Every rank must call it."""
+    """`launch` with ranks that send to each other as `go` says: groups are made anew. Every rank
+    must call it.
+    """
     sending, reason = tuple(go.get("order") or ()), str(go.get("why") or "")
     if not sending:
         return replace(launch, order_reason=reason)
@@ -212,14 +224,18 @@ def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:
 
 
 def _pairs(layout: RankLayout, rank: int, timeout: timedelta) -> dict[str, Any]:
-    """What links do between the machines `nodes`, as each one's first rank measured; empty at the others."""
+    """What links do between the machines `nodes`, as each one's first rank measured; empty at the
+    others.
+    """
     firsts = [one for one, (_, device) in enumerate(layout.places) if device == 0]
     group = dist.new_group(firsts, timeout=timeout, backend="gloo")
     return pairs(group) | {"nodes": list(layout.devices)} if rank in firsts else {}
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """A tiny step through all the machinery: its first use costs a second of a whole core, which no measurement may."""
+    """A tiny step through all the machinery: its first use costs a second of a whole core, which no
+    measurement may.
+    """
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
     parallel = strategy(DDP)(model, optimizer, alone, device)
@@ -252,7 +268,9 @@ def wait_for(launch: Launch, index: int) -> None:
 
 
 def report(launch: Launch, name: str, body: Any) -> None:
-    """Write into the node's folder, or end the launch saying why: measuring what cannot be reported is waste."""
+    """Write into the node's folder, or end the launch saying why: measuring what cannot be reported
+    is waste.
+    """
     path = launch.own / name
     try:
         write_json(path, body)
@@ -264,7 +282,9 @@ def report(launch: Launch, name: str, body: Any) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """One line: the kind of error, the first line of its message, and where in the file of `workload` it arose."""
+    """One line: the kind of error, the first line of its message, and where in the file of
+    `workload` it arose.
+    """
     error = in_words(error)
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
     if (

@@ -1,4 +1,6 @@
-"""What this machine is: a fingerprint by which only measurements of like machines are pooled, and its interfaces."""
+"""What this machine is: a fingerprint by which only measurements of like machines are pooled, and
+its interfaces.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def cpu() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use. Two threads of one core count once: both compute with the same units."""
+    """Cores that this process may use. Two threads of one core count once: both compute with the
+    same units.
+    """
     threads = os.sched_getaffinity(0)
     apart = set()
     for thread in threads:
@@ -40,7 +44,9 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """Models of the NVIDIA GPUs by their driver; none without a driver, or where they must not be used."""
+    """Models of the NVIDIA GPUs by their driver; none without a driver, or where they must not be
+    used.
+    """
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
@@ -49,7 +55,9 @@ def gpus() -> list[str]:
 
 
 def fingerprint() -> str:
-    """Twelve hex digits of processor, core count and architecture, and of the GPUs where there are any."""
+    """Twelve hex digits of processor, core count and architecture, and of the GPUs where there are
+    any.
+    """
     described = "|".join([cpu(), str(os.cpu_count()), platform.machine(), *gpus()])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 

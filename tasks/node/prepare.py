@@ -1,8 +1,10 @@
-"""A launch's workloads made ready on a machine: folders unpacked, requirements installed. Standard library.
+"""A launch's workloads made ready on a machine: folders unpacked, requirements installed. Standard
+library.
 
-`python -m node.prepare --mailbox DIR --plan FILE --node I -- PYTHON ...` becomes that command, under the Python of the
-workloads' environment, in their folder and with their variables. Where that fails, every run of the plan that needs the
-machine fails: by fault of the workload, unless no index answered or the time was up.
+`python -m node.prepare --mailbox DIR --plan FILE --node I -- PYTHON ...` becomes that command,
+under the Python of the workloads' environment, in their folder and with their variables. Where that
+fails, every run of the plan that needs the machine fails: by fault of the workload, unless no index
+answered or the time was up.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from .requirements import NotInstalled, environment_of, install, installed, unpa
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
-    """Return the Python that runs `workload`, whose folder is unpacked below `scratch`. Raises NotInstalled, OSError."""
+    """Return the Python that runs `workload`, whose folder is unpacked below `scratch`. Raises
+    NotInstalled, OSError.
+    """
     if workload.folder:
         unpacked = scratch / workload.folder
         unpacked.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Processes of a node: ending with their parent, and how a launch's log says that they ended. Standard library.
+"""Processes of a node: ending with their parent, and how a launch's log says that they ended.
+Standard library.
 
 torchrun gives each worker a session of its own: a group is not enough to end it.
 """
@@ -18,7 +19,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # 
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends. A change of user undoes it."""
+    """Have the kernel kill this process when its parent ends, however that ends. A change of user
+    undoes it.
+    """
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended in between
@@ -34,7 +37,9 @@ def seconds_since_start() -> float:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that none is lost sight of."""
+    """Become the parent of every descendant whose own parent ends, so that none is lost
+    sight of.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -67,18 +72,23 @@ def end_descendants() -> None:
 
 
 def gain_nothing() -> None:
-    """Let no program that this process runs give it more rights than it has: set-uid bits count for nothing."""
+    """Let no program that this process runs give it more rights than it has: set-uid bits count for
+    nothing.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE = 3, 4, 5, 6
-# torchrun tells of the ranks that it lost in two ways: the first one at once, all of them in its last words
+# torchrun tells of the ranks that it lost in two ways: the first one at once, all of them in its
+# last words
 _WORKER_EXIT = re.compile(r"\bexitcode\s*: (-?\d+)")
 _SAID = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 
 def blame_rank(code: Any) -> int:
-    """Whose word counts first: a fault of its own, then an end that nobody explains, then a lost peer."""
+    """Whose word counts first: a fault of its own, then an end that nobody explains, then a lost
+    peer.
+    """
     if code in (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE) or (
         isinstance(code, int) and code < 0
     ):
@@ -87,12 +97,16 @@ def blame_rank(code: Any) -> int:
 
 
 def exit_line(code: int, message: str) -> str:
-    """What a worker that ends with `code` prints, so that its agent can tell it from those of its neighbours."""
+    """What a worker that ends with `code` prints, so that its agent can tell it from those of its
+    neighbours.
+    """
     return f"srift[{code}]: {message}"
 
 
 def worker_exit_code(log: str) -> int | None:
-    """What torchrun says of the rank that was hit first: negative for a signal; None where it says nothing."""
+    """What torchrun says of the rank that was hit first: negative for a signal; None where it says
+    nothing.
+    """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # torchrun ends the neighbours of a rank that it lost by SIGTERM, and lists them too
     return min(

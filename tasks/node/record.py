@@ -1,28 +1,31 @@
-"""The wire: the plan that a controller writes and the records that nodes write back, as plain dataclasses of JSON.
+"""The wire: the plan that a controller writes and the records that nodes write back, as plain
+dataclasses of JSON.
 
-Everything here is standard library. The controller validates records with pydantic when it loads them.
-Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
+Everything here is standard library. Mailbox (a directory, of machines of EC2 a prefix of S3), `a`
+the attempt, counted from 1:
 
-    plan.json                    controller: the Plan; rewritten with a higher attempt to try again
-    go-<a>.json                  controller: every node is armed and its CPU share is in force; start measuring.
-                                 `order`: machines in the order of ranks, empty: as they come; `why`: the reason
-    done.json                    controller: leave
-    workloads/<digest>.py        controller: the file of each workload, or
-    workloads/<digest>.tar.gz    controller: its folder, or the file with what its requirements name
-    data.json                    controller: addresses of S3 that machines fetch; node-<i>/data.json courier: how far
-                                 it is with them (data.py)
-    node-<i>/ready.json          agent: address, versions, fingerprint, pid
-    node-<i>/heartbeat.json      agent: phase, attempt, and the run_id under way; rewritten every second
-    node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go; of the first machine
-                                 `pairs`, where the plan asks for it: what probe.pairs found between `nodes`
-    node-<i>/progress.json       worker: attempt, run_id and index of the item under way
-    node-<i>/finished-<a>.json   agent: attempt, exit_code of torchrun, worker_exit_code (negative: a signal; else as in
-                                 processes.py: fault of the item, lost peer, mailbox full, no device), reason, run_id,
-                                 log_tail
-    node-<i>/log-<a>.txt         torchrun's output
-    node-<i>/records/<run_id>.json   worker of the run's first node, or one that failed: the Record, written beside and
-                                 renamed
-    node-<i>/refused.json        courier: the sentence on files of this machine that were too many bytes to carry
+    controller
+        plan.json           the Plan; rewritten with a higher attempt to try again
+        go-<a>.json         start measuring; `order`: machines in the order of ranks, empty: as they
+                            come; `why`: the reason
+        done.json           leave
+        workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
+        data.json           addresses of S3 that machines fetch
+    node-<i>/, agent
+        ready.json          address, versions, fingerprint, pid
+        heartbeat.json      phase, attempt and run_id under way; rewritten every second
+        finished-<a>.json   exit_code of torchrun, worker_exit_code (negative: a signal; else as in
+                            processes.py), reason, run_id, log_tail
+        log-<a>.txt         torchrun's output
+    node-<i>/, worker
+        armed-<a>.json      process group joined, waiting for go; of the first machine `pairs`, what
+                            probe.pairs found, where the plan asks for it
+        progress.json       attempt, run_id and index of the item under way
+        records/<run_id>.json   the Record, by the run's first node or one that failed
+    node-<i>/, courier
+        data.json           progress of the data that it fetches
+        notice.json         EC2's notice that the machine goes
+        refused.json        why files of this machine were left behind
 """
 
 from __future__ import annotations
@@ -50,15 +53,17 @@ ANY = "any"  # whatever there is: of machines that only stand in for others, as 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFile:
-    """Where a node finds a workload: a file in the mailbox, the function in it, and the function's arguments.
+    """Where a node finds a workload: a file in the mailbox, the function in it, and the function's
+    arguments.
 
-    `source` is what its user calls the file, for messages. `file` may be an archive: then `source` is the name of the
-    file in it, which is imported as `module` with the unpacked folder on Python's path, or stands alone where `module`
-    is empty. `requirements` names the requirements file in the archive, and `requirements_digest` is that of all that
-    installing reads; `environment` is the folder where they are installed already, on whatever disk the node has, empty
-    where the node is to install them. `env` are variables that the code sees.
-    `data` is the folder, or the address of S3, whose place on the machine the function gets as its argument `data`
-    (data.py); empty: it takes none. `data_digest` names it.
+    `source` is what its user calls the file, for messages. `file` may be an archive: then `source`
+    is the name of the file in it, which is imported as `module` with the unpacked folder on
+    Python's path, or stands alone where `module` is empty. `requirements` names the requirements
+    file in the archive, and `requirements_digest` is that of all that installing reads;
+    `environment` is the folder where they are installed already, on whatever disk the node has,
+    empty where the node is to install them. `env` are variables that the code sees. `data` is the
+    folder, or the address of S3, whose place on the machine the function gets as its argument
+    `data` (data.py); empty: it takes none. `data_digest` names it.
     """
 
     name: str
@@ -82,17 +87,20 @@ class WorkloadFile:
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Workloads of the same one can share a process; empty where any plain one may share it too."""
+        """Workloads of the same one can share a process; empty where any plain one may share it
+        too.
+        """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices of one kind on one machine: their name and number, and the threads that each of its ranks computes with.
+    """Devices of one kind on one machine: their name and number, and the threads that each of its
+    ranks computes with.
 
-    In a plan: what the machine was bought for, named as its provider does (or CPU, or ANY); `threads` 0 is one for each
-    core. In a record: what the run used there, named as torch does.
+    In a plan: what the machine was bought for, named as its provider does (or CPU, or ANY);
+    `threads` 0 is one for each core. In a record: what the run used there, named as torch does.
     """
 
     name: str
@@ -101,7 +109,9 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Whether a machine looks for them before it starts: a processor, or whatever there is, is there."""
+        """Whether a machine looks for them before it starts: a processor, or whatever there is, is
+        there.
+        """
         return self.name not in (CPU, ANY)
 
 
@@ -109,18 +119,17 @@ class Devices:
 class Item:
     """One thing to measure. `kind` is one of KINDS; `nodes` take part, by index in ascending order.
 
-    `devices` are used on each of `nodes`, the first ones of the machine; empty: one each. A node where several items
-    want different numbers starts as many ranks as the largest of them.
+    `devices` are used on each of `nodes`, the first ones of the machine; empty: one each. A node
+    starts as many ranks as its largest item wants.
 
-    train: `batches` holds samples per device and micro-step, one an entry of `nodes`.
-    learn: `batches` as of train; `most_steps` in `windows` of equally many, from `seed`, or those that fit in `most_s`
-        seconds; a rest of steps is left out. Of the same seed, nodes, devices and batches losses can be compared.
-    elastic: `batches` as of train, together with `accumulation_steps` the batch that whoever is there shares out by
-        these numbers; `most_steps` are trained, with a checkpoint every `checkpoint_every` of them. When a node is
-        lost, those left wait `wait_s` for one in its place before they go on without. The only item of its plan; its
-        first node is not to be lost.
-    profile: one device of one node; `batches` are the batch sizes to profile.
-    probe: `message_bytes` are the all-reduce sizes.
+    train: `batches` holds samples per device and micro-step, one an entry of `nodes`. learn: as
+    train; `most_steps` in `windows` of equally many, from `seed`, or those that fit in `most_s`
+    seconds. Losses of the same seed, nodes, devices and batches can be compared. elastic: as train;
+    those who are there share out the batch that `batches` and `accumulation_steps` make, with a
+    checkpoint every `checkpoint_every` of `most_steps`. When a node is lost, the others wait
+    `wait_s` for one in its place. The only item of its plan; its first node must stay. profile: one
+    device of one node; `batches` are the batch sizes to profile. probe: `message_bytes` are the
+    all-reduce sizes.
     """
 
     run_id: str
@@ -158,12 +167,14 @@ class Item:
 class Plan:
     """What one launch serves: its nodes' addresses, the workloads' files, and the items in order.
 
-    `expected` are the devices that each node was bought for, as `addresses` one a node: it measures on those or fails.
-    `ranks` are the nodes that take part in this attempt, in ascending order; empty: all. `join_s` is how long they wait
-    for each other at the start: a new machine reads torch from a slow disk. One that looks for its devices before may
-    take as long for that, and `prepare_s` goes to those that install requirements. `patience_s` may go into measuring
-    again what was disturbed (measuring.py). `pairs`: whether machines measure the links between each two of them first.
-    `checkpoints` is the folder of an elastic item's, which all nodes see and which outlives each of them.
+    `expected` are the devices that each node was bought for, as `addresses` one a node: it measures
+    on those or fails. `ranks` are the nodes that take part in this attempt, in ascending order;
+    empty: all. `join_s` is how long they wait for each other at the start: a new machine reads
+    torch from a slow disk. One that looks for its devices before may take as long for that, and
+    `prepare_s` goes to those that install requirements. `patience_s` may go into measuring again
+    what was disturbed (measuring.py). `pairs`: whether machines measure the links between each two
+    of them first. `checkpoints` is the folder of an elastic item's, which all nodes see and which
+    outlives each of them.
     """
 
     lease_id: str
@@ -183,7 +194,9 @@ class Plan:
 
     @property
     def elastic(self) -> Item | None:
-        """The item, where it is an elastic one. Raises ValueError where there are others beside it."""
+        """The item, where it is an elastic one. Raises ValueError where there are others
+        beside it.
+        """
         found = [item for item in self.items if item.kind == ELASTIC]
         if found and len(self.items) > 1:
             raise ValueError(f"{found[0].run_id} is elastic, and must be the only item of its plan")
@@ -191,7 +204,9 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """How long a node waits for the others' torchrun: they may look for their devices, install, and read torch."""
+        """How long a node waits for the others' torchrun: they may look for their devices, install,
+        and read torch.
+        """
         return (
             self.join_s * (2 if any(one.checked for one in self.expected) else 1) + self.prepare_s
         )
@@ -202,11 +217,13 @@ LEAST_ORDERED = 4  # machines: in a ring of fewer each has the same neighbours i
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """The ranks of torchrun, node by node: `devices` of each node that takes part, by its index in the cluster.
+    """The ranks of torchrun, node by node: `devices` of each node that takes part, by its index in
+    the cluster.
 
-    Ranks count through the devices of the first node that takes part, then of the second, as torchrun's static
-    rendezvous numbers them. A node has as many ranks as the item that uses most of its devices needs. Those of an item
-    of LEAST_ORDERED nodes or more send to each other in the order of nodes `sending`; empty: as they come.
+    Ranks count through the devices of the first node that takes part, then of the second, as
+    torchrun's static rendezvous numbers them. A node has as many ranks as the item that uses most
+    of its devices needs. Those of an item of LEAST_ORDERED nodes or more send to each other in the
+    order of nodes `sending`; empty: as they come.
     """
 
     devices: Mapping[int, int]
@@ -249,7 +266,9 @@ class RankLayout:
         )
 
     def placed(self, item: Item) -> Item:
-        """`item` with its nodes, their devices and batches in the order in which they send to each other."""
+        """`item` with its nodes, their devices and batches in the order in which they send to each
+        other.
+        """
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
         order = sorted(
@@ -269,7 +288,9 @@ class RankLayout:
         return tuple(sorted(ranks, key=lambda rank: (nodes.index(self.places[rank][0]), rank)))
 
     def label(self, rank: int) -> str:
-        """What to call a rank to a person: its node, and its device where the node has several at work."""
+        """What to call a rank to a person: its node, and its device where the node has several at
+        work.
+        """
         node, device = self.places[rank]
         return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
 
@@ -279,43 +300,11 @@ class Record:
     """One item's outcome, as its first node saw it. Immutable once written.
 
     `devices` are those that it ran on, one entry a node of the item; empty where none was used.
-    `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
-    `cause` of a failure: MACHINE where the machine lacked its devices, DATA where the workload's data were not on it,
-    INSTALL where its requirements were not to be had in time or no index answered, else "": the fault is of what was
-    measured.
-    `values` by kind, and in all of them taken_share (the part of the processor time wanted that a host took away
-    while it was measured), reference_s (seconds of the fixed work of reference.py beside it, one a node of the item:
-    the median over blocks at its slowest device), reference_blocks (how many) and reference_spread (their standard
-    deviation / median):
-      train    step_s, step_spread (interquartile range / median), steps, input_s (part of step_s: waiting for the
-               next batch, or making it, at the slowest rank; a median, but of a loader a mean, to which step_s then
-               adds the median of the rest; of later epochs where samples are cached), loader_workers (of a loader
-               alone), rank_step_s, rank_compute_s (the same without communication, and without the wait for a loader;
-               both one a rank: node by node, in each device by device), sync_s (of a loader without waits for input),
-               build_s, warmup_s, steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss;
-               once a launch and workload checkpoint_s and checkpoint_bytes, of the state that the first rank wrote
-               to its disk
-      learn    losses (of each window the mean over its steps, and over ranks by their samples), steps_a_window,
-               diverged (whether training ended on a loss that is no number, in a window which is then not among the
-               losses), steps_s (of all; nothing is timed otherwise)
-      elastic  steps, first_loss, last_loss, parameters, gradient_bytes; starts: of the workers of each rendezvous, in
-               order, {nodes, batches (samples of a step, one a device), micro_steps, step (where they began),
-               lost_steps (how many more the ones before had done), last_unix (their last step; null of the first),
-               restored_unix (weights are there), restore_s, restore_bytes (null where there was no checkpoint),
-               began_unix (before the first step)}; checkpoints: {step, bytes, seconds, ended_unix, steps and steps_s
-               (of those since the last one or the start, without the checkpoint)}
-      profile  parameters, gradient_bytes, flops_per_sample; where tensor parallelism can divide layers, elements of
-               their weights, divided_weights, and for one sample of their inputs, divided_inputs, and of what enters
-               and leaves pairs of them, divided_pairs;
-               rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s: making the batch, of a
-               loader too in this process itself), peak_bytes, repeats}],
-               buckets: [{bytes, ready_fraction}] in the order in which they become ready; and of a loader
-               loader_workers, load_s (seconds of a processor that one sample takes), load_wait_s (seconds beside, in
-               which it neither ran nor wanted to: storage, the network) and sample_bytes (of files)
-      probe    rows: [{bytes, seconds, spread, repeats}]
-    and of an item of LEAST_ORDERED nodes or more, where links were measured before: rank_order (its nodes in the order
-    in which they send to each other), rank_order_reason, pairs_s (seconds that measuring links took), and once a launch
-    pairs (what was measured).
+    `status`: "measured" or "failed" ("interrupted" and "refused" come from the controller).
+    `cause` of a failure: MACHINE where the machine lacked its devices, DATA where the workload's
+    data were not on it, INSTALL where its requirements could not be installed just then, else "":
+    the fault is of what was measured.
+    `values` by kind are typed in tasks/execution/record_loader.py.
     """
 
     run_id: str
@@ -336,7 +325,9 @@ class Record:
 
 
 def plan_from_json(text: str) -> Plan:
-    """The plan in `text`. Raises TypeError or KeyError on a field that this version does not know."""
+    """The plan in `text`. Raises TypeError or KeyError on a field that this version does
+    not know.
+    """
     body = json.loads(text)
     workloads = [WorkloadFile(**one) for one in body.pop("workloads")]
     items = [Item(**one) for one in body.pop("items")]
@@ -353,7 +344,8 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> Record:
-    """The record of `item`, which is over: failed where there is a `problem`, by its machine where no device served.
+    """The record of `item`, which is over: failed where there is a `problem`, by its machine where
+    no device served.
 
     `problem` is what the ranks said, in which the kind of an error stands before its message.
     """
@@ -398,9 +390,11 @@ def write_json(path: Path, body: Any) -> None:
 
 
 def write_file(path: Path, content: bytes, *, owner: int | None = None) -> None:
-    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError (a full disk, say).
+    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError (a
+    full disk, say).
 
-    Safe for root in a folder of `owner`, who becomes the file's: no link that lies in wait is followed.
+    Safe for root in a folder of `owner`, who becomes the file's: no link that lies in wait is
+    followed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,8 +1,9 @@
-"""Fixed work beside what is measured: its seconds say how fast this machine is at the moment, whatever is trained.
+"""Fixed work beside what is measured: its seconds say how fast this machine is at the moment,
+whatever is trained.
 
-A few products of small matrices and copies of memory, the same on every machine of a kind and beside every workload:
-neighbours, caches and clock rates make them slower as they make training slower. Two figures of one machine type are
-compared with each other, never those of two types.
+A few products of small matrices and copies of memory, the same on every machine of a kind and
+beside every workload: neighbours, caches and clock rates make them slower as they make training
+slower. Two figures of one machine type are compared with each other, never those of two types.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import torch
 
 from .device import now
 
-# Rows of the square matrices, MiB to copy, products in a row, and rounds of both: about 5 ms of one core, 20 of a T4.
-# Changing one of them makes all references before incomparable.
+# Rows of the square matrices, MiB to copy, products in a row, and rounds of both: about 5 ms of one
+# core, 20 of a T4. Changing one of them makes all references before incomparable.
 _CPU = (256, 8, 4, 3)
 _CUDA = (2048, 32, 1, 4)
 _MOST_REPEATS = 100
-_LEAST_S = 0.05  # it is repeated for so long: several periods of a CPU quota, which would show in a shorter one
+_LEAST_S = 0.05  # several periods of a CPU quota, which would show in a shorter time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """The work, its memory held from the beginning; `threads` are those that the rank computes with when it starts."""
+    """The work, its memory held from the beginning; `threads` are those that the rank computes with
+    when it starts.
+    """
 
     left: torch.Tensor
     right: torch.Tensor
@@ -38,7 +41,9 @@ class Reference:
 
     @classmethod
     def on(cls, device: torch.device) -> Reference:
-        """For a rank's device; done once, so that nothing is done for the first time beside a measurement."""
+        """For a rank's device; done once, so that nothing is done for the first time beside a
+        measurement.
+        """
         rows, mebibytes, products, rounds = _CUDA if device.type == "cuda" else _CPU
 
         def full(shape: tuple[int, ...]) -> torch.Tensor:
@@ -60,7 +65,8 @@ class Reference:
         return reference
 
     def seconds(self) -> float:
-        """Of doing it once, a mean, on the same threads and in the same precision however a workload has changed them.
+        """Of doing it once, a mean, on the same threads and in the same precision however a
+        workload has changed them.
 
         The first time does not count: what ran before has left its own data in the caches.
         """

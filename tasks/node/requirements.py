@@ -1,8 +1,9 @@
-"""A workload's requirements, installed into a Python environment beside this node's Python, whose torch it uses.
+"""A workload's requirements, installed into a Python environment beside this node's Python, whose
+torch it uses.
 
-The environment sees every package of the Python that makes it; pip adds what is missing, with torch held at its version.
-It is made once for the same requirements, Python and torch, by one process at a time, and is complete only when its
-marker is there. Standard library.
+The environment sees every package of the Python that makes it; pip adds what is missing, with torch
+held at its version. It is made once for the same requirements, Python and torch, by one process at
+a time, and is complete only when its marker is there. Standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .processes import die_with_parent
 
 INSTALL_S = 300.0  # most seconds of an installation; Plan.prepare_s where a node makes it
 _MARKER = "complete.json"
-# Variables by which pip finds programs and an index. A value with a password does not reach packages' code.
+# Variables by which pip finds programs and an index. A value with a password does not reach
+# packages' code.
 _CARRIED = re.compile(
     "PATH|LANG|LC_ALL|LD_LIBRARY_PATH|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|PIP_[A-Z_]+|"
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
@@ -52,7 +54,8 @@ class NotInstalled(Exception):
 
 
 def unpack(archive: bytes | Path, folder: Path) -> None:
-    """Put the regular files of a tar.gz below `folder`, where there is none yet. Raises OSError, also for odd names.
+    """Put the regular files of a tar.gz below `folder`, where there is none yet. Raises OSError,
+    also for odd names.
 
     No other member of a tar is made, and no name leads out of the folder.
     """
@@ -92,7 +95,8 @@ def installed(environment: Path) -> str | None:
 
 
 def install(requirements: str, root: Path, environment: Path, workload: str) -> str:
-    """Return the Python of `environment`, made if it is not there, with `requirements` below `root`, where pip runs.
+    """Return the Python of `environment`, made if it is not there, with `requirements` below
+    `root`, where pip runs.
 
     Waits for another process that makes it. Raises NotInstalled.
     """
@@ -184,7 +188,8 @@ def _packages() -> list[str]:
 
 def _pip() -> list[str]:
     """How this Python runs pip: its own, else the one that ensurepip carries."""
-    # by the path alone: asked for pip, setuptools' finder takes back its distutils, without which nothing is compiled
+    # by the path alone: asked for pip, setuptools' finder takes back its distutils, without which
+    # nothing is compiled
     carried = PathFinder.find_spec("ensurepip")
     if PathFinder.find_spec("pip") is None and carried is not None:
         bundled = sorted(Path(str(carried.origin)).parent.glob("_bundled/pip-*.whl"))
@@ -195,7 +200,9 @@ def _pip() -> list[str]:
 
 @contextmanager
 def _alone(environment: Path) -> Iterator[None]:
-    """Wait until no other process makes this environment; the kernel frees the lock of one that dies."""
+    """Wait until no other process makes this environment; the kernel frees the lock of one that
+    dies.
+    """
     with environment.with_name(f".{environment.name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,10 @@
-"""Lets torchvision be imported where its compiled operators do not load: one built for CUDA beside a torch for the CPU.
+"""Lets torchvision be imported where its compiled operators do not load: one built for CUDA beside
+a torch for the CPU.
 
-torchvision 0.28 describes `nms` and `qnms` to torch when it is imported, loaded or not, and fails where nobody declared
-them; whatever imports it (transformers, torchmetrics and so Lightning) fails with it, though networks use neither.
-Declared, but still without an implementation, they raise when they are called.
+torchvision 0.28 describes `nms` and `qnms` to torch when it is imported, loaded or not, and fails
+where nobody declared them; whatever imports it (transformers, torchmetrics and so Lightning) fails
+with it, though networks use neither. Declared, but still without an implementation, they raise when
+they are called.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ _DECLARED: list[torch.library.Library] = []  # what a library declared goes with
 
 
 def declare_what_did_not_load() -> None:
-    """Declare the two operators if torchvision is installed and its own library does not load beside this torch.
+    """Declare the two operators if torchvision is installed and its own library does not load
+    beside this torch.
 
-    Where it loads, it declares them itself; nothing else is done then, nor where there is no torchvision.
+    Where it loads, it declares them itself; nothing else is done then, nor where there is no
+    torchvision.
     """
     if _DECLARED or hasattr(torch.ops.torchvision, "nms"):
         return

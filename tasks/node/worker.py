@@ -1,7 +1,8 @@
-"""The worker: one rank of a launch. Joins its peers, says that it is armed, waits for go, and serves the plan's items.
+"""The worker: one rank of a launch. Joins its peers, says that it is armed, waits for go, and
+serves the plan's items.
 
-A workload that fails before any collective costs its own record only; a rank that fails inside one ends the launch, and
-the controller tries again without that item.
+A workload that fails before any collective costs its own record only; a rank that fails inside one
+ends the launch, and the controller tries again without that item.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", 
 
 
 def main() -> None:
-    """Serve one attempt. Exits 0 when every item has a record, else with the reason as the log's last line."""
+    """Serve one attempt. Exits 0 when every item has a record, else with the reason as the log's
+    last line.
+    """
     parser = argparse.ArgumentParser(prog="node.worker")
     parser.add_argument("--mailbox", type=Path, required=True)
     parser.add_argument("--plan", type=Path, required=True)
@@ -84,7 +87,9 @@ def main() -> None:
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure `item` together with its other nodes; the first of them, or one that fails, writes the record."""
+    """Measure `item` together with its other nodes; the first of them, or one that fails, writes
+    the record.
+    """
     reset_peak(launch.device)
     started_unix = time.time()
     built, problem = prepare(launch, item)
@@ -166,7 +171,8 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
     """The reasons of all ranks of the item, empty if every one of them is ready.
 
-    Raises RuntimeError if one of them is gone: a barrier notices that at once, a wait at the store would not.
+    Raises RuntimeError if one of them is gone: a barrier notices that at once, a wait at the store
+    would not.
     """
     launch.store.set(f"item-{index}-rank-{launch.rank}-built", problem)
     group = launch.group(item)
@@ -205,7 +211,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
     if not problem and compiled_nothing(item.switches):
         return (
             {},
-            "compile: torch's compiler found nothing in this model to compile, so that nothing is gained by it",
+            "compile: torch's compiler found nothing in this model to compile",
         )
     values |= {"taken_share": patience.taken_share} | patience.reference_values(item.used)
     return launch.by_node(given, values), problem
@@ -214,9 +220,11 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
 def abort(
     launch: Launch, index: int, item: Item, error: Exception, started_unix: float
 ) -> NoReturn:
-    """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why.
+    """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller
+    knows why.
 
-    Nor is a fault that cannot be reported: with the launch's store gone, it may well be the store's.
+    Nor is a fault that cannot be reported: with the launch's store gone, it may well be the
+    store's.
     """
     explained = explain(error, launch.workload(item))
     code, reason = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explained}"
@@ -225,7 +233,8 @@ def abort(
             code = EXIT_ITEM_FAILED
             launch.store.set(f"item-{index}-rank-{launch.rank}-error", explained)
             if not launch.leads(item) and not (launch.own / _record(item)).exists():
-                # torchrun may end the item's first rank, where it is a neighbour, before that has heard of it
+                # torchrun may end the item's first rank, where it is a neighbour, before that has
+                # heard of it
                 write_record(launch, item, started_unix, reason)
         if launch.leads(item):
             reasons = collect_errors(launch, index, item)

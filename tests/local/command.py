@@ -1,4 +1,6 @@
-"""The command `srift` in a stranger's folder, as a shell runs it, and what it must not leave running."""
+"""The command `srift` in a stranger's folder, as a shell runs it, and what it must not leave
+running.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class Project:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # whoever runs the tests in the background of a script has SIGINT ignored, and that is inherited
+            # whoever runs the tests in the background of a script has SIGINT ignored, and that is
+            # inherited
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
         )
         self.started.append(process)

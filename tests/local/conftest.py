@@ -15,7 +15,9 @@ from tests.local.hosts import provider
 
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalProvider]:
-    """A provider on a machine that says it is large: other hosts of this machine are none of the test's business."""
+    """A provider on a machine that says it is large: other hosts of this machine are none of the
+    test's business.
+    """
     monkeypatch.setattr(local_catalogue, "most_cores", lambda: 64.0)
     made = provider(tmp_path)
     yield made

@@ -1,4 +1,6 @@
-"""What the tests of real hosts share: a provider with stand-in agents, and what to ask of its hosts."""
+"""What the tests of real hosts share: a provider with stand-in agents, and what to ask of its
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def ask(running: LocalCluster, node: int, **job: Any) -> dict[str, Any]:
 
 
 def best(measure: Callable[[], float], enough: float) -> float:
-    """The highest of up to fifteen tries: others on the machine can take from a rate or a share, never add to it."""
+    """The highest of up to fifteen tries: others on the machine can take from a rate or a share,
+    never add to it.
+    """
     highest = 0.0
     for _ in range(15):
         highest = max(highest, measure())
@@ -117,7 +121,9 @@ def share(running: LocalCluster, seconds: float = 0.6) -> float:
 
 
 def left_over(of: LocalProvider | Path) -> list[str]:
-    """What should not be there after an end: processes that name this home, marked hosts, CPU groups."""
+    """What should not be there after an end: processes that name this home, marked hosts, CPU
+    groups.
+    """
     home = of if isinstance(of, Path) else of.store.root.parent
     store = LeaseStore(home)
     found = [str(mark) for mark in hosts() if mark.home == store.token]

@@ -1,4 +1,6 @@
-"""A rented machine without EC2: two network namespaces, AWS's stand-in in one, and the user-data run in the other."""
+"""A rented machine without EC2: two network namespaces, AWS's stand-in in one, and the user-data
+run in the other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`srift refresh` as a shell runs it, cut short: what was reported is in the warehouse, and nothing is left running."""
+"""`srift refresh` as a shell runs it, cut short: what was reported is in the warehouse, and nothing
+is left running.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 @pytest.fixture
 def refresh(home: Project) -> Iterator[tuple[subprocess.Popen[str], set[str]]]:
-    """A refresh that has its first record, which from then on gets no further and cannot end; and that record."""
+    """A refresh that has its first record, which from then on gets no further and cannot end; and
+    that record.
+    """
     process = home.start("refresh")
 
     def recorded() -> set[str]:

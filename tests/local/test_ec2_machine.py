@@ -1,4 +1,6 @@
-"""The user-data on a host of its own: what the user whose code runs can see and do, and that the machine goes off."""
+"""The user-data on a host of its own: what the user whose code runs can see and do, and that the
+machine goes off.
+"""
 
 from __future__ import annotations
 

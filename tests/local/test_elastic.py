@@ -1,4 +1,6 @@
-"""An elastic run on real hosts that loses one: it goes on, without it or with another, from its newest checkpoint."""
+"""An elastic run on real hosts that loses one: it goes on, without it or with another, from its
+newest checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""EC2 from launch to table in the emulated world, in a small form; `make refresh-emulated` is the whole of it."""
+"""EC2 from launch to table in the emulated world, in a small form; `make refresh-emulated` is the
+whole of it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The main job as a stranger runs it: a folder with a srift.toml and a workload of their own, and the command `srift`.
+"""The main job as a stranger runs it: a folder with a srift.toml and a workload of their own, and
+the command `srift`.
 
-Hosts, torchrun, measurements, model, registry and table are real. What is asserted is what the stranger would notice.
+Hosts, torchrun, measurements, model, registry and table are real. What is asserted is what the
+stranger would notice.
 """
 
 from __future__ import annotations

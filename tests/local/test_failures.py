@@ -1,4 +1,6 @@
-"""When things go wrong on real machines: what was reported is in the warehouse, and nothing is left running."""
+"""When things go wrong on real machines: what was reported is in the warehouse, and nothing is left
+running.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def here(project: Path) -> Workspace:
 def job(
     installation: Workspace, count: int, runs: dict[str, dict[str, Any]], text: str = TINY
 ) -> Job:
-    """Short runs of the tiny workload, whose file is `text`, on `count` hosts, each changed as `runs` says."""
+    """Short runs of the tiny workload, whose file is `text`, on `count` hosts, each changed as
+    `runs` says.
+    """
     content = text.encode()
     spec = WorkloadFile(
         name="tiny",

@@ -1,4 +1,6 @@
-"""However a lease ends - orderly, by a crash, by the market - nothing of it is left but its mailbox."""
+"""However a lease ends - orderly, by a crash, by the market - nothing of it is left but its
+mailbox.
+"""
 
 from __future__ import annotations
 

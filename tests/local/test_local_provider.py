@@ -1,4 +1,6 @@
-"""Real hosts on this machine: they reach each other at their rate, keep to their share, and leave nothing behind."""
+"""Real hosts on this machine: they reach each other at their rate, keep to their share, and leave
+nothing behind.
+"""
 
 from __future__ import annotations
 

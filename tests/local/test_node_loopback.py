@@ -1,4 +1,6 @@
-"""Two real agents, real torchrun and real collectives on loopback: what a controller sees in the mailbox."""
+"""Two real agents, real torchrun and real collectives on loopback: what a controller sees in the
+mailbox.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 PATIENCE_S = 50.0
 EXIT_LOST_PEER = 4
 
-# Rank 0's samples are all 1, rank 1's all -3: one batch of 6 + 2 has its optimum at 0, where the loss is 3.
-# Ranks that were simply averaged would settle at -1, where it is 4; without division by the micro-steps it diverges.
+# Rank 0's samples are all 1, rank 1's all -3: one batch of 6 + 2 has its optimum at 0, where the
+# loss is 3. Ranks that were simply averaged would settle at -1, where it is 4; without division by
+# the micro-steps it diverges.
 TWO_KINDS = """
 import os, torch
 
@@ -66,7 +69,9 @@ LONGER = QUICK | {"least_steps": 10, "most_steps": 14}
 
 
 def workload(file: str, name: str = "", **arguments: object) -> WorkloadFile:
-    """The workload in `file`; two samples' kinds in `two`, a fault `at` a batch in `faulty`, a built-in in `wide`."""
+    """The workload in `file`; two samples' kinds in `two`, a fault `at` a batch in `faulty`, a
+    built-in in `wide`.
+    """
     named = name or file
     return WorkloadFile(
         name=named,
@@ -160,7 +165,9 @@ def free_port() -> int:
 
 @pytest.fixture
 def agents(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Agents]:
-    """Agents that run a copy of the package, as on a machine, two or as many as asked; ended whatever happens."""
+    """Agents that run a copy of the package, as on a machine, two or as many as asked; ended
+    whatever happens.
+    """
     mailbox = tmp_path / "mailbox"
     mailbox.mkdir()
     shutil.copytree(
@@ -356,7 +363,8 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
         for run in ("mixed", "within", "single", "beside", "one-each")
     }
     assert ranks == {"mixed": 3, "within": 2, "single": 1, "beside": 1, "one-each": 2}
-    # 3 samples of 1 and 3 + 2 of -3: the mean is -1.5, and there the loss is the variance. Averaged ranks: -1.67.
+    # 3 samples of 1 and 3 + 2 of -3: the mean is -1.5, and there the loss is the variance. Averaged
+    # ranks: -1.67.
     assert values["mixed"]["last_loss"] == pytest.approx(3.75, abs=1e-3)
     # neither is a step too long or too short: from 5, each takes 2 % of the way
     way = 6.5 * 0.98 ** (paced.warmup_steps + values["paced"]["steps"] - 1)

@@ -1,4 +1,6 @@
-"""A user's repository on a real host: a folder, requirements from a wheel, variables; and requirements that clash."""
+"""A user's repository on a real host: a folder, requirements from a wheel, variables; and
+requirements that clash.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""An emulated AWS with real machines: moto is the API and S3, and a local host stands behind every instance.
+"""An emulated AWS with real machines: moto is the API and S3, and a local host stands behind every
+instance.
 
     with World(seed=1) as world:
         subprocess.run([...], env={**os.environ, **world.environment()})
 
-Needs root (`World.why_not()`). What moto lacks or gets wrong is supplied here; the rest is moto's. Machines live in
-namespaces: nothing of them is seen outside, and the world's own sockets are on loopback.
+Needs root (`World.why_not()`). What moto lacks or gets wrong is supplied here; the rest is moto's.
+Machines live in namespaces: nothing of them is seen outside, and the world's own sockets are on
+loopback.
 """
 
 from __future__ import annotations
@@ -13,10 +15,7 @@ import os
 import shutil
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,29 +32,20 @@ from tests.world.account import Account, Launch, install
 from tests.world.elastic import Elastic
 from tests.world.front import Front, Quiet
 from tests.world.hosts import Hosts
-from tests.world.machines import Fate, Keeper, boots
-from tests.world.market import ANY, Market
+from tests.world.machines import Keeper
+from tests.world.market import Market
 from tests.world.metadata import Metadata, served
 
-__all__ = ["ANY", "Fate", "Launch", "World", "boots"]
+__all__ = ["Launch", "World"]
 
 BUCKET, PROFILE = "srift-mailbox", "srift-node"
 NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "node-policy.json"
 
 
 class World:
-    """`fate` says of each machine how it fares; `cores` gives types a share of the processor; `minute_s` is how long
-    the minutes of `shutdown -h +N` last here.
-    """
+    """moto's EC2 and S3 with a real host behind each instance."""
 
-    def __init__(
-        self,
-        *,
-        seed: int = 1,
-        cores: Mapping[str, float] | None = None,
-        fate: Callable[[Any], Fate] = boots,
-        minute_s: float = 60.0,
-    ) -> None:
+    def __init__(self, *, seed: int = 1) -> None:
         self.region, self.bucket, self.profile = "us-east-1", BUCKET, PROFILE
         self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
         self.account = Account(market=Market.listed(seed))
@@ -67,9 +57,8 @@ class World:
         self._hosts = Hosts(self.folder, switched_on=self._serve_metadata)
         self.metadata = Metadata(self.account, self._hosts.instance_at)
         self._keeper = Keeper(
-            self.account, self._hosts, self.metadata.interrupted, fate=fate, cores=cores or {}, minute_s=minute_s,
-            came=self._serve_at_home, went=self._unserve,
-        )  # fmt: skip
+            self.account, self._hosts, came=self._serve_at_home, went=self._unserve
+        )
         self._servers: dict[str, list[Any]] = {}
         self._clients: dict[tuple[str, str], Any] = {}
 
@@ -95,7 +84,9 @@ class World:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every machine, switch and server; nothing is left but what a failed test may want to read elsewhere."""
+        """End every machine, switch and server; nothing is left but what a failed test may want to
+        read elsewhere.
+        """
         self._keeper.close()
         self._hosts.close()
         for name in list(self._servers):
@@ -139,29 +130,13 @@ class World:
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """(action, region) of every request with the controller's keys: ("ec2:RunInstances", "us-east-1")."""
+        """(action, region) of every request with the controller's keys: ("ec2:RunInstances",
+        "us-east-1").
+        """
         return list(self._front.asked)
 
     def alive(self) -> list[str]:
         return sorted({one.id for one in self.account.instances()} | set(self._hosts.alive()))
-
-    def lack(self, name: str = ANY, market: str = ANY, zone: str = ANY) -> None:
-        self.account.market.lacking.add((name, market, zone))
-
-    def restore(self) -> None:
-        self.account.market.lacking.clear()
-
-    def interrupt(self, instance_id: str, in_s: float = 120.0) -> None:
-        """EC2 takes a spot instance back: notice now, the end in so many seconds."""
-        self.metadata.interrupted[instance_id] = datetime.fromtimestamp(time.time() + in_s, UTC)
-        self._look()
-
-    def freeze(self, instance_id: str) -> None:
-        self._hosts.freeze(instance_id)
-
-    def lose(self, action: str) -> None:
-        """Do `action` ("ec2:RunInstances") the next time it is asked for, and lose the answer."""
-        self._front.lost.append(action)
 
     def faults(self) -> list[str]:
         """What the world itself could not do: a test that sees one has proved nothing."""

@@ -1,4 +1,6 @@
-"""`make refresh-emulated`: EC2 without AWS. Real processes on real hosts behind moto's API, from launch to table."""
+"""`make refresh-emulated`: EC2 without AWS. Real processes on real hosts behind moto's API, from
+launch to table.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from pathlib import Path
 
 from tests.world import World
 from tests.world.proof import TYPES, UNEQUAL, Campaign, prove
-from tests.world.scheduled import twice
 
 MARKETS = ("spot", "on-demand")
 
@@ -28,9 +29,6 @@ def main() -> int:
     )
     parser.add_argument(
         "--machines", type=int, nargs="+", default=[1, 2, 3, 4], help="sizes (default 1 2 3 4)"
-    )
-    parser.add_argument(
-        "--scheduled", action="store_true", help="only the nightly deployment, due twice at once"
     )
     parser.add_argument(
         "--example", action="store_true", help="only examples/own-repository, on two spot machines"
@@ -57,10 +55,9 @@ def main() -> int:
         campaigns = campaigns[-1:]
     with World(seed=1) as world:
         print(f"EC2 emulated at {world.endpoint}, homes below {folder}", flush=True)
-        asked = [] if words.scheduled else campaigns
-        proof = prove(world, folder, asked, minutes=words.minutes, max_usd=words.max_usd, say=say)
-        if words.scheduled:
-            proof.wrong += twice(world, folder, minutes=words.minutes, say=say)
+        proof = prove(
+            world, folder, campaigns, minutes=words.minutes, max_usd=words.max_usd, say=say
+        )
         proof.wrong += [f"the world itself: {fault}" for fault in world.faults()]
         print("\n".join(proof.lines()), flush=True)
         if proof.wrong or words.keep:

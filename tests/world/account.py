@@ -1,4 +1,6 @@
-"""The emulated account: what moto keeps for it, what moto has no place for, what an operator installs."""
+"""The emulated account: what moto keeps for it, what moto has no place for, what an operator
+installs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,6 @@ from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
 from tests.account import lead_out
-from tests.world.launching import QUOTAS
 from tests.world.market import Market
 
 SERVICE_ROLES = ("AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2Fleet")
@@ -57,11 +58,7 @@ class Account:
     """Held under `lock` by whoever reads or changes moto's EC2, which has no lock of its own."""
 
     market: Market
-    quotas: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(QUOTAS, 768.0)
-    )  # in vCPUs
     lock: threading.RLock = field(default_factory=threading.RLock)
-    tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
     placement_groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     keys: dict[str, RoleKeys] = field(default_factory=dict)  # by access key
@@ -113,7 +110,9 @@ class Account:
                 one.ec2_backend.stop_instances([instance_id])
 
     def image_of(self, parameter: str, region: str) -> str | None:
-        """The AMI of a public parameter of the Deep Learning AMI, made at the first question; None for another name."""
+        """The AMI of a public parameter of the Deep Learning AMI, made at the first question; None
+        for another name.
+        """
         if _IMAGE.fullmatch(parameter) is None:
             return None
         with self.lock:
@@ -167,7 +166,8 @@ class Account:
 
 
 def install(client: Callable[[str], Any], *, bucket: str, profile: str, policy: str) -> None:
-    """What an operator makes once: a private bucket, the nodes' role with its policy and profile, EC2's own roles.
+    """What an operator makes once: a private bucket, the nodes' role with its policy and profile,
+    EC2's own roles.
 
     And the way out of the default VPC, which AWS makes with it and moto does not.
     """

@@ -1,7 +1,7 @@
-"""A real local host for each instance: namespaces, a shaped link, a share of the processor, and its own user-data.
+"""A real local host for each instance: namespaces, a shaped link, and its own user-data.
 
-A region is one switch: a bridge in a network namespace, where the metadata service answers too. Everything is ended by
-the numbers of processes that were started here.
+A region is one switch: a bridge in a network namespace, where the metadata service answers too.
+Everything is ended by the numbers of processes that were started here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local import network as local_hosts
 from tasks.providers.local.network import PATH, Host, HostPlan, Isolation
-from tasks.providers.local.processes import children, end, identify
+from tasks.providers.local.processes import end, identify
 
 HERE = Path(__file__).parent
 VIEWS = ("/etc", "/opt", "/var", "/home", "/root", "/srv", "/tmp")  # /run comes first, by itself
@@ -34,13 +33,12 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What an instance is, as far as its host shows it. `cores` 0: no share of its own."""
+    """What an instance is, as far as its host shows it."""
 
     instance_id: str
     region: str
     address: str
     bandwidth_gbps: float
-    cores: float
     user_data: bytes
 
 
@@ -59,7 +57,6 @@ class Hosts:
         self._hosts: dict[str, Host] = {}
         self._machines: dict[str, Machine] = {}
         self._lock = threading.RLock()
-        self._shares = local_cpu.detect()
         self._tag = f"srift-world-{os.getpid()}"
 
     @staticmethod
@@ -74,8 +71,8 @@ class Hosts:
         """What stays of a host when it is gone: its console, and what it shared."""
         return self._folder / instance_id
 
-    def start(self, machine: Machine, *, hangs: bool = False) -> None:
-        """Boot it: user-data runs, unless it `hangs` before. Raises ProviderError where the host cannot be made."""
+    def start(self, machine: Machine) -> None:
+        """Boot it: user-data runs. Raises ProviderError where the host cannot be made."""
         with self._lock:
             region = self._regions.get(machine.region) or self._switch(machine.region)
             folder = self._laid_out(machine)
@@ -96,13 +93,9 @@ class Hosts:
             host = local_hosts.start_host(_ROOT, region.switch, plan, {"LANG": "C"})
             self._hosts[machine.instance_id], self._machines[machine.instance_id] = host, machine
             local_hosts.find_inner(host)
-            if machine.cores:
-                self._shares.add(self._name(machine.instance_id), host.pids, machine.cores)
-                self._shares.settle(self._name(machine.instance_id), machine.cores)
             local_hosts.join(_ROOT, region.switch, [(host, plan)], first=region.joined)
             region.joined += 1
-            if not hangs:
-                host.go()
+            host.go()
 
     def listening(self, instance_id: str, address: str, port: int) -> socket.socket:
         return _listening(self._hosts[instance_id].inner_pid, address, port)
@@ -126,10 +119,6 @@ class Hosts:
         with self._lock:
             return list(self._hosts)
 
-    def freeze(self, instance_id: str) -> None:
-        with self._lock:
-            self._signal_all(instance_id, "STOP")
-
     def end(self, instance_id: str) -> None:
         """Take the host away with all that runs on it. Nothing happens where it is gone."""
         with self._lock:
@@ -139,10 +128,6 @@ class Hosts:
                 return
             end([process for pid in host.pids if (process := identify(pid)) is not None])
             _collect(host.process)
-            group = self._shares.group(self._name(instance_id))
-            if group is not None:
-                with suppress(OSError):
-                    local_cpu.remove(group)
 
     def close(self) -> None:
         for instance_id in self.known():
@@ -154,7 +139,9 @@ class Hosts:
             self._regions.clear()
 
     def _switch(self, name: str) -> _Region:
-        """The region's bridge, with the metadata service's address on it, beyond every host's link."""
+        """The region's bridge, with the metadata service's address on it, beyond every
+        host's link.
+        """
         switch = local_hosts.start_switch(_ROOT, {"LANG": "C"}, self._folder / f"switch-{name}.txt")
         region = self._regions[name] = _Region(switch)
         _until_apart(switch.pid)
@@ -177,13 +164,6 @@ class Hosts:
             (stand_ins / other).symlink_to(TOOLS[0])
         (folder / "shared" / "user-data").write_bytes(machine.user_data)
         return folder
-
-    def _signal_all(self, instance_id: str, name: str) -> None:
-        for pid in _descendants(self._hosts[instance_id].inner_pid):
-            subprocess.run(("kill", f"-{name}", str(pid)), check=False)
-
-    def _name(self, instance_id: str) -> str:
-        return f"{self._tag}-{instance_id}"
 
 
 def _views(folder: Path) -> Sequence[str]:
@@ -208,10 +188,6 @@ def _to_be_readable() -> str:
     )
 
 
-def _descendants(pid: int) -> list[int]:
-    return [pid, *(below for child in children(pid) for below in _descendants(child))]
-
-
 def _collect(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with suppress(BrokenPipeError):
@@ -231,7 +207,9 @@ def _until_apart(pid: int) -> None:
 
 
 def _listening(pid: int, address: str, port: int) -> socket.socket:
-    """A socket made in the network namespace of `pid`: it stays there, whichever thread serves it."""
+    """A socket made in the network namespace of `pid`: it stays there, whichever thread
+    serves it.
+    """
     made: list[socket.socket | OSError] = []
 
     def make() -> None:

@@ -1,14 +1,14 @@
-"""Keeps hosts as moto says that instances are: starts and ends them, acts on what machines and the market ask for."""
+"""Keeps hosts as moto says that instances are: starts and ends them, acts on what machines and the
+market ask for.
+"""
 
 from __future__ import annotations
 
 import base64
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +19,23 @@ from tests.world.account import Account
 from tests.world.hosts import Hosts, Machine
 
 _LOOK_S = 0.05
-_INTERRUPTED = ("Server.SpotInstanceTermination", "Spot instance termination")
 _UNKNOWN_GBPS = 1.0
 
 
-class Fate(Enum):
-    """How a machine fares once EC2 says that it runs."""
-
-    BOOTS = "boots"
-    NEVER = "never boots"
-    HANGS = "boots and hangs before its user-data says a word"
-
-
-def boots(_: Any) -> Fate:
-    return Fate.BOOTS
-
-
 class Keeper:
-    """One thread that looks often; `look` makes it look now. `came` and `went` hear of hosts by their ids."""
+    """One thread that looks often; `look` makes it look now. `came` and `went` hear of hosts by
+    their ids.
+    """
 
     def __init__(
         self,
         account: Account,
         hosts: Hosts,
-        interrupted: Mapping[str, datetime],
         *,
-        fate: Callable[[Any], Fate],
-        cores: Mapping[str, float],
-        minute_s: float,
         came: Callable[[str], None],
         went: Callable[[str], None],
     ) -> None:
-        self._account, self._hosts, self._interrupted = account, hosts, interrupted
-        self._fate, self._cores, self._minute_s = fate, cores, minute_s
+        self._account, self._hosts = account, hosts
         self._came, self._went = came, went
         self._off_at: dict[str, float] = {}  # unix moment at which a machine shuts down
         self._without: set[str] = set()  # instances that never get a host
@@ -77,7 +61,6 @@ class Keeper:
     def _run(self) -> None:
         while not self._closed.wait(_LOOK_S):
             try:
-                self._interrupt()
                 self._shut_down()
                 self.look()
                 self._boot()
@@ -91,26 +74,17 @@ class Keeper:
         for one in self._account.instances("running"):
             if one.id in started or self._closed.is_set():
                 continue
-            fate = self._fate(one)
-            if fate is Fate.NEVER:
-                self._without.add(one.id)
-                continue
             self._without.add(
                 one.id
             )  # until it is there: a host that cannot be made is not tried for ever
             try:
-                self._hosts.start(self._machine(one), hangs=fate is Fate.HANGS)
+                self._hosts.start(self._machine(one))
                 self._came(one.id)
             except (OSError, KeyError):
                 if one.id in {other.id for other in self._account.instances("running")}:
                     raise
                 self._end(one.id)  # it was terminated while it was being made
             self._without.discard(one.id)
-
-    def _interrupt(self) -> None:
-        for instance_id, moment in list(self._interrupted.items()):
-            if time.time() >= moment.timestamp():
-                self._account.end(instance_id, *_INTERRUPTED)
 
     def _shut_down(self) -> None:
         for instance_id in self._hosts.known():
@@ -119,7 +93,7 @@ class Keeper:
             if minutes == "never":
                 self._off_at.pop(instance_id, None)
             elif minutes:
-                self._off_at[instance_id] = time.time() + int(minutes) * self._minute_s
+                self._off_at[instance_id] = time.time() + int(minutes) * 60.0
             if time.time() >= self._off_at.get(instance_id, float("inf")):
                 self._account.power_off(instance_id)
 
@@ -138,7 +112,6 @@ class Keeper:
             region=one.region_name,
             address=str(one.private_ip),
             bandwidth_gbps=rate,
-            cores=self._cores.get(one.instance_type, 0.0),
             user_data=base64.b64decode(str(one.user_data or "")) or b"#!/bin/sh\n",
         )
 

@@ -1,13 +1,13 @@
-"""What the emulated AWS sells, where and for how much: list prices, spot prices by zone, and what is not to be had.
+"""What the emulated AWS sells, where and for how much: list prices and spot prices by zone.
 
-List prices are those that came with the package; spot prices are drawn once from the world's seed. Tests change both.
+List prices are those that came with the package; spot prices are drawn once from the world's seed.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -18,8 +18,6 @@ from tasks.providers.ec2.snapshot import packaged
 Prices = Mapping[
     str, Mapping[str, float | None]
 ]  # region -> instance type -> dollars, None: listed without a price
-Spot = Mapping[tuple[str, str], float]  # (instance type, zone) -> dollars
-ANY = "*"  # in what is lacking: every type, market or zone
 
 
 def product(name: str, region: str, usd: float | None) -> str:
@@ -59,7 +57,9 @@ def product(name: str, region: str, usd: float | None) -> str:
 
 
 def products(prices: Prices, asked: Mapping[str, Any], size: int = 100) -> dict[str, Any]:
-    """GetProducts' answer to `asked`: list prices of Linux in the region that its filters name, a page of them."""
+    """GetProducts' answer to `asked`: list prices of Linux in the region that its filters name, a
+    page of them.
+    """
     filters = {one["Field"]: one["Value"] for one in asked["Filters"]}
     assert (
         filters.items()
@@ -91,32 +91,23 @@ def zones_of(region: str) -> Mapping[str, frozenset[str]]:
 
 @dataclass(slots=True, kw_only=True)
 class Market:
-    """`usd` by region and type; by (type, market, zone): `lacking`, nothing to be had, and `room`, the most alive."""
+    """`usd` by region and type."""
 
-    usd: MutableMapping[str, MutableMapping[str, float | None]]
-    lacking: set[tuple[str, str, str]]
-    room: MutableMapping[tuple[str, str, str], int]
+    usd: Prices
     seed: int
 
     @classmethod
     def listed(cls, seed: int) -> Market:
         usd = {region: dict(prices) for region, prices in packaged().usd.items()}
-        return cls(usd=usd, lacking=set(), room={}, seed=seed)
-
-    def lacks(self, name: str, market: str, zone: str) -> bool:
-        return any(
-            all(
-                missing in (ANY, asked)
-                for missing, asked in zip(gap, (name, market, zone), strict=True)
-            )
-            for gap in self.lacking
-        )
+        return cls(usd=usd, seed=seed)
 
     def on_demand(self, name: str, region: str) -> float | None:
         return self.usd.get(region, {}).get(name)
 
     def spot(self, name: str, region: str, zone: str) -> float | None:
-        """Dollars an hour: between a quarter and three quarters of the list price, by type and zone."""
+        """Dollars an hour: between a quarter and three quarters of the list price, by type and
+        zone.
+        """
         usd = self.on_demand(name, region)
         if usd is None or name not in zones_of(region).get(zone, ()):
             return None
@@ -124,7 +115,9 @@ class Market:
         return round(usd * drawn, 6)
 
     def spot_history(self, region: str, names: Sequence[str]) -> list[dict[str, Any]]:
-        """A row of DescribeSpotPriceHistory for each type and zone that sells it, the price in force."""
+        """A row of DescribeSpotPriceHistory for each type and zone that sells it, the price in
+        force.
+        """
         when = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         rows = [
             (name, zone, usd)

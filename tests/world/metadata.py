@@ -1,4 +1,6 @@
-"""The metadata service as machines see it at 169.254.169.254: version 2 alone, each machine known by its address."""
+"""The metadata service as machines see it at 169.254.169.254: version 2 alone, each machine known
+by its address.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,12 @@ _LEAST_S, _MOST_S = 1, 21_600
 
 
 class Metadata:
-    """Answers for `account`'s instances; `instance_at` says which one has an address in a region.
-
-    `interrupted`: ids of machines that were warned that they go, to the moment.
+    """Answers for `account`'s instances; `instance_at` says which one has an address in a
+    region.
     """
 
     def __init__(self, account: Account, instance_at: Callable[[str, str], str | None]) -> None:
         self.account, self._instance_at = account, instance_at
-        self.interrupted: dict[str, datetime] = {}
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def token(self, address: str, lifetime_s: int) -> str:
@@ -53,16 +53,13 @@ class Metadata:
             "iam/security-credentials": lambda: role if keys else None,
             "iam/security-credentials/": lambda: role if keys else None,
             f"iam/security-credentials/{role}": lambda: _credentials(keys) if keys else None,
-            "spot/instance-action": lambda: self._action(instance_id),
         }
-
-    def _action(self, instance_id: str) -> str | None:
-        at = _stamp(self.interrupted.get(instance_id))
-        return None if at is None else json.dumps({"action": "terminate", "time": at})
 
 
 def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPServer:
-    """A server for one region on a socket that listens already; it serves once `serve_forever` is called."""
+    """A server for one region on a socket that listens already; it serves once `serve_forever` is
+    called.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -113,10 +110,6 @@ def _credentials(keys: Any) -> str:
             "AccessKeyId": keys.access_key,
             "SecretAccessKey": keys.secret_key,
             "Token": keys.token,
-            "Expiration": _stamp(until),
+            "Expiration": f"{until:%Y-%m-%dT%H:%M:%SZ}",
         }
     )
-
-
-def _stamp(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment:%Y-%m-%dT%H:%M:%SZ}"

@@ -1,4 +1,6 @@
-"""The EC2 provider from tick to table in the emulated world: `srift refresh` as an operator runs it, and judged."""
+"""The EC2 provider from tick to table in the emulated world: `srift refresh` as an operator runs
+it, and judged.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,8 @@ def build():
 """,
     "requirements.txt": "--no-index\n--find-links wheels\nwidth\n",
 }
-# A batch whose samples, not its fixed overhead, take the time: else noise decides whether the slower machine of two
-# gets a share at all, and no mixed cluster is a candidate.
+# A batch whose samples, not its fixed overhead, take the time: else noise decides whether the
+# slower machine of two gets a share at all, and no mixed cluster is a candidate.
 _WORKLOAD = '''
 import torch
 from torch import nn
@@ -89,8 +91,8 @@ def build(width: int = 256):
 class Campaign:
     """One refresh of a new workload: a cluster of at most so many machines, bought in one market.
 
-    `code`: what they train is one plain file; a repository with a wheel to install and a variable; or what
-    `examples/own-repository` has, a ResNet-50 with its requirements and a folder of photos.
+    `code`: what they train is one plain file; a repository with a wheel to install and a variable;
+    or what `examples/own-repository` has, a ResNet-50 with its requirements and a folder of photos.
     """
 
     market: str
@@ -99,13 +101,17 @@ class Campaign:
     code: Literal["file", "repository", "example"] = "file"
 
     def minutes(self, usual: float) -> float:
-        """That its refresh may measure: five ranks to start instead of two, or a network of 23 million weights."""
+        """That its refresh may measure: five ranks to start instead of two, or a network of 23
+        million weights.
+        """
         return usual * (2 if self.types == UNEQUAL else 4 if self.code == "example" else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """A folder with a srift.toml of the emulated account, and the command run in it as from a shell."""
+    """A folder with a srift.toml of the emulated account, and the command run in it as from a
+    shell.
+    """
 
     folder: Path
     world: World
@@ -237,7 +243,9 @@ def prove(
     max_usd: float = 5.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Proof:
-    """Refresh once for each campaign, each in a home of its own, and judge. What is wrong is in the proof."""
+    """Refresh once for each campaign, each in a home of its own, and judge. What is wrong is in the
+    proof.
+    """
     proof, began = Proof(), time.monotonic()
     for place, one in enumerate(campaigns):
         operator = Operator(folder=folder / f"{place}-{one.machines}-{one.market}", world=world)

@@ -1,9 +1,10 @@
-"""`python -m node.on_ec2.courier`: a rented machine's first process of ours, as root, from boot to power-off.
+"""`python -m node.on_ec2.courier`: a rented machine's first process of ours, as root, from boot to
+power-off.
 
-It keeps the user whose code is measured from the machine's credentials, starts the agent as that user, carries the
-mailbox and EC2's notices, fetches the data that the controller names, and powers the machine off whatever happens. It
-retries a store or a disk that fails for as long as the machine lives. `shutdown` is the program on PATH: an emulated
-host has its own.
+It keeps the user whose code is measured from the machine's credentials, starts the agent as that
+user, carries the mailbox and EC2's notices, fetches the data that the controller names, and powers
+the machine off whatever happens. It retries a store or a disk that fails for as long as the machine
+lives. `shutdown` is the program on PATH: an emulated host has its own.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class AgentProcess:
 class Delivery:
     """One machine's service. `start(rank, deadline_unix)` returns the agent, of user id `owner`.
 
-    `start` and `notice` raise OSError. `data` fetches what the controller names; its mailbox is the machine's.
+    `start` and `notice` raise OSError. `data` fetches what the controller names; its mailbox is the
+    machine's.
     """
 
     def __init__(
@@ -141,7 +143,9 @@ class Delivery:
         self._leaving = True
 
     def serve(self) -> str:
-        """Serve until nothing is left to do. Returns why the machine could not, or an empty string."""
+        """Serve until nothing is left to do. Returns why the machine could not, or an
+        empty string.
+        """
         self.tell("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
@@ -253,7 +257,9 @@ class Delivery:
             self._told_refused = self.tell("refused.json", {"reason": outbox.refused})
 
     def _fetch_data(self) -> None:
-        """Start to fetch requested data, and report progress: every ten seconds, and when data are ready or failed."""
+        """Start to fetch requested data, and report progress: every ten seconds, and when data are
+        ready or failed.
+        """
         with suppress(OSError):  # nothing was requested yet
             self._data.request(json.loads((self._directory / DATA_FILE).read_text())["data"])
         states = self._data.states()
@@ -281,7 +287,9 @@ def _ended(states: dict[str, Any]) -> set[str]:
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Serve from the first look at the metadata service to the last upload. Raises OSError where it cannot begin."""
+    """Serve from the first look at the metadata service to the last upload. Raises OSError where it
+    cannot begin.
+    """
     ends = time.monotonic() + given.deadline_s
     metadata = Metadata()
     client = partial(s3_client, given.region, given.endpoint)
@@ -326,7 +334,9 @@ def deliver(
 
 
 def power_off() -> None:
-    """Shut down: the machine terminates when it is off. The timer set at boot stands behind this."""
+    """Shut down: the machine terminates when it is off. The timer set at boot stands
+    behind this.
+    """
     for _ in range(_POWER_OFF_TRIES):
         with suppress(OSError):
             if subprocess.run(("shutdown", "-h", "now"), stdin=subprocess.DEVNULL).returncode == 0:

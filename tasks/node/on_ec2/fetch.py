@@ -1,7 +1,9 @@
-"""A workload's data from S3 onto a rented machine's disk, by boto3's transfer manager in a thread of the courier.
+"""A workload's data from S3 onto a rented machine's disk, by boto3's transfer manager in a thread
+of the courier.
 
-The folders are root's: the user whose code is measured reads them, writes nothing there, and has no credentials. Beside
-the folders lies the reason where data could not be fetched (data.py), for the runs that would have read them.
+The folders are root's: the user whose code is measured reads them, writes nothing there, and has no
+credentials. Beside the folders lies the reason where data could not be fetched (data.py), for the
+runs that would have read them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Fetcher:
         self._lock, self._over = threading.Lock(), threading.Event()
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start to fetch the addresses, by digest. An address that was requested before is not fetched again."""
+        """Start to fetch the addresses, by digest. An address that was requested before is not
+        fetched again.
+        """
         new = {digest: one for digest, one in addresses.items() if digest not in self._states}
         for digest in new:
             self._states[digest] = {"state": FETCHING, "bytes": 0, "of_bytes": None}
@@ -118,7 +122,7 @@ class Fetcher:
         if needed + KEPT_FREE_BYTES > free:
             lacking_gib = -(-(needed + KEPT_FREE_BYTES - free) // 2**30)
             raise NotFetched(
-                f"they take {needed / 2**30:.1f} GiB and the volume has {free / 2**30:.1f} GiB free:"
+                f"they take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
                 f" set [ec2] volume_gib higher by at least {lacking_gib}"
             )
 
@@ -147,8 +151,8 @@ def _explain(error: Exception, address: str) -> str:
         code = S3Error(error).code
         if code in _DENIED:
             return (
-                f"the machines' role may not list or read them ({code}): `srift doctor --provider ec2`"
-                " prints the statement that its policy lacks"
+                f"the machines' role may not list or read them ({code}):"
+                " `srift doctor --provider ec2` prints the statement that its policy lacks"
             )
         if code == "NoSuchBucket":
             return f"there is no bucket called {address.removeprefix(S3).partition('/')[0]}"

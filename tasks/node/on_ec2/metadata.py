@@ -1,7 +1,8 @@
 """The instance metadata service, version 2: who this machine is, and notices that it must go.
 
-Standard library, nothing of the package, Python 3.10: the user-data carries this file before the package is there.
-AWS_EC2_METADATA_SERVICE_ENDPOINT, which botocore reads too, names the service where EC2 is emulated.
+Standard library, nothing of the package, Python 3.10: the user-data carries this file before the
+package is there. AWS_EC2_METADATA_SERVICE_ENDPOINT, which botocore reads too, names the service
+where EC2 is emulated.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Metadata:
         return found
 
     def notice(self) -> dict[str, str] | None:
-        """Return the notice that EC2 takes the machine back (`kind` "interruption") or may soon ("rebalance").
+        """Return the notice that EC2 takes the machine back (`kind` "interruption") or may soon
+        ("rebalance").
 
         `at` is the moment of an interruption. Raises MetadataError.
         """

@@ -1,7 +1,9 @@
-"""Keeps one user of this machine away from the metadata service, and proves it, before any of that user's code runs.
+"""Keeps one user of this machine away from the metadata service, and proves it, before any of that
+user's code runs.
 
-The service gives the machine's credentials to whoever asks. A routing rule by user id and a packet filter are put in
-force, whatever the kernel and its tools have of the two; what counts is that a process of that user cannot connect.
+The service gives the machine's credentials to whoever asks. A routing rule by user id and a packet
+filter are put in force, whatever the kernel and its tools have of the two; what counts is that a
+process of that user cannot connect.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _PATIENCE_S = 60.0  # of a machine that has just come up
 
 
 def account(name: str) -> pwd.struct_passwd:
-    """The user called `name`, whom code is to run as. Raises OSError: there is none, or it is root."""
+    """The user called `name`, whom code is to run as. Raises OSError: there is none, or it
+    is root.
+    """
     try:
         found = pwd.getpwnam(name)
     except KeyError:
@@ -48,7 +52,9 @@ def account(name: str) -> pwd.struct_passwd:
 def start_as(
     user: pwd.struct_passwd, command: Sequence[str], **options: object
 ) -> subprocess.Popen[bytes]:
-    """A process of `user` that ends with this one, in no group of ours, and that no set-uid program can raise."""
+    """A process of `user` that ends with this one, in no group of ours, and that no set-uid program
+    can raise.
+    """
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
         user=user.pw_uid,
@@ -60,10 +66,11 @@ def start_as(
 
 
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
-    """Empty when `user` cannot reach the service at `base`, else why not: then nothing of theirs may run.
+    """Empty when `user` cannot reach the service at `base`, else why not: then nothing of theirs
+    may run.
 
-    Every rule is put in force, since one may go later: systemd-networkd drops routing rules that are not its own when
-    it starts anew.
+    Every rule is put in force, since one may go later: systemd-networkd drops routing rules that
+    are not its own when it starts anew.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
@@ -81,7 +88,9 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
-    """Connect as `user`. Only a refusal of what root is granted counts: a Python that did not start proves nothing."""
+    """Connect as `user`. Only a refusal of what root is granted counts: a Python that did not start
+    proves nothing.
+    """
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
@@ -91,7 +100,8 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
     if started.returncode == _CONNECTED:
         return "it is in force and does not hold"
     if started.returncode != _REFUSED:
-        return f"{python} failed as user {user.pw_name}: {said.decode(errors='replace').strip()[-300:]}"
+        last = said.decode(errors="replace").strip()[-300:]
+        return f"{python} failed as user {user.pw_name}: {last}"
     try:
         socket.create_connection((host, port), timeout=_TIMEOUT_S).close()
     except OSError as error:

@@ -1,8 +1,9 @@
 """S3 from a rented machine, through boto3.
 
-boto3 is that of the machine image's Python: AWS's Deep Learning AMIs have it, and deployments/node-bootstrap.sh installs
-it with pip where it is missing. botocore takes the credentials of the machine's role from the metadata service and
-renews them. An error names S3's code and never what was signed.
+boto3 is that of the machine image's Python: AWS's Deep Learning AMIs have it, and
+deployments/node-bootstrap.sh installs it with pip where it is missing. botocore takes the
+credentials of the machine's role from the metadata service and renews them. An error names S3's
+code and never what was signed.
 """
 
 from __future__ import annotations

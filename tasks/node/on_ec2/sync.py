@@ -1,8 +1,8 @@
 """Carries the mailbox between a rented machine's disk and the store.
 
-Inbox: the files that the controller's manifest names. Outbox: this node's folder, records first. The folder belongs to
-the user whose code is measured, and the courier is root: it follows no link, waits for no pipe, and reads nothing but
-that user's regular files.
+Inbox: the files that the controller's manifest names. Outbox: this node's folder, records first.
+The folder belongs to the user whose code is measured, and the courier is root: it follows no link,
+waits for no pipe, and reads nothing but that user's regular files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class BadManifest(OSError):
 
 
 class Inbox:
-    """Fetches into `directory`. `get(name)` raises OSError, also for an object that is not there yet."""
+    """Fetches into `directory`. `get(name)` raises OSError, also for an object that is not there
+    yet.
+    """
 
     def __init__(self, directory: Path, get: Callable[[str], bytes]) -> None:
         self._directory, self._get = directory, get
@@ -79,13 +81,13 @@ _LOG_BYTES = 2**20  # of a longer log, its end
 CHANGED_EVERY_S = 2.0  # a file that changes is uploaded again no sooner
 STEADY_EVERY_S = 5.0  # a node is silent after thirty seconds without a heartbeat
 LOG_EVERY_S = 10.0
-# Records, and all other files: most bytes that one machine may lay on the controller's disk. Small files, as every record
-# and heartbeat of ours is, come beside: together less than 1.2 GiB.
+# Records, and all other files: most bytes that one machine may lay on the controller's disk. Small
+# files, as every record and heartbeat of ours is, come beside: together less than 1.2 GiB.
 _MOST_BYTES = 256 * 2**20
 _SMALL_BYTES = 64 * 2**10
 LONGEST_PAUSE_S = 10.0
-# Uploads cost money, and user code decides how many files it rewrites. The budget holds for all but heartbeats; files
-# over it wait, records least. The caps count it (tasks/providers/ec2/prices.py).
+# Uploads cost money, and user code decides how many files it rewrites. The budget holds for all but
+# heartbeats; files over it wait, records least. The caps count it (tasks/providers/ec2/prices.py).
 UPLOADS_AT_ONCE = 150
 UPLOADS_PER_HOUR = 1800.0
 _HEARTBEAT = "heartbeat.json"
@@ -116,7 +118,9 @@ class UploadState:
 
 
 class Outbox:
-    """Carries `folder`. `put(name, content)` raises OSError; files of other users than `owner` stay."""
+    """Carries `folder`. `put(name, content)` raises OSError; files of other users than `owner`
+    stay.
+    """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
         self.folder, self._owner, self._put = folder, owner, put
@@ -196,7 +200,9 @@ class Outbox:
         return True
 
     def _has_room(self, name: str, size: int) -> bool:
-        """Whether the file is within the bytes of its kind: nothing else takes the room of records."""
+        """Whether the file is within the bytes of its kind: nothing else takes the room of
+        records.
+        """
         others = sum(
             sent.size
             for one, sent in self._sent.items()
@@ -208,7 +214,9 @@ class Outbox:
         return fits
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Every file that may be uploaded. os.fwalk opens folders by descriptor, so no link is followed."""
+        """Every file that may be uploaded. os.fwalk opens folders by descriptor, so no link is
+        followed.
+        """
         count = Counter(map(_is_record, self._sent))  # no flood of other files keeps records here
         for folder, folders, files, descriptor in os.fwalk(self.folder, follow_symlinks=False):
             within = Path(folder).relative_to(self.folder)
@@ -232,7 +240,9 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner and small
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Open the file folder by folder. None if it is no longer one that may be uploaded. Raises OSError."""
+        """Open the file folder by folder. None if it is no longer one that may be uploaded. Raises
+        OSError.
+        """
         *folders, file = name.split("/")
         with ExitStack() as stack:
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,5 @@
-"""What this machine can offer: which local types it can enforce, which clusters it can hold, and who holds it now.
+"""What this machine can offer: which local types it can enforce, which clusters it can hold, and
+who holds it now.
 
 Never starts anything but the two probes, each once.
 """
@@ -18,7 +19,7 @@ from tasks.providers.local import network as local_hosts
 from tasks.providers.local.processes import hosts
 from tasks.providers.local.settings import LocalInstanceType
 
-SPARE_CORES = 0.25  # left to the controller and the system, so that a measurement is never a fight for the processor
+SPARE_CORES = 0.25  # for the controller and the system, beside what is measured
 _ZONE, _REGION = "local-a", "local"
 _MOST_HOSTS = 250  # addresses of one bridge
 
@@ -68,9 +69,10 @@ class LocalCatalogue:
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
-                f"Only setups of one host are measured, on loopback: hosts cannot be given a network of their own here "
-                f"({self.isolation.why_not}). Run as root, or allow user namespaces (sysctl "
-                f"kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0)."
+                "Only setups of one host are measured: hosts cannot have networks here"
+                f" ({self.isolation.why_not}). Run as root, or allow user namespaces (sysctl"
+                " kernel.unprivileged_userns_clone=1 or"
+                " kernel.apparmor_restrict_unprivileged_userns=0)."
             )
         absent: dict[str, list[str]] = {}
         for name in self._specs:
@@ -92,23 +94,27 @@ class LocalCatalogue:
         if not count:
             return "A cluster needs at least one host."
         if count > 1 and not self.isolation.namespaces:
-            return "Several hosts need a network of their own each, which cannot be had here; see `srift status`."
+            return (
+                "Several hosts need a network each, which cannot be had here; see `srift status`."
+            )
         if count > _MOST_HOSTS:
             return f"{count} hosts are more than the {_MOST_HOSTS} addresses of one link."
         if cores > most_cores() + 1e-9:
-            return f"{cluster.name} takes {cores:g} cores, and {most_cores():g} of {_usable_cores():g} may be shared out."
+            return f"{cluster.name} takes {cores:g} cores, and {most_cores():g} may be shared out."
         return ""
 
     def refuse_if_taken(self, wanted: float) -> None:
-        """Raise NoCapacity where the hosts alive on this machine, of any home or user, leave less than `wanted`."""
+        """Raise NoCapacity where the hosts alive on this machine, of any home or user, leave less
+        than `wanted`.
+        """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
         if taken + wanted > most_cores() + 1e-9:
             held = Counter(mark.lease_id for mark in alive)
             by = ", ".join(f"{lease_id} ({count})" for lease_id, count in sorted(held.items()))
             raise NoCapacity(
-                f"{wanted or taken:g} cores wanted, {most_cores():g} may be shared out; alive are the hosts of {by}. "
-                "What has no controller any more is ended by `srift reap`."
+                f"{wanted or taken:g} cores wanted, {most_cores():g} may be shared out; alive are"
+                f" the hosts of {by}. `srift reap` ends hosts without a controller."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(
@@ -132,13 +138,14 @@ class LocalCatalogue:
         cores = self._specs[name].cores
         if not self.shares.enforces(cores):
             return (
-                f"A share of part of a core cannot be enforced here ({self.shares.why_not}). Run as root, or where "
-                "the cpu controller is delegated to you (systemd-run --user --scope -p Delegate=yes)."
+                f"Parts of a core cannot be enforced here ({self.shares.why_not}). Run as root, or"
+                " where the cpu controller is delegated to you"
+                " (systemd-run --user --scope -p Delegate=yes)."
             )
         if cores > most_cores() + 1e-9:
             return (
-                f"This machine shares out {most_cores():g} of the {_usable_cores():g} cores we may use. "
-                "Use a machine with more."
+                f"This machine shares out {most_cores():g} of {_usable_cores():g} cores."
+                " Use a machine with more."
             )
         return ""
 
@@ -149,7 +156,9 @@ def cores_of(cluster: Cluster) -> float:
 
 
 def _usable_cores() -> float:
-    """Not the machine's: an affinity (taskset, a container's cpuset) or a quota on ourselves may leave us fewer."""
+    """Not the machine's: an affinity (taskset, a container's cpuset) or a quota on ourselves may
+    leave us fewer.
+    """
     return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
 
 

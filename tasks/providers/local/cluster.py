@@ -1,4 +1,6 @@
-"""One acquired local cluster: starting its hosts, watching and revoking them, and leaving nothing behind."""
+"""One acquired local cluster: starting its hosts, watching and revoking them, and leaving nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ _LOG_TAIL = 300  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every lease of one provider shares. `python` runs the agents, `node_package` is copied for them.
+    """What every lease of one provider shares. `python` runs the agents, `node_package` is copied
+    for them.
 
-    `replaced` are the types of which another spot host is to be had when one was taken away; `refuse_if_taken` raises
-    NoCapacity where other hosts leave less than so many cores.
+    `replaced` are the types of which another spot host is to be had when one was taken away;
+    `refuse_if_taken` raises NoCapacity where other hosts leave less than so many cores.
     """
 
     store: LeaseStore
@@ -77,7 +80,9 @@ class LocalCluster(RunningCluster):
         self._began = time.monotonic()
 
     def start(self) -> None:
-        """Start every host, join them and let their agents go. Raises ProviderError or OSError; then `release`."""
+        """Start every host, join them and let their agents go. Raises ProviderError or OSError;
+        then `release`.
+        """
         around, directory = self._around, self._directory
         scratch = directory / "scratch"
         scratch.mkdir()
@@ -107,7 +112,9 @@ class LocalCluster(RunningCluster):
             )
 
     def go(self) -> None:
-        """The capacity is ours: let the agents start. From here on money runs and spot hosts may be taken away."""
+        """The capacity is ours: let the agents start. From here on money runs and spot hosts may be
+        taken away.
+        """
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
@@ -135,7 +142,9 @@ class LocalCluster(RunningCluster):
         return time.time()
 
     def replace(self, node: int) -> bool:
-        """Start another host, at an address of its own, where srift.toml says that one is to be had."""
+        """Start another host, at an address of its own, where srift.toml says that one is to be
+        had.
+        """
         around, offer = self._around, self.cluster.members[node]
         if offer.instance_type.name not in around.replaced or self._switch is None:
             return False
@@ -154,7 +163,9 @@ class LocalCluster(RunningCluster):
         return True
 
     def _start_another(self, node: int) -> None:
-        """In the place of a host that is gone, with its share if that is settled. Raises ProviderError, OSError."""
+        """In the place of a host that is gone, with its share if that is settled. Raises
+        ProviderError, OSError.
+        """
         around, name = self._around, self._name(node)
         self.addresses[node] = f"10.77.0.{self._started + 1}"
         plan = self._plan(node)
@@ -187,7 +198,9 @@ class LocalCluster(RunningCluster):
         return None if price is None else price * (time.monotonic() - self._began) / 3600
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
-        """Take a host away as a spot market does: at once, with everything that runs on it. Once is enough."""
+        """Take a host away as a spot market does: at once, with everything that runs on it. Once is
+        enough.
+        """
         with self._ending:
             with self._lock:
                 host = self._hosts[index]
@@ -200,12 +213,15 @@ class LocalCluster(RunningCluster):
                 end(members(group))
 
     def release(self) -> None:
-        """End all that was started and wait until it is gone. May be called at any stage, and again."""
+        """End all that was started and wait until it is gone. May be called at any stage, and
+        again.
+        """
         self._over.set()
         try:
             self._around.store.end(self.lease_id, self._around.shares)
         finally:
-            # Those just started may not be recorded yet: they are our children, so their numbers are still theirs.
+            # Those just started may not be recorded yet: they are our children, so their numbers
+            # are still theirs.
             started = [host.process for host in [*self._hosts, *self._before]] + (
                 [self._switch] if self._switch else []
             )
@@ -252,7 +268,9 @@ class LocalCluster(RunningCluster):
         self._around.store.write(self._lease)
 
     def _share(self, index: int, cores: float | None, pinned_to: set[int]) -> None:
-        """A quota of `cores`, or none. An affinity that gives the share already must stay as it is."""
+        """A quota of `cores`, or none. An affinity that gives the share already must stay
+        as it is.
+        """
         name, shares = self._name(index), self._around.shares
         try:
             shares.settle(name, cores)
@@ -310,7 +328,9 @@ class LocalCluster(RunningCluster):
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Seconds after which each spot host is taken away: exponential, at its offer's interruptions an hour."""
+    """Seconds after which each spot host is taken away: exponential, at its offer's interruptions
+    an hour.
+    """
     source = random.Random(seed)
     draws = {index: source.expovariate(1.0) for index in range(len(cluster.members))}
     return {

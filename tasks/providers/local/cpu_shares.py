@@ -1,8 +1,10 @@
-"""CPU shares of local hosts: by quota where control groups can be written (v1 or v2), else whole cores by affinity.
+"""CPU shares of local hosts: by quota where control groups can be written (v1 or v2), else whole
+cores by affinity.
 
-A quota is in force only while it is settled: starting up is not what is measured. With it goes the greatest weight
-there is, so that whatever else runs on the machine waits for a measurement, not the other way round. An affinity
-holds from the beginning, since a whole core costs a starting host nothing.
+A quota is in force only while it is settled: starting up is not what is measured. With it goes the
+greatest weight there is, so that whatever else runs on the machine waits for a measurement, not the
+other way round. An affinity holds from the beginning, since a whole core costs a starting host
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _LEAST_QUOTA_US = 1_000  # the kernel refuses less
 
 
 class CpuShares(ABC):
-    """A way of giving a host its share and no more. `why_not`: why no parts of a core can be given, else empty."""
+    """A way of giving a host its share and no more. `why_not`: why no parts of a core can be given,
+    else empty.
+    """
 
     why_not = ""
 
@@ -34,7 +38,9 @@ class CpuShares(ABC):
 
     @abstractmethod
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Put a host's first processes under control; what they start follows. Raises OSError, NoCapacity."""
+        """Put a host's first processes under control; what they start follows. Raises OSError,
+        NoCapacity.
+        """
 
     def settle(self, name: str, cores: float | None) -> None:
         """From now on the host gets `cores` and no more; None: full speed again. Raises OSError."""
@@ -50,7 +56,9 @@ class CpuShares(ABC):
 
 
 class Cgroups(CpuShares):
-    """Quotas below one directory of a cgroup hierarchy that may be written; a group has none before it is settled."""
+    """Quotas below one directory of a cgroup hierarchy that may be written; a group has none before
+    it is settled.
+    """
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -115,7 +123,9 @@ class CgroupsV2(Cgroups):
 
 
 class Affinity(CpuShares):
-    """Whole cores, each host on cores of its own from `add` on: what an ordinary user can enforce."""
+    """Whole cores, each host on cores of its own from `add` on: what an ordinary user can
+    enforce.
+    """
 
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not
@@ -125,7 +135,9 @@ class Affinity(CpuShares):
         return cores >= 1 and float(cores).is_integer()
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Pin the processes to cores that no other host is pinned to. Raises NoCapacity where there are too few."""
+        """Pin the processes to cores that no other host is pinned to. Raises NoCapacity where there
+        are too few.
+        """
         mine = os.sched_getaffinity(0)
         taken: set[int] = set()
         for pid in {pid for others in hosts().values() for pid in others} - set(pids):
@@ -142,7 +154,9 @@ class Affinity(CpuShares):
 
 
 def detect(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")) -> CpuShares:
-    """The first way that works when really tried: a quota on a group made for the purpose, else affinity."""
+    """The first way that works when really tried: a quota on a group made for the purpose, else
+    affinity.
+    """
     reasons: list[str] = []
     for groups in _candidates(mounts.read_text(), own.read_text()):
         name = f"srift-try-{os.getpid()}"
@@ -166,7 +180,9 @@ def detect(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgr
 def quota_cores(
     mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")
 ) -> float:
-    """Cores that the quotas on our own group and those above it leave us (a container's, say); infinity without one."""
+    """Cores that the quotas on our own group and those above it leave us (a container's, say);
+    infinity without one.
+    """
     least = math.inf
     for kind, top, home in _hierarchies(mounts.read_text(), own.read_text()):
         for group in (home, *home.parents):
@@ -182,7 +198,9 @@ def quota_cores(
 
 
 def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
-    """Below our own group, so that limits set on us hold; else below the root; else (delegated slices) beside us."""
+    """Below our own group, so that limits set on us hold; else below the root; else (delegated
+    slices) beside us.
+    """
     for kind, top, home in _hierarchies(mounts, own):
         if kind == "cgroup":
             yield from (CgroupsV1(base) for base in dict.fromkeys([home, top]) if base.is_dir())
@@ -192,7 +210,9 @@ def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
 
 
 def _hierarchies(mounts: str, own: str) -> Iterator[tuple[str, Path, Path]]:
-    """Each mounted hierarchy that may hold the cpu controller: its kind, its top, and our own group in it."""
+    """Each mounted hierarchy that may hold the cpu controller: its kind, its top, and our own group
+    in it.
+    """
     paths = {
         controllers: path
         for _, controllers, path in (line.split(":", 2) for line in own.splitlines())
@@ -223,7 +243,9 @@ def members(group: Path) -> list[Process]:
 
 
 def remove(group: Path, *, within_s: float = 3.0) -> bool:
-    """End what is in a group and remove it; whether there was one to remove. Raises OSError where it stays busy."""
+    """End what is in a group and remove it; whether there was one to remove. Raises OSError where
+    it stays busy.
+    """
     until = time.monotonic() + within_s
     while group.is_dir():
         end(members(group))
@@ -241,10 +263,12 @@ def remove(group: Path, *, within_s: float = 3.0) -> bool:
 
 
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
-    """Cores for each share, aligned with `shares`; `promised` has every usable core with what others hold of it.
+    """Cores for each share, aligned with `shares`; `promised` has every usable core with what
+    others hold of it.
 
-    A share of more than one core gets as many whole ones. Packing is not always possible: those that would share a core
-    promised more than once over get every core, and the scheduler spreads them.
+    A share of more than one core gets as many whole ones. Packing is not always possible: those
+    that would share a core promised more than once over get every core, and the scheduler spreads
+    them.
     """
     loads = dict(promised)
     placed: dict[int, set[int]] = {}
@@ -261,7 +285,9 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Every core that we may use, with the shares that hosts of other leases hold of it where they are pinned."""
+    """Every core that we may use, with the shares that hosts of other leases hold of it where they
+    are pinned.
+    """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():
         if mark.lease_id == lease_id:
@@ -274,7 +300,9 @@ def promised_to_others(lease_id: str) -> dict[int, float]:
 
 
 def pin(processes: Iterable[Process], cores: set[int]) -> None:
-    """Every thread of `processes` to `cores`; what they start later follows. One that has just ended is passed over."""
+    """Every thread of `processes` to `cores`; what they start later follows. One that has just
+    ended is passed over.
+    """
     for process in processes:
         with suppress(FileNotFoundError):
             for thread in Path(f"/proc/{process.pid}/task").iterdir():

@@ -1,7 +1,8 @@
-"""Leases of local hosts: what belongs to each, recognized by numbers, names and marks, and how all of it is ended.
+"""Leases of local hosts: what belongs to each, recognized by numbers, names and marks, and how all
+of it is ended.
 
-leases/<lease_id>/ holds, beside what `lease_folder` says, code/node/: the agent's copy, so that an edit of the checkout
-never reaches a running host.
+leases/<lease_id>/ holds, beside what `lease_folder` says, code/node/: the agent's copy, so that an
+edit of the checkout never reaches a running host.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ class LeaseStore(LeaseFolder[LocalLease]):
         self.prefix = f"srift-{self.token}-"  # of the names of this home's CPU groups
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill whatever belongs to a lease and remove its CPU groups; nothing is left when this returns.
+        """Kill whatever belongs to a lease and remove its CPU groups; nothing is left when this
+        returns.
 
-        Returns how many processes and groups were still there. Raises ProviderError naming what would not end.
+        Returns how many processes and groups were still there. Raises ProviderError naming what
+        would not end.
         """
         try:
             lease = self.read(lease_id)
@@ -70,7 +73,9 @@ class LeaseStore(LeaseFolder[LocalLease]):
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> LocalLease | None:
-        """Mark a lease ended, once, and drop its code; its mailbox stays. A full disk leaves it to the reaper."""
+        """Mark a lease ended, once, and drop its code; its mailbox stays. A full disk leaves it to
+        the reaper.
+        """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
             return lease
@@ -90,7 +95,9 @@ class LeaseStore(LeaseFolder[LocalLease]):
         return lease
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Lease ids of this home's processes and CPU groups, whether or not a directory tells of them."""
+        """Lease ids of this home's processes and CPU groups, whether or not a directory tells of
+        them.
+        """
         names = {
             path.name.removeprefix(self.prefix).rpartition("-")[0]
             for path in shares.groups(self.prefix)

@@ -1,7 +1,9 @@
-"""Local hosts as namespaces: a switch (a bridge in a network namespace) and hosts joined to it by shaped links.
+"""Local hosts as namespaces: a switch (a bridge in a network namespace) and hosts joined to it by
+shaped links.
 
-Nothing is named and nothing stands in the machine's own network namespace: links and namespaces end with the processes
-that hold them. An ordinary user gets the same inside a user namespace. Never decides who may have a host.
+Nothing is named and nothing stands in the machine's own network namespace: links and namespaces end
+with the processes that hold them. An ordinary user gets the same inside a user namespace. Never
+decides who may have a host.
 """
 
 from __future__ import annotations
@@ -18,15 +20,21 @@ from pathlib import Path
 from tasks.providers.base import ProviderError
 from tasks.providers.local.processes import children
 
-PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # an ordinary user's PATH on Debian lacks ip and tc
+# an ordinary user's PATH on Debian lacks ip and tc
+PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-_LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'  # the shell stays, and collects orphans
+# the shell stays, and collects orphans
+_LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
 _SWITCH = ("unshare", "--net")
 _USER = ("unshare", "-Urnm")
 _INSIDE_USER = ("nsenter", "-U", "--preserve-credentials", "-t")
-_TRY = "ip link add br0 type bridge && ip link add h0 type veth peer name eth0 && tc qdisc add dev h0 root {tbf}"
-# No IPv6 address of the link's own; a kernel without IPv6 refuses the words, and gives it none anyway.
+_TRY = (
+    "ip link add br0 type bridge && ip link add h0 type veth peer name eth0"
+    " && tc qdisc add dev h0 root {tbf}"
+)
+# No IPv6 address of the link's own; a kernel without IPv6 refuses the words, and gives it none
+# anyway.
 _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
 _LEAST_BURST_BYTES = 65_536  # one segment as the kernel hands it over before splitting
@@ -48,7 +56,9 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """One host to start: its mark (shown in the command line), address, link rate, and the agent's command."""
+    """One host to start: its mark (shown in the command line), address, link rate, and the agent's
+    command.
+    """
 
     mark: str
     address: str
@@ -93,7 +103,9 @@ def missing_tools() -> list[str]:
 
 
 def detect() -> Isolation:
-    """The first kind of isolation in which a host can really be made, tried once each (about 20 ms)."""
+    """The first kind of isolation in which a host can really be made, tried once each (about 20
+    ms).
+    """
     missing = missing_tools()
     if missing:
         return Isolation(kind="none", why_not="; ".join(missing))
@@ -113,7 +125,8 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """`command` where it reaches neither a network nor another process, as on a host without neighbours.
+    """`command` where it reaches neither a network nor another process, as on a host without
+    neighbours.
 
     As it is where `isolation` has no namespaces.
     """
@@ -152,7 +165,7 @@ def start_host(
         f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
         f"ip addr add {plan.address}/{plan.prefix} dev eth0 && ip link set eth0 up && "
         f"tc qdisc add dev eth0 root {_tbf(plan.bandwidth_gbps)} || exit 71; "
-        '"$@" </dev/null; exit $?'  # the shell stays the namespace's first process and collects orphans
+        '"$@" </dev/null; exit $?'  # the shell stays the first process and collects orphans
     )
     if isolation.kind == "user":
         _wait_for_user_namespace(switch)
@@ -183,7 +196,8 @@ def join(
     *,
     first: int = 0,
 ) -> None:
-    """Make a shaped link to each host, and before the first one the bridge; `first` is how many were joined before.
+    """Make a shaped link to each host, and before the first one the bridge; `first` is how many
+    were joined before.
 
     Raises ProviderError with what `ip` or `tc` said.
     """
@@ -210,7 +224,9 @@ def join(
 
 
 def _tbf(bandwidth_gbps: float) -> str:
-    """Token bucket of one direction. The bucket must hold what one timer tick lets through, or the rate is missed."""
+    """Token bucket of one direction. The bucket must hold what one timer tick lets through, or the
+    rate is missed.
+    """
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return shlex.join(
         [
@@ -226,7 +242,9 @@ def _tbf(bandwidth_gbps: float) -> str:
 
 
 def _wait_for_user_namespace(switch: subprocess.Popen[bytes]) -> None:
-    """The holder becomes root of its own namespace some moments after it was started. Raises ProviderError."""
+    """The holder becomes root of its own namespace some moments after it was started. Raises
+    ProviderError.
+    """
     until = time.monotonic() + _START_S
     mine = os.readlink("/proc/self/ns/net")
     while time.monotonic() < until and switch.poll() is None:

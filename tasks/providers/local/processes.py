@@ -1,7 +1,9 @@
-"""Processes of this machine by number and start time, so that a recycled number is never mistaken for ours.
+"""Processes of this machine by number and start time, so that a recycled number is never mistaken
+for ours.
 
-Everything that a lease starts carries `PYTHONPATH=<lease>/code`, and every host's first process a readable mark in
-its command line: what a crash left unrecorded is found by these. Signals only what it has just identified.
+Everything that a lease starts carries `PYTHONPATH=<lease>/code`, and every host's first process a
+readable mark in its command line: what a crash left unrecorded is found by these. Signals only what
+it has just identified.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _GONE = (ProcessLookupError, FileNotFoundError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process for good: its number, and its start in clock ticks since boot (field 22 of /proc/PID/stat)."""
+    """A process for good: its number, and its start in clock ticks since boot (field 22 of
+    /proc/PID/stat).
+    """
 
     pid: int
     start_ticks: int
@@ -30,7 +34,9 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMark:
-    """What a host says of itself in its command line, readable by every user. `cores` is its CPU share."""
+    """What a host says of itself in its command line, readable by every user. `cores` is its CPU
+    share.
+    """
 
     home: str
     lease_id: str
@@ -58,7 +64,9 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has this number now; None where there is none or only a zombie is left of it."""
+    """The process that has this number now; None where there is none or only a zombie is left of
+    it.
+    """
     fields = _stat(pid)
     return (
         None
@@ -87,7 +95,9 @@ def children(pid: int) -> list[int]:
 
 
 def of_environment(name: str, under: Path) -> Iterator[tuple[Process, Path]]:
-    """Processes whose variable `name` is a path below `under`, with that path. Those of other users are not seen."""
+    """Processes whose variable `name` is a path below `under`, with that path. Those of other users
+    are not seen.
+    """
     for pid in _pids():
         process = identify(pid)
         with suppress(OSError):
@@ -99,7 +109,9 @@ def of_environment(name: str, under: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Every host that lives on this machine, of any home and any user, with the numbers of its first processes."""
+    """Every host that lives on this machine, of any home and any user, with the numbers of its
+    first processes.
+    """
     found: dict[HostMark, list[int]] = {}
     for pid in _pids():
         with suppress(OSError):
@@ -111,14 +123,17 @@ def hosts() -> dict[HostMark, list[int]]:
 
 
 def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Process]:
-    """Kill these and wait until they are gone; those that ran and are gone now. A recycled number is left alone."""
+    """Kill these and wait until they are gone; those that ran and are gone now. A recycled number
+    is left alone.
+    """
     killed: list[tuple[Process, int]] = []
     try:
         for process in processes:
             with suppress(*_GONE, PermissionError):
                 handle = os.pidfd_open(process.pid)
                 killed.append((process, handle))
-                # The handle is fixed to one process, so what is identified after it was opened is what is killed.
+                # The handle is fixed to one process, so what is identified after it was opened is
+                # what is killed.
                 if not is_running(process):
                     os.close(killed.pop()[1])
                 else:
@@ -141,7 +156,9 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; the name before it may hold spaces and brackets."""
+    """Fields of /proc/PID/stat from the state on; the name before it may hold spaces and
+    brackets.
+    """
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (*_GONE, PermissionError):

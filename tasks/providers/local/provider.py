@@ -1,6 +1,8 @@
-"""The local provider: real hosts on one Linux machine, with CPU shares, shaped links and revocations.
+"""The local provider: real hosts on one Linux machine, with CPU shares, shaped links and
+revocations.
 
-Its prices are illustrative. Nothing is installed and nothing outlives the processes but the lease's directory.
+Its prices are illustrative. Nothing is installed and nothing outlives the processes but the lease's
+directory.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ CAPABILITIES = Capabilities(spends_money=False, simulated=True)
 
 
 class LocalProvider(LocalCatalogue, Provider):
-    """Hosts on this machine, leases under `home`/leases. `python` runs a copy of `node_package` on each host."""
+    """Hosts on this machine, leases under `home`/leases. `python` runs a copy of `node_package` on
+    each host.
+    """
 
     name = "local"
 
@@ -54,10 +58,11 @@ class LocalProvider(LocalCatalogue, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Hosts with agents running; on exit nothing of them is left but the mailbox (see `forget`).
+        """Hosts with agents running; on exit nothing of them is left but the mailbox (see
+        `forget`).
 
-        Raises NotSupported for what can never be had here, NoCapacity while other hosts hold the cores, and
-        ProviderError where hosts cannot be started.
+        Raises NotSupported for what can never be had here, NoCapacity while other hosts hold the
+        cores, and ProviderError where hosts cannot be started.
         """
         if why := self.fits(cluster):
             raise (
@@ -76,7 +81,8 @@ class LocalProvider(LocalCatalogue, Provider):
         try:
             with self.store.locked():
                 running.start()
-                # Seen again with our own hosts waiting: a controller of another home may have come at the same moment.
+                # Seen again with our own hosts waiting: a controller of another home may have come
+                # at the same moment.
                 self.refuse_if_taken(0.0)
                 running.go()
             yielded = True
@@ -101,7 +107,9 @@ class LocalProvider(LocalCatalogue, Provider):
         ]
 
     def ended(self) -> list[EndedLease]:
-        """Leases that are over and not forgotten, with their mailboxes: what a killed controller did not load too."""
+        """Leases that are over and not forgotten, with their mailboxes: what a killed controller
+        did not load too.
+        """
         store = self.store
         return [
             lease.over(store.mailbox(lease.lease_id))
@@ -114,9 +122,11 @@ class LocalProvider(LocalCatalogue, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End leases of this home whose controller is gone or whose deadline has passed, and strays of no lease.
+        """End leases of this home whose controller is gone or whose deadline has passed, and strays
+        of no lease.
 
-        Raises NotSwept, once all else is done, where a lease cannot be read; its hosts are left alone.
+        Raises NotSwept, once all else is done, where a lease cannot be read; its hosts are left
+        alone.
         """
         if not self.store.root.is_dir():
             return []

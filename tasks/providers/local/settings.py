@@ -1,4 +1,6 @@
-"""The section [local] of srift.toml: the hosts on offer here, their illustrative prices and interruptions."""
+"""The section [local] of srift.toml: the hosts on offer here, their illustrative prices and
+interruptions.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from models.domain.suggestions import refuse_odd_names
 
 
 class LocalInstanceType(BaseModel):
-    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in dollars an hour.
+    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in
+    dollars an hour.
 
-    `spot_replaced`: whether another is to be had at once in the place of a spot host that was taken away.
+    `spot_replaced`: whether another is to be had at once in the place of a spot host that was taken
+    away.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,7 +1,9 @@
-"""Stands in for what a machine reaches of AWS: `cloud.py FOLDER ADDRESS:PORT...` serves objects and instance metadata.
+"""Stands in for what a machine reaches of AWS: `cloud.py FOLDER ADDRESS:PORT...` serves objects and
+instance metadata.
 
-Objects are files under FOLDER (no signature is checked: that is botocore's and moto's to say); values of the metadata
-service are files under FOLDER/meta-data, given to those who show the token only.
+Objects are files under FOLDER (no signature is checked: that is botocore's and moto's to say);
+values of the metadata service are files under FOLDER/meta-data, given to those who show the token
+only.
 """
 
 import sys

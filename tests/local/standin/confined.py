@@ -1,4 +1,6 @@
-"""Stands in for the agent on a rented machine: says what it could see and do, leaves a record, waits for the end."""
+"""Stands in for the agent on a rented machine: says what it could see and do, leaves a record,
+waits for the end.
+"""
 
 import argparse
 import ctypes

@@ -73,7 +73,9 @@ def known(here: Workspace) -> dict[str, str]:
 
 
 def killed_after(*script: Step) -> tuple[Step, ...]:
-    """As SIGKILL leaves it: the mailbox of that moment, machines without a controller, then reaped."""
+    """As SIGKILL leaves it: the mailbox of that moment, machines without a controller,
+    then reaped.
+    """
 
     def kill(cluster: FakeCluster) -> None:
         shutil.copytree(cluster.mailbox, cluster.mailbox.parent.parent / "orphan" / "mailbox")

@@ -1,4 +1,6 @@
-"""Data are where machines read them before any machine is bought; data that cannot be had are a problem of their runs."""
+"""Data are where machines read them before any machine is bought; data that cannot be had are a
+problem of their runs.
+"""
 
 from __future__ import annotations
 

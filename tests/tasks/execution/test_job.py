@@ -1,4 +1,6 @@
-"""A line of the shopping list becomes items with run ids, files with digests, and setups that say where from."""
+"""A line of the shopping list becomes items with run ids, files with digests, and setups that say
+where from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a launch does about machines that go: as little as the time that they leave allows, and never for ever."""
+"""What a launch does about machines that go: as little as the time that they leave allows, and
+never for ever.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What nodes write is theirs, and no number of theirs ends a refresh; what became of each machine comes home once."""
+"""What nodes write is theirs, and no number of theirs ends a refresh; what became of each machine
+comes home once.
+"""
 
 from __future__ import annotations
 

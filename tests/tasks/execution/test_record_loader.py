@@ -1,4 +1,6 @@
-"""What comes back from a launch is loaded once, whole, and whatever is unsound is set aside with a sentence."""
+"""What comes back from a launch is loaded once, whole, and whatever is unsound is set aside with a
+sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Whatever ends a launch: what was reported stays, the rest says why there is none, and the machines are let go.
+"""Whatever ends a launch: what was reported stays, the rest says why there is none, and the
+machines are let go.
 
-Machines that are taken away cost the run under way; the rest goes on with fewer or with other machines.
+Machines that are taken away cost the run under way; the rest goes on with fewer or with other
+machines.
 """
 
 from __future__ import annotations
@@ -267,7 +269,9 @@ def full(_: Path, __: Any) -> None:
 
 
 def in_processes(home: Path, runs: str, **changes: Any) -> Job:
-    """As `job`, with x and y of a folder's workload, and z of one with a variable; the rest is of a plain one."""
+    """As `job`, with x and y of a folder's workload, and z of one with a variable; the rest is of a
+    plain one.
+    """
     (home / "m.py").write_text("def build(): ...\n")
     plain = Source.of_file(home / "m.py")
     sources = {

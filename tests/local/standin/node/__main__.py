@@ -1,4 +1,6 @@
-"""A stand-in for the node agent: reports itself, takes whatever bytes come, and does the small jobs it finds."""
+"""A stand-in for the node agent: reports itself, takes whatever bytes come, and does the small jobs
+it finds.
+"""
 
 import argparse
 import json

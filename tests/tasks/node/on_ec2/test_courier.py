@@ -1,4 +1,6 @@
-"""A rented machine's life: nobody's code behind a fence that does not hold, and everything carried that can be."""
+"""A rented machine's life: nobody's code behind a fence that does not hold, and everything carried
+that can be.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ class Data:
 
 
 class World:
-    """The store, the agent and the notices of one machine, which has its place unless a test takes it away."""
+    """The store, the agent and the notices of one machine, which has its place unless a test takes
+    it away.
+    """
 
     def __init__(self, directory: Path, clock: Any) -> None:
         self.clock, self.at = clock, clock.at
@@ -254,7 +258,9 @@ def test_an_agent_that_fails_is_reported_with_its_last_words(world: World) -> No
 def test_requested_data_are_fetched_and_their_progress_is_reported(
     world: World,
 ) -> None:
-    """Also where what came after the question could not be put in place, and where the store is away meanwhile."""
+    """Also where what came after the question could not be put in place, and where the store is
+    away meanwhile.
+    """
     asked = b'{"data": {"aabb": "s3://mine-1/cats/"}}'
     world.tell("data.json", asked)
     files = {name: hashlib.sha256(asked).hexdigest() for name in ("data.json", "plan.json")}

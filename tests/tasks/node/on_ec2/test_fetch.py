@@ -1,4 +1,6 @@
-"""S3 as a machine's courier uses it, against moto: objects of the mailbox, and data that come whole or with a reason."""
+"""S3 as a machine's courier uses it, against moto: objects of the mailbox, and data that come whole
+or with a reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""User code runs only where the metadata service has been shown to be out of its reach (on real hosts: tests/local)."""
+"""User code runs only where the metadata service has been shown to be out of its reach (on real
+hosts: tests/local).
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, code: int, root: OSError | None) -> str:
-    """What trying as the user proves that ended with `code`, where root's own attempt meets `root`."""
+    """What trying as the user proves that ended with `code`, where root's own attempt
+    meets `root`.
+    """
 
     def connect(*_: object, **__: object) -> SimpleNamespace:
         if root is not None:

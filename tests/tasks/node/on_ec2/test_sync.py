@@ -267,7 +267,9 @@ def test_one_machine_sends_so_many_bytes_and_no_more_but_for_records_and_what_is
 def test_files_that_are_rewritten_all_the_time_cost_no_more_than_the_caps_count(
     tmp_path: Path, store: Store, carried: Outbox, clock: Any
 ) -> None:
-    """Twice as many as may go up, for a quarter of an hour; a record goes up at once, and no heartbeat is left out."""
+    """Twice as many as may go up, for a quarter of an hour; a record goes up at once, and no
+    heartbeat is left out.
+    """
     for second in range(0, 900, 20):
         clock.now = float(second)
         for number in range(40):
