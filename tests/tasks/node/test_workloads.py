@@ -114,8 +114,7 @@ def test_a_batch_that_can_move_itself_stays_what_it_is() -> None:
         ("def build(): return [1]", {}, "optimizer"),
         ("def build(data): ...", {}, "data"),
         ("def build(a, b, c=1): ...", {}, "a"),
-        ("from torch import nn
-def build(): return nn.Linear(1, 1), len, len, 1", {}, "optimizer"),
+        ("from torch import nn\ndef build(): return nn.Linear(1, 1), len, len, 1", {}, "optimizer"),
         ("def build(): return 1, len, len, 2", {}, "torch module"),
         ("def build(width): ...", {"widht": 3}, "width"),
         ("def build(depth=1): ...", {"widht": 3}, "widht"),
