@@ -37,8 +37,9 @@ class Prospect:
         """
         more = most_usd_per_hour_beside(self.spec.volume_gib)
         each = [
-            max(sum(place.bids) for place in one.places.values()) + more * len(one.cluster.members)
-            for one in self.attempts
+            max(sum(place.bids) for place in attempt.places.values())
+            + more * len(attempt.cluster.members)
+            for attempt in self.attempts
         ]
         seconds = 60.0 * math.ceil(deadline_s / 60) + BOOT_S
         return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
@@ -86,7 +87,9 @@ class Home:
         self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a"
     ) -> Offer:
         found = [
-            one for one in self.provider.offers(self.world.now) if one.instance_type.name == name
+            offer
+            for offer in self.provider.offers(self.world.now)
+            if offer.instance_type.name == name
         ]
         region = zone[:-1]
         return next(

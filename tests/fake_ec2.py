@@ -138,13 +138,13 @@ class FakeAws:
     def pass_s(self, seconds: float) -> None:
         """Time goes by; machines whose time is up end themselves."""
         self.now += timedelta(seconds=seconds)
-        for one in self.instances.values():
-            ends = one.ends_itself_at()
+        for machine in self.instances.values():
+            ends = machine.ends_itself_at()
             if ends is not None and ends <= self.now:
-                one.end(ends, "Client.InstanceInitiatedShutdown")
+                machine.end(ends, "Client.InstanceInitiatedShutdown")
 
     def alive(self) -> list[Instance]:
-        return [one for one in self.instances.values() if one.ended_at is None]
+        return [machine for machine in self.instances.values() if machine.ended_at is None]
 
     def bought(self) -> int:
         """Machines ever launched."""
@@ -180,7 +180,8 @@ class FakeAws:
         if "TagSpecifications" in words:
             self.tagging.add(name)
         fault = next(
-            (one for one in self.faults if one.strikes(action, words | {"region": region})), None
+            (fault for fault in self.faults if fault.strikes(action, words | {"region": region})),
+            None,
         )
         if fault is not None and not fault.after:
             self._strike(fault, name)
@@ -274,7 +275,9 @@ class FakeAws:
         here = [one for name, one in self.instances.items() if self.regions[name] == region]
         described = [one.described(now) for one in here if one.launched_at <= shown]
         return {
-            "Reservations": [{"Instances": [one for one in described if matches(one, Filters)]}]
+            "Reservations": [
+                {"Instances": [instance for instance in described if matches(instance, Filters)]}
+            ]
         }
 
     def _terminate_instances(

@@ -85,7 +85,7 @@ class Account:
         return self._paged("InstanceTypeOfferings", rows, NextToken)
 
     def get_products(self, *, Filters: list[Any], NextToken: str = "0", **_: Any) -> Any:
-        [region] = [one["Value"] for one in Filters if one["Field"] == "regionCode"]
+        [region] = [each["Value"] for each in Filters if each["Field"] == "regionCode"]
         products = []
         for name, usd in self.usd.get(region, {}).items():
             dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd or 0.0:.10f}"}}
@@ -157,7 +157,7 @@ class Account:
         return {}
 
     def create_security_group(self, *, region: str, now: datetime, **words: Any) -> Any:
-        if any(one["GroupName"] == words["GroupName"] for one in self.groups.values()):
+        if any(group["GroupName"] == words["GroupName"] for group in self.groups.values()):
             raise client_error("InvalidGroup.Duplicate", "CreateSecurityGroup")
         name = f"sg-{len(self.groups)}"
         made = {"GroupId": name, "in": [], "out": ["everything"]}

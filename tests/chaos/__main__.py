@@ -30,15 +30,17 @@ def main() -> int:
         print(results[0].scenario, *results[0].log, sep="\n")
     print(f"{'kind':44} {'tried':>6} {'passed':>7}  failed")
     for kind in KINDS:
-        mine = [one for one in results if kind in one.scenario.kinds]
-        failed = [str(one.scenario.seed) for one in mine if one.wrong]
+        mine = [result for result in results if kind in result.scenario.kinds]
+        failed = [str(machine.scenario.seed) for machine in mine if machine.wrong]
         print(f"{kind:44} {len(mine):6} {len(mine) - len(failed):7}  {' '.join(failed)}")
-    for one in results:
-        for sentence in one.wrong:
-            print(f"scenario {one.scenario.seed} ({', '.join(one.scenario.kinds)}): {sentence}")
-    struck = sum((one.struck for one in results), Counter[str]())
+    for result in results:
+        for sentence in result.wrong:
+            print(
+                f"scenario {result.scenario.seed} ({', '.join(result.scenario.kinds)}): {sentence}"
+            )
+    struck = sum((result.struck for result in results), Counter[str]())
     print("what happened: " + ", ".join(f"{n} x {what}" for what, n in sorted(struck.items())))
-    passed, seconds = sum(not one.wrong for one in results), time.monotonic() - began
+    passed, seconds = sum(not result.wrong for result in results), time.monotonic() - began
     print(f"{passed} of {len(results)} scenarios passed, in {seconds:.0f} s")
     return 0 if passed == len(results) else 1
 

@@ -56,7 +56,7 @@ def machines(world: ChaosAws) -> Iterator[str]:
     if world.overdue:
         yield f"alive past the deadline: {', '.join(sorted(world.overdue))}"
     if world.alive():
-        yield f"alive after the last reaping: {', '.join(one.instance_id for one in world.alive())}"
+        yield f"alive after the last reaping: {', '.join(machine.instance_id for machine in world.alive())}"
 
 
 def records(world: ChaosAws, what: Kept) -> Iterator[str]:
@@ -87,7 +87,7 @@ def money(campaigns: Campaigns, what: Kept) -> Iterator[str]:
     world = campaigns.home.world
     billed = {
         lease_id: world.usd(lease_id)
-        for lease_id in {one.tags["srift:lease"] for one in world.instances.values()}
+        for lease_id in {machine.tags["srift:lease"] for machine in world.instances.values()}
     }
     for refresh_id, cap in campaigns.caps.items():
         spent = sum(
@@ -125,9 +125,9 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
             missing = len(planned - measured)
             yield f"{lease_id} ended {outcome!r}: {missing} runs are not explained"
         lost = [
-            one
-            for one in world.instances.values()
-            if one.tags["srift:lease"] == lease_id and one.reason == TAKEN
+            machine
+            for machine in world.instances.values()
+            if machine.tags["srift:lease"] == lease_id and machine.reason == TAKEN
         ]
         unexplained = planned - {row["run_id"] for row in lease_rows}
         if any(TAKEN in row["reason"] for row in lease_rows if row["status"] == "refused"):
@@ -149,7 +149,11 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
         if not any(row["status"] in ("refused", "failed") for row in lease_rows):
             yield f"{lease_id} was refused, and no row says so"
     for lease_id in campaigns.started.keys() - campaigns.served.keys():
-        machines = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id]
+        machines = [
+            machine
+            for machine in world.instances.values()
+            if machine.tags["srift:lease"] == lease_id
+        ]
         if machines and lease_id not in what.outcomes:
             yield f"{lease_id} had machines when its controller was killed, and no row tells of it"
 
@@ -165,7 +169,7 @@ def devices(what: Kept) -> Iterator[str]:
 def false_alarms(world: ChaosAws, what: Kept) -> Iterator[str]:
     """Nobody is called silent who could be heard."""
     dumb = {"hangs", "mute", "uploads fail"} & {
-        one.kind for node in world.nodes.values() for one in node.troubles
+        trouble.kind for node in world.nodes.values() for trouble in node.troubles
     }
     for found in what.rows.values():
         reason = found[0]["reason"]
@@ -176,7 +180,7 @@ def false_alarms(world: ChaosAws, what: Kept) -> Iterator[str]:
 def leftovers(campaigns: Campaigns) -> Iterator[str]:
     provider, account = campaigns.home.provider, campaigns.home.world.account
     if provider.leases() or provider.ended():
-        left = [one.lease_id for one in (*provider.leases(), *provider.ended())]
+        left = [lease.lease_id for lease in (*provider.leases(), *provider.ended())]
         yield f"leases that are not loaded and forgotten: {left}"
     if account.templates or account.groups or account.placements:
         yield "groups or templates were left in the account"

@@ -169,9 +169,9 @@ class Campaigns:
         world.struck[f"another reaper: {why}"] += 1
         files = self._lease_files()
         alive = {
-            one.instance_id
-            for one in world.alive()
-            if float(one.tags["srift:deadline"]) > world.now.timestamp()
+            machine.instance_id
+            for machine in world.alive()
+            if float(machine.tags["srift:deadline"]) > world.now.timestamp()
         }
         with ExitStack() as stack:
             if why == UNKNOWN_KEY:
@@ -185,7 +185,7 @@ class Campaigns:
             except NotSwept as error:
                 world.note(f"another reaper: {error}")
         ended = [
-            one for one in alive if world.instances[one].reason == "Client.UserInitiatedShutdown"
+            name for name in alive if world.instances[name].reason == "Client.UserInitiatedShutdown"
         ]
         if ended or not all(file.parent.is_dir() for file in files):
             self.wrong.append(

@@ -69,14 +69,14 @@ class Gang:
     def _begin(self, now: datetime) -> None:
         assert self._first is not None
         whole = set(self.members) == set(self.layout.devices) and all(
-            one.works for one in self.members.values()
+            offer.works for offer in self.members.values()
         )
         if self._armed is None and whole and now >= self._first + timedelta(seconds=6.0):
             self._armed = now
-            for one in self.members.values():
-                one.say(f"armed-{self.plan.attempt}.json", {"attempt": self.plan.attempt})
+            for offer in self.members.values():
+                offer.say(f"armed-{self.plan.attempt}.json", {"attempt": self.plan.attempt})
         elif self._armed is not None and all(
-            one.reads(f"go-{self.plan.attempt}.json") for one in self.members.values()
+            offer.reads(f"go-{self.plan.attempt}.json") for offer in self.members.values()
         ):
             self._start(0, now)
         elif now >= self._first + timedelta(
@@ -122,9 +122,9 @@ class Gang:
 
     def _end(self, code: int, worker_code: int, reason: str, culprit: str = "") -> None:
         self.over = True
-        for one in self.members.values():
-            if one.works and one.gang is self:
-                one.finish(self.plan.attempt, code, worker_code, reason, culprit)
+        for offer in self.members.values():
+            if offer.works and offer.gang is self:
+                offer.finish(self.plan.attempt, code, worker_code, reason, culprit)
 
 
 def record_of(plan: Plan, item: Item, unix: float) -> dict[str, Any]:

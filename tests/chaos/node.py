@@ -31,7 +31,7 @@ class Node:
     def __init__(self, world: ChaosAws, instance: Instance, troubles: list[Trouble]) -> None:
         self.world, self.instance, self.troubles = world, instance, troubles
         self.ends_at = instance.ends_itself_at()
-        self.kinds = {one.kind for one in troubles}
+        self.kinds = {trouble.kind for trouble in troubles}
         self.lease_id = instance.tags["srift:lease"]
         self.skew_s = (
             world.rng.choice([0.0, 0.0, 5.0, -7200.0, 5 * 3600.0]) if "skew" in self.kinds else 0.0
@@ -285,7 +285,7 @@ class Node:
     def _floods(self, now: datetime) -> None:
         """Its own folder, and by a detour that IAM's stars allow those of the others."""
         userid = f"{ROLE}:{self.instance.instance_id}"
-        mine = [one for one in self.world.nodes.values() if one.lease_id == self.lease_id]
+        mine = [node for node in self.world.nodes.values() if node.lease_id == self.lease_id]
         for number in range(FLOOD):
             self.world.s3.upload(
                 now, self.lease_id, self.instance.instance_id, f"o-{number:04}.json", {}

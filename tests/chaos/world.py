@@ -137,9 +137,9 @@ class ChaosAws(FakeAws):
     def usd(self, lease_id: str) -> float:
         """The bill of a lease, by the lives of its machines."""
         return sum(
-            self._bill(one)
-            for one in self.instances.values()
-            if one.tags["srift:lease"] == lease_id
+            self._bill(machine)
+            for machine in self.instances.values()
+            if machine.tags["srift:lease"] == lease_id
         )
 
     def _bill(self, one: Instance) -> float:
@@ -217,7 +217,9 @@ class ChaosAws(FakeAws):
         [group] = answer["Reservations"]
         ends = {name: one.ended_at for name, one in self.instances.items()}
         group["Instances"] = [
-            one for one in group["Instances"] if (ends[one["InstanceId"]] or now) > now - FORGOTTEN
+            instance
+            for instance in group["Instances"]
+            if (ends[instance["InstanceId"]] or now) > now - FORGOTTEN
         ]
         return answer
 
@@ -225,7 +227,8 @@ class ChaosAws(FakeAws):
         """Whether a machine lives, or may still upload."""
         lingers = self.now - timedelta(seconds=40)
         return any(
-            one.ended_at is None or one.ended_at > lingers for one in self.instances.values()
+            machine.ended_at is None or machine.ended_at > lingers
+            for machine in self.instances.values()
         )
 
     def _sync_mirrors(self) -> None:
@@ -240,10 +243,10 @@ class ChaosAws(FakeAws):
 
     def _watch_deadlines(self) -> None:
         """A machine may live to its deadline, a minute's rounding, and the caps' allowance."""
-        for one in self.instances.values():
-            ends = float(one.tags["srift:deadline"]) + 60.0 + LATE_S
-            if one.ended_at is None and one.boot_s < 1e6 and self.now.timestamp() > ends:
-                self.overdue.add(one.instance_id)
+        for machine in self.instances.values():
+            ends = float(machine.tags["srift:deadline"]) + 60.0 + LATE_S
+            if machine.ended_at is None and machine.boot_s < 1e6 and self.now.timestamp() > ends:
+                self.overdue.add(machine.instance_id)
 
     def uploaded(self) -> dict[tuple[str, str], list[bytes]]:
         """Every record in the store: (lease, run) -> what machines sent of it."""

@@ -149,7 +149,7 @@ def test_the_cards_that_a_launch_attaches_count_but_never_more_than_the_machine_
 )
 def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network: dict[str, Any]) -> None:
     types = described([answer(NetworkInfo=network), answer(InstanceType="m9.large", GpuInfo={})])
-    assert [one.name for one in types] == ["m9.large"]
+    assert [kind.name for kind in types] == ["m9.large"]
 
 
 def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
@@ -163,8 +163,8 @@ def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
         (("*",), {*names, "m9.large"}),
         (("x1.*",), set()),
     ]:
-        assert {one.name for one in wanted(types, patterns)} == kept
-        assert kept <= may_be_wanted((one.name for one in types), patterns), (
+        assert {kind.name for kind in wanted(types, patterns)} == kept
+        assert kept <= may_be_wanted((kind.name for kind in types), patterns), (
             "what is wanted was asked for"
         )
 
@@ -185,12 +185,12 @@ def test_arm_machines_are_not_among_all_gpus_since_the_image_is_not_for_them(
 def test_gpu_stands_for_the_families_of_the_image_line() -> None:
     line = image_line(AMI_PARAMETER)
     assert line is not None
-    gpus = [one for one in packaged().instance_types if is_gpu(one)]
-    offered = {family(one.name) for one in wanted(gpus, ["gpu"], line)}
+    gpus = [kind for kind in packaged().instance_types if is_gpu(kind)]
+    offered = {family(kind.name) for kind in wanted(gpus, ["gpu"], line)}
     assert offered == line.families, "EC2 has every family of the release note"
-    left = {family(one.name) for one in gpus} - offered
+    left = {family(kind.name) for kind in gpus} - offered
     assert {"p3dn", "g7", "g7e", "p6-b300"} <= left
-    volta = next(one for one in gpus if one.name == "p3dn.24xlarge")
+    volta = next(kind for kind in gpus if kind.name == "p3dn.24xlarge")
     assert off_image(volta, line) and wanted(gpus, ["p3dn.24xlarge"], line) == [volta]
     assert wanted(gpus, ["gpu"], None) == gpus
 

@@ -26,7 +26,7 @@ def running(home: Home) -> Iterator[Ec2Cluster]:
 
 
 def names(home: Home) -> list[str]:
-    return [one.instance_id for one in home.world.alive()]
+    return [machine.instance_id for machine in home.world.alive()]
 
 
 def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_every_node(
@@ -192,13 +192,13 @@ def test_an_interruption_is_distinguished_from_a_failure_and_what_ec2_knows_no_m
     first, second = names(home)
     home.world.interrupt(first)
     home.world.pass_s(6.0)
-    assert [one.alive for one in running.nodes()] == [False, True]
+    assert [node.alive for node in running.nodes()] == [False, True]
     home.world.instances[second].end(home.world.now, "Client.InstanceInitiatedShutdown")
     home.world.pass_s(6.0)
     lost = running.nodes()
-    assert [one.alive for one in lost] == [False, False]
-    assert [one.interrupted for one in lost] == [True, False]
-    assert all(one.reason and "secret" not in one.reason for one in lost)
+    assert [machine.alive for machine in lost] == [False, False]
+    assert [machine.interrupted for machine in lost] == [True, False]
+    assert all(machine.reason and "secret" not in machine.reason for machine in lost)
     del home.world.instances[second]
     home.world.pass_s(6.0)
     assert not running.nodes()[1].alive and running.nodes()[1].reason
@@ -212,7 +212,9 @@ def test_a_replacement_that_measures_a_run_again_overwrites_no_record(home: Home
         )
         home.world.interrupt(second)
         assert running.replace(1)
-        third = next(one.instance_id for one in home.world.alive() if one.instance_id > second)
+        third = next(
+            machine.instance_id for machine in home.world.alive() if machine.instance_id > second
+        )
         home.world.s3.upload(home.world.now, "r-1", third, "records/a.json", b'{"run_id": "a", "b')
         assert running.mirror.sync() and running.mirror.sync()
     records = [
@@ -231,7 +233,7 @@ def test_what_aws_says_is_asked_for_every_few_seconds_and_silence_is_no_loss(
     assert home.world.count("ec2:DescribeInstances") == asked
     home.world.faults = [Fault(action="ec2:DescribeInstances", code=SILENT, times=2)]
     home.world.pass_s(6.0)
-    assert [one.alive for one in running.nodes()] == [True, True]
+    assert [node.alive for node in running.nodes()] == [True, True]
 
 
 def test_a_notice_counts_down_by_the_stores_clock(home: Home, running: Ec2Cluster) -> None:
@@ -263,7 +265,7 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
         assert running.replace(1)
         third = next(name for name in names(home) if name not in (first, second))
         assert running.addresses == ["10.0.0.1", home.world.instances[third].address]
-        assert [one.alive for one in running.nodes()] == [True, True]
+        assert [node.alive for node in running.nodes()] == [True, True]
         assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1"), (
             "the new one has not reported itself"
         )
@@ -293,7 +295,7 @@ def test_no_replacement_where_there_is_none(home: Home, running: Ec2Cluster) -> 
     home.world.interrupt(names(home)[1])
     home.world.capacity[("us-east-1c", "spot")] = 0
     assert not running.replace(1)
-    assert [one.alive for one in running.nodes()] == [True, False]
+    assert [node.alive for node in running.nodes()] == [True, False]
     assert len(running._launcher.lease.refusals) == 1
     home.world.capacity[("us-east-1c", "spot")] = 1
     assert running.replace(1), "asked for anew, under a token of its own"

@@ -35,8 +35,8 @@ def paying(home: Home, **terms: Any) -> Home:
 def test_a_spot_cluster_comes_up_in_the_cheapest_zone_and_is_gone_afterwards(home: Home) -> None:
     with home.acquire(home.two(), deadline_s=7200.0) as running:
         assert running.addresses == ["10.0.0.1", "10.0.0.2"]
-        assert [one.alive for one in running.nodes()] == [True, True]
-        assert {one.zone for one in running.cluster.members} == {"us-east-1c"}
+        assert [node.alive for node in running.nodes()] == [True, True]
+        assert {offer.zone for offer in running.cluster.members} == {"us-east-1c"}
         [held] = home.provider.leases()
         assert held.controller_alive and held.cluster == "2xg4dn.12xlarge"
         node = home.world.s3.read("r-1", home.world.alive()[1].instance_id, "node.json")
@@ -82,21 +82,21 @@ def test_one_fleet_a_market_and_a_refusal_for_each(home: Home) -> None:
 def test_one_fleet_chooses_among_the_zones_and_a_replacement_stays_in_its_zone(home: Home) -> None:
     home.world.capacity |= {("us-east-1a", "spot"): 0, ("us-east-1c", "spot"): 1}
     with home.acquire(home.two()) as running:
-        found = {(one.zone, one.usd_per_hour) for one in running.cluster.members}
+        found = {(offer.zone, offer.usd_per_hour) for offer in running.cluster.members}
         assert found == {("us-east-1b", SPOT_USD["b"])}
         assert home.leases.all()[0].refusals == () and home.world.count("ec2:CreateFleet") == 1
         home.world.interrupt(home.world.alive()[1].instance_id)
         home.world.capacity.clear()
         assert running.replace(1)
-        assert {one.zone for one in home.world.alive()} == {"us-east-1b"}
+        assert {machine.zone for machine in home.world.alive()} == {"us-east-1b"}
 
 
 def test_a_gang_whose_second_group_is_refused_gives_the_first_back(home: Home) -> None:
     home.world.capacity[("us-east-1c", "spot")] = 2
     with home.acquire(home.mixed()) as running:
-        assert {one.market for one in running.cluster.members} == {"on-demand"}
+        assert {offer.market for offer in running.cluster.members} == {"on-demand"}
         assert len(home.world.alive()) == 3 and home.world.bought() == 5
-        assert len({one.zone for one in home.world.alive()}) == 1
+        assert len({machine.zone for machine in home.world.alive()}) == 1
     [ended] = home.provider.ended()
     assert ended.usd is not None and ended.usd > 2 * SPOT_USD["c"] * 60 / 3600
 
@@ -105,7 +105,7 @@ def test_a_gang_whose_second_group_is_refused_gives_the_first_back(home: Home) -
 def test_a_refusal_of_spot_goes_on_demand(home: Home, code: str) -> None:
     home.world.faults = [Fault(action="ec2:CreateFleet", code=code)]
     with home.acquire(home.two()) as running:
-        assert {one.market for one in running.cluster.members} == {"on-demand"}
+        assert {offer.market for offer in running.cluster.members} == {"on-demand"}
     assert home.world.count("ec2:CreateFleet") == 2
 
 
@@ -134,8 +134,8 @@ def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(
 ) -> None:
     home = paying(home, **terms)
     with home.acquire(home.two()) as running:
-        assert {one.market for one in home.world.alive()} == {"spot"}
-        assert [one.usd_per_hour for one in running.cluster.members] == [pytest.approx(usd)] * 2
+        assert {machine.market for machine in home.world.alive()} == {"spot"}
+        assert [offer.usd_per_hour for offer in running.cluster.members] == [pytest.approx(usd)] * 2
         home.world.pass_s(3600.0)
         spent = running.usd_so_far()
         assert spent is not None and 2 * usd < spent < 2 * (usd + 0.05) * 3607 / 3600
@@ -210,7 +210,7 @@ def test_a_fleet_without_an_answer_is_looked_for_by_its_tag(
     else:
         home.world.faults = [Fault(action="ec2:CreateFleet", code=code, times=6, after=shows)]
     with home.acquire(home.two()) as running:
-        got = {one.market for one in running.cluster.members}
+        got = {offer.market for offer in running.cluster.members}
         assert got == ({"spot"} if shows else {"on-demand"})
         assert len(home.world.alive()) == 2
     assert home.world.bought() == 2 and home.world.alive() == []
@@ -337,7 +337,7 @@ def test_subnets_are_named_or_tagged_or_the_default_ones_of_one_vpc(home: Home) 
     assert isinstance(refused(named), NotSupported)
     home.world.account.subnet_names = {"subnet-0000000a": "us-east-1b"}
     with named.acquire(home.two()):
-        assert {one.zone for one in home.world.alive()} == {"us-east-1b"}
+        assert {machine.zone for machine in home.world.alive()} == {"us-east-1b"}
         request = home.world.alive()[0].request
         assert request["NetworkInterfaces"][0]["AssociatePublicIpAddress"] is True
     private = paying(home, subnets="private")

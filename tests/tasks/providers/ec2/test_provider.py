@@ -193,10 +193,10 @@ def test_types_that_the_image_does_not_run_on_are_not_offered_and_not_launched()
     ours, own = Ec2Provider(Ec2()), Ec2Provider(Ec2(ami_parameter="/ours/ami"))
     [said] = ours.off_image()
     assert "p3dn" in said and "g7e" in said and len(own.off_image()) == 1
-    assert "p3dn.24xlarge" not in {one.name for one in ours.packaged_types()}
-    assert "p3dn.24xlarge" in {one.name for one in own.packaged_types()}
+    assert "p3dn.24xlarge" not in {kind.name for kind in ours.packaged_types()}
+    assert "p3dn.24xlarge" in {kind.name for kind in own.packaged_types()}
     named = Ec2Provider(Ec2(instance_types=("p3dn.24xlarge", "p4d.24xlarge", "c7i.xlarge")))
-    offers = {one.instance_type.name: one for one in named.packaged_offers()}
+    offers = {offer.instance_type.name: offer for offer in named.packaged_offers()}
     volta, ampere = offers["p3dn.24xlarge"], offers["p4d.24xlarge"]
     processor = offers["c7i.xlarge"]
     assert named.fits(Cluster.of((1, volta))) == "" != named.launches(Cluster.of((1, volta)))

@@ -29,8 +29,8 @@ def left_running(
         home.world.faults = [Fault(action="", code=KILLED)]
     home.world.faults = []
     home.die()
-    for one in home.world.alive():
-        one.deaf = deaf
+    for machine in home.world.alive():
+        machine.deaf = deaf
 
 
 def killed_unheard(home: Home, market: str = "on-demand") -> None:
@@ -194,8 +194,8 @@ def test_a_new_deployment_bucket_or_prefix_hides_no_machine_and_no_record(home: 
 def stay_on(home: Home) -> None:
     """The deadline passes, and no machine ends."""
     home.world.pass_s(1801)
-    for one in home.world.instances.values():
-        one.ended_at = None
+    for machine in home.world.instances.values():
+        machine.ended_at = None
 
 
 def test_a_region_that_does_not_answer_fails_the_reaping_after_the_others(

@@ -82,13 +82,13 @@ def test_the_market_asked_for_comes_first_then_on_demand() -> None:
     bids = [place.bids[0] for place in spot.places.values()]
     assert bids == pytest.approx([SPOT_MARGIN * 0.20, SPOT_MARGIN * 0.18, 0.526])
     there = spot.places[ZONES[1]].cluster
-    assert {one.zone for one in there.members} == {ZONES[1]}
+    assert {offer.zone for offer in there.members} == {ZONES[1]}
     assert there.usd_per_hour == pytest.approx(2 * 0.18)
 
 
 def test_only_allowed_markets_and_known_prices_are_attempted() -> None:
-    assert [one.market for one in attempts(ASKED, OFFERS, ZONES, ("spot",))] == ["spot"]
-    assert [one.market for one in attempts_of(P4D)] == ["on-demand"]
+    assert [attempt.market for attempt in attempts(ASKED, OFFERS, ZONES, ("spot",))] == ["spot"]
+    assert [attempt.market for attempt in attempts_of(P4D)] == ["on-demand"]
     unknown = [replace(one, usd_per_hour=None) for one in OFFERS]
     assert attempts(Cluster.of((1, unknown[0])), unknown, ZONES, BOTH) == []
     [spot, _] = attempts(ASKED, OFFERS, [*ZONES[1:], "us-east-1f"], BOTH)
@@ -100,7 +100,7 @@ def test_prices_of_now_replace_public_and_own_spot_prices() -> None:
     later = datetime(2026, 11, 21, tzinfo=UTC)
     cluster = repriced(Cluster.of((2, own)), {("g4dn.xlarge", ZONES[0]): 0.3}, later)
     assert cluster.usd_per_hour == pytest.approx(0.6)
-    assert {(one.own_price, one.price_as_of) for one in cluster.members} == {("", later)}
+    assert {(offer.own_price, offer.price_as_of) for offer in cluster.members} == {("", later)}
     assert repriced(Cluster.of((2, own)), {}, later) == Cluster.of((2, own))
 
 

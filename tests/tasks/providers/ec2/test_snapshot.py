@@ -21,13 +21,13 @@ INSTALLED = {"moto", "apache-libcloud"} <= {
 
 def test_it_says_where_it_comes_from_and_under_which_licence() -> None:
     body = json.loads(gzip.decompress(FILE.read_bytes()))
-    assert {one["package"] for one in body["sources"]} == {"moto", "apache-libcloud"}
-    assert {one["licence"] for one in body["sources"]} == {"Apache-2.0"}
-    assert all(one["version"] and one["what"] for one in body["sources"])
+    assert {source["package"] for source in body["sources"]} == {"moto", "apache-libcloud"}
+    assert {source["licence"] for source in body["sources"]} == {"Apache-2.0"}
+    assert all(source["version"] and source["what"] for source in body["sources"])
     assert [
-        one["package"]
-        for one in body["sources"]
-        if "Apache Software Foundation" in one.get("notice", "")
+        source["package"]
+        for source in body["sources"]
+        if "Apache Software Foundation" in source.get("notice", "")
     ]
     assert datetime.fromisoformat(body["prices_as_of"]).tzinfo is not None
     assert FILE.stat().st_size < 200_000
@@ -39,16 +39,16 @@ def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced() -> None:
     assert None in prices and all(usd is None or usd > 0 for usd in prices)
     gpus = wanted(snapshot.instance_types, ["gpu"])
     offers = snapshot.offers(gpus, ("us-east-1", "eu-west-1"))
-    assert {one.region for one in offers} == {"us-east-1", "eu-west-1"}
-    assert len(offers) > 60 and any(one.usd_per_hour is None for one in offers)
-    assert {one.price_as_of for one in offers} == {snapshot.prices_as_of}
+    assert {offer.region for offer in offers} == {"us-east-1", "eu-west-1"}
+    assert len(offers) > 60 and any(offer.usd_per_hour is None for offer in offers)
+    assert {offer.price_as_of for offer in offers} == {snapshot.prices_as_of}
 
 
 def test_speeds_in_it_are_those_of_the_table() -> None:
-    for one in packaged().instance_types:
-        name, _, part = one.device.partition(" 1/")
+    for kind in packaged().instance_types:
+        name, _, part = kind.device.partition(" 1/")
         speed = DEVICE_TFLOPS.get(name)
-        assert one.device_tflops == (None if speed is None else speed / float(part or 1))
+        assert kind.device_tflops == (None if speed is None else speed / float(part or 1))
 
 
 def test_sources_are_combined_by_type_and_region() -> None:
