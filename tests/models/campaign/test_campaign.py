@@ -26,7 +26,7 @@ from models.campaign.candidates import Costs, PlannedRun, training_runs
 from models.campaign.run_value import Knowledge, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
-from models.domain.setup_table import row_key, rows_of
+from models.domain.setup_table import row_key
 from models.domain.workload import Goal, Mode, Workload
 from models.job.cost import job_costs
 from models.planner.candidates import Supply
@@ -178,18 +178,6 @@ def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(
     expected = [] if profiled is None else [(profiled, name) for name in ("large", "whole")]
     assert sorted(found) == expected
     assert {run.mode for run in runs_of(launches)} == (set(modes) if profiled else set())
-
-
-def test_training_runs_are_mostly_at_the_workloads_own_batches() -> None:
-    jobs = {job.name: job for job in WORKLOADS}
-    trains = list(runs_of(first_list()))
-    for run in trains:
-        job = jobs[run.workload]
-        least, most = job.global_batch_least, job.global_batch_most
-        assert sum(run.batches) * run.accumulation_steps == run.global_batch
-        assert run.global_batch in {least // 2, least, 2 * least, most}
-        assert run.exact == (least <= run.global_batch <= most)
-    assert len(trains) / 2 < sum(run.exact for run in trains) < len(trains)
 
 
 @pytest.mark.parametrize(
@@ -452,16 +440,6 @@ def test_machines_are_measured_full_and_with_one_device() -> None:
     }
     full, single = ({run.batches for run in runs if run.devices == (n,)} for n in (4, 1))
     assert single <= full  # at the same batch a device
-
-
-def test_runs_with_devices_are_not_bought_again() -> None:
-    caps = {"max_usd": 10.0, "max_seconds": 3000.0, "max_hosts": 2}
-    launches = shop(jobs=[JOB], sold=[FOUR, ONE], **caps)
-    layouts = {run.devices for run in runs_of(launches)}
-    assert (1,) in layouts and any(4 in devices for devices in layouts)
-    rows = measured(launches, spread=0.01)[0]
-    again = shop((rows, NOTHING, NOTHING), jobs=[JOB], sold=[FOUR, ONE], **caps)
-    assert {row_key(row, {}) for row in rows_of(rows)}.isdisjoint(keys(again))
 
 
 MODES = tuple(Mode(strategy=name) for name in ("ddp", "ddp-fp16", "ddp-mstopk"))

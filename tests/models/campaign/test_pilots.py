@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.stats import norm
 
@@ -62,23 +61,6 @@ def test_the_first_pilot_is_the_best_single_one() -> None:
     assert after[best] <= min(after.values()) + 0.004
 
 
-def test_measuring_every_setup_without_noise_leaves_no_regret() -> None:
-    choice_set, _ = open_choice(UNSURE)
-    mean, covariance, _ = UNSURE.joint(frame(list(choice_set.setups)))
-    belief = Belief(mean=mean, covariance=covariance, noise=0 * mean)
-    sure = [replace(one, irreducible_sd=0 * one.irreducible_sd) for one in choice_set.questions]
-    known = replace(choice_set, questions=tuple(sure))
-    assert expected(known, belief, range(len(mean))) == pytest.approx(0, abs=2e-3)
-    assert expected(known, belief, []) > 0.01
-
-
-def test_a_setup_is_a_pilot_once() -> None:
-    choice_set, setups = open_choice(UNSURE)
-    twice = frame([*setups, *setups])
-    found = choose_pilots(choice_set, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
-    assert len({at % len(setups) for at in found.chosen}) == 4
-
-
 def two(noise: float, pilot: int = 0) -> float:
     """Regret of a choice of two, the second 0.2 better in logs, one measured with `noise`."""
     question = OpenChoice(
@@ -109,20 +91,6 @@ def test_regret_after_a_noisy_run_has_its_closed_form(noise: float) -> None:
 
     shift_sd = 0.3**2 / np.sqrt(0.3**2 + noise)
     assert two(noise) == pytest.approx(least(shift_sd) - least(0.3 * np.sqrt(2)), abs=0.008)
-
-
-def test_of_two_runs_that_show_the_same_the_one_with_less_noise_is_the_pilot() -> None:
-    choice_set, setups = open_choice(UNSURE)
-    best = setups[pilots(UNSURE, count=1).chosen[0]]
-
-    def joint(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        mean, covariance, noise = UNSURE.joint(rows)
-        noise[-2] = 1.0
-        return mean, covariance, noise
-
-    both = frame([best, best])
-    found = choose_pilots(choice_set, both, joint, goal=DEADLINE.goal, count=1, seed=1)
-    assert found.chosen == (1,)
 
 
 def test_if_no_setup_surely_meets_the_deadline_pilots_show_the_likeliest() -> None:

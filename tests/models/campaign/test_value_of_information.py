@@ -23,8 +23,6 @@ from models.campaign.value_of_information import (
 )
 from models.domain.cluster import Cluster
 from models.domain.workload import Goal, Setup
-from models.job.duration import expected_hours
-from models.job.job_conditions import Pool, Stated
 from models.planner.choice_rule import drawn_meeting, normal_meeting
 from tests.models.planning import offer, workload
 
@@ -103,13 +101,6 @@ def test_the_value_is_that_of_the_textbook() -> None:
     assert chance[0] == pytest.approx(0.3085, abs=0.06)
 
 
-def test_an_error_that_all_setups_share_changes_only_who_meets_a_constraint() -> None:
-    together = belief([1.0, 1.05, 1.1], [0.3] * 3, alike=1.0)
-    assert gain(question(3), together, [0, 1, 2])[0].max() < 1e-9
-    limited = question(3, limited="usd", usd_per_hour=np.array([3.0, 2.0, 1.0]), limit=2.3)
-    assert gain(limited, together, [0])[0][0] > 0.01
-
-
 @pytest.mark.parametrize(
     ("limit", "p_required", "sd", "expected"),
     [
@@ -152,11 +143,6 @@ def test_values_of_goals_add_up_and_tiny_ones_count_nothing() -> None:
     regret, chance = gain(question(2), twins, [0])
     assert chance[0] > 0.3 and regret[0] < LEAST_REGRET
     assert run_values([question(2)], twins, [0, 1]).regret.tolist() == [0.0, 0.0]
-
-
-def test_runs_share_the_square_of_their_correlation() -> None:
-    alike = belief([1.0] * 3, [0.1] * 3, alike=0.6).alike()
-    assert alike == pytest.approx(0.36 + 0.64 * np.eye(3), abs=1e-6)
 
 
 def test_irreducible_spread_counts_against_meeting_a_constraint() -> None:
@@ -227,17 +213,3 @@ def test_safe_setups_contend_beside_many_cheaper_ones_that_may_miss() -> None:
     asked = next(one for one in found.questions if one.name == deadline.goal)
     prices = [1.0 + at / 1e4 for at in range(30)] + [3.0 + at / 1e4 for at in range(10)]
     assert asked.usd_per_hour == pytest.approx(prices)
-
-
-@pytest.mark.parametrize(("market", "hazard"), [("on-demand", 0.0), ("spot", 0.3)])
-def test_start_up_is_paid_once_and_does_not_grow_with_the_step(market: str, hazard: float) -> None:
-    for startup_s in (0.0, 7200.0):
-        stated = Stated(startup_s=startup_s)
-        found = choice_set_of(
-            JOB, zones(2, 1.0, market), predicted((2, 1.0, 1.1)), conditions=stated
-        )
-        asked = next(one for one in found.questions if one.name == "fastest")
-        assert asked.fixed_hours == pytest.approx(startup_s / 3600)
-        conditions = stated.gangs([Pool("a", market, "z", hazard)], np.ones((1, 1), int), 0.0)
-        hours = float(expected_hours([HOURS], conditions)[0])
-        assert asked.fixed_hours + asked.hours_per_step_s == pytest.approx(hours)

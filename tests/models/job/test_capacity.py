@@ -55,13 +55,6 @@ def test_a_larger_gang_is_never_ready_sooner(few: int, more: int) -> None:
     assert quantile(model, *[("a", "spot")] * few) <= large * (1 + 1e-9)
 
 
-def test_a_mixed_gang_waits_for_its_slowest_pool() -> None:
-    rows = [launches("a", "spot", 300.0, 20), launches("a", "on-demand", 60.0, 20)]
-    model = fit_startup(pd.concat(rows))
-    mixed = quantile(model, ("a", "on-demand"), ("a", "spot"))
-    assert mixed == pytest.approx(quantile(model, ("a", "spot"), ("a", "spot")), rel=0.01)
-
-
 def test_the_90_percent_quantile_covers_launches_held_out() -> None:
     rows = launches("a", "spot", 90.0, 400)
     ready_s = quantile(fit_startup(rows.iloc[:200]), ("a", "spot"), at=0.9)

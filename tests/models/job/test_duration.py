@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from models.job.duration import (
     best_interval,
     drawn_hours,
     expected_hours,
-    expected_interruptions,
     interruption_risk,
 )
 
@@ -52,13 +50,6 @@ def test_expected_hours_grow_with_work_and_hazard(
     assert base >= work
     assert expected(work * factor, hazard) > base
     assert expected(work, hazard * factor) >= base
-
-
-@given(work=HOURS, hazard=st.floats(0.01, 2.0))
-def test_the_90_percent_quantile_grows_with_work_and_hazard(work: float, hazard: float) -> None:
-    base = np.quantile(drawn(work, hazard), 0.9)
-    assert np.quantile(drawn(work, 2 * hazard), 0.9) >= base * 0.99  # a quantile of 200 draws
-    assert np.quantile(drawn(1.2 * work, hazard), 0.9) > base
 
 
 def test_without_interruptions_a_job_takes_start_up_and_work() -> None:
@@ -129,11 +120,3 @@ def test_doubt_of_a_rate_lowers_the_risk_as_in_a_simulation(doubt: float, bunchi
     simulated = float(np.mean(random.poisson(0.8 * 2.0 * rate) > 0))
     found = risk(2.0, 0.8, doubt=doubt, bunching=bunching)
     assert found == pytest.approx(simulated, abs=0.02) and found < -np.expm1(-1.6) - 0.05
-
-
-@given(work=st.floats(0.01, 50.0), hazard=st.floats(0.001, 2.0))
-def test_expected_interruptions_are_at_least_the_risk(work: float, hazard: float) -> None:
-    known: dict[str, Any] = {"checkpoint_s": 0.001}
-    count = float(expected_interruptions([work], conditions(hazard, **known))[0])
-    assert count >= hazard * work * (1 - 1e-9)
-    assert 0 < risk(work, hazard) <= min(1.0, count * (1 + 1e-9))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from models.domain.cluster import Cluster, bucket_hazard
-from models.domain.workload import Setup
 from models.job.capacity import fit_availability, fit_startup
 from models.job.checkpoints import fit_reads
-from models.job.cost import job_costs
 from models.job.duration import Conditions
 from models.job.interruption_rates import fit_hazard
 from models.job.job_conditions import JobConditions, Learned, Stated, pools_of
 from models.job.restarts import fit_restarts
-from tests.models.planning import LineModel, frame, offer, workload
+from tests.models.planning import offer
 
 LAUNCHES = pd.DataFrame(
     [("small", "spot", 120.0)] * 20
@@ -97,18 +94,6 @@ def test_clusters_together_have_the_conditions_of_each_alone(known: JobCondition
     assert len(of(known).startup_s) == 0
 
 
-def test_stated_seconds_are_those_of_all_clusters() -> None:
-    found = of(
-        Stated(startup_s=7.0, replacement_s=8.0),
-        Cluster.of((3, SPOT), (1, SMALL)),
-        Cluster.of((4, SMALL)),
-        state_bytes=1e9,
-    )
-    assert found.hazard_per_hour.tolist() == pytest.approx([3 * 0.3, 0.0])
-    assert found.startup_s.tolist() == [7.0, 7.0] and found.replacement_s.tolist() == [8.0, 8.0]
-    assert found.checkpoint_s.tolist() == pytest.approx([23.6, 23.6])
-
-
 def test_an_unseen_type_is_lost_as_often_as_advised() -> None:
     often = offer("whole", "spot", interruptions_per_hour=0.7)
     never = offer("net", "spot", interruptions_per_hour=0.0)
@@ -123,23 +108,3 @@ def test_refused_requests_delay_the_start_and_make_it_less_certain() -> None:
     assert waited.startup_s[0] > plain.startup_s[0] + 120
     assert waited.startup_log_sd[0] > 2 * plain.startup_log_sd[0]
     assert waited.replacement_s[0] > plain.replacement_s[0] + 60
-
-
-def test_bunching_keeps_the_mean_and_widens_the_draws() -> None:
-    setup = Setup(
-        workload="mlp", cluster=Cluster.of((1, SPOT)), layout=(1,), batch_per_device=(64,)
-    )
-    predicted = LineModel().predict(frame([setup]))
-    draws = np.repeat(predicted["step_s"].to_numpy()[:, None], 2000, axis=1)
-    calm, wild = (
-        job_costs(
-            workload("mlp", 64, samples=200_000_000),
-            [setup],
-            predicted,
-            draws,
-            job_conditions=replace(LEARNED, hazard=replace(HAZARD, bunching=bunching)),
-        )
-        for bunching in (0.0, 3.0)
-    )
-    assert calm.hours[0] == wild.hours[0] > 5
-    assert wild.sampled_hours.std() > 1.5 * calm.sampled_hours.std()

@@ -62,17 +62,6 @@ def test_exposure_is_that_of_spot_machines_by_zone_and_day() -> None:
     ]
 
 
-def test_machines_lost_together_are_one_event() -> None:
-    both = [machine("x", interrupted=True)] * 2
-    one = [machine("y", interrupted=True), machine("y"), machine("y")]
-    assert launch_history.together(pd.DataFrame([*both, *one, machine("z")])).to_dict(
-        "records"
-    ) == [
-        {"machines": 2, "lost": 2},
-        {"machines": 3, "lost": 1},
-    ]
-
-
 def test_a_refusal_is_one_request_a_type_and_a_launch_another() -> None:
     refused = pd.DataFrame([{"cluster": "4xa+1xb", "market": "spot", "zone": "z1"}])
     found = launch_history.requests(pd.DataFrame([machine(), machine(), machine("m")]), refused)

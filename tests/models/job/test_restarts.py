@@ -30,11 +30,6 @@ def test_one_restart_counts_once() -> None:
     assert sd**2 == pytest.approx(1 / (1 / apart + 1 / noise))
 
 
-def test_types_differ_once_each_was_observed() -> None:
-    known = fit_restarts(restarts(*[("replaced", "a", 10.0)] * 8, *[("replaced", "b", 40.0)] * 8))
-    assert known.expected_s("replaced", ["b", "a"]) == pytest.approx([40, 10], rel=0.06)
-
-
 def test_other_outcomes_are_ignored_and_impossible_seconds_refused() -> None:
     assert not fit_restarts(restarts(("grown", "a", 5.0))).members
     with pytest.raises(ValueError):

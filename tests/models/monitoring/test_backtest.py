@@ -102,13 +102,6 @@ def test_a_prediction_depends_on_its_row_alone() -> None:
     assert np.array_equal(seconds(test.set_index(pd.Index([7] * len(test)))), whole)
 
 
-def test_an_undescribed_type_is_learned_from_its_rows() -> None:
-    slow = runs("1xc.mine").assign(step_s=lambda frame: 5 * frame["step_s"])
-    training = data(pd.concat([KNOWN.runs, slow.iloc[:3]], ignore_index=True))
-    found = seconds(runs("1xc.mine").iloc[3:], training)
-    assert found[0, 0] == pytest.approx(slow["step_s"].iloc[3], rel=0.15)
-
-
 @pytest.mark.parametrize("name", ["c.new", "b.blank"])
 def test_a_type_without_rows_is_a_typical_machine_in_doubt(name: str) -> None:
     measured, typical = seconds(runs("3xb.big")), seconds(runs(f"3x{name}"))
@@ -173,22 +166,6 @@ def test_rows_that_cannot_be_predicted_are_empty_and_counted() -> None:
     missing, unlearned = notes(training, test, found)
     assert missing.startswith("10 of 14") and unlearned.startswith("4 of 20")
     assert summary(test, found).set_index("by").loc["all", "rows"] == 4
-
-
-def test_a_prediction_that_is_no_time_is_left_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    predict = StepTimeModel.predict
-
-    def spoilt(self: StepTimeModel, setups: pd.DataFrame) -> pd.DataFrame:
-        found = predict(self, setups)
-        step_s, high_s = found["step_s"].to_numpy(), found["step_high_s"].to_numpy()
-        spoilt_s = np.where(np.arange(len(found)) == 1, -1.0, step_s)
-        endless_s = np.where(np.arange(len(found)) == 0, np.inf, high_s)
-        return found.assign(step_s=spoilt_s, step_high_s=endless_s)
-
-    monkeypatch.setattr(StepTimeModel, "predict", spoilt)
-    found = backtest(KNOWN, runs("2xb.big"), seed=0)
-    assert (found["unpredicted"] != "").tolist() == [True, True, False, False]
-    assert found[list(PREDICTED)].isna().all(axis=1).tolist() == [True, True, False, False]
 
 
 def test_assumed_devices_and_typical_machines_are_named() -> None:

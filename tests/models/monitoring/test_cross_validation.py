@@ -77,14 +77,6 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
         )
 
 
-def test_a_group_without_which_nothing_is_left_to_learn_from_is_skipped() -> None:
-    runs = data().runs
-    alone = runs[(runs["workload"] == "lm") & runs["cluster"].str.fullmatch("2x[^+]*")]
-    assert alone["cluster"].nunique() > 1
-    _, scored = fitted(replace(data(), runs=alone, profiles=data().profiles.iloc[:0]), seed=0)
-    assert set(scored["split"]) == {"setup"} and sorted(scored["row"]) == list(range(len(alone)))
-
-
 def test_groups_may_be_fitted_without_in_any_order_elsewhere() -> None:
     few = replace(data(), runs=data().runs.iloc[::3])
 

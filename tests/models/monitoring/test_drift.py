@@ -53,17 +53,6 @@ def test_a_type_that_became_slower_is_named() -> None:
     assert named(judge(scored.assign(measured_s=1 / scored["measured_s"]), {})) == ["b"]
 
 
-def test_zones_are_groups_of_their_own() -> None:
-    scored = runs({"1xa": 12}, {"a": 1.2})
-    here = pd.concat(
-        [scored, runs({"1xa": 12}, {}).assign(zone="z2"), runs({"1xa": 12}, {}).assign(zone="")]
-    )
-    found = {one.zone: one.drifting for one in judge(here, {}) if one.scope == "type"}
-    assert found == {"z1": True, "z2": False, "": False}
-    assert named(judge(runs({"1xa": 4}, {"a": 2.0}), {})) == []
-    assert judge(scored.iloc[:0], {}) == []
-
-
 def test_a_type_beside_a_slow_one_is_not_named() -> None:
     found = judge(runs({"1xa": 10, "1xa+1xb": 15, "1xb": 10, "1xb+1xc": 8}, {"a": 1.3}), {})
     assert named(found)[:1] == ["a"] and "b" not in named(found) and "c" not in named(found)
@@ -98,13 +87,6 @@ def test_a_drift_goes_on_while_half_of_the_runs_lie_outside() -> None:
     over = judge(runs({"1xa": 3}, {}, start=200), drifting(still))
     assert [one.drifting for one in over] == [False, False] and over[0].since is None
     assert judge(runs({"1xb": 3}, {}), first)[0].instance_type == "b"
-
-
-def test_a_drift_ends_without_a_new_model() -> None:
-    slow, normal = runs({"1xa": 20}, {"a": 1.3}), runs({"1xa": 30}, {}, start=1000)
-    assert named(judge(slow, {}))
-    before = drifting(judge(slow, {}))
-    assert named(judge(pd.concat([slow, normal]), before)) == []
 
 
 def test_recent_runs_are_newer_than_all_that_the_model_learned() -> None:

@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.job import duration as spot
-from models.job.capacity import fit_startup
-from models.job.job_conditions import Learned
 from models.monitoring.regret_ledger import judge, ledger_summary
 
 NIGHT = pd.Timestamp("2026-11-20 03:00")
@@ -158,14 +156,6 @@ def test_no_run_counts_for_two_equal_promises() -> None:
     assert rows[0]["newest_measured_at"] == NIGHT + 4.5 * DAY
 
 
-def test_more_runs_are_other_evidence_for_the_same_promise() -> None:
-    runs = [run("a", 1, 0.1), run("b", 2, 0.1), run("c", 3, 0.1)]
-    promises = [promise(1), promise(2), promise(3)]
-    (few,), (more,) = judged(promises, runs[:2]), judged(promises, runs)
-    assert few["promise_id"] == more["promise_id"] and few["evidence"] != more["evidence"]
-    assert (few["evidence_runs"], more["evidence_runs"]) == (2, 3)
-
-
 @given(steps=st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3), limit=st.floats(0.01, 1.0))
 @settings(max_examples=40, deadline=None)
 def test_regret_is_zero_only_for_the_best(steps: list[float], limit: float) -> None:
@@ -186,14 +176,3 @@ def test_the_summary_counts_failures_apart() -> None:
     assert summary["mean_regret"] == pytest.approx(0.2) and summary["worst_regret"] == 0.3
     assert summary["within_interval"] == pytest.approx(1 / 3)
     assert ledger_summary(pd.DataFrame(columns=columns))["mean_regret"] is None
-
-
-def test_learned_start_up_counts_for_promise_and_rival() -> None:
-    seen = [("a", "on-demand", 7200.0)] * 40 + [("b", "on-demand", 3600.0)] * 40
-    launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"]).assign(machines=1)
-    conditions = Learned(startup=fit_startup(launches))
-    runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
-    promises = pd.DataFrame([promise(1), promise(2)])
-    (row,) = judge(promises, runs, WORKLOADS, {"a": 1, "b": 1}, conditions)
-    assert row["measured_hours"] == pytest.approx(3.0, rel=0.05)
-    assert row["best_rival_hours"] == pytest.approx(2.0, rel=0.05)

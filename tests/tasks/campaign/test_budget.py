@@ -18,9 +18,6 @@ from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
 from tasks.campaign import campaign
 from tasks.campaign.budget import RELEASE_S, Tally
-from tasks.campaign.campaign import just_refused
-from tasks.execution.collect import Collected
-from tasks.execution.job import Served
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
 from tasks.providers.ec2.attempts import SPOT_MARGIN
@@ -150,15 +147,6 @@ def test_patience_ends_within_the_campaign(here: Workspace, left_s: float, expec
     late = replace(tally(), stop_at=time.monotonic() + left_s)
     found = caps.patience_s(here, launch(here, 60.0), late, WHOLE_S)
     assert found == pytest.approx(expected, abs=1.0)
-
-
-def test_local_hosts_have_patience_for_the_whole_launch(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(here.provider, "name", "local")
-    deadline_s = caps.allowance(here, launch(here), tally(), NOON).deadline_s
-    assert deadline_s == 3 * 600.0 + caps.START_UP_S
-    assert caps.patience_s(here, launch(here), tally(), deadline_s) == 600.0
 
 
 def test_the_campaigns_cap_counts_what_it_has_spent(here: Workspace) -> None:
@@ -345,15 +333,3 @@ def test_a_launch_ends_before_its_dollars_do(
         )
         stop_s = Tally(cap_usd=1.0, stop_at=math.inf, usd=spent).stop_of(launch)
         assert stop_s == pytest.approx(ends_at)
-
-
-@pytest.mark.parametrize(("served", "again"), [
-    ({"outcome": "finished"}, True), ({"outcome": "refused: no"}, False),
-    ({"outcome": "failed", "lacked_devices": True}, False), ({"outcome": "refused: why", "over_cap": True}, True),
-])  # fmt: skip
-def test_an_unavailable_cluster_is_not_bought_again_at_once(
-    served: dict[str, Any], again: bool
-) -> None:
-    counted, cluster = Tally(cap_usd=1.0, stop_at=math.inf), Cluster.of((2, offer()))
-    counted.add(Served(lease_id="r-00", **served), Collected(), load_s=0.0, cluster=cluster)
-    assert bool(just_refused(cluster, counted.refused)) is not again and counted.launches == 1

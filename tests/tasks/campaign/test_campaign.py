@@ -181,16 +181,6 @@ def test_a_dry_run_forgets_measurements_of_an_edited_workload(here: Workspace) -
     assert today["profiles"]["workload"].tolist() == ["lm"]
 
 
-def test_a_workload_whose_requirements_cannot_be_installed_is_not_bought(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(campaign, "not_installable", lambda settings: {"lm": "clash"})
-    able = campaign.with_requirements_installed(here)
-    assert {item.workload for item in items_of(shop(able)) if item.workload} == {"conv"}
-    ec2 = replace(here, provider=DescribedMachines(name="ec2"))
-    assert campaign.with_requirements_installed(ec2).settings == ec2.settings
-
-
 def test_workloads_and_types_that_are_new_to_the_champion_are_bought(
     here: Workspace, tmp_path: Path
 ) -> None:
@@ -447,12 +437,6 @@ class Choosy(DescribedMachines):
     def launches(self, cluster: Cluster) -> str:
         names = {offer.instance_type.name for offer in cluster.members}
         return "not this one" if "s.whole" in names else ""
-
-
-def test_a_cluster_that_the_provider_does_not_launch_is_not_bought(here: Workspace) -> None:
-    choosy = replace(here, provider=Choosy())
-    assert "s.whole" in set().union(*map(types_of, shop(here)))
-    assert "s.whole" not in set().union(*map(types_of, shop(choosy)))
 
 
 def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(
