@@ -90,12 +90,6 @@ def test_the_local_search_comes_within_five_percent_of_the_best_of_eight() -> No
     assert max(over) <= 0.05
 
 
-def test_of_more_machines_racks_stay_together() -> None:
-    of = np.random.default_rng(0).permutation([0] * 6 + [1] * 6)
-    order = fastest(racks(of), ring(12, SIZE))
-    assert sorted(order) == list(range(12)) and crossings(of, order) == 2
-
-
 def crossings(of: Sequence[int], order: Sequence[int]) -> int:
     return sum(of[order[place]] != of[order[(place + 1) % len(of)]] for place in range(len(of)))
 
@@ -109,13 +103,6 @@ def test_a_ring_crosses_between_racks_twice() -> None:
     assert crossings(of, fastest(racks(of, sharing=0.0), ring(8, SIZE))) == 2, (
         "also where the slowest alone counts"
     )
-
-
-def test_halves_are_first_exchanged_inside_racks() -> None:
-    of = [0, 1, 0, 1, 1, 0, 1, 0]
-    order = fastest(racks(of), halvings(8, SIZE))
-    largest, *_ = halvings(8, SIZE)
-    assert all(of[order[a]] == of[order[b]] for a, b in largest.places)
 
 
 def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one() -> None:
