@@ -1,1 +1,1 @@
-"""What is measured and sold: instance types, offers, clusters, workloads, goals, setups, and tables of setups."""
+"""Instance types, offers, clusters, workloads, goals and setups as values."""

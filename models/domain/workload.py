@@ -114,7 +114,7 @@ class Mode(NamedTuple):
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
     ) -> BoolArray:
-        """(rows,) can clusters of `machines` train so, with `fewest` to `most` devices a machine?"""
+        """(rows,) can clusters train so, with `fewest` to `most` devices a machine?"""
         several = ranks > 1
         if self.combined:  # in pairs, and pairs of pairs
             able = several & (ranks & (ranks - 1) == 0)

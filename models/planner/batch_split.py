@@ -1,6 +1,6 @@
 """Divide a global batch over machines and micro-steps so that unequal machines finish together.
 
-    T_i(b) = a_i + k_i b;   b_i = (tau - a_i) / k_i;   tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
+    T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
 B is the samples of a micro-step and d_i the devices of machine i; shares are whole samples.
 """

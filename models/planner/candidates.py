@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -43,11 +43,12 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """One row a candidate in `frame`: split, zone (both positions), cluster, condition, usd_per_hour.
+    """One row a candidate in `frame`.
 
-    `cluster` numbers the clusters with their markets and zones, `condition` their entries in
-    `conditions`; `usd_per_hour` of the whole bill is NaN if a price is unknown. `zones` are the
-    offers of a market in a zone, by type; `compile_s` the seconds before the first step, by mode.
+    `split` and `zone` are positions. `cluster` numbers the clusters with their markets and zones,
+    `condition` their entries in `conditions`. `usd_per_hour` of the whole bill is NaN if a price is
+    unknown. `zones` are the offers of a market in a zone, by type; `compile_s` the seconds before
+    the first step, by mode. Unless `all_fit`, some clusters cannot be had.
     """
 
     splits: BatchSplits
@@ -55,6 +56,7 @@ class Candidates:
     frame: pd.DataFrame
     conditions: Conditions
     compile_s: FloatArray
+    all_fit: bool
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -88,13 +90,7 @@ class Candidates:
         conditions = self.conditions.take(self.column("condition")).later(later_s)
         hours = expected_hours((step_s * steps / 3600)[split], conditions)
         frame = self.frame.assign(hours=hours, usd=hours * self.frame["usd_per_hour"])
-        return Candidates(
-            splits=self.splits,
-            zones=self.zones,
-            frame=frame,
-            conditions=self.conditions,
-            compile_s=self.compile_s,
-        )
+        return replace(self, frame=frame)
 
 
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
@@ -113,11 +109,12 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     splits = splits_of(workload, types, counts, totals=totals, model=model)
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
+    all_fit = len(counts) <= MOST_CLUSTERS
     frames, conditions, first = [], [], 0
     for number, zone in enumerate(zones):
         sells = np.array([one.name in zone for one in types] + [True], dtype=bool)
         rows = np.flatnonzero(sells[splits.kind].all(axis=1))
-        if len(counts) <= MOST_CLUSTERS:
+        if all_fit:
             clusters, at, back = np.unique(
                 splits.cluster[rows], return_index=True, return_inverse=True
             )
@@ -146,6 +143,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         frame=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"split": []}),
         conditions=Conditions.joined(conditions),
         compile_s=np.array([compilation.seconds(workload.name, one) for one in splits.modes]),
+        all_fit=all_fit,
     )
 
 

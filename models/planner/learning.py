@@ -1,9 +1,9 @@
 """Does a strategy that changes the update learn as DDP does? By the losses of as many steps.
 
-    allowed = dense + max(0.1 (first - dense), apart)       passes if the strategy's loss is at most that
+    allowed = dense + max(0.1 (first - dense), apart)       passes if loss <= allowed
 
-`dense` is DDP's mean loss over seeds in the last AVERAGED windows of steps that all runs have, `first`
-in the first windows, and `apart` the range over seeds in the last. If DDP learned no more than
+`dense` is DDP's mean loss over seeds in the last AVERAGED windows of steps that all runs have,
+`first` in the first windows, and `apart` the range over seeds in the last. If DDP learned no more than
 `apart`, nothing is shown. All runs are of one cluster, batch, precision and set of seeds.
 """
 

@@ -1,11 +1,12 @@
 """The order of machines in which a step's traffic is fastest, from measured links.
 
-Traffic is a sequence of rounds, in each of which machines at certain places send at once. A round takes
+Traffic is a sequence of rounds, in each of which machines at certain places send at once. A round
+takes
 
-    max t + sharing (sum t - max t),     t = latency + bytes x seconds a byte     of each sending pair
+    max t + sharing (sum t - max t),     t = latency + bytes x seconds a byte     of each pair
 
-`sharing` is 0 if every pair has a link of its own, and 1 if all wait for one link. Up to EXACT machines
-all orders are compared; of more, a local search exchanges, reverses and moves machines.
+`sharing` is 0 if every pair has a link of its own, and 1 if all wait for one link. Up to EXACT
+machines all orders are compared; of more, a local search exchanges, reverses and moves machines.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _OF_A_GROUP = 2  # candidates of one cluster in one mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Recommendation:
     """Rows of each goal, the frontier of expected hours and dollars, and the numbers considered.
 
     `candidates` setups of `clusters` clusters were enumerated, `looked_at` predicted and `ranked`
@@ -54,7 +54,7 @@ def plan(
     runs: pd.DataFrame | None = None,
     top: int = 5,
     seed: int = 0,
-) -> Plan:
+) -> Recommendation:
     """Choose setups of `workload` over every cluster of the supply.
 
     `runs` are measurement rows, to count how often each setup was measured.
@@ -71,9 +71,9 @@ def plan(
         return nothing(workload, obstacle(workload, supply, model))
     formula_s = model.formula_seconds(found.splits.arrays())
     looked = _best_that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
-    predicted = _predicted(found, looked, workload, model)
-    drawn = looked[shortlist(predicted.hours, predicted.usd, _groups(found, looked), goals, DRAWN)]
-    front = looked[undominated(to_rounding(predicted.hours), to_rounding(predicted.usd))]
+    hours, usd = _predicted(found, looked, workload, model)
+    drawn = looked[shortlist(hours, usd, _groups(found, looked), goals, DRAWN)]
+    front = looked[undominated(to_rounding(hours), to_rounding(usd))]
     rows = np.union1d(drawn, front)
     arrays = found.splits.arrays(found.column("split", rows))
     setups = [found.setup(row) for row in rows.tolist()]
@@ -93,7 +93,7 @@ def plan(
         said = [made_to_fit(setup, workload, model), compared(setup, asked, model), *vetoed]
         return "; ".join(filter(None, said))
 
-    return Plan(
+    return Recommendation(
         rows=recommend(workload, costs, runs=runs, top=top, clusters=clusters, notes=notes),
         frontier=_frontier(costs, np.searchsorted(rows, front), goals),
         ranked=[setups[at] for at in np.searchsorted(rows, drawn).tolist()],
@@ -113,11 +113,11 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     return replace(workload, modes=tuple(planned or modes))
 
 
-def nothing(workload: Workload, why: str = "") -> Plan:
+def nothing(workload: Workload, why: str = "") -> Recommendation:
     """Return the plan without candidates: each goal is infeasible, with the reason if known."""
     costs = job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
     rows = [row | {"reason": why or row["reason"]} for row in recommend(workload, costs)]
-    return Plan(rows=rows, frontier=[], ranked=[], candidates=0, clusters=0, looked_at=0)
+    return Recommendation(rows=rows, frontier=[], ranked=[], candidates=0, clusters=0, looked_at=0)
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
@@ -138,43 +138,35 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """Expected hours and dollars; infinite hours for a candidate that may not be chosen."""
-
-    hours: FloatArray
-    usd: FloatArray
-
-
 def _best_that_fit(found: Candidates, goals: Sequence[Goal], supply: Supply) -> IntArray:
     """Return the best LOOKED rows by the formula whose clusters can be had."""
-    hours = found.column("hours").astype(float)
+    hours, usd = (found.column(name).astype(float) for name in ("hours", "usd"))
     cluster, groups = found.column("cluster"), _groups(found)
     able: set[int] = set()
     while True:
-        rows = shortlist(hours, found.column("usd").astype(float), groups, goals, LOOKED)
+        rows = shortlist(hours, usd, groups, goals, LOOKED)
         _, first = np.unique(cluster[rows], return_index=True)
-        asked = [row for row in rows[first].tolist() if int(cluster[row]) not in able]
-        refused = [row for row in asked if supply.fits(found.setup(row).cluster)]
-        if not refused:
+        fresh = [row for row in rows[first].tolist() if int(cluster[row]) not in able]
+        if found.all_fit or not fresh:
             return rows
-        able |= set(cluster[asked].tolist()) - set(cluster[refused].tolist())
+        refused = [row for row in fresh if supply.fits(found.setup(row).cluster)]
+        able |= set(cluster[fresh].tolist()) - set(cluster[refused].tolist())
         hours[np.isin(cluster, cluster[refused])] = np.inf
 
 
 def _predicted(
     found: Candidates, rows: IntArray, workload: Workload, model: StepTimeModel
-) -> _Expected:
-    """Return expected hours and dollars of `rows` by the model."""
+) -> tuple[FloatArray, FloatArray]:
+    """Return expected hours and dollars of `rows`, infinite if a row may not be chosen."""
     splits, back = np.unique(found.column("split", rows), return_inverse=True)
     arrays = found.splits.arrays(splits)
     predictions = model.predict_arrays(arrays)
     step_s = np.full(len(found.splits), np.nan)
     step_s[splits] = predictions["step_s"].to_numpy(float)
-    picked = replace(found, frame=found.frame.iloc[rows]).with_hours(step_s, workload.samples)
-    hours = picked.column("hours").astype(float)
-    hours[unproven(model, arrays, predictions, workload.modes)[back]] = np.inf
-    return _Expected(hours, np.where(np.isinf(hours), np.inf, picked.column("usd")))
+    barred = unproven(model, arrays, predictions, workload.modes)[back]
+    looked = replace(found, frame=found.frame.iloc[rows]).with_hours(step_s, workload.samples)
+    hours, usd = (looked.column(name).astype(float) for name in ("hours", "usd"))
+    return np.where(barred, np.inf, hours), np.where(barred, np.inf, usd)
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:

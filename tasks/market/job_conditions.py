@@ -25,7 +25,7 @@ from warehouse import reads
 from ..workspace.workspace import Workspace
 
 # Without launches: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from request
-# to running (`PRIOR_S`). Loading the agent and torchrun there is a guess, twice that of local hosts.
+# to running (`PRIOR_S`). Loading the agent and torchrun is a guess, twice that of local hosts.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)

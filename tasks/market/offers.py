@@ -159,8 +159,8 @@ class OffersWanted:
 def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
     """Return wanted offers as rows, of the newest snapshot, the package or the provider.
 
-    `usd_per_hour` is the whole bill of a machine; `interrupted_a_day` the chance that a spot machine
-    is interrupted within a day.
+    `usd_per_hour` is the whole bill of a machine, `interrupted_a_day` the chance of an interruption
+    within a day.
 
     Raises:
         ProviderError: no offers are known, or none is wanted.

@@ -30,7 +30,7 @@ from .recommend import Case, plan_one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A workload and one goal. `samples` and `batch` override srift.toml; `machines` filter offers."""
+    """A workload and one goal. `samples` and `batch` override srift.toml."""
 
     workload: str
     goal: Goal

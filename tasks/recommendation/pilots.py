@@ -21,7 +21,7 @@ from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.enumeration import sold_together
 from models.planner.learning import vetoes
-from models.planner.planner import Plan
+from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 
@@ -39,7 +39,7 @@ _HELPS = 0.02  # least share of the regret that named pilots save
 Found = dict[str, Any]
 
 
-def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) -> Found:
+def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
     """Return `settled`, the expected `regret` of choosing now, `runs` to measure, and `reason`.
 
     A run has its cluster, layout, batch, seconds, dollars, and `regret_after` it. If no cluster

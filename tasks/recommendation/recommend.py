@@ -197,7 +197,7 @@ def recommend_one(
     return plan_one(Case.of(workspace, champion, workload, offers), runs, top=top).rows
 
 
-def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
+def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Recommendation:
     """Return the planner's answer with complete rows; without a prediction they say why."""
     workspace = case.workspace
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
@@ -239,7 +239,9 @@ class _Question:
         )
 
 
-def _planned(question: _Question | None, shared: StepTimeModel | None) -> planner.Plan | None:
+def _planned(
+    question: _Question | None, shared: StepTimeModel | None
+) -> planner.Recommendation | None:
     model = shared if question is None else question.model or shared
     if question is None or model is None:
         return None
@@ -254,7 +256,7 @@ def planned(
     offers: Sequence[Offer],
     *,
     conditions: JobConditions,
-) -> planner.Plan:
+) -> planner.Recommendation:
     """Plan over `offers`, all of types that `model` knows."""
     learning = reads.learning(workspace.warehouse, workspace.provider.name)
     supply = supply_of(workspace, workload, offers, conditions, learning)
@@ -279,7 +281,11 @@ def supply_of(
 
 
 def contending(
-    model: StepTimeModel, workload: Workload, found: planner.Plan, *, conditions: JobConditions
+    model: StepTimeModel,
+    workload: Workload,
+    found: planner.Recommendation,
+    *,
+    conditions: JobConditions,
 ) -> ChoiceSet:
     """Return the setups of a plan that may be chosen once more is measured."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
@@ -292,7 +298,10 @@ def _of_workload(runs: pd.DataFrame, workload: Workload) -> pd.DataFrame:
 
 
 def _stamped(
-    case: Case, found: planner.Plan | None, runs: pd.DataFrame, experience: Mapping[str, str]
+    case: Case,
+    found: planner.Recommendation | None,
+    runs: pd.DataFrame,
+    experience: Mapping[str, str],
 ) -> list[Row]:
     """Add provider, ages, sources and cautions to the planner's rows."""
     why = "" if found is not None else _unpredictable(case)

@@ -17,7 +17,7 @@ import typer
 from models.domain.cluster import Offer
 from models.domain.workload import STRATEGIES, Goal, Mode, Workload
 from models.planner.candidates import Supply, without_beaten_zones
-from models.planner.planner import Plan, plan
+from models.planner.planner import Recommendation, plan
 from models.step_time.model import StepTimeModel
 from models.step_time.unmeasured import with_compressed
 from tasks.providers.ec2.catalogue import device_tflops
@@ -102,7 +102,7 @@ def timed(
 
 def _plan(
     workload: Workload, offers: Sequence[Offer], model: StepTimeModel, max_hosts: int
-) -> Plan:
+) -> Recommendation:
     supply = Supply(offers=offers, max_hosts=max_hosts, fits=lambda _: "")
     return plan(workload, supply, model, seed=7)
 

@@ -57,5 +57,5 @@ def test_it_answers_as_predicting_and_drawing_for_every_setup_would(
         assert [ours["hours"], ours["usd"]] == pytest.approx([theirs["hours"], theirs["usd"]])
 
 
-def found(job: Workload) -> planner.Plan:
+def found(job: Workload) -> planner.Recommendation:
     return planner.plan(job, supply(5), champion())

@@ -1,4 +1,4 @@
-"""Four networks on made-up GPU machines at an efficiency of four tenths, and one of which only facts are known."""
+"""Four networks on made-up GPUs, and one of which only facts are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Five machines, workloads and a step-time model of one line, with the shape of the real one, for planning tests."""
+"""Five machines, workloads and a simple step-time model for planning tests."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LineModel:
-    """step = accumulation x max(a + k b / cores) + ring over the slowest link; draws share most of their error."""
+    """step = accumulation x max(a + k b / cores) + ring over the slowest link."""
 
     a: float = 0.01
     k: float = 0.002
@@ -162,7 +162,7 @@ def frame(setups: Sequence[object]) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class JointModel:
-    """As LineModel, by groups of equal machines; each setup is slower than its bound by a factor of its own.
+    """As LineModel, by groups of equal machines; each setup is slower by a factor of its own.
 
     Draws are in pairs about the prediction and do not depend on what else is asked about.
     """
@@ -226,7 +226,7 @@ class JointModel:
         return self.draw_arrays(read_setups(setups, {}), count=count, seed=seed)
 
     def _rows(self, arrays: SetupArrays) -> list[tuple[object, ...]]:
-        """(steps, ((type, devices, batch), machines) in order) of each: equal for equal setups, grouped or not."""
+        """(steps, ((type, devices, batch), machines) in order): equal for equal setups."""
         found: list[tuple[object, ...]] = []
         columns = (arrays.kind, arrays.layout, arrays.batch, arrays.count)
         for *members, steps in zip(

@@ -1,4 +1,4 @@
-"""A world whose truth is known and is not the model's form: it steps messages and quotas in its own way, with noise."""
+"""A world with a known truth that is not of the model's form."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ WORKLOADS: dict[str, HiddenWorkload] = {
 
 
 class World:
-    """Measures setups: `seed` decides the noise and each type's hidden deviation from its nominal speed."""
+    """Measures setups; `seed` decides noise and each type's deviation from its speed."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
@@ -92,7 +92,7 @@ class World:
         return float(np.exp(self.random.normal(0, sd)))
 
     def device(self, workload: str, name: str, batch: int) -> tuple[float, float, float]:
-        """Forward, backward, optimizer seconds; a quota of 10 ms periods makes short work cheaper than its share."""
+        """Forward, backward, optimizer seconds under a quota of 10 ms periods."""
         own = WORKLOADS[workload]
         core_s = own.base_s + own.sample_s * batch**own.bend
         factor = self.oddity[workload, name] / self.speed[name]
@@ -100,7 +100,7 @@ class World:
         return 0.34 * total, 0.66 * total, own.gradient_bytes * 4e-10 / self.speed[name]
 
     def collective(self, types: Sequence[str], size: float) -> tuple[float, float]:
-        """Seconds and core seconds of an all-reduce: pieces of 256 KiB, the network waiting on the CPU in part."""
+        """Seconds and core seconds of an all-reduce in pieces of 256 KiB."""
         n = len(types)
         if n == 1:
             return 0.0, 0.0
@@ -118,7 +118,7 @@ class World:
     def step(
         self, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1
     ) -> float:
-        """One noisy measured step: small time slices, communication in bucket order, CPU shared by need."""
+        """One noisy measured step in small time slices."""
         own, n = WORKLOADS[workload], len(types)
         parts = [
             self.device(workload, name, batch) for name, batch in zip(types, batches, strict=True)
@@ -186,7 +186,7 @@ class World:
         }
 
     def runs(self, count: int, *, first: int = 0, batches_of: int = 0) -> pd.DataFrame:
-        """`count` random setups of 1 to 4 hosts within 1.75 cores; unequal hosts mostly get unequal batches."""
+        """`count` random setups of 1 to 4 hosts within 1.75 cores."""
         rows: list[dict[str, object]] = []
         while len(rows) < count:
             workload = str(self.random.choice(sorted(WORKLOADS)))

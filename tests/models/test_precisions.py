@@ -1,4 +1,4 @@
-"""A workload in another precision: measured, learned, split, chosen and bought as a workload of its own."""
+"""A workload in another precision is measured, split, chosen and bought apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALF = 0.5  # of the seconds of fp32
 
 @cache
 def learned() -> tuple[TrainingData, StepTimeModel]:
-    """lm was measured in bf16 too, where its compute takes half as long; the others in fp32 alone."""
+    """lm was measured in bf16 too, where its compute takes half as long."""
     data = World(1).data(70)
     lm = data.profiles["workload"] == "lm"
     profiles = data.profiles[lm].assign(precision="bf16")

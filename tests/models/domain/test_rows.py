@@ -1,4 +1,4 @@
-"""Rows as people have them: unknown bytes, machines in any order, one device in several sizes of machine."""
+"""Rows as users have them: unknown bytes, machines in any order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def row(
 
 
 def slow_exchange(**facts: object) -> list[dict[str, object]]:
-    """Half a second of waiting for each machine but the first, which no nominal link would explain."""
+    """Half a second of waiting for each machine but the first."""
     return [
         row(
             "w",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,8 +106,8 @@ def splits(
     strategy: str = "ddp",
 ) -> BatchSplits:
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
-    model = Lines(lines, peak)
-    return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)  # type: ignore[arg-type]
+    model: Any = Lines(lines, peak)
+    return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)
 
 
 @settings(max_examples=60, deadline=None)

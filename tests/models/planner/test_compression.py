@@ -12,7 +12,7 @@ import pytest
 from models.domain.cluster import Offer
 from models.domain.workload import Goal, Mode
 from models.planner.candidates import Supply
-from models.planner.planner import Plan, candidates, plan
+from models.planner.planner import Recommendation, candidates, plan
 from models.step_time.setup_arrays import SetupArrays
 from tests.models.planning import GBPS, JointModel, machine, offer, workload
 
@@ -50,7 +50,7 @@ def compressing(part: float, width: float, *names: str) -> Compressing:
 
 def planned(
     part: float, width: float, *modes: Mode, vetoes: Mapping[Mode, str] | None = None
-) -> Plan:
+) -> Recommendation:
     job = replace(workload("mlp", 64, None, *GOALS), modes=modes)
     supply = Supply(
         offers=[offer("small")], max_hosts=4, fits=lambda cluster: "", vetoes=vetoes or {}
@@ -58,7 +58,7 @@ def planned(
     return plan(job, supply, compressing(part, width, "small"), top=9)
 
 
-def strategies(found: Plan) -> set[str]:
+def strategies(found: Recommendation) -> set[str]:
     return {row["strategy"] for row in [*found.rows, *found.frontier]}
 
 

@@ -1,4 +1,4 @@
-"""The order that is chosen is the best of all where all can be compared, and near it beyond; noise chooses none."""
+"""The chosen order is the best, or near it; noise chooses none."""
 
 from __future__ import annotations
 

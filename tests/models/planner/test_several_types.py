@@ -1,4 +1,4 @@
-"""A workload known here and there: what one type, one batch, one wire or one run tells of the others."""
+"""What one type, batch, link or run shows about others."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_launches_of_one_type_tell_of_the_others_and_little_of_another_market(
 
 
 def test_local_hosts_start_alike_in_both_markets_whichever_was_launched(tmp_path: Path) -> None:
-    """Else a slow machine's table names the market that never ran as the fastest, whatever it costs."""
+    """Else the market that never ran looks the fastest."""
     here = install(tmp_path)
     held(here, 20)
     conditions = job_conditions(here)

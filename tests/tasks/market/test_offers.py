@@ -1,4 +1,4 @@
-"""Offers go into the warehouse and come out as they were; a provider that does not answer leaves the last ones."""
+"""Offers are stored and read back; a silent provider leaves the last ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from warehouse.reads import mart
 
 
 def noted(folder: Path, machines: DescribedMachines, *, snapshot: bool = False) -> Workspace:
-    """An installation that noted its machines, and where asked for a first snapshot of their prices."""
+    """An installation with definitions, and with a snapshot of prices if asked."""
     here = install(folder, provider=machines)
     prices.note_definitions(here, NOON)
     if snapshot:
@@ -197,7 +197,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
 
 
 def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -> None:
-    """A savings plan may be used up, and then the public price is paid; spot rises as far as on demand."""
+    """A savings plan may be used up; then the public price is paid."""
     worst = {}
     dearer = {"prices": {"s.large": {"on_demand_usd_per_hour": USD["s.large"] + 1.0}}}
     for name, own in (("none", {}), ("less", {"discounts": {"s.*": 0.5}}), ("more", dearer)):

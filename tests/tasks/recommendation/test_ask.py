@@ -1,4 +1,4 @@
-"""One question put to the champion: what is known of the workload, and what is missing to answer."""
+"""A question to the champion: known workloads and missing numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from models.domain.workload import Goal, Workload
-from models.planner.planner import Plan, nothing
+from models.planner.planner import Recommendation, nothing
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.data_files.imports import ImportFiles, import_measurements
@@ -24,7 +24,10 @@ from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install
 from warehouse.reads import mart, training_frames
 
-ROWS = "workload,provider,cluster,batch_per_device,step_s\nforeign,ec2,2xs.small,16,0.5\nforeign,ec2,1xs.small,16,0.4\n"
+ROWS = """workload,provider,cluster,batch_per_device,step_s
+foreign,ec2,2xs.small,16,0.5
+foreign,ec2,1xs.small,16,0.4
+"""
 FACTS = "workload,parameters,gradient_bytes{header}\nforeign,25000000,100000000{samples}\n"
 
 
@@ -32,7 +35,7 @@ TWELVE = Goal(goal="cheapest_within_deadline", hours=12.0)
 
 
 class Asked:
-    """An installation of EC2 in whose warehouse a workload was imported; the ranking only says what it was asked."""
+    """An installation of EC2 with an imported workload; the planner notes its questions."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, samples: str = "") -> None:
         self.here = install(folder, "conv", provider=DescribedMachines(name="ec2"))
@@ -53,7 +56,7 @@ class Asked:
         )
         monkeypatch.setattr("tasks.recommendation.ask.plan_one", self.note)
 
-    def note(self, case: Case, *rest: Any, **more: Any) -> Plan:
+    def note(self, case: Case, *rest: Any, **more: Any) -> Recommendation:
         self.workloads.append(case.workload)
         return replace(
             nothing(case.workload), rows=[{"goal": goal.goal} for goal in case.workload.goals]
@@ -116,7 +119,7 @@ def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
 
 
 def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """Prices of noon, and measurements of conv that were imported: the cheapest setup three times among them."""
+    """Prices, and imported measurements of conv, three of its cheapest setup."""
     here = install(folder)
     prices.note_definitions(here, NOON)
     prices.snapshot_offers(here, "refresh-1", NOON)

@@ -1,4 +1,4 @@
-"""Pilots: first of a workload that nobody measured or that is known by its facts, then where the choice is open."""
+"""Pilots of new, guessed and open choices."""
 
 from __future__ import annotations
 
