@@ -35,7 +35,6 @@ COMMANDS = (
     "forget --list",
     "reap",
     "check lm2",
-    "doctor --print-policies",
     "restore",
 )
 
