@@ -44,7 +44,7 @@ class Launcher:
         script: Callable[[float], str],
         billed: Callable[[Sequence[Offer]], list[Offer]],
     ) -> None:
-        self._api, self._leases, self._spec = api, leases, spec
+        self._api, self._leases, self.spec = api, leases, spec
         self._script, self._billed = script, billed
         self.lease = lease
         self.tags = lease_tags(lease.lease_id, spec.deployment, spec.controller)
@@ -59,9 +59,9 @@ class Launcher:
 
         Raises NoCapacity if all are refused, else AwsRefused or ProviderError.
         """
-        create, rules = ec2_request.security_group(self._spec), ec2_request.rules()
+        create, rules = ec2_request.security_group(self.spec), ec2_request.rules()
         group = self._api.when_visible(
-            lambda: self._api.security_group(self._spec.region, create, rules)
+            lambda: self._api.security_group(self.spec.region, create, rules)
         )
         self.keep(replace(self.lease, security_group=group))
         for attempt in attempts:
@@ -121,7 +121,7 @@ class Launcher:
 
     def _launched(self, attempt: Attempt) -> Cluster:
         """All groups of the attempt in one zone: the first group's fleet chooses it."""
-        placement = ec2_request.placement_group(self._spec, attempt)
+        placement = ec2_request.placement_group(self.spec, attempt)
         if placement is not None:
             self._create("ec2:CreatePlacementGroup", placement)
         places = attempt.places
@@ -144,13 +144,13 @@ class Launcher:
             "security": self.lease.security_group,
             "user_data": self._script(max(60.0, left_s)),
         }
-        template = ec2_request.launch_template(self._spec, attempt, group, name=name, **words)
+        template = ec2_request.launch_template(self.spec, attempt, group, name=name, **words)
         self._create("ec2:CreateLaunchTemplate", template)
-        usd = max(bids.values()) + self._spec.usd_per_hour_more
+        usd = max(bids.values()) + self.spec.usd_per_hour_more
         asked_at = self._api.clock.now()
         request = FleetRequest(group=name, size=group.size, usd_per_hour=usd, asked_at=asked_at)
         self.keep(self.lease.with_request(request))
-        fleet = ec2_request.create_fleet(self._spec, group, bids, name=name, market=attempt.market)
+        fleet = ec2_request.create_fleet(self.spec, group, bids, name=name, market=attempt.market)
         ids, refusal = self._fleet(name, fleet)
         machines = [
             Machine(
@@ -255,7 +255,7 @@ class Launcher:
                 rows = list(self._api.spot_prices(self.lease.region, now, sorted(names)))
                 anew = repriced(cluster, newest_spot_prices(rows), now)
                 cluster = Cluster(members=tuple(self._billed(anew.members)))
-        more = self._spec.usd_per_hour_more
+        more = self.spec.usd_per_hour_more
         prices = [offer.usd_per_hour or 0.0 for offer in cluster.members]
         machines = (
             replace(machine, usd_per_hour=prices[machine.rank] + more)

@@ -14,7 +14,7 @@ from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import EndedLease, NotSupported, ProviderError
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2.api import Ec2Api, Store
-from tasks.providers.ec2.attempts import attempts
+from tasks.providers.ec2.attempts import Attempt, attempts
 from tasks.providers.ec2.cluster import Ec2Cluster, places_of
 from tasks.providers.ec2.launch import Launcher
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases
@@ -48,6 +48,28 @@ class Ec2Machines:
     ) -> Iterator[Ec2Cluster]:
         """See Provider.acquire."""
         self.leases.known()  # nothing is bought beside an unreadable lease
+        launcher, store = self._launcher(cluster, lease_id, deadline_s)
+        wanted = attempts(cluster, offers, launcher.spec.subnets, self.choices.markets)
+        with self.leases.locked():
+            self.leases.create(launcher.lease)
+            self.leases.mailbox(lease_id).mkdir()
+        running: Ec2Cluster | None = None
+        try:
+            running = self._running(launcher, wanted, store)
+            yield running
+        except BaseException as error:
+            with suppress(ProviderError, OSError):  # the first error counts; the reaper comes later
+                self._release(launcher, running)
+            if isinstance(error, OSError) and running is None:
+                raise ProviderError(f"the lease could not be written: {error}") from error
+            raise
+        if sentence := self._release(launcher, running):
+            raise ProviderError(sentence)
+
+    def _launcher(
+        self, cluster: Cluster, lease_id: str, deadline_s: float
+    ) -> tuple[Launcher, Store]:
+        """Everything that is known before a launch; uploads the node package."""
         region, choices, now = cluster.members[0].region, self.choices, self.api.clock.now()
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
@@ -59,7 +81,6 @@ class Ec2Machines:
             controller=self.leases.token,
             deadline_unix=int((now + timedelta(seconds=deadline_s)).timestamp()),
         )
-        wanted = attempts(cluster, offers, spec.subnets, choices.markets)
         code, digest = archive(self.node_package)
         store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
         lease = Ec2Lease.new(
@@ -77,31 +98,19 @@ class Ec2Machines:
         )
         script = self._script(lease, store.region)
         billed = partial(ec2_prices.billed, terms=choices)
-        launcher = Launcher(self.api, self.leases, lease, spec, script, billed)
-        with self.leases.locked():
-            self.leases.create(lease)
-            self.leases.mailbox(lease_id).mkdir()
-        running: Ec2Cluster | None = None
-        try:
-            attempt, got = launcher.launch(wanted)
-            launcher.keep(
-                replace(launcher.lease, market=attempt.market, usd_per_hour=got.usd_per_hour)
-            )
-            mailbox = self.leases.mailbox(lease_id)
-            mirror = self._mirror(launcher.lease, store)
-            running = Ec2Cluster(self.api, launcher, attempt, got, mailbox, mirror)
-            mirror.sync()
-            if self.threaded:
-                mirror.start()
-            yield running
-        except BaseException as error:
-            with suppress(ProviderError, OSError):  # the first error counts; the reaper comes later
-                self._release(launcher, running)
-            if isinstance(error, OSError) and running is None:
-                raise ProviderError(f"the lease could not be written: {error}") from error
-            raise
-        if sentence := self._release(launcher, running):
-            raise ProviderError(sentence)
+        return Launcher(self.api, self.leases, lease, spec, script, billed), store
+
+    def _running(self, launcher: Launcher, wanted: Sequence[Attempt], store: Store) -> Ec2Cluster:
+        attempt, cluster = launcher.launch(wanted)
+        lease = replace(launcher.lease, market=attempt.market, usd_per_hour=cluster.usd_per_hour)
+        launcher.keep(lease)
+        mirror = self._mirror(lease, store)
+        mailbox = self.leases.mailbox(lease.lease_id)
+        running = Ec2Cluster(self.api, launcher, attempt, cluster, mailbox, mirror)
+        mirror.sync()
+        if self.threaded:
+            mirror.start()
+        return running
 
     def ended(self) -> list[EndedLease]:
         """Ended leases whose uploads are all here; missing uploads are fetched first."""
