@@ -7,7 +7,7 @@ that one transaction covers all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -16,25 +16,17 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 
-from .append import Connection, in_utc, insert
+from .append import Connection, Row, in_utc, insert
 from .database import NO_DOWNLOADS, SQL_FOLDER, select
 from .reads import SETUP
 
 _FOLDER = SQL_FOLDER / "importing"
-SETUP_COLUMNS = (*SETUP, "provider", "flops_per_sample")
-_OTHERS = ("gradient_bytes", "parameters", "market", "zone", "source")
-COLUMNS = (*SETUP_COLUMNS, *_OTHERS, "step_s", "sync_s", "run_id", "measured_at")
-_SETUP = ", ".join(SETUP_COLUMNS)
-_JUDGED = f"""
-    select {_SETUP}, count(*)::integer as rows, min(place) as place,
-        min(step_s) as least_s, arg_min(place, step_s) as least_place,
-        max(step_s) as most_s, arg_max(place, step_s) as most_place
-    from staged
-    where list_contains($workloads, workload)
-        or coalesce(run_id, row_digest) not in (select run_id from stg_imports)
-    group by {_SETUP}
-    order by min(place)
-"""
+_SETUP = (*SETUP, "provider", "gradient_bytes", "parameters", "flops_per_sample")
+COLUMNS = (*_SETUP, "market", "zone", "source", "step_s", "sync_s", "run_id", "measured_at")
+_MOST_RATIO = 100.0  # runs of one setup differ by tens of per cent; milliseconds by 1,000
+# Winograd's convolutions need 0.44 of the multiplications that are counted.
+_HEADROOM = 1.5
+Problem = tuple[int, str, str, str]
 
 
 @contextmanager
@@ -64,13 +56,39 @@ def stage(connection: Connection, table: pa.Table) -> None:
     connection.execute((_FOLDER / "stage.sql").read_text())
 
 
-def problems(connection: Connection, known: Mapping[str, Any]) -> list[tuple[int, str, str, str]]:
+def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[Any]:
+    return connection.execute((_FOLDER / f"{name}.sql").read_text(), dict(params)).fetchall()
+
+
+def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
     """Return place, column, text and broken rule of each bad value.
 
     `known` has the legal `precisions`, `strategies`, `modes` ("strategy switches") and `providers`,
     and the `latest` time of a measurement.
     """
-    return connection.execute((_FOLDER / "problems.sql").read_text(), dict(known)).fetchall()
+    return _ask(connection, "problems", known)
+
+
+def implausible(
+    connection: Connection, types: Sequence[Row], workloads: Sequence[str]
+) -> list[Problem]:
+    """Return place, column, text and reason of new rows, and rows of `workloads`, hardly true.
+
+    `types` have provider, name, precision and peak_tflops.
+    """
+    connection.register("known_types", pa.Table.from_pylist(list(types)))
+    limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
+    found = _ask(connection, "implausible", limits | {"workloads": list(workloads)})
+    connection.unregister("known_types")
+    return found
+
+
+def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
+    """Return the number of staged rows by title (workload, instance type, ...) and name."""
+    counts: dict[str, dict[str, int]] = {}
+    for title, name, rows in _ask(connection, "counts", {}):
+        counts.setdefault(title, {})[name] = rows
+    return counts
 
 
 def staged_frame(connection: Connection) -> pd.DataFrame:
@@ -79,11 +97,6 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
         "coalesce(run_id, row_digest) as run_id" if name == "run_id" else name for name in COLUMNS
     )
     return select(connection, f"select {columns} from staged order by place")
-
-
-def staged_counts(connection: Connection) -> pd.DataFrame:
-    """Return the number of `rows` of each setup in the file."""
-    return select(connection, f"select {_SETUP}, count(*) as rows from staged group by all")
 
 
 def counted_before(connection: Connection) -> tuple[int, int]:
@@ -96,24 +109,6 @@ def counted_before(connection: Connection) -> tuple[int, int]:
         left join stg_imports as known on known.run_id = coalesce(staged.run_id, staged.row_digest)
     """).fetchall()
     return int(found[0][0]), int(found[0][1])
-
-
-def setups_to_judge(connection: Connection, workloads: Iterable[str]) -> pd.DataFrame:
-    """Return the setups with new rows, and all of `workloads`, with the extremes of `step_s`."""
-    return select(connection, _JUDGED, {"workloads": list(workloads)})
-
-
-def known_setups(connection: Connection) -> pd.DataFrame:
-    """Return `least_s` and `most_s` of each setup that counts already, of the staged workloads."""
-    return select(
-        connection,
-        f"""
-        select {_SETUP}, min(step_s) as least_s, max(step_s) as most_s
-        from runs
-        where workload in (select workload from staged)
-        group by all
-        """,
-    )
 
 
 def append_imports(

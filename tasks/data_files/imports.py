@@ -16,21 +16,20 @@ from typing import Any
 
 import pandas as pd
 
-from models.domain.cluster import parse_cluster
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
-from models.domain.workload import Mode
+from models.domain.workload import PRECISIONS
 from warehouse.append import Connection, append_facts, note_import
 from warehouse.database import Warehouse, empty_warehouse, select
 from warehouse.imports import (
     append_imports,
     counted_before,
-    known_setups,
-    setups_to_judge,
+    implausible,
     staged_counts,
 )
 from warehouse.reads import knows_import, measured_workloads
 
+from ..providers.ec2.catalogue import most_tflops
 from ..reporting.progress import reporter
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace, known_devices, refresh_command
@@ -39,10 +38,9 @@ from .measurements import (
     digest_of_file,
     ignored_columns,
     read_facts,
-    row_word,
+    sentences,
     stage_measurements,
 )
-from .plausibility import Known, implausible
 from .public import (
     FACTS,
     MEASUREMENTS,
@@ -128,14 +126,13 @@ def import_measurements(
     path = files.measurements
     found = Imported(dry_run=dry_run)
     facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
+    types = known_devices(local_types)
     with _opened(warehouse, dry_run) as connection:
         providers = {files.provider} if files.provider else set()
         if path:
             ignored = ignored + stage_measurements(connection, path, now)
-            types = _known_types(connection, local_types)
-            providers |= _count(connection, found, types)
-            judged = setups_to_judge(connection, [fact["workload"] for fact in facts])
-            known = known_setups(connection)
+            _count(connection, found, {name for known in types.values() for name in known})
+            providers |= set(found.counts.get("provider", ()))
         found.sentences += ignored_columns(ignored)
         found.providers = tuple(sorted(providers or {PROVIDER}))
         found.import_id = files.import_id(found.providers)
@@ -149,9 +146,9 @@ def import_measurements(
             found.counts["facts of workloads"] = _changes(before, _facts(connection), facts)
         if path:
             if not force:
-                _judge(connection, path, rows_of(judged), rows_of(known), types)
+                _judge(connection, path, types, [fact["workload"] for fact in facts])
             digest = digest_of_file(path)
-            append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
+            append_imports(connection, file_digest=digest, loaded_at=now, import_id=import_id)
         if dry_run:
             connection.rollback()
             connection.begin()
@@ -170,61 +167,41 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
             yield connection
 
 
-def _known_types(
-    connection: Connection, local_types: Iterable[str]
-) -> dict[str, dict[str, tuple[int, str]]]:
-    """Number and kind of devices of each instance type of the package, srift.toml and the warehouse."""
-    types = known_devices(local_types)
-    for row in rows_of(select(connection, "instance_types")):
-        types.setdefault(row["provider"], {})[row["name"]] = int(row["devices"] or 1), row["device"]
-    return types
-
-
-def _count(
-    connection: Connection, found: Imported, types: Mapping[str, Mapping[str, tuple[int, str]]]
-) -> set[str]:
-    """Fill in what the staged rows are of; returns their providers."""
-    rows = rows_of(staged_counts(connection))
+def _count(connection: Connection, found: Imported, known_types: set[str]) -> None:
+    """Fill in what the staged rows are of."""
+    found.counts = staged_counts(connection)
+    found.rows = sum(found.counts.get("workload", {}).values())
     found.new, other = counted_before(connection)
-    unknown = set()
-    for row in rows:
-        count = int(row["rows"])
-        found.rows += count
-        members = set(parse_cluster(row["cluster"]))
-        unknown |= members - set(types.get(row["provider"], ()))
-        named = {"workload": {row["workload"]}, "instance type": members}
-        for title, names in (named | {name: {row[name]} for name in Mode._fields}).items():
-            counts = found.counts.setdefault(title, {})
-            for name in names:
-                counts[name] = counts.get(name, 0) + count
+    unknown = set(found.counts.get("instance type", ())) - known_types
     if unknown:
         found.sentences.append(
-            f"unknown instance types, predicted from their own rows: {', '.join(sorted(unknown))}"
+            f"no data sheet of {', '.join(sorted(unknown))}: predicted from their own rows"
         )
     if other:
         found.sentences.append(
             f"{other} rows have a known run_id and another step_s: the first import counts"
         )
-    return {row["provider"] for row in rows}
 
 
 def _judge(
     connection: Connection,
     path: Path,
-    setups: Sequence[dict[str, Any]],
-    before: Sequence[dict[str, Any]],
     types: Mapping[str, Mapping[str, tuple[int, str]]],
+    workloads: Sequence[str],
 ) -> None:
-    """Raises ImportRefused if a setup is hardly true."""
-    word = row_word(path)
-    for row in setups:
-        row |= {name: f"{word} {row[name]}" for name in ("place", "least_place", "most_place")}
-    flops = {
-        (row["provider"], row["workload"]): row["flops_per_sample"]
-        for row in rows_of(select(connection, "workloads"))
-        if pd.notna(row["flops_per_sample"])
-    }
-    problems = list(implausible(setups, before, Known(types=types, flops=flops)))
+    """Raises ImportRefused if new rows, or rows of `workloads`, are hardly true."""
+    peaks = [
+        {
+            "provider": provider,
+            "name": name,
+            "precision": precision,
+            "peak_tflops": most_tflops(device, precision),
+        }
+        for provider, known in types.items()
+        for name, (_, device) in known.items()
+        for precision in PRECISIONS
+    ]
+    problems = sentences(path, implausible(connection, peaks, workloads))
     if problems:
         raise ImportRefused(path, problems, hint="--force loads rows that are right all the same")
 

@@ -26,7 +26,7 @@ from pydantic import (
 
 from models.domain.workload import MODES, PRECISIONS, STRATEGIES
 from warehouse.append import Connection, in_utc
-from warehouse.imports import COLUMNS, problems, scratch, stage, staged_frame
+from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged_frame
 
 from ..workspace.workspace import PROVIDERS
 
@@ -83,10 +83,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
         "providers": list(PROVIDERS),
         "latest": in_utc(now + _AHEAD),
     }
-    wrong = [
-        f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
-        for place, column, text, rule in problems(connection, known)
-    ]
+    wrong = sentences(path, problems(connection, known))
     if wrong:
         raise ImportRefused(path, wrong)
     return ignored
@@ -216,3 +213,10 @@ def is_parquet(path: Path) -> bool:
 def row_word(path: Path) -> str:
     """The word for a place in the file."""
     return "row" if is_parquet(path) else "line"
+
+
+def sentences(path: Path, found: Iterable[Problem]) -> list[str]:
+    return [
+        f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
+        for place, column, text, rule in found
+    ]

@@ -223,9 +223,9 @@ def test_implausible_rows_take_force(warehouse: Warehouse, text: str) -> None:
 
 
 def test_rows_are_judged_by_those_loaded_before_and_not_again(warehouse: Warehouse) -> None:
-    load(warehouse, row(layout="4"))
+    load(warehouse, row())
     with pytest.raises(ImportRefused):
-        load(warehouse, row(step_s=500))  # the same setup: no layout means all four devices
+        load(warehouse, row(step_s=500))
     load(warehouse, row(step_s=500), force=True)
     assert load(warehouse, row(step_s=500)).new == 0
 

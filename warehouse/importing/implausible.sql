@@ -1,0 +1,84 @@
+-- Returns place, column, text and reason of rows of `staged` that are hardly true, of the rows that do not count yet and the
+-- rows of $workloads. `known_types` has (provider, name, precision, peak_tflops); $most_ratio and $headroom are the limits.
+with setups as (
+    select
+        provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
+        min(place) as place,
+        min(step_s) as least_s,
+        arg_min(place, step_s) as least_place,
+        max(step_s) as most_s,
+        arg_max(place, step_s) as most_place,
+        max(flops_per_sample) as flops_per_sample
+    from staged
+    where list_contains($workloads, workload)
+        or coalesce(run_id, row_digest) not in (select run_id from stg_imports)
+    group by all
+),
+-- The same setup may have been measured before.
+compared as (
+    select
+        setups.place,
+        least_s,
+        least_place,
+        most_s,
+        most_place,
+        least(least_s, min(runs.step_s)) as fastest_s,
+        greatest(most_s, max(runs.step_s)) as slowest_s
+    from setups
+    left join runs
+        on runs.provider = setups.provider and runs.workload = setups.workload and runs.cluster = setups.cluster
+        and runs.layout is not distinct from setups.layout and runs.batch_per_device = setups.batch_per_device
+        and runs.accumulation_steps = setups.accumulation_steps and runs.strategy = setups.strategy
+        and runs.precision = setups.precision and runs.switches = setups.switches
+    group by setups.place, least_s, least_place, most_s, most_place
+),
+machines as (
+    select
+        setups.*,
+        unnest(list_distinct(regexp_extract_all(cluster, '(?:^|\+)\d+x([^+]+)', 1))) as name,
+        list_min(string_split(batch_per_device, '+')::bigint[]) as batch
+    from setups
+),
+names as (
+    select distinct provider, name from known_types
+    union
+    select provider, name from stg_instance_types
+),
+speeds as (
+    select
+        machines.least_place,
+        machines.least_s,
+        known_types.peak_tflops,
+        machines.batch * machines.accumulation_steps
+            * coalesce(workloads.flops_per_sample, machines.flops_per_sample) / machines.least_s / 1e12 as tflops
+    from machines
+    join known_types
+        on known_types.provider = machines.provider and known_types.name = machines.name
+        and known_types.precision = machines.precision
+    left join workloads on workloads.provider = machines.provider and workloads.workload = machines.workload
+)
+select
+    machines.place, 'cluster', machines.name,
+    'is unknown: did you mean ' || any_value(names.name) || '?'
+from machines
+join names
+    on names.provider = machines.provider
+    and regexp_replace(names.name, '\D', '', 'g') = regexp_replace(machines.name, '\D', '', 'g')
+    and damerau_levenshtein(lower(names.name), lower(machines.name)) <= 1
+where len(machines.name) > 3
+group by machines.place, machines.provider, machines.name
+having not bool_or(names.name = machines.name)
+union all
+select
+    case when most_s > $most_ratio * fastest_s then most_place else least_place end, 'step_s',
+    case when most_s > $most_ratio * fastest_s then most_s else least_s end::varchar,
+    format('differs {:.0f} times from another run of its setup: give seconds, not milliseconds', slowest_s / fastest_s)
+from compared
+where slowest_s > $most_ratio * fastest_s
+union all
+select
+    least_place, 'step_s', least_s::varchar,
+    format('would be {:.3g} TFLOP/s of at most {:.3g}: check batch_per_device and flops_per_sample', tflops, peak_tflops)
+from speeds
+where tflops > $headroom * peak_tflops
+order by 1;
