@@ -310,9 +310,9 @@ class _Summer(_Pickler):
         if not isinstance(part, set | frozenset):
             return None
         digests = []
-        for one in part:
+        for item in part:
             checksum = hashlib.sha256()
-            _Summer(checksum, self.modules).dump(one)
+            _Summer(checksum, self.modules).dump(item)
             digests.append(checksum.digest())
         return type(part), sorted(digests), getattr(part, "__dict__", None)
 
@@ -323,7 +323,7 @@ class _Summer(_Pickler):
             self.modules.add(part.__module__ or "__main__")
         else:
             kind = part if isinstance(part, type) else type(part)
-            self.modules |= {one.__module__ for one in kind.__mro__}
+            self.modules |= {base.__module__ for base in kind.__mro__}
         return super().reducer_override(part)
 
 

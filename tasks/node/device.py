@@ -30,7 +30,7 @@ def own_device(expected: Devices) -> torch.device:
     if not found and expected.name in (CPU, ANY):
         return torch.device("cpu")
     names = (
-        [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         if found
         else []
     )
@@ -69,9 +69,9 @@ def to_device(value: Any, device: torch.device) -> Any:
     if callable(getattr(value, "to", None)):  # as transformers' BatchEncoding
         return value.to(device)
     if isinstance(value, dict):
-        return {name: to_device(one, device) for name, one in value.items()}
+        return {name: to_device(item, device) for name, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(to_device(one, device) for one in value)
+        return type(value)(to_device(item, device) for item in value)
     return value
 
 

@@ -128,8 +128,8 @@ class Loader:
         if not caches or not len(dataset):
             return
         self.close()
-        for one in caches:
-            one.begin_part(1.0)
+        for cached in caches:
+            cached.begin_part(1.0)
         order = torch.randperm(len(dataset), generator=self._generator()).tolist()
         until = time.perf_counter() + _READ_S
         for read, place in enumerate(order[:_MAX_READ], 1):
@@ -137,16 +137,16 @@ class Loader:
             self._places = order[:read]
             if time.perf_counter() > until:
                 break
-        for one in caches:
-            one.begin_part(len(self._places) / len(dataset))
+        for cached in caches:
+            cached.begin_part(len(self._places) / len(dataset))
         for place in self._places:
             dataset[place]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the workers; torch reports those that have ended at the next batch."""
-        for one in self._processes:
+        for process in self._processes:
             with suppress(ProcessLookupError, TypeError):
-                os.kill(one.pid, number)  # type: ignore[arg-type]
+                os.kill(process.pid, number)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End the workers; the next batch starts anew."""
@@ -157,11 +157,11 @@ class Loader:
         with worker_deaths_ignored():
             if hasattr(iterator, "_shutdown_workers"):  # torch calls it when nobody iterates
                 iterator._shutdown_workers()
-        for one in processes:
-            one.join(_EXIT_S)
-            if one.is_alive():
-                one.kill()
-                one.join()
+        for process in processes:
+            process.join(_EXIT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
     def _rebuild(self, batch: int) -> DataLoader[Any]:
         given, dataset = self.given, self.given.dataset
@@ -187,7 +187,7 @@ class Loader:
     def _start(self) -> None:
         before = set(multiprocessing.active_children())
         self._iterator = iter(self._rebuilt)  # type: ignore[arg-type]
-        persistent = [one for one in self._processes if one.is_alive()]
+        persistent = [process for process in self._processes if process.is_alive()]
         self._processes = [*persistent, *(set(multiprocessing.active_children()) - before)]
 
     def _explained(self, error: Exception) -> BaseException:
@@ -211,8 +211,10 @@ class Loader:
         kind = type(self.given.dataset)
         names = ("__iter__", "__getitem__", "__getitems__")
         functions = [getattr(kind, name, None) for name in names]
-        codes = [getattr(one, "__code__", None) for one in (*functions, self.given.collate_fn)]
-        return tuple(one for one in (*codes, self.made_in) if one is not None)
+        codes = [
+            getattr(function, "__code__", None) for function in (*functions, self.given.collate_fn)
+        ]
+        return tuple(code for code in (*codes, self.made_in) if code is not None)
 
 
 class _Draws(Sampler[int]):
@@ -254,15 +256,15 @@ def _caches(dataset: Any) -> Iterator[Any]:
     seen: set[int] = set()
     left: deque[Any] = deque([dataset])
     while left and len(seen) < _MAX_OBJECTS:
-        one = left.popleft()
-        if id(one) in seen:
+        item = left.popleft()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
-        if hasattr(type(one), "begin_part"):
-            yield one
-        held = list(getattr(one, "__dict__", {}).values())
-        if isinstance(one, list | tuple | dict):
-            held += islice(one.values() if isinstance(one, dict) else one, _MAX_ITEMS)
+        seen.add(id(item))
+        if hasattr(type(item), "begin_part"):
+            yield item
+        held = list(getattr(item, "__dict__", {}).values())
+        if isinstance(item, list | tuple | dict):
+            held += islice(item.values() if isinstance(item, dict) else item, _MAX_ITEMS)
         left += [
             part
             for part in held
@@ -275,12 +277,12 @@ def _sizes(part: Any) -> Iterator[int]:
     if isinstance(part, Tensor):
         yield from part.shape
     elif isinstance(part, Mapping):
-        for one in part.values():
-            yield from _sizes(one)
+        for value in part.values():
+            yield from _sizes(value)
     elif isinstance(part, list | tuple):
         yield len(part)
-        for one in part:
-            yield from _sizes(one)
+        for value in part:
+            yield from _sizes(value)
 
 
 def in_words(

@@ -72,7 +72,7 @@ class Patience:
         return {
             "reference_s": [max(next(medians) for _ in range(count)) for count in used],
             "reference_blocks": blocks,
-            "reference_spread": math.sqrt(fmean(one * one for one in spreads)),
+            "reference_spread": math.sqrt(fmean(value * value for value in spreads)),
         }
 
     def undisturbed(self, measure: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
@@ -88,14 +88,14 @@ class Patience:
             reference_s = (reference_s + self._reference_s()) / 2
             ticks = [now - then for now, then in zip(after, before, strict=True)]
             gathered = gather([*ticks, spent_s, self.left_s, reference_s], group)
-            worst = max(gathered, key=lambda one: (_share(one[0], one[1]), one[0]))
-            left_s = min(one[3] for one in gathered)
+            worst = max(gathered, key=lambda rank: (_share(rank[0], rank[1]), rank[0]))
+            left_s = min(rank[3] for rank in gathered)
             if _share(worst[0], worst[1]) < DISTURBED or left_s <= 0:
                 self.taken += worst[0]
                 self.wanted += worst[1]
-                self.references.append([one[4] for one in gathered])
+                self.references.append([rank[4] for rank in gathered])
                 return found
-            self.left_s = left_s - max(one[2] for one in gathered)
+            self.left_s = left_s - max(rank[2] for rank in gathered)
 
     def _reference_s(self) -> float:
         return 0.0 if self.reference is None else self.reference.seconds()
@@ -173,7 +173,7 @@ def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[
     numbers = torch.tensor(list(mine), dtype=torch.float64)
     by_rank = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
     dist.all_gather(by_rank, numbers, group=group)
-    return [one.tolist() for one in by_rank]
+    return [numbers.tolist() for numbers in by_rank]
 
 
 def meet(group: dist.ProcessGroup | None) -> None:

@@ -83,7 +83,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     by_rank = gather([float(sizes.get(peer, 0)) for peer in ranks], group)
     alone_s, slowness = {}, {}
     for i, j in combinations(ranks, 2):
-        latency, byte = (median(one[i][j] for one in kind) for kind in (latency_s, byte_s))
+        latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
         alone_s[i, j] = latency + by_rank[i][j] * byte
         slowness[i, j] = alone_s[i, j] / by_rank[i][j]
     together = _disjoint(slowness)
@@ -120,7 +120,7 @@ def _sharing(
         if rank in pair:
             peer = sum(pair) - rank
             own_s = _steady_s(sizes[peer], peer, group)
-    at_once_s = max(one[0] for one in gather([own_s], group))
+    at_once_s = max(seconds[0] for seconds in gather([own_s], group))
     slowest_s = max(alone_s[pair] for pair in together)
     in_turn_s = sum(alone_s[pair] for pair in together)
     return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
@@ -129,7 +129,7 @@ def _sharing(
 def _disjoint(slowness: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
     """The slowest pair, the slowest pair of the other machines, and so on."""
     found: list[tuple[int, int]] = []
-    for pair in sorted(slowness, key=lambda one: (-slowness[one], one)):
+    for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
         if not any(set(pair) & set(other) for other in found):
             found.append(pair)
     return found

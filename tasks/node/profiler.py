@@ -54,7 +54,7 @@ def profile(
     if built.loader is not None:
         values["loader_workers"] = built.loader.workers
         for name in loading[0][0]:
-            values[name] = median(one[name] for of_batch in loading for one in of_batch)
+            values[name] = median(sample[name] for of_batch in loading for sample in of_batch)
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
     return {
@@ -100,11 +100,11 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
             }
         )
     steady = steps[_BURN_IN:]
-    sums = [one["forward_s"] + one["backward_s"] + one["optimizer_s"] for one in steady]
+    sums = [step["forward_s"] + step["backward_s"] + step["optimizer_s"] for step in steady]
     middle = [steady[place] for place in measuring.central(sums)]
     return {
         "batch": batch,
-        **{name: fmean(one[name] for one in middle) for name in steady[0]},
+        **{name: fmean(step[name] for step in middle) for name in steady[0]},
         "peak_bytes": peak_bytes(built.device),
         "repeats": len(steady),
         "loading": loading[_BURN_IN:],

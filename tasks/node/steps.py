@@ -129,7 +129,9 @@ class TimedSteps:
             return gather([self.clock_s() - started, *seconds, *waits], self.group)
 
         samples = self.patience.undisturbed(measure, self.group)
-        return [Timed(one[0], one[1 : count + 1], one[count + 1 :]) for one in samples]
+        return [
+            Timed(numbers[0], numbers[1 : count + 1], numbers[count + 1 :]) for numbers in samples
+        ]
 
     def until_steady(self, item: Item) -> list[Timed]:
         """Every rank's seconds of as many steps as the ranks agree are enough."""
@@ -141,10 +143,10 @@ class TimedSteps:
             seconds, **limits, elapsed_s=by_rank[0].elapsed_s, most_s=item.most_s
         ):
             block = self.block(self._rounds(measuring.next_block(seconds, **limits)))
-            elapsed_s = by_rank[0].elapsed_s + max(one.elapsed_s for one in block)
+            elapsed_s = by_rank[0].elapsed_s + max(rank.elapsed_s for rank in block)
             by_rank = [
-                Timed(elapsed_s, before.step_s + one.step_s, before.input_s + one.input_s)
-                for before, one in zip(by_rank, block, strict=True)
+                Timed(elapsed_s, before.step_s + new.step_s, before.input_s + new.input_s)
+                for before, new in zip(by_rank, block, strict=True)
             ]
             seconds = _slowest(by_rank)
         return by_rank
@@ -152,7 +154,7 @@ class TimedSteps:
     def compute_s(self) -> list[float]:
         """Seconds of the same step without communication, at each rank."""
         alone = self.block(_COMPUTE_REPEATS, sync=False)
-        return [median(one.step_s if self.built.loader is None else one.own_s) for one in alone]
+        return [median(rank.step_s if self.built.loader is None else rank.own_s) for rank in alone]
 
     def _rounds(self, steps: int) -> int:
         """`steps`, rounded up to rounds in which each worker makes a batch."""
@@ -161,7 +163,7 @@ class TimedSteps:
 
 
 def _slowest(by_rank: Sequence[Timed]) -> list[float]:
-    return measuring.slowest([one.step_s for one in by_rank])
+    return measuring.slowest([rank.step_s for rank in by_rank])
 
 
 def _prepared(
@@ -207,7 +209,7 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
         while len(losses) < item.windows and spent_s < item.most_s and not diverged:
             mine = fmean(step(sync=True) for _ in range(steps)) * weight
             by_rank = gather([mine, clock_s() - started], group)
-            loss, spent_s = sum(one[0] for one in by_rank), max(one[1] for one in by_rank)
+            loss, spent_s = sum(rank[0] for rank in by_rank), max(rank[1] for rank in by_rank)
             diverged = not math.isfinite(loss)
             if not diverged:
                 losses.append(loss)
@@ -237,7 +239,7 @@ def train(
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
     by_rank = timed.until_steady(item)
-    seconds, waits = _slowest(by_rank), measuring.slowest([one.input_s for one in by_rank])
+    seconds, waits = _slowest(by_rank), measuring.slowest([rank.input_s for rank in by_rank])
     step_s, input_s, waited_s = median(seconds), median(waits), 0.0
     if built.loader is not None:
         input_s = waited_s = fmean(waits)
@@ -259,7 +261,7 @@ def train(
         "step_spread": measuring.spread(seconds),
         "steps": len(seconds),
         "input_s": input_s,
-        "rank_step_s": [median(one.step_s) for one in by_rank],
+        "rank_step_s": [median(rank.step_s) for rank in by_rank],
         "rank_compute_s": compute_s,
         "sync_s": None if always else sync_s,
         "build_s": max(builds_s),

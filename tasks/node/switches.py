@@ -112,8 +112,8 @@ def _parts(model: nn.Module, divides: Callable[[nn.Module], bool]) -> Iterator[n
 
 def _uses(module: nn.Module) -> Counter[int]:
     """How often each parameter, by its id, stands in a module."""
-    return Counter(id(one) for _, one in module.named_parameters(remove_duplicate=False))
+    return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 
 
 def _size(module: nn.Module) -> int:
-    return sum(one.numel() for one in module.parameters())
+    return sum(weight.numel() for weight in module.parameters())

@@ -156,7 +156,7 @@ def _hook(
         return Servers(group, first_devices(name, machines)), average_by_servers
     if name == GRADIENTS:
         return group, combine_gradients
-    changes = Changes(group, [one for one in module.parameters() if one.requires_grad])
+    changes = Changes(group, [weight for weight in module.parameters() if weight.requires_grad])
     optimizer.register_step_pre_hook(changes.remember)
     optimizer.register_step_post_hook(changes.combine)
     return changes, leave_gradients

@@ -48,7 +48,7 @@ def combine_gradients(
             f"{GRADIENTS} cannot combine sparse gradients. Create embeddings with sparse=False."
         )
     wide = _at_least_float32(values)
-    combine(wide, [one.numel() for one in bucket.gradients()], group)
+    combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
     return _done(values if wide is values else values.copy_(wide))
 
 
@@ -72,7 +72,7 @@ class Changes:
     def combine(self, *_: Any) -> None:
         if not self.is_due or self.before is None:
             return
-        sizes = [one.numel() for one in self.weights]
+        sizes = [weight.numel() for weight in self.weights]
         change = self._flat().sub_(self.before)
         combine(change, sizes, self.group)
         for weight, value in zip(
@@ -82,7 +82,7 @@ class Changes:
         self.is_due, self.before = False, None
 
     def _flat(self) -> Tensor:
-        return _at_least_float32(torch.cat([one.detach().flatten() for one in self.weights]))
+        return _at_least_float32(torch.cat([weight.detach().flatten() for weight in self.weights]))
 
 
 def leave_gradients(
@@ -136,9 +136,11 @@ def _dots(first: Tensor, second: Tensor, parts: Sequence[slice]) -> Tensor:
     """(parameters, 3) first.second, |first|^2 and |second|^2 of each, in float64."""
     found = torch.zeros(len(parts), 3, dtype=torch.float64, device=first.device)
     for row, part in zip(found, parts, strict=True):
-        blocks = zip(*(torch.split(one[part], _BLOCK) for one in (first, second)), strict=True)
-        for one, other in blocks:
-            a, b = one.double(), other.double()
+        blocks = zip(
+            *(torch.split(vector[part], _BLOCK) for vector in (first, second)), strict=True
+        )
+        for block, other in blocks:
+            a, b = block.double(), other.double()
             row += torch.stack([a @ b, a @ a, b @ b])
     return found
 

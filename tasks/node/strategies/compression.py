@@ -79,8 +79,8 @@ class SparseExchange:
         if index not in self.residuals:
             self.residuals[index] = torch.zeros_like(received[0])
         own = self.residuals[index]
-        for one in received:  # in place: a bucket may be one large table
-            own += one
+        for theirs in received:  # in place: a bucket may be one large table
+            own += theirs
         count = ceil(self.density * share)
         picked = largest(own, count)
         sent = torch.cat([picked.to(torch.int32), own[picked].view(torch.int32)])

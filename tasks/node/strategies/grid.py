@@ -139,13 +139,13 @@ class Grid:
 
 def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
     """Samples of all ranks of the row, along `dim`; gradients are summed and scattered."""
-    there, back = (partial(one, dim=dim, peers=grid.row) for one in (grid.gathered, grid.scattered))
+    there, back = (partial(act, dim=dim, peers=grid.row) for act in (grid.gathered, grid.scattered))
     return _exchanged(x, there, back)
 
 
 def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
     """A rank's own samples, along `dim`, of the sum over the row; gradients are gathered."""
-    there, back = (partial(one, dim=dim, peers=grid.row) for one in (grid.scattered, grid.gathered))
+    there, back = (partial(act, dim=dim, peers=grid.row) for act in (grid.scattered, grid.gathered))
     return _exchanged(x, there, back)
 
 
@@ -230,7 +230,7 @@ class Standardize(torch.autograd.Function):
         (found, scale), grid, gradient = ctx.saved_tensors, ctx.grid, gradients[0]
         first, second = _of_row(grid, gradient.sum(dim=-1), (gradient * found).sum(dim=-1))
         features = found.shape[-1] * len(grid.row)
-        mean, slope = (one.sum(dim=0)[..., None] / features for one in (first, second))
+        mean, slope = (sums.sum(dim=0)[..., None] / features for sums in (first, second))
         return scale * (gradient - mean - found * slope), None, None
 
 

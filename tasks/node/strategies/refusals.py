@@ -67,7 +67,7 @@ def _refuse_machines(name: str, machines: Sequence[int]) -> None:
     elif name == POWERSGD and find_spec("numpy") is None:
         raise ValueError(f"{name} needs numpy, which this machine's Python lacks")
     elif name in SERVED and len(machines) < max(servers_of(name), 2):
-        fitting = [one for one in SERVED if servers_of(one) <= len(machines) > 1]
+        fitting = [other for other in SERVED if servers_of(other) <= len(machines) > 1]
         raise ValueError(
             f"{name} on {layout} devices: each server needs a machine, and there must be 2;"
             f" take {' or '.join([DDP, *fitting])}"
@@ -112,8 +112,8 @@ def _refuse_layers(name: str, model: nn.Module, ranks: int) -> None:
     columns = shape_of(name, ranks)[1]
     for layer, own in sizes.items():
         if any(size % columns for size in own):
-            counts = [one for one in range(2, _MAX_NAMED) if fits(name, one)]
-            fitting = [str(one) for one in counts if common % shape_of(name, one)[1] == 0]
+            counts = [count for count in range(2, _MAX_NAMED) if fits(name, count)]
+            fitting = [str(count) for count in counts if common % shape_of(name, count)[1] == 0]
             instead = f", or {' or '.join(fitting[:4])} devices" if fitting else ""
             raise ValueError(
                 f"{name} on {ranks} devices: {paths[layer]} ({type(layer).__name__} of"
@@ -153,7 +153,7 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
     if name in TENSOR and kind not in _BY_ENTRY:
         raise ValueError(
             f"{name}: {kind.__name__} may need whole weights, and a rank has a block of each; take"
-            f" ddp, or torch's {', '.join(one.__name__ for one in _BY_ENTRY)}"
+            f" ddp, or torch's {', '.join(known.__name__ for known in _BY_ENTRY)}"
         )
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if name in (*TENSOR, TABLES) and hooks:

@@ -25,8 +25,10 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
     States with the shape of the old parameter, such as Adagrad's sums, are cut as it was.
     """
     for held in optimizer.param_groups:
-        held["params"] = [replaced[one][0] if one in replaced else one for one in held["params"]]
-    for old in [one for one in optimizer.state if one in replaced]:
+        held["params"] = [
+            replaced[weight][0] if weight in replaced else weight for weight in held["params"]
+        ]
+    for old in [weight for weight in optimizer.state if weight in replaced]:
         new, cut = replaced[old]
         optimizer.state[new] = {
             key: cut(value) if isinstance(value, Tensor) and value.shape == old.shape else value

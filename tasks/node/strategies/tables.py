@@ -16,8 +16,8 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +129,7 @@ class DistributedTables(nn.Module):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, self.stubs[-1])
         self.module = model
-        if any(one.requires_grad for one in model.parameters()):
+        if any(weight.requires_grad for weight in model.parameters()):
             self.module = DistributedDataParallel(model, process_group=group)
         self.views: list[View] = []
         self.samples: list[int] = []  # of each rank
@@ -138,7 +138,7 @@ class DistributedTables(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Raises ValueError if a table cannot be looked up before the forward pass."""
-        tensors = [one for one in tree_leaves((inputs, named)) if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
         if not self.views:
             self._distribute(inputs, named, tensors)
         indices = [
@@ -153,11 +153,9 @@ class DistributedTables(nn.Module):
                 raise ValueError(f"{TABLES}: {stub.path} is not called in every step. Use ddp.")
         return output
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Leave all gradients but the tables' on their ranks."""
-        with no_sync(self.module):
-            yield
+        return no_sync(self.module)
 
     def to_owners(self, values: Sequence[Tensor], *, are_rows: bool) -> Lists:
         """For each of this rank's tables: the `values` of all ranks, indices or rows."""
@@ -182,7 +180,7 @@ class DistributedTables(nn.Module):
     def _of(self, owner: int, values: Sequence[Any] | None = None) -> list[Any]:
         """The values, by default the places, of the tables of `owner`."""
         values = range(len(self.owners)) if values is None else values
-        return [one for one, rank in zip(values, self.owners, strict=True) if rank == owner]
+        return [value for value, rank in zip(values, self.owners, strict=True) if rank == owner]
 
     def _shape(self, place: int, rank: int, is_rows: bool) -> tuple[int, ...]:
         shape = (self.samples[rank], *self.views[place].size[1:])
@@ -207,9 +205,11 @@ class DistributedTables(nn.Module):
         self.samples = [samples for _, samples in answers]
         self.views, self.owners = views, self._choose_owners()
         self.own = self._of(self.rank, list(self.tables.values()))
-        freed = {table.weight for table in self.tables.values()} - {one.weight for one in self.own}
+        freed = {table.weight for table in self.tables.values()} - {
+            table.weight for table in self.own
+        }
         for held in self.optimizer.param_groups:
-            held["params"] = [one for one in held["params"] if one not in freed]
+            held["params"] = [weight for weight in held["params"] if weight not in freed]
         for weight in freed:
             self.optimizer.state.pop(weight, None)
             weight.data = weight.data.new_empty(0)
@@ -258,7 +258,7 @@ class _Lookup(torch.autograd.Function):
     def forward(
         ctx: Any, start: Tensor, state: DistributedTables, indices: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        by_table = state.to_owners([one.to(torch.int32) for one in indices], are_rows=False)
+        by_table = state.to_owners([tensor.to(torch.int32) for tensor in indices], are_rows=False)
         with torch.enable_grad():
             ctx.found = [
                 table(torch.cat(of_ranks))

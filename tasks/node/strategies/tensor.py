@@ -85,9 +85,11 @@ def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]
             found["divided_pairs"] += output.numel() if place % 2 else inputs
 
     for run in divisible_runs(model):
-        layers = [one for one in run if isinstance(one, nn.Linear | nn.TransformerEncoderLayer)]
+        layers = [
+            module for module in run if isinstance(module, nn.Linear | nn.TransformerEncoderLayer)
+        ]
         for place, layer in enumerate(layers):
-            weights = [one.numel() for one in layer.parameters() if one.dim() > 1]
+            weights = [weight.numel() for weight in layer.parameters() if weight.dim() > 1]
             found["divided_weights"] += sum(weights)
             hooks.append(layer.register_forward_hook(partial(count, place=place), with_kwargs=True))
     if not hooks:
@@ -107,11 +109,11 @@ class Divided(nn.Module):
         super().__init__()
         self.blocks = blocks
         own = {block for block, _ in blocks.of.values()}
-        ignored = {path: one for path, one in module.named_parameters() if one in own}
-        blocks.trained = {path: one for path, one in ignored.items() if one.requires_grad}
-        for one in blocks.trained.values():
-            one.register_post_accumulate_grad_hook(blocks.receive)  # type: ignore[no-untyped-call]
-        if any(one.requires_grad for one in module.parameters() if one not in own):
+        ignored = {path: weight for path, weight in module.named_parameters() if weight in own}
+        blocks.trained = {path: weight for path, weight in ignored.items() if weight.requires_grad}
+        for weight in blocks.trained.values():
+            weight.register_post_accumulate_grad_hook(blocks.receive)  # type: ignore[no-untyped-call]
+        if any(weight.requires_grad for weight in module.parameters() if weight not in own):
             ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
             ignore(module, list(ignored))  # type: ignore[no-untyped-call]
             module = DistributedDataParallel(module, process_group=blocks.grid.group)
@@ -119,15 +121,9 @@ class Divided(nn.Module):
         self.shapes: list[torch.Size] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Raises ValueError if ranks have inputs of different sizes.
-
-        Raises RuntimeError if the previous step left a divided layer without gradient.
-        """
-        self._agree([one.shape for one in tree_leaves((inputs, named)) if isinstance(one, Tensor)])
-        if self.blocks.is_pending:
-            raise RuntimeError("a step computed no gradient of the divided layers")
-        self.blocks.is_pending = (
-            self.blocks.syncs and torch.is_grad_enabled() and bool(self.blocks.trained)
+        """Raises ValueError if ranks have inputs of different sizes."""
+        self._agree(
+            [leaf.shape for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
         )
         return self.module(*inputs, **named)
 
@@ -154,8 +150,7 @@ class Divided(nn.Module):
 class Blocks:
     """A rank's blocks: `of` whole parameters, with their cut; `copies` are the ranks with a copy.
 
-    `syncs` is off in micro-steps whose gradients are not summed; a step `is_pending` from its
-    forward pass until its gradients are summed.
+    `syncs` is off in micro-steps whose gradients are not summed.
     """
 
     grid: Grid
@@ -163,7 +158,6 @@ class Blocks:
     copies: dict[nn.Parameter, Peers] = field(default_factory=dict)
     trained: dict[str, nn.Parameter] = field(default_factory=dict)
     syncs: bool = True
-    is_pending: bool = False
     is_queued: bool = False
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
@@ -179,21 +173,23 @@ class Blocks:
             torch.autograd.Variable._execution_engine.queue_callback(self._sum)
 
     def _sum(self) -> None:
-        self.is_queued = self.is_pending = False
-        for path, one in self.trained.items():
-            if one.grad is None:
+        self.is_queued = False
+        for path, block in self.trained.items():
+            if block.grad is None:
                 raise RuntimeError(f"a step computed no gradient of {path}")
         for peers in dict.fromkeys(self.copies.values()):  # in one order on all ranks
             gradients = [
-                one.grad
-                for one, copies in self.copies.items()
-                if copies == peers and one.grad is not None
+                block.grad
+                for block, copies in self.copies.items()
+                if copies == peers and block.grad is not None
             ]
             if not gradients:  # all frozen
                 continue
             if len(peers) > 1:
-                total = self.grid.summed(torch.cat([one.flatten() for one in gradients]), peers)
-                parts = torch.split(total, [one.numel() for one in gradients])
+                total = self.grid.summed(
+                    torch.cat([gradient.flatten() for gradient in gradients]), peers
+                )
+                parts = torch.split(total, [gradient.numel() for gradient in gradients])
                 for gradient, part in zip(gradients, parts, strict=True):
                     gradient.copy_(part.view(gradient.shape))
             torch._foreach_div_(gradients, dist.get_world_size(self.grid.group))
@@ -297,8 +293,8 @@ class _Layer(nn.Module):
             blocks, joint, attention.in_proj_bias, opens=True, dim=dim, order=order
         )
         self.out_of_heads, self.linear1, self.linear2 = (
-            _Linear(blocks, one.weight, one.bias, opens=one is layer.linear1, dim=dim)
-            for one in (attention.out_proj, layer.linear1, layer.linear2)
+            _Linear(blocks, linear.weight, linear.bias, opens=linear is layer.linear1, dim=dim)
+            for linear in (attention.out_proj, layer.linear1, layer.linear2)
         )
         self.norm1, self.norm2 = (
             norm if blocks.grid.is_flat else _Norm(blocks, norm)
@@ -340,7 +336,7 @@ class _Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.grid, dim = blocks.grid, 0 if layers[0].self_attn.batch_first else 1
-        self.layers = nn.ModuleList(_Layer(blocks, one, dim) for one in layers)
+        self.layers = nn.ModuleList(_Layer(blocks, layer, dim) for layer in layers)
         after: list[nn.Module] = [] if norm is None else [norm]
         if self.grid.is_flat:
             self.before = nn.Sequential()
@@ -401,7 +397,7 @@ def _replaced(module: nn.Module, blocks: Blocks, uses: Counter[int]) -> nn.Modul
             if _is_divisible(run):
                 parts += _divided_run(run, blocks)
             else:
-                parts += [_replaced(one, blocks, uses) for one in run]
+                parts += [_replaced(child, blocks, uses) for child in run]
         return _Sequence(*parts)
     for name, child in module.named_children():
         module._modules[name] = _replaced(child, blocks, uses)
@@ -414,12 +410,12 @@ def _divided_run(run: Sequence[nn.Module], blocks: Blocks) -> Iterator[nn.Module
     has_shares = not grid.is_flat  # of the features
     if has_shares:
         yield _Change(grid, divides=True)
-    for one in run:
-        if isinstance(one, nn.Linear):
-            yield _Linear(blocks, one.weight, one.bias, opens=not has_shares)
+    for layer in run:
+        if isinstance(layer, nn.Linear):
+            yield _Linear(blocks, layer.weight, layer.bias, opens=not has_shares)
             has_shares = not grid.is_flat or not has_shares
         else:
-            yield _Norm(blocks, one) if isinstance(one, nn.LayerNorm) and has_shares else one
+            yield _Norm(blocks, layer) if isinstance(layer, nn.LayerNorm) and has_shares else layer
     if has_shares:
         yield _Change(grid, divides=False)
 
@@ -427,11 +423,11 @@ def _divided_run(run: Sequence[nn.Module], blocks: Blocks) -> Iterator[nn.Module
 def divisible_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Linear layers, LayerNorms and attentions that are divided."""
     for run in divisible_runs(model):
-        for one in run:
-            if isinstance(one, nn.TransformerEncoderLayer):
-                yield from (one.self_attn, one.linear1, one.linear2, one.norm1, one.norm2)
+        for layer in run:
+            if isinstance(layer, nn.TransformerEncoderLayer):
+                yield from (layer.self_attn, layer.linear1, layer.linear2, layer.norm1, layer.norm2)
             else:
-                yield one
+                yield layer
 
 
 def divisible_runs(model: nn.Module) -> Iterator[list[nn.Module]]:
@@ -447,8 +443,8 @@ def divisible_runs(model: nn.Module) -> Iterator[list[nn.Module]]:
             if _is_divisible(run):
                 yield run
             else:
-                for one in run:
-                    yield from within(one)
+                for child in run:
+                    yield from within(child)
 
     return within(model)
 
@@ -474,11 +470,11 @@ def _divides(layer: nn.TransformerEncoderLayer, uses: Counter[int]) -> bool:
         (layer, nn.TransformerEncoderLayer),
         (attention, nn.MultiheadAttention),
         (attention.out_proj, NonDynamicallyQuantizableLinear),
-        *((one, nn.Linear) for one in (layer.linear1, layer.linear2)),
-        *((one, nn.LayerNorm) for one in (layer.norm1, layer.norm2)),
+        *((linear, nn.Linear) for linear in (layer.linear1, layer.linear2)),
+        *((norm, nn.LayerNorm) for norm in (layer.norm1, layer.norm2)),
     ]
     return (
-        all(_is_plain(one, kind) for one, kind in parts)
+        all(_is_plain(part, kind) for part, kind in parts)
         and attention.in_proj_weight is not None
         and attention.bias_k is None
         and not attention.add_zero_attn
@@ -497,17 +493,17 @@ def _runs(module: nn.Module, uses: Counter[int]) -> list[list[nn.Module]]:
     if not _is_plain(module, nn.Sequential):
         return [[child] for child in module.children()]
     runs: list[list[nn.Module]] = [[]]
-    for one in leaves(module):
+    for leaf in leaves(module):
         kinds = (nn.Linear, nn.LayerNorm, *_POINTWISE)
-        if any(_is_plain(one, kind) for kind in kinds) and _is_alone(one, uses):
-            runs[-1].append(one)
+        if any(_is_plain(leaf, kind) for kind in kinds) and _is_alone(leaf, uses):
+            runs[-1].append(leaf)
         else:
-            runs += [[one], []]
+            runs += [[leaf], []]
     return [run for run in runs if run]
 
 
 def _is_divisible(run: Sequence[nn.Module]) -> bool:
-    return sum(isinstance(one, nn.Linear) for one in run) >= _MIN_LINEAR
+    return sum(isinstance(layer, nn.Linear) for layer in run) >= _MIN_LINEAR
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -528,8 +524,8 @@ def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
     """Whether no other module uses its parameters."""
-    return all(uses[id(one)] == 1 for one in module.parameters())
+    return all(uses[id(weight)] == 1 for weight in module.parameters())
 
 
 def _uses(model: nn.Module) -> Counter[int]:
-    return Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    return Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from tasks.node.strategies import STRATEGIES, refuse_model, refuse_training, strategy
-from tasks.node.strategies.grid import shape_of
 from tasks.node.strategies.refusals import refuse_optimizer
 from tasks.node.strategies.tables import Stub
 from tasks.node.workloads.transformer_lm import LanguageModel
@@ -69,22 +68,6 @@ def test_machines_that_do_not_fit_are_refused_with_those_that_do(
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_each_strategy_can_be_named(name: str) -> None:
     assert callable(strategy(name, machines=(1,) * 16))
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "shape"),
-    [
-        ("tensor-1d", 6, (1, 6, 1)),
-        ("tensor-2d", 16, (4, 4, 1)),
-        ("tensor-2.5d", 16, (2, 2, 4)),
-        ("tensor-2.5d", 18, (3, 3, 2)),
-        ("tensor-2.5d", 64, (4, 4, 4)),
-    ],
-)
-def test_ranks_are_a_grid_with_the_largest_side_that_fits(
-    name: str, ranks: int, shape: tuple[int, int, int]
-) -> None:
-    assert shape_of(name, ranks) == shape
 
 
 @pytest.mark.parametrize(
