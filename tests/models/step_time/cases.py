@@ -57,15 +57,13 @@ def error(predicted: pd.DataFrame, truth: pd.Series) -> pd.Series:
     return (predicted["step_s"] / truth - 1).abs()
 
 
-def seconds(
-    workload: str, kind: str, layout: list[int], batch: float, *, link: float = 2.0
-) -> float:
+def seconds(workload: str, kind: str, layout: list[int], batch: float) -> float:
     """Half of compute hides an exchange that grows with bytes, and a little with machines."""
     alone = (0.02 + 0.004 * batch * (GRADIENTS[workload] / 1e8) ** 0.3) / SPEED[kind]
     ranks, machines = sum(layout), len(layout)
     if ranks == 1:
         return float(alone)
-    gbps = 50 / link if machines > 1 else 80.0
+    gbps = 25.0 if machines > 1 else 80.0
     exchange = 2.0 * (ranks - 1) / ranks * GRADIENTS[workload] * 8e-9 / gbps * machines**0.1
     return float(0.5 * alone + ((0.5 * alone) ** 3 + exchange**3) ** (1 / 3))
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from models.step_time.model import StepTimeModel, TrainingData, fit
-from tests.models.step_time.cases import fitted, gpu_runs
+from tests.models.step_time.cases import gpu_runs
 from tests.models.synthetic import World
 
 Known = tuple[TrainingData, pd.DataFrame, StepTimeModel]
@@ -24,9 +24,3 @@ def known() -> Known:
 def gpus() -> pd.DataFrame:
     """Runs of the GPU world."""
     return gpu_runs()
-
-
-@pytest.fixture(scope="session")
-def gpu_model(gpus: pd.DataFrame) -> StepTimeModel:
-    """The model of all runs of the GPU world."""
-    return fitted(gpus)

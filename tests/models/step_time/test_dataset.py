@@ -7,13 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from models.step_time import dataset
 from models.step_time.dataset import (
     TrainingData,
-    _cap,
     at_nominal_speed,
     slowness,
     speed_exponent,
@@ -57,15 +54,6 @@ def test_one_device_comes_first_up_to_half(alone: int, several: int, taken: int)
     assert kept(frame, 100, "cluster") == {"1xq": taken, "2xq": 100 - taken}
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 300))
-def test_the_cap_is_the_largest_that_keeps_to_the_total(counts: list[int], most: int) -> None:
-    many = np.array(counts)
-    assume(many.sum() > most)
-    cap = _cap(many, most)
-    assert np.minimum(many, cap).sum() <= max(most, len(counts))
-    assert np.minimum(many, cap + 1).sum() > most
-
-
 def test_thinned_rows_have_every_workload_and_type_in_any_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,15 +69,6 @@ def test_thinned_rows_have_every_workload_and_type_in_any_order(
     assert (
         training_rows(replace(data, runs=shuffled), seed=1).step_s.tolist() == whole.step_s.tolist()
     )
-
-
-def test_machines_in_another_order_are_the_same_setup() -> None:
-    world = World(5)
-    first = world.row(0, "lm", ["s.large", "s.small"], [8, 4])
-    other = {"cluster": "1xs.small+1xs.large", "batch_per_device": "4+8", "layout": None}
-    runs = pd.DataFrame([first, {**first, **other, "run_id": "run-1"}])
-    rows = training_rows(replace(world.data(5), runs=runs), seed=0)
-    assert rows.repeats.tolist() == [2] and rows.setups.batch.tolist() == [[8, 4]]
 
 
 def drifting(beta: float, repeats: int = 1, count: int = 240) -> tuple[TrainingData, np.ndarray]:

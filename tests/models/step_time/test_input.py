@@ -99,27 +99,6 @@ def test_processors_never_slow_a_step_and_loading_never_quickens_it(
     assert took(cores) <= took(cores, rest_s=1.5 * rest_s) * (1 + 1e-9)
 
 
-@given(SECONDS, SECONDS, PART, st.floats(-2, 2), st.floats(-2, 2), WORKER_COUNTS, GPUS)
-def test_the_geometric_mean_of_a_pair_of_draws_is_no_less_than_the_prediction(
-    rest_s: float,
-    load_s: float,
-    part: float,
-    rest_off: float,
-    load_off: float,
-    workers: int,
-    gpus: int,
-) -> None:
-    wait = waiting(machine(2.0, gpus), load_s, load_s, workers)
-    pair = np.array([[1.0, -1.0]])
-    drawn = wait.step_s(
-        rest_s * np.exp(rest_off * pair),
-        np.array([part]),
-        factor=np.exp(load_off * pair),
-        about=np.array([rest_s]),
-    )
-    assert np.log(drawn).mean() >= np.log(step(wait, rest_s, part)) - 1e-9
-
-
 @pytest.mark.parametrize(
     ("one", "workers", "wait_s", "rest_s", "expected"),
     [
@@ -247,12 +226,3 @@ def test_draws_moments_and_intervals_are_of_the_step_with_its_wait(model: StepTi
     low, high = (predicted[name].to_numpy()[:, None] for name in ("step_low_s", "step_high_s"))
     assert ((low < draws) & (draws < high)).mean(axis=1) == pytest.approx(0.9, abs=0.05)
     assert draws[:3] == pytest.approx(model.draws(ASKED[:3], count=2000, seed=1))
-
-
-def test_a_type_without_profiled_loader_is_doubted_more() -> None:
-    samples = {("net", "a"): (0.01, 0.0), ("net", "b"): (0.012, 0.0)}
-    unknown = Loaders(workers={"net": 1}, samples=samples)
-    scaled = replace(unknown, fixed_s={"a": 0.02, "b": 0.02, "c": 0.04})
-    asked = ((unknown, "a"), (scaled, "c"), (unknown, "c"))
-    loads, _, sds = zip(*(one.sample("net", name) for one, name in asked), strict=True)
-    assert loads == pytest.approx((0.01, 0.022, 0.011)) and list(sds) == sorted(sds)

@@ -10,7 +10,6 @@ import pytest
 
 from models.domain.numeric import Z_90
 from models.step_time.formula import MEAN, NAMES, Line, compute_seconds, moved_step_s, step_times
-from models.step_time.levels import kernel
 from models.step_time.model import StepTimeModel
 from models.step_time.one_device import OneDevice
 from tests.models.step_time.cases import error, fitted, inside, seconds, width
@@ -39,26 +38,6 @@ def test_a_workload_known_by_one_device_is_predicted_and_pilots_narrow_the_inter
     after = fitted(gpus[~held | pilots]).predict(asked)
     assert width(after).median() < 0.7 * width(before).median()
     assert error(after, asked["step_s"]).mean() < 0.06
-
-
-def test_a_strategy_measured_on_one_kind_is_known_on_another(gpus: pd.DataFrame) -> None:
-    sharded = gpus[(gpus["workload"] != "large") & gpus["layout"].str.contains("+", regex=False)]
-    steps = [
-        seconds(
-            row["workload"],
-            row["cluster"].split("x")[1],
-            [int(one) for one in row["layout"].split("+")],
-            float(row["batch_per_device"]),
-            link=9.0,
-        )
-        for row in sharded.to_dict("records")
-    ]
-    sharded = sharded.assign(strategy="fsdp", step_s=steps)
-    slow = sharded["cluster"].str.endswith("slow")
-    model = fitted(pd.concat([gpus.assign(strategy="ddp"), sharded[~slow]], ignore_index=True))
-    held = sharded[slow & (sharded["step_s"] > 1.5 * gpus.loc[sharded.index, "step_s"])]
-    assert len(held) > 12
-    assert error(model.predict(held), held["step_s"]).median() < 0.10
 
 
 def test_draws_have_the_joint_covariance_whatever_else_is_asked(gpus: pd.DataFrame) -> None:
@@ -97,40 +76,6 @@ def test_intervals_hold_the_factors_of_calibration_and_the_noise_of_runs(
     assert doubted[0] > 1.5 * begun[0] and doubted[1] == begun[1]
     noisy = replace(model, measured=replace(model.measured, run_sd=0.5))
     assert min(widths(noisy)) > 2 * Z_90 * 0.5
-
-
-def test_pooled_neighbours_predict_as_their_rows_do(gpus: pd.DataFrame) -> None:
-    random = np.random.default_rng(1)
-    placed = gpus[gpus["layout"] == "4+4"]
-    cluster = "3x" + placed["cluster"].str[2:]
-    orders = [
-        placed.assign(
-            layout=layout,
-            cluster=cluster,
-            step_s=placed["step_s"] * np.exp(0.05 * random.standard_normal(len(placed))),
-        )
-        for layout in ("4+2+1", "1+2+4", "2+4+1")
-    ]
-    fit = fitted(pd.concat([gpus, *orders], ignore_index=True)).regression
-    for block in fit.blocks:
-        pooled, spread = fit.neighbours(block), fit.residual[block.name]
-        assert len(pooled.features) < len(pooled.place) == len(block.at)
-        elsewhere = pooled.features + 0.3
-        apart = kernel(fit.rows.features[block.at], elsewhere, spread)
-        white = np.linalg.solve(block.factor, apart)
-        sides = np.linalg.solve(block.factor, np.column_stack([block.slopes, block.off]))
-        near = np.linalg.solve(pooled.factor, kernel(pooled.features, elsewhere, spread))
-        assert np.allclose(near.T @ pooled.solved, white.T @ sides, rtol=1e-9, atol=1e-11)
-        assert np.allclose(near.T @ near, white.T @ white, rtol=1e-9, atol=1e-13)
-
-
-def test_an_outlier_of_ten_moves_little(gpus: pd.DataFrame, gpu_model: StepTimeModel) -> None:
-    wild = gpus.copy()
-    at = wild.index[wild["layout"] == "4+4"][5]
-    wild.loc[at, "step_s"] *= 10
-    other = gpus.drop(index=at)
-    ratio = fitted(wild).predict(other)["step_s"] / gpu_model.predict(other)["step_s"]
-    assert np.abs(np.log(ratio)).max() < 0.1
 
 
 @pytest.mark.parametrize("case", ["one row", "one batch", "contradictory", "not numbers", "alone"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from models.domain.workload import MODES, Mode
 from models.step_time.machine_specs import Machine
 from models.step_time.memory import MemoryModel, fit_memory
-from models.step_time.model import fit
 from models.step_time.setup_arrays import read_setups, variant
 from tests.models.step_time.cases import NONE, setup
 
@@ -159,10 +156,3 @@ def test_operations_bound_activations_as_other_profiles_show() -> None:
     for gigabytes in (1.0, 2.6, 4.0):
         model = fitted(small, gradients=gigabytes * 1e9, flops={"net": 1e12})
         assert model.peak_bytes("net", A, 1) <= 16 * GIB < model.peak_bytes("net", B, 4)
-
-
-def test_a_fit_without_memory_figures_still_predicts_steps(known: tuple) -> None:
-    data, fresh, _ = known
-    profiles = data.profiles.drop(columns="peak_bytes")
-    model = fit(replace(data, profiles=profiles, runs=data.runs.iloc[:20]), seed=0)
-    assert np.isfinite(model.predict(fresh)["step_s"]).all()

@@ -54,19 +54,6 @@ def test_intervals_are_wider_without_similar_measurements(known: Known) -> None:
     assert widths == sorted(widths)
 
 
-def test_a_type_without_profile_is_predicted_with_more_doubt(known: Known) -> None:
-    data, world = known[0], World(1)
-    profiles = world.profiles(leave_out=[("lm", "s.small")])
-    lm = (data.runs["workload"] == "lm") & data.runs["cluster"].str.contains("s.small")
-    data, asked = replace(data, runs=data.runs[~lm]), setup("lm", "1xs.small")
-    filled, measured = (
-        fit(one, seed=0).predict(asked) for one in (replace(data, profiles=profiles), data)
-    )
-    truth = world.step("lm", ["s.small"], [8])
-    assert error(filled, truth).iloc[0] < 0.15 and inside(filled, truth) == 1
-    assert width(filled).iloc[0] > 1.5 * width(measured).iloc[0]
-
-
 def test_draws_agree_with_the_intervals_and_move_together(known: Known) -> None:
     model = known[2]
     asked = pd.concat(
@@ -216,13 +203,6 @@ def test_bad_rows_and_outliers_move_little(known: Known) -> None:
     assert sound(predicted) and error(predicted, fresh["step_s"]).median() < 0.05
     moved = np.log(predicted["step_s"] / model.predict(fresh)["step_s"]).abs()
     assert moved.quantile(0.9) < 0.03
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_few_runs_are_enough_to_be_sound(known: Known, count: int) -> None:
-    data, fresh, _ = known
-    predicted = fit(replace(data, runs=data.runs.iloc[:count]), seed=0).predict(fresh)
-    assert sound(predicted) and error(predicted, fresh["step_s"]).median() < 0.12
 
 
 def test_no_measurements_and_several_providers_are_refused(known: Known) -> None:

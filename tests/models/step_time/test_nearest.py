@@ -44,22 +44,6 @@ def test_differences_count_in_doublings(asked: Row, doublings: float) -> None:
     assert np.isnan(measured.doublings(read(asked, workload="other"))).all()
 
 
-@pytest.mark.parametrize(
-    ("measured", "asked", "least"),
-    [
-        (("2xa+1xb", "1", "8+8+16", 1), ("1xa+2xb", "1", "8+12+12", 1), 0.3),
-        (("2xa+1xb", "1", "8+8+16", 1), ("2xa+1xb", "1", "16+8+8", 1), 0.1),
-        (("2xa", "2+2", "8", 1), ("2xa", "1+3", "8", 1), 0.7),
-        (("2xa", "", "16", 1), ("2xa", "", "24+8", 1), 0.7),
-        (("2xa", "1+3", "24+8", 1), ("2xa", "1+3", "8+24", 1), 0.1),
-        (("64xb", "", "8", 1), ("63xb+1xa", "1", "8", 1), 0.1),
-    ],
-)
-def test_another_setup_is_at_least_a_tenth_away(measured: Row, asked: Row, least: float) -> None:
-    there, back = apart(measured, asked), apart(asked, measured)
-    assert least <= there == pytest.approx(back)
-
-
 MACHINES = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=4
 )
