@@ -1,6 +1,4 @@
-"""One campaign under a dollar cap: shop, then serve launch after launch, loading each before the next is bought; and
-what a person names, served the same way.
-"""
+"""Measure under a dollar cap: buy and load one launch after another."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ load = task(collect_launch)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Buy what is most valuable under the caps; returns launches, rows by status, dollars, and seconds by phase."""
+    """Buy the most valuable launches; return launches, rows by status, dollars and seconds."""
     workspace = open_workspace(provider)
     if max_usd != 0:
         refuse_unless_swept(workspace, datetime.now(UTC))
@@ -54,16 +52,14 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure what is named, or pilots, under the caps and checks of a refresh; trains and publishes nothing.
+    """Measure named clusters, or pilots, under the caps of a refresh. Publishes nothing.
 
-    Returns the refresh id, `runs` with what was predicted and measured of each, and what it cost. Raises SettingsError
-    on a name that is none and Busy where a refresh is at work, both before anything is started.
+    Returns the refresh id, `runs` with predicted and measured values, and what they cost. Raises
+    SettingsError on an unknown name and Busy if a refresh runs.
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
-        raise SettingsError(
-            "--max-usd 0 measures nothing: say what the runs may cost, or see it with --dry-run"
-        )
+        raise SettingsError("--max-usd 0 measures nothing; --dry-run shows what would run")
     workspace = open_workspace(provider)
     now = datetime.now(UTC)
     clusters_of(workspace, wish, offers_now(workspace, now))
@@ -77,9 +73,7 @@ def measure_named(
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
-            raise ProviderError(
-                f"nothing was measured: the requirements of {wish.workload} cannot be installed"
-            )
+            raise ProviderError(f"the requirements of {wish.workload} cannot be installed")
         wished = launches_for(
             workspace, load_champion(workspace.home, provider), wish, current_offers(workspace)
         )
@@ -104,11 +98,10 @@ def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tall
 def _serve(
     workspace: Workspace, launches: Iterable[PlannedLaunch], tally: Tally
 ) -> list[tuple[PlannedLaunch, Served]]:
-    """Each launch in turn, loaded before the next is asked for: what came home decides which that is."""
+    """Run the launches in turn. Each is loaded first: its results decide the next."""
     made = []
-    claim(
-        workspace, tally.refresh_id, tally.cap_usd, datetime.now(UTC)
-    )  # before what is left of the month is read
+    # Claimed before the rest of the month's dollars is read.
+    claim(workspace, tally.refresh_id, tally.cap_usd, datetime.now(UTC))
     try:
         for number, launch in enumerate(launches):
             served = serve(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)

@@ -14,6 +14,7 @@ from moto.server import ThreadedMotoServer
 
 from tests.installed import furnished
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[1] / "examples" / "reading"
 HOME = "state"
 

@@ -1,4 +1,4 @@
-"""The warehouse of an installation: a file in its home, or what `[shared]` in srift.toml names."""
+"""The warehouse of an installation: a file in its home, or what `[shared]` names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .settings import Settings
 
 
 def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
-    """Opens nothing yet: a writer waits at most `wait_s` for others, by default what suits a file or a shared one."""
-    path, stated = settings.home / "warehouse.duckdb", settings.shared
-    if not stated.host:
+    """Return the warehouse, not opened yet. A writer waits at most `wait_s` for others."""
+    path, shared = settings.home / "warehouse.duckdb", settings.shared
+    if not shared.host:
         return Warehouse(path, wait_s=WAIT_S if wait_s is None else wait_s)
     lake = Lake(
-        host=stated.host,
-        port=stated.port,
-        user=stated.user,
-        database=stated.database,
+        host=shared.host,
+        port=shared.port,
+        user=shared.user,
+        database=shared.database,
         data=settings.shared_data("warehouse"),
     )
     return SharedWarehouse(path, lake, wait_s=TURN_S if wait_s is None else wait_s)
