@@ -149,7 +149,7 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 
 
 def _note(connection: Connection, table: str, rows: Sequence[Row]) -> int:
-    """Append the rows that differ from the newest definition, or facts (no digest), of their name."""
+    """Append rows that differ from the newest definition, or facts (no digest), of their name."""
     names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
     name = "name" if "name" in names else "workload"
     columns = ", ".join(names)
@@ -158,7 +158,9 @@ def _note(connection: Connection, table: str, rows: Sequence[Row]) -> int:
         where ({columns}) not in (
             select ({columns})
             from {table}
-            qualify row_number() over (partition by provider, {name}, digest = '' order by noted_order desc) = 1
+            qualify row_number() over (
+                partition by provider, {name}, digest = '' order by noted_order desc
+            ) = 1
         )
     """
     complete = [dict.fromkeys(names) | dict(row) for row in rows]
@@ -212,7 +214,8 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
             f", append_order + (select coalesce(max(noted_order), 0) from {table}) as noted_order"
         )
     found = connection.execute(
-        f"insert into {table} by name select * exclude (append_order){order} from ({query}) order by append_order"
+        f"insert into {table} by name select * exclude (append_order){order}"
+        f" from ({query}) order by append_order"
     ).fetchone()
     return int(found[0]) if found else 0
 
@@ -221,7 +224,8 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
     """Types of the table's columns, by name."""
     return dict(
         connection.execute(
-            "select column_name, data_type from duckdb_columns() where table_name = ? order by column_index",
+            "select column_name, data_type from duckdb_columns()"
+            " where table_name = ? order by column_index",
             [table],
         ).fetchall()
     )

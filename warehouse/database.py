@@ -45,7 +45,8 @@ _LOCKED = "Could not set lock on file"
 _FULL = re.compile("No space left on device|Disk quota exceeded|[Oo]ut of disk")
 _READ_ONLY = re.compile("Read-only file system|Permission denied")
 _DAMAGED = re.compile(
-    "not a valid DuckDB database|[Cc]orrupt|checksum|replaying WAL|Could not read (?:enough|all|from)"
+    "not a valid DuckDB database|[Cc]orrupt|checksum|replaying WAL"
+    "|Could not read (?:enough|all|from)"
 )
 _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 # Names and paths in a message may hold any of these words.
@@ -174,7 +175,7 @@ class Warehouse:
         """
         if not self.backup.exists():
             raise WarehouseMissing(
-                f"there is no backup at {self.backup}: move {self.path} away and run `srift refresh`"
+                f"there is no {self.backup}: move {self.path} away and run `srift refresh`"
             )
         damaged = self.path.with_name(f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}-{self.path.name}")
         with self._alone():
@@ -241,7 +242,8 @@ def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
         return HomeReadOnly(f"{path} cannot be written: {first_line}. Make its folder writable")
     if isinstance(error, _INSIDE_DUCKDB) or _DAMAGED.search(words):
         return WarehouseDamaged(
-            f"{path} is damaged: {first_line}. `srift restore` brings back the copy of the last refresh"
+            f"{path} is damaged: {first_line}."
+            " `srift restore` brings back the copy of the last refresh"
         )
     if isinstance(error, duckdb.IOException):
         return WarehouseError(f"{path}: {first_line}. Nothing of this transaction was kept")

@@ -55,7 +55,7 @@ _COMMENTS = """
 def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     """Replace recommendations.duckdb, and .parquet and .csv of FILES; returns the paths.
 
-    Raises WarehouseBusy, WarehouseMissing, DiskFull, HomeReadOnly, OSError; the old files then stay.
+    Raises WarehouseError and OSError; the old files then stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "recommendations.duckdb"
@@ -155,8 +155,8 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         if not isinstance(problem, WarehouseDamaged):
             raise (problem or error) from error
         raise WarehouseDamaged(
-            f"the published copy is damaged: {one_line(error)}. `srift refresh --max-usd 0` writes it"
-            " anew from the warehouse"
+            f"the published copy is damaged: {one_line(error)}."
+            " `srift refresh --max-usd 0` writes it anew"
         ) from error
 
 

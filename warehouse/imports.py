@@ -103,7 +103,8 @@ def counted_before(connection: Connection) -> tuple[int, int]:
     """Return how many staged rows are new, and how many have a known run_id with another step_s."""
     found = connection.execute("""
         select
-            count(distinct coalesce(staged.run_id, staged.row_digest)) filter (where known.run_id is null),
+            count(distinct coalesce(staged.run_id, staged.row_digest))
+                filter (where known.run_id is null),
             count(*) filter (where staged.run_id is not null and known.step_s <> staged.step_s)
         from staged
         left join stg_imports as known on known.run_id = coalesce(staged.run_id, staged.row_digest)

@@ -1,4 +1,4 @@
-"""The warehouse that several machines share: DuckLake, its catalogue in PostgreSQL, its rows in Parquet.
+"""The warehouse that several machines share: DuckLake with a catalogue in PostgreSQL.
 
 DuckLake has no keys and two appends of one key do not conflict. Therefore writers take turns by an
 advisory lock in PostgreSQL, and each process makes the views for itself.
@@ -57,7 +57,7 @@ _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 class Lake:
     """A PostgreSQL database, and a folder or `s3://` prefix for the Parquet files.
 
-    `host` is a name or the folder of a Unix socket. libpq finds the password (PGPASSWORD, passfile).
+    `host` is a name or the folder of a Unix socket. libpq finds the password.
     """
 
     host: str
@@ -105,7 +105,10 @@ class SharedWarehouse(Warehouse):
             }
             held = "select distinct import_id, row_digest from raw_imports"
             connection.register("incoming", old.execute(held).to_arrow_table())
-            elsewhere = "select incoming.* from incoming anti join raw_imports using (import_id, row_digest)"
+            elsewhere = (
+                "select incoming.* from incoming"
+                " anti join raw_imports using (import_id, row_digest)"
+            )
             copied["raw_import_rows"] += insert(
                 connection, "raw_import_rows", ("import_id", "row_digest"), elsewhere
             )
@@ -147,8 +150,8 @@ class SharedWarehouse(Warehouse):
                 if "lock timeout" not in str(error):
                     raise
                 raise WarehouseBusy(
-                    f"{self}: {_holder(connection)} has written to it for {self._wait_s:g} s, nothing"
-                    " was changed. Wait until that ends, or end it, and try again"
+                    f"{self}: {_holder(connection)} has written to it for {self._wait_s:g} s,"
+                    " nothing was changed. Wait until that ends, or end it, and try again"
                 ) from error
             finally:
                 _roll_back(connection)

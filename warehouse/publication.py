@@ -73,7 +73,8 @@ def run_checks(connection: Connection, publication_id: str) -> list[str]:
     ).fetchone()
     connection.execute(
         "create or replace temp table published as"
-        " select *, row_number() over () as row_id from raw_recommendations where publication_id = ?",
+        " select *, row_number() over () as row_id from raw_recommendations"
+        " where publication_id = ?",
         [publication_id],
     )
     failures: list[str] = []

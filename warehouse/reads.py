@@ -18,11 +18,11 @@ SETUP = (
 
 MOST_REPEATS, MOST_SETUPS = 20, 9000
 LEARNED = (
-    f"all that were measured here, and of imported ones the newest {MOST_REPEATS} of each setup and"
-    f" {MOST_SETUPS:,} setups, evenly by workload and its clusters"
+    f"every run measured here, and of imports the newest {MOST_REPEATS} of each of {MOST_SETUPS:,}"
+    " setups, evenly by workload and cluster"
 )
-# Setups are chosen first, so that of millions of rows only theirs are sorted: every workload's first cluster's first
-# setup, and so on. What comes first within a cluster is by chance, for ever the same.
+# Setups are chosen first, so that only their rows are sorted: the first setup of each workload's
+# first cluster, and so on. The order within a cluster is by a hash.
 _LEARNED_RUNS = f"""
     with setups as (
         select workload, cluster, hash({", ".join(SETUP)}) as setup,
@@ -36,7 +36,8 @@ _LEARNED_RUNS = f"""
         from setups
     ),
     by_workload as (
-        select setup, chance, row_number() over (partition by workload order by place, chance) as turn
+        select setup, chance,
+            row_number() over (partition by workload order by place, chance) as turn
         from by_cluster
     ),
     taken as (
@@ -54,7 +55,9 @@ _LEARNED_RUNS = f"""
         select run_id
         from rows
         where setup in (select setup from taken)
-        qualify row_number() over (partition by setup order by measured_at desc nulls last, run_id) <= {MOST_REPEATS}
+        qualify row_number() over (
+            partition by setup order by measured_at desc nulls last, run_id
+        ) <= {MOST_REPEATS}
     )
     select *
     from runs
@@ -182,15 +185,20 @@ _LAST_REFRESH = """
     with newest as (
         select provider, refresh_id
         from spend
-        qualify row_number() over (partition by provider order by started_at desc, refresh_id desc) = 1
+        qualify row_number() over (
+            partition by provider order by started_at desc, refresh_id desc
+        ) = 1
     )
 """
 _REPORTED = {
     "publications": """
         select provider, publication_id, published_at, refresh_id, model_version,
-            lag(published_at) over (partition by provider order by published_at, noted_order) as previous_published_at
+            lag(published_at) over (partition by provider order by published_at, noted_order)
+                as previous_published_at
         from raw_publications
-        qualify row_number() over (partition by provider order by published_at desc, noted_order desc) = 1
+        qualify row_number() over (
+            partition by provider order by published_at desc, noted_order desc
+        ) = 1
         order by provider
     """,
     "model_versions": "model_versions",
@@ -200,14 +208,16 @@ _REPORTED = {
         join model_versions using (provider, version, refresh_id)
         where scores."group" = 'all'
         qualify dense_rank() over (
-            partition by scores.provider order by model_versions.trained_at desc, scores.refresh_id desc
+            partition by scores.provider
+            order by model_versions.trained_at desc, scores.refresh_id desc
         ) = 1
         order by scores.provider, scores.split
     """,
     "spend": "spend",
     "last_spend": f"""
         {_LAST_REFRESH}
-        select provider, refresh_id, workload, sum(runs)::integer as runs, count(*)::integer as leases,
+        select provider, refresh_id, workload,
+            sum(runs)::integer as runs, count(*)::integer as leases,
             case when bool_and(usd is not null) then sum(usd) end as usd
         from lease_spend
         join newest using (provider, refresh_id)

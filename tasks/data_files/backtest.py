@@ -1,4 +1,4 @@
-"""`srift backtest`: two files in, a report and a file of predictions out. No warehouse is opened."""
+"""`srift backtest`: two files in, a report and a file of predictions out."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Report:
     @property
     def headline(self) -> str:
         return (
-            f"{self.predicted} of {self.rows} rows predicted ({self.provider}); errors are |predicted - measured|"
-            " over measured,\ncoverage is the share inside the 50, 80 and 90 % intervals"
+            f"{self.predicted} of {self.rows} rows predicted ({self.provider}); errors are"
+            " |predicted - measured| over measured,\ncoverage is the share inside the 50, 80 and 90 % intervals"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -241,8 +241,8 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS, provider=PROVIDER)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
-        f"loaded {loaded.rows} rows of {len(loaded.counts['workload'])} workloads, {ORIGIN}; they count until"
-        f" there are rows of your own of a workload, or `srift forget {PUBLIC_IMPORT}`"
+        f"loaded {loaded.rows} rows, {ORIGIN}; they count until there are rows of your own of a"
+        f" workload, or `srift forget {PUBLIC_IMPORT}`"
     )
     return loaded.rows
 

@@ -1,4 +1,4 @@
-"""Measurement rows and descriptions from CSV or Parquet files, in the columns of docs/data-files.md.
+"""Measurement rows and descriptions from CSV or Parquet files (docs/data-files.md).
 
 One bad row refuses the file, and is named by line (or row), column and reason.
 """
@@ -37,7 +37,7 @@ _Described = TypeVar("_Described", bound=BaseModel)
 
 
 class ImportRefused(Exception):
-    """A file was refused, and nothing of it was loaded. `problems` has a sentence for each bad row."""
+    """A file was refused, and nothing was loaded; `problems` has a sentence for each bad row."""
 
     def __init__(self, path: Path, problems: Sequence[str], *, hint: str = "") -> None:
         self.problems = list(problems)

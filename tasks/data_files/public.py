@@ -1,6 +1,7 @@
 """The step times that ship with the package (warehouse/seeds).
 
-They are an import like any other, made when they are first needed. Once forgotten they stay forgotten.
+They are an import like any other, made when they are first needed. A forgotten import stays
+forgotten.
 """
 
 from __future__ import annotations

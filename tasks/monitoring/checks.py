@@ -38,7 +38,7 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Judge the runs that are new to the champion; returns a sentence for each drift that goes on."""
+    """Judge the runs that are new to the champion; returns a sentence for each drift."""
     provider = workspace.provider.name
     if champion is not None:
         before = {

@@ -18,8 +18,8 @@ BY = ("day", "campaign", "workload", "type")
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
     """Return the dollars of leases that ended within the last `days` (UTC), by one of BY.
 
-    A lease's dollars are shared equally by its runs. `usd` is None if a price is unknown. `held` are
-    leases that are not over, `unreadable` a sentence for each lease that cannot be read.
+    A lease's dollars are shared equally by its runs. `usd` is None if a price is unknown. `held`
+    are leases that are not over, `unreadable` a sentence for each lease that cannot be read.
     Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)

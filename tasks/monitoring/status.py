@@ -21,7 +21,7 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 
 
 def status_of(provider: str) -> dict[str, Any]:
-    """Return the refresh at work, leases with their dollars, the table's ages, and what is stale."""
+    """Return the refresh at work, leases, the table's ages, and what is stale."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)

@@ -1,7 +1,6 @@
-"""The current publication as figures that Prometheus takes from a file: `published/metrics.prom`.
+"""Metrics of the current publication for Prometheus: `published/metrics.prom`.
 
-The textfile collector of node_exporter reads it from there (`--collector.textfile.directory`). Ages are left to whoever
-asks: `time() - srift_published_timestamp_seconds`.
+node_exporter's textfile collector reads it. An age is `time() - srift_published_timestamp_seconds`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ _MOMENTS = {
 
 
 def write_metrics(path: Path, rows: Iterable[Row]) -> None:
-    """Write what is known of the first choices among `rows`, the published ones, beside `path` and rename it.
-
-    Raises OSError.
-    """
+    """Write metrics of the first choices among the published `rows`. Raises OSError."""
     firsts = [row for row in rows if row["rank"] == 1]
     registry = CollectorRegistry()
     sure = "whether the first choice meets the goal as surely as required, or sooner than not"

@@ -1,13 +1,10 @@
-"""What a person sees: live progress while a flow runs, tables afterwards, Prefect artifacts for its page.
-
-Progress is a line that is redrawn on a terminal and plain lines elsewhere; nothing here decides anything.
-"""
+"""Progress of a flow: a bar on a terminal, plain lines elsewhere, Prefect's artifacts and events."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Row = Mapping[str, Any]
 
-# Events that the flows send to Prefect: what automations and other programs follow.
-RECOMMENDATION_CHANGED = "srift.recommendation.changed"  # another first choice for a goal
+# Events for Prefect's automations and other programs.
+RECOMMENDATION_CHANGED = "srift.recommendation.changed"
 PROMOTION_REFUSED = "srift.promotion.refused"
-DRIFTED = "srift.drift"  # the model in force is off on runs that it had not seen
-MONEY_SHORT = "srift.money.short"  # most of what a month may cost is spent or held
+DRIFTED = "srift.drift"
+MONEY_SHORT = "srift.money.short"
 
 
 class Reporter:
@@ -34,17 +31,17 @@ class Reporter:
             sys.stderr.flush()
 
     def start(self, runs: int) -> None:
-        """A campaign of `runs` begins."""
+        """Begin a campaign of `runs`."""
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """`what` is under way, `done` runs have a record, `usd` dollars are spent (None: unknown price)."""
+        """Show the current step, finished runs and dollars (None: an unknown price)."""
 
     def stop(self) -> None:
-        """The campaign is over."""
+        """End the campaign."""
 
 
 class LiveReporter(Reporter):
-    """A bar on a terminal: what is running, how many runs are left, dollars so far."""
+    """A bar on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -56,7 +53,6 @@ class LiveReporter(Reporter):
         self._console.print(text, highlight=False, markup=False)
 
     def start(self, runs: int) -> None:
-        """Show the bar, anew where there is one."""
         self.stop()
         columns = (
             BarColumn(24),
@@ -71,13 +67,11 @@ class LiveReporter(Reporter):
         self._bar.start()
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Redraw the bar."""
         if self._bar is not None:
             spent = "price unknown" if usd is None else f"${usd:.4f}"
             self._bar.update(self._bar.task_ids[0], completed=done, description=what, usd=spent)
 
     def stop(self) -> None:
-        """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -88,7 +82,7 @@ _PLAIN = Reporter()
 
 
 def reporter() -> Reporter:
-    """Whoever shows progress here; plain lines unless `reporting_to` says otherwise."""
+    """Return the reporter of this context; plain lines by default."""
     return _reporter.get(_PLAIN)
 
 
@@ -105,17 +99,14 @@ def reporting_to(other: Reporter) -> Iterator[None]:
 
 @contextmanager
 def working(what: str, console: Console | None = None) -> Iterator[None]:
-    """Show on a terminal that `what` is under way, until the block ends; nothing elsewhere."""
+    """Show on a terminal that `what` is under way, until the block ends."""
     console = console or Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
+    with console.status(what) if console.is_terminal else nullcontext():
         yield
 
 
 def seconds_listed(seconds: Mapping[str, float]) -> str:
-    """Phases and their seconds, longest first, for a line of progress."""
+    """Phases and their seconds, the longest first."""
     longest = sorted(seconds.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
 
@@ -144,7 +135,7 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path)
 
     create_link_artifact(key="report", link=report.as_uri(), link_text="report.html")
 
-    shown = (
+    shown = [
         "workload",
         "goal",
         "rank",
@@ -155,22 +146,21 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path)
         "usd",
         "p_meets_constraint",
         "reason",
-    )
-    create_table_artifact(
-        key="recommendations", table=[{name: _plain(row[name]) for name in shown} for row in rows]
-    )
-    chosen_first = sorted(changes, key=lambda one: one["change"] not in ("choice", "goal"))
-    text = (
-        "\n".join(f"- {_change(change)}" for change in chosen_first)
-        or "Nothing changed since the last publication."
-    )
-    create_markdown_artifact(key="what-changed", markdown=f"## What changed\n{text}\n")
+    ]
+    table = [{name: _plain(row[name]) for name in shown} for row in rows]
+    create_table_artifact(key="recommendations", table=table)
+    ordered = sorted(changes, key=lambda row: row["change"] not in _CHOICES)
+    lines = [f"- {_change(row)}" for row in ordered] or ["Nothing changed."]
+    create_markdown_artifact(key="what-changed", markdown="\n".join(["## What changed", *lines]))
+
+
+_CHOICES = ("choice", "goal")
 
 
 def announce(event: str, about: str, said: str, **more: Any) -> None:
-    """Send `event`, one of those above, to Prefect; `about` names what it is of, as `recommendation.ec2.vit.cheapest`.
+    """Send an event to Prefect about a resource such as `recommendation.ec2.vit.cheapest`.
 
-    Its payload is `said`, a sentence, and `more`. A server that cannot be reached loses it, and nothing else.
+    The payload is the sentence `said`, and `more`.
     """
     from prefect.events import emit_event
 
@@ -179,32 +169,36 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
 
 
 def announce_changes(provider: str, changes: Sequence[Row]) -> None:
-    """An event for each goal whose first choice is another than in the last publication, with the change's columns."""
+    """Send an event for each goal whose first choice differs from the last publication's."""
     for change in changes:
-        if change["change"] in ("choice", "goal"):
+        if change["change"] in _CHOICES:
             about = f"recommendation.{provider}.{change['workload']}.{change['goal']}"
             announce(RECOMMENDATION_CHANGED, about, _change(change), **change)
 
 
 def _change(change: Row) -> str:
-    """`wide-mlp, cheapest 1.5: choice: 2xa spot, 1.2 h, $0.03 -> 1xb spot, 1.1 h, $0.04 (prices)`."""
-    limits = (_plain(change[name]) for name in ("constraint_hours", "constraint_usd"))
-    limit = next((one for one in limits if one is not None), None)
-    goal = change["goal"] if limit is None else f"{change['goal']} {limit:g}"
-    before, after = (_choice(change, prefix) for prefix in ("previous_", ""))
-    return (
-        f"{change['workload']}, {goal}: {change['change']}: {before} -> {after} ({change['cause']})"
-    )
+    """Describe a change: `wide-mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`."""
+    row = {name: _plain(value) for name, value in change.items()}
+    before, after = _choice(row, "previous_"), _choice(row, "")
+    goal = goal_text(row)
+    return f"{row['workload']}, {goal}: {row['change']}: {before} -> {after} ({row['cause']})"
 
 
-def _choice(change: Row, prefix: str) -> str:
-    cluster = _plain(change[f"{prefix}cluster"])
-    if not cluster:
-        return str(_plain(change[f"{prefix}status"]) or "not in the table")
-    usd = _plain(change[f"{prefix}usd"])
-    return f"{cluster} {change[f'{prefix}market']}, {change[f'{prefix}hours']:.3g} h, " + (
-        "price unknown" if usd is None else f"${usd:.4f}"
+def _choice(row: Row, prefix: str) -> str:
+    if not row[f"{prefix}cluster"]:
+        return str(row[f"{prefix}status"] or "not in the table")
+    cluster, market, hours, usd = (
+        row[f"{prefix}{name}"] for name in ("cluster", "market", "hours", "usd")
     )
+    price = "price unknown" if usd is None else f"${usd:.4f}"
+    return f"{cluster} {market}, {hours:.3g} h, {price}"
+
+
+def goal_text(row: Row) -> str:
+    """A goal with its constraint: `cheapest_within_deadline 12 h`."""
+    hours, usd = row["constraint_hours"], row["constraint_usd"]
+    limit = f" {hours:g} h" if hours is not None else "" if usd is None else f" ${usd:g}"
+    return f"{row['goal']}{limit}"
 
 
 def _plain(value: Any) -> Any:

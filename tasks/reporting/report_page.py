@@ -1,4 +1,4 @@
-"""The report page: recommendations, their reasons and their record, as one HTML file without network.
+"""The report page: recommendations, their reasons and their record, as one HTML file.
 
 Charts are SVG. Jinja escapes all text of the page, and matplotlib all text of the charts.
 """
@@ -21,11 +21,11 @@ from models.monitoring.drift import drift_sentence
 from models.monitoring.regret_ledger import ledger_summary
 from models.monitoring.slow_runs import sentence as alarm_sentence
 
+from .progress import goal_text
 from .tables import (
     COLUMN_LEGEND,
     TextTable,
     cautions_in,
-    goal_text,
     recommendation_table,
     text_table,
     without_cautions,
@@ -169,8 +169,8 @@ def _frontiers(recommended: Sequence[Row], pareto: Sequence[Row]) -> Section:
         name="frontier",
         title="Cost against time",
         sentences=[
-            "Expected hours and dollars of each recommended setup with a known price, up to the 90th percentile."
-            " Circles are on demand, diamonds spot, squares both; first choices are named."
+            "Expected hours and dollars of each recommended setup with a known price, up to the"
+            " 90th percentile. Circles are on demand, diamonds spot, squares both; first choices are named."
             if charts
             else "No setup of this publication has a price and a time."
         ],
@@ -224,7 +224,7 @@ def _changes(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Source]) -
         provider, before = str(one["provider"]), one["previous_published_at"]
         number = sum(row["provider"] == provider for row in rows["recommendation_changes"])
         sentences.append(
-            f"{provider}: this is the first publication (`{sources[provider].refresh}` makes the next)."
+            f"{provider}: this is the first publication; `{sources[provider].refresh}` makes more."
             if before is None
             else f"{provider}: {number} first choices differ from those of {before:{_WHEN}}."
         )
@@ -338,9 +338,9 @@ def _ledger(ledger: pd.DataFrame, sources: Mapping[str, Source]) -> Section:
         """,
         )
         sentences.append(
-            f"{provider}: {summary['measured']} first choices measured, {summary['within_interval']:.0%} in their"
-            f" interval, {summary['failures']} missed their constraint; regret of {summary['compared']}:"
-            f" {regret.lines[0][0]}."
+            f"{provider}: {summary['measured']} first choices measured,"
+            f" {summary['within_interval']:.0%} in their interval, {summary['failures']} missed"
+            f" their constraint; regret of {summary['compared']}: {regret.lines[0][0]}."
         )
         rows = [
             row

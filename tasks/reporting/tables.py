@@ -17,7 +17,7 @@ from rich.table import Table
 from models.domain.cluster import ANY_ZONE
 from models.domain.workload import Mode
 
-from .progress import LiveReporter, Reporter
+from .progress import LiveReporter, Reporter, goal_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,8 +113,8 @@ def _print_notes(console: Console, notes: Iterable[str]) -> None:
 
 
 COLUMN_LEGEND = (
-    "p ok: chance to keep to the deadline or budget; p best: chance to be the best of the 50 nearest candidates;"
-    " a doubling: a factor of two in batch, devices or machines"
+    "p ok: chance to keep to the deadline or budget; p best: chance to be the best of the 50"
+    " nearest candidates; a doubling: a factor of two in batch, devices or machines"
 )
 _RECOMMENDED = """
     goal: {goal}
@@ -233,13 +233,6 @@ def _print_pilots(console: Console, pilots: Row) -> None:
         _print_table(console, shown, _PILOTS, title)
 
 
-def goal_text(row: Row) -> str:
-    """A goal with its constraint: `cheapest_within_deadline 12 h`."""
-    hours, usd = row["constraint_hours"], row["constraint_usd"]
-    limit = f" {hours:g} h" if hours is not None else "" if usd is None else f" ${usd:g}"
-    return f"{row['goal']}{limit}"
-
-
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
     """The table of `print_recommendations`, a line a row."""
     return text_table([_recommended(row) for row in rows], _RECOMMENDED)
@@ -316,7 +309,7 @@ def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
 
 
 def print_measured(found: Row, provider: str) -> None:
-    """Print each run of `srift measure`: its predicted and its measured step, or why there is none."""
+    """Print the predicted and the measured step of each run of `srift measure`."""
     console = _console()
     shown = []
     for run in found["runs"]:
@@ -343,8 +336,8 @@ def print_measured(found: Row, provider: str) -> None:
     reasons = [run["reason"] for run in found["runs"] if run["reason"]]
     _print_notes(console, [*reasons, *spent["notes"]])
     console.print(
-        f"{spent['launches']} launches, ${spent['usd']:.4f}; stored, and neither learned from nor published:"
-        f"\n`srift refresh --provider {provider} --max-usd 0` does both and measures nothing"
+        f"{spent['launches']} launches, ${spent['usd']:.4f}; stored, and neither learned from nor"
+        f" published:\n`srift refresh --provider {provider} --max-usd 0` does both and measures nothing"
     )
 
 
@@ -353,7 +346,8 @@ def print_status(found: Row) -> None:
     work, table = found["at_work"], found["published"]
     if work:
         console.print(
-            f"refresh {work['refresh_id']} is at work (process {work['pid']}, since {work['started_at']})"
+            f"refresh {work['refresh_id']} is at work"
+            f" (process {work['pid']}, since {work['started_at']})"
         )
     else:
         console.print("no refresh is at work")
@@ -400,8 +394,8 @@ def print_workloads(known: Sequence[Row]) -> None:
     nothing = [row["workload"] for row in known if not row["provider"]]
     if nothing or not known:
         console.print(
-            f"nothing is known yet of {', '.join(nothing) or 'any workload'}: `srift refresh` measures here,"
-            " `srift import` loads what was measured elsewhere"
+            f"nothing is known yet of {', '.join(nothing) or 'any workload'}:"
+            " `srift refresh` measures here, `srift import` loads what was measured elsewhere"
         )
 
 

@@ -133,7 +133,7 @@ def test_of_many_setups_each_workload_keeps_as_many(warehouse: Warehouse) -> Non
 
 
 def timed(run_id: str, *seconds: float, **changes: Any) -> dict[str, Any]:
-    """A run on as many machines as there are seconds of fixed work, on the last nodes of its launch."""
+    """A run on as many machines as there are seconds of fixed work, on its launch's last nodes."""
     whole = {"instance_types": ["small"] * len(seconds), "instance_digests": ["s1"] * len(seconds)}
     values = {"step_s": 0.5, "reference_s": list(seconds), "reference_blocks": 3}
     item = {"nodes": [node + 1 for node in range(len(seconds))]}

@@ -12,7 +12,8 @@ from models.domain.suggestions import nearest_names
 from models.planner.choice_rule import row_misses
 from warehouse.export import STALE_AFTER_H
 
-from ...reporting.tables import cautions_in, goal_text
+from ...reporting.progress import goal_text
+from ...reporting.tables import cautions_in
 from ...workspace.settings import SettingsError
 from ...workspace.workspace import capabilities, refresh_command
 

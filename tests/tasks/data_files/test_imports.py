@@ -1,4 +1,4 @@
-"""`srift import` and `srift forget`: what is loaded, what is refused, and what counts afterwards."""
+"""`srift import` and `srift forget`: what is loaded, refused, and counts afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public step times of the package: loaded once, forgotten for good, and never beside one's own of a workload."""
+"""The step times of the package: loaded once, and never beside one's own of a workload."""
 
 from __future__ import annotations
 

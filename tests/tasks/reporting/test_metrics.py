@@ -1,4 +1,4 @@
-"""Figures for Prometheus: those of first choices, by goal, and moments; what is unknown is left out."""
+"""Figures for Prometheus: first choices by goal, and moments; unknown values are left out."""
 
 from __future__ import annotations
 

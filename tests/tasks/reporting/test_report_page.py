@@ -1,4 +1,4 @@
-"""The report page of a publication: its sections, its text from outside, and the page in a browser."""
+"""The report page of a publication: its sections, text from outside, and in a browser."""
 
 from __future__ import annotations
 
