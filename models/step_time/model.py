@@ -39,7 +39,7 @@ from .machine_specs import Machine, data_sheets, device_kind, read_machines, she
 from .memory import MemoryModel, memory_of
 from .nearest import Nearness
 from .one_device import OneDevice, Points
-from .rows import PROBE, Facts, Point, one_device_points, run_noise, run_weights
+from .rows import PROBE, Point, SetupFacts, one_device_points, run_noise, run_weights
 from .setup_arrays import SetupArrays, read_setups, variant, workload_and_mode
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
@@ -108,7 +108,7 @@ class StepTimeModel:
     """Predicts step seconds with intervals."""
 
     provider: str
-    facts: Facts
+    facts: SetupFacts
     regression: Regression
     measured: Measured
     memory: MemoryModel = field(default_factory=MemoryModel)
@@ -618,7 +618,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     flops = flops_per_sample(data)
     sheets = sheets_of(machines, data_sheets(), sorted(set(points["workload"].astype(str))))
     alone = OneDevice.fit(points, sheets=sheets, flops=flops)
-    facts = Facts(
+    facts = SetupFacts(
         machines=machines,
         alone=alone,
         exchanges=exchanges(data),
@@ -658,7 +658,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     )
 
 
-def lay_out(facts: Facts, measured: Measured) -> Regression:
+def lay_out(facts: SetupFacts, measured: Measured) -> Regression:
     """Return the regression on the measurements, before `fit` or `restore`."""
     several = np.flatnonzero(measured.setups.ranks > 1)
     laid, points, log_s = facts.lay_out(measured.setups.take(several))

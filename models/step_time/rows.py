@@ -38,7 +38,7 @@ Point = tuple[str, str, float]  # workload, kind of device, batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class SetupFacts:
     """Known facts of a setup's seconds: machines, one device's seconds, bytes, optimizers.
 
     By (workload, kind), `optimizer_part` is the optimizer's share added to one device's seconds

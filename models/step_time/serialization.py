@@ -16,14 +16,14 @@ from .machine_specs import Machine
 from .memory import Held, MemoryModel
 from .model import Measured, StepTimeModel, lay_out
 from .one_device import OneDevice, Points
-from .rows import Facts
+from .rows import SetupFacts
 from .setup_arrays import SetupArrays
 from .tensor import Volumes
 
 _DATACLASSES = {
     one.__name__: one
     for one in (
-        *(Exchange, Facts, Loaders, Machine, Measured, MemoryModel, OneDevice, Points),
+        *(Exchange, SetupFacts, Loaders, Machine, Measured, MemoryModel, OneDevice, Points),
         *(SetupArrays, StepTimeModel),
     )
 }

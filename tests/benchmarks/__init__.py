@@ -1,1 +1,1 @@
-"""What judges Srift: rivals, replays, synthetic worlds and timings. Run as `python -m tests.benchmarks.NAME`."""
+"""What judges Srift, each run as `python -m tests.benchmarks.NAME`."""

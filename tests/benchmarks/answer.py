@@ -52,7 +52,7 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def fill_home(home: Path, rows: int) -> int:
-    """Import `rows` public rows or more, each copy of another day, learn and publish for nothing."""
+    """Import `rows` public rows or more, each copy of another day, and publish."""
     measured = pd.read_parquet(MEASUREMENTS)
     copies = -(-rows // len(measured))
     days = [str(_FIRST_DAY + pd.Timedelta(days=day)) for day in range(copies)]

@@ -5,7 +5,7 @@ list, launch by launch, out of the measured setups. Printed are dollars until me
 stays, at most 5 %, beside a full sweep and random order.
 
     dollars = sum over launches of price x max(minimum, start + runs)
-    regret  = exp(loss of the choice - least loss) - 1, by the rule of choice; a miss counts 1 at most
+    regret  = exp(loss of the choice - least loss) - 1, by the rule of choice; a miss counts 1
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims of BENCHMARKS.md: each benchmark prints its own, and `--write` puts them between its markers there."""
+"""Claims of BENCHMARKS.md: a benchmark prints its own; `--write` puts them there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show(title: str, table: pd.DataFrame) -> None:
 
 
 def report(name: str, claims: Sequence[Claim], *, write: bool = False) -> None:
-    """Print the claims of the benchmark `name`; with `write`, replace its section of BENCHMARKS.md."""
+    """Print the claims of a benchmark; with `write`, replace its section of BENCHMARKS.md."""
     command = " ".join([name, *(word for word in sys.argv[1:] if word != "--write")])
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True

@@ -1,8 +1,8 @@
 """Seconds of the first and of later epochs with and without a cache of decoded samples.
 
 A small network trains on the JPEG files of examples/own-repository; each read sleeps as long as a
-read from another machine takes. Photos are cached in memory, on disk, half in memory, and on disk by
-an earlier process. The wait that a Srift run measures is compared with the wait of later epochs.
+read from another machine takes. Photos are cached in memory, on disk, half in memory, and on
+disk by an earlier process. The wait measured by a Srift run is compared with theirs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Elastic torchrun jobs on local hosts that lose machines: checkpoints lost, and seconds as predicted.
+"""Elastic torchrun jobs on local hosts that lose machines: checkpoints lost, seconds predicted.
 
 Srift first measures the steps of two workloads on one to four hosts (root, a quiet machine). Then
 jobs of both run, whose machines have exponential lives: some jobs go on with fewer machines, in
@@ -67,7 +67,7 @@ Setting = tuple[str, int, int, int]  # workload, machines, samples of a device, 
 class ElasticJob:
     """A job of `steps` on machines of which the first is not lost.
 
-    `step_s` is by machines at work, from 1 to all. `lost_s` is from a loss to the next step, without
+    `step_s` is by machines at work, 1 to all. `lost_s` is from a loss to the next step, without
     `restore_s`. `replaced`: another machine takes the lost one's place.
     """
 

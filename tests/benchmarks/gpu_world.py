@@ -52,7 +52,7 @@ _BUCKET_BYTES, _MOST_MACHINES, _PLACEMENT_SD, _NOISE_SD = 25e6, 16, 0.03, 0.025
 
 
 class GpuWorld:
-    """Measures setups; `seed` decides the hidden truth, which setups are measured, and the noise."""
+    """Measures setups; `seed` decides the hidden truth, the measured setups, and the noise."""
 
     def __init__(self, seed: int) -> None:
         self._seed, random = seed, np.random.default_rng(seed)

@@ -1,6 +1,6 @@
 """Which rows are held out to judge the step-time model, fixed by name before the first fit.
 
-A *cell* is a workload on a GPU kind. Eight of the twelve cells are for choosing between models, four
+A *cell* is a workload on a GPU kind. Eight of twelve cells are for choosing between models, four
 for the final score; so are fourteen and seven of the GPU kinds of the one-machine table. Rows of a
 final cell may be known in any group; predictions of them are scored by `--final` alone.
 """

@@ -49,7 +49,7 @@ def draw(
     count: int,
     seed: int,
 ) -> Drawn:
-    """Draw `count` setups or more by cluster, in equally likely modes; fewer if there are no more."""
+    """Draw `count` setups or more, clusters and modes equally likely; fewer if there are none."""
     random, seen = np.random.default_rng(seed), set(measured)
     drawn: Drawn = []
     for cluster in _clusters_in_turn(offers, max_hosts, fits, random):
@@ -114,7 +114,7 @@ def _trains(types: Sequence[InstanceType], mode: Mode) -> bool:
 
 
 def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) -> pd.DataFrame:
-    """`measured` with predictions, step seconds at nominal speed, and compute alone as a baseline."""
+    """`measured` with predictions, seconds at nominal speed, and compute alone as a baseline."""
     runs = pd.concat([data.runs[~data.runs["run_id"].isin(measured["run_id"])], measured])
     nominal = at_nominal_speed(replace(data, runs=runs.reset_index(drop=True))).runs["step_s"]
     asked = ["step_s", "sync_s", "step_spread", "taken_share"]

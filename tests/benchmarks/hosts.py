@@ -150,7 +150,7 @@ def workload_text(name: str, batch: int, *, file: str = "", more: str = "") -> s
 
 @contextmanager
 def project(text: str, files: dict[str, str], home: Path | None = None) -> Iterator[Workspace]:
-    """A folder with `text` as srift.toml, `files` and the built-in workloads; `home` outlives it."""
+    """A folder with `text` as srift.toml, `files` and built-in workloads; `home` outlives it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "srift.toml").write_text(text)
         for workload in WORKLOADS.glob("*.py"):

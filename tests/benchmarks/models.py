@@ -45,7 +45,7 @@ def noise_floor(runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def grown(runs: pd.DataFrame, count: int) -> pd.DataFrame:
-    """`count` rows: copies with a few samples more a device and a step longer by as much, with noise."""
+    """`count` rows: copies with a few samples more and a step longer by as much, with noise."""
     places = np.arange(count)
     copies = runs.iloc[places % len(runs)].reset_index(drop=True)
     more = places // len(runs)

@@ -1,6 +1,6 @@
 """The noise floor: how far apart runs of one setup are, in a launch, between launches and trials.
 
-Measures first; later calls compare with all earlier trials of the home. `--stored` measures nothing.
+Compares with all earlier trials of the home. `--stored` measures nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ranks of a training as processes of this machine, and hosts with links of given rates.
 
 `served` runs what a worker does with an item, without agents or torchrun. A rank imports only what
-travels to a node, so that it weighs what it weighs there, and returns freed memory at once, as a GPU
-does: resident bytes would else include blocks that the C library keeps.
+travels to a node, so that it weighs what it weighs there, and returns freed memory at once, as a
+GPU does: resident bytes would else include blocks that the C library keeps.
 """
 
 from __future__ import annotations

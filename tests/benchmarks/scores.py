@@ -1,4 +1,4 @@
-"""Predictions of held-out rows against what was measured: the library of the accuracy benchmarks."""
+"""Predictions of held-out rows against what was measured: errors, coverage, summaries."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Is the efficiency of a larger cluster predicted from one and two units, as `srift size` does?
 
-Errors are in points of efficiency, 100 T(1) / (G T(G)), at 4 and 8 machines or devices of a machine,
+Errors are in points of efficiency, 100 T(1) / (G T(G)), at 4 and 8 machines or devices of one,
 on the measured rows of ../shared/data. `--hosts` measures local hosts instead (root, ten minutes).
 """
 

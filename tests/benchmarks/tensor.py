@@ -1,4 +1,4 @@
-"""Tensor parallelism between hosts: exactness, bytes on links, and where one grid overtakes another.
+"""Tensor parallelism between hosts: exactness, bytes, and where one grid overtakes another.
 
 One host a rank trains square linear layers with ReLU between them (root). Links are slow enough
 that the bytes decide.

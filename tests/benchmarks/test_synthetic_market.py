@@ -1,4 +1,4 @@
-"""The planner with a real champion of either physics: bounds that hold, and the answer of brute force."""
+"""The planner with a champion of either physics finds the answer of brute force."""
 
 from __future__ import annotations
 
