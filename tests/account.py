@@ -94,19 +94,6 @@ class _Client:
         return call
 
 
-def lead_out(ec2: Any) -> None:
-    """Give the default VPC its internet gateway, which AWS makes with it and moto does not."""
-    [vpc] = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc["VpcId"])
-    [table] = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])[
-        "RouteTables"
-    ]
-    ec2.create_route(
-        RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway
-    )
-
-
 @contextmanager
 def account() -> Iterator[Account]:
     """All that a launch needs, and nothing launched."""
@@ -122,7 +109,6 @@ def account() -> Iterator[Account]:
         image = made.plain("ec2").register_image(
             Name="torch", Architecture="x86_64", BlockDeviceMappings=[disk]
         )
-        lead_out(made.plain("ec2"))
         made.plain("ssm").put_parameter(Name=PARAMETER, Value=image["ImageId"], Type="String")
         yield made
 

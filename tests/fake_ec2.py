@@ -15,7 +15,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from tasks.providers.ec2.api import ATTEMPTS, Clock
+from tasks.providers.ec2.api import ATTEMPTS, AwsClock
 from tasks.providers.ec2.errors import explained
 from tests import aws_model
 from tests.fake_ec2_account import Account, client_error, matches
@@ -132,8 +132,8 @@ class FakeAws:
     s3: FakeS3 = field(default_factory=FakeS3)
 
     @property
-    def clock(self) -> Clock:
-        return Clock(now=lambda: self.now, sleep=self.pass_s)
+    def clock(self) -> AwsClock:
+        return AwsClock(now=lambda: self.now, sleep=self.pass_s)
 
     def pass_s(self, seconds: float) -> None:
         """Time goes by; machines whose time is up end themselves."""

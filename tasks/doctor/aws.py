@@ -18,7 +18,7 @@ from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2.account import SERVICE_ROLES, Ec2Account
 from ..providers.ec2.api import Clients, Ec2Api
-from ..providers.ec2.attempts import Attempt, Place
+from ..providers.ec2.attempts import Attempt, ZonePrice
 from ..providers.ec2.catalogue import TypeFacts, quota_of
 from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
 from ..providers.ec2.provider import Ec2Provider
@@ -218,7 +218,7 @@ def _requests(ec2: Ec2, spec: LaunchSpec) -> Iterator[tuple[str, dict[str, Any]]
     zone, kind = min(spec.subnets), next(iter(spec.types))
     for market in ec2.markets:
         offer = replace(_offer(spec.region, kind), market=market, zone=zone)
-        place = Place(cluster=Cluster.of((2, offer)), bids=(0.01, 0.01))
+        place = ZonePrice(cluster=Cluster.of((2, offer)), bids=(0.01, 0.01))
         attempt = Attempt(market=market, places={zone: place})
         requests = requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
         for action, request in requests:

@@ -18,7 +18,6 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from tests.account import lead_out
 from tests.world.market import Market
 
 SERVICE_ROLES = ("AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2Fleet")
@@ -168,10 +167,7 @@ class Account:
 def install(client: Callable[[str], Any], *, bucket: str, profile: str, policy: str) -> None:
     """What an operator makes once: a private bucket, the nodes' role with its policy and profile,
     EC2's own roles.
-
-    And the way out of the default VPC, which AWS makes with it and moto does not.
     """
-    lead_out(client("ec2"))
     client("s3").create_bucket(Bucket=bucket)
     trust = {
         "Effect": "Allow",

@@ -109,7 +109,7 @@ def _model(service: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class AwsClock:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     sleep: Callable[[float], None] = time.sleep
 
@@ -117,8 +117,8 @@ class Clock:
 class Ec2Api:
     """Calls through `clients`; waits by `clock`."""
 
-    def __init__(self, clients: Clients, clock: Clock | None = None) -> None:
-        self.clock = clock or Clock()
+    def __init__(self, clients: Clients, clock: AwsClock | None = None) -> None:
+        self.clock = clock or AwsClock()
         self._clients, self._lock = clients, threading.Lock()
         self._cached: dict[tuple[str, str], Any] = {}
 

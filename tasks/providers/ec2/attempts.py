@@ -27,7 +27,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ZonePrice:
     """The cluster at the prices of one zone. `bids`: highest price an hour of each member."""
 
     cluster: Cluster
@@ -39,7 +39,7 @@ class Attempt:
     """The cluster in one market. `places`: zone -> the cluster there; all machines share a zone."""
 
     market: str
-    places: Mapping[str, Place]
+    places: Mapping[str, ZonePrice]
 
     @property
     def cluster(self) -> Cluster:
@@ -95,7 +95,7 @@ def _prices(offers: Iterable[Offer], cluster: Cluster) -> _Prices:
     return found
 
 
-def _place(cluster: Cluster, market: str, zone: str, prices: _Prices) -> Place | None:
+def _place(cluster: Cluster, market: str, zone: str, prices: _Prices) -> ZonePrice | None:
     members, bids = [], []
     for member in cluster.members:
         name = member.instance_type.name
@@ -104,7 +104,7 @@ def _place(cluster: Cluster, market: str, zone: str, prices: _Prices) -> Place |
             return None
         members.append(replace(offer, zone=zone))
         bids.append(_bid(offer, prices.get((name, "on-demand", ""))))
-    return Place(cluster=Cluster(members=tuple(members)), bids=tuple(bids))
+    return ZonePrice(cluster=Cluster(members=tuple(members)), bids=tuple(bids))
 
 
 def _bid(offer: Offer, on_demand: Offer | None) -> float:

@@ -15,7 +15,7 @@ from tasks.providers.base import NodeState, ProviderError, RunningCluster, json_
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.attempts import Attempt
 from tasks.providers.ec2.launch import Launcher
-from tasks.providers.ec2.leases import Ec2Lease, Machine
+from tasks.providers.ec2.leases import Ec2Lease, Ec2Machine
 from tasks.providers.ec2.mailbox_s3 import Mirror, Place
 
 LOOK_EVERY_S = 5.0
@@ -135,7 +135,7 @@ class Ec2Cluster(RunningCluster):
                 )
             )
 
-    def _state(self, machine: Machine) -> NodeState:
+    def _state(self, machine: Ec2Machine) -> NodeState:
         described, notice = self._seen.get(machine.instance_id), self._notice(machine)
         if _alive(described):
             return NodeState(
@@ -148,7 +148,7 @@ class Ec2Cluster(RunningCluster):
         reason = f"{machine.instance_id} ({place}): {why}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
-    def _notice(self, machine: Machine) -> dict[str, Any]:
+    def _notice(self, machine: Ec2Machine) -> dict[str, Any]:
         """What the machine read in its metadata; empty if nothing. A node may write anything."""
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         try:

@@ -17,7 +17,7 @@ from tasks.providers.ec2 import requests as ec2_request
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.attempts import Attempt, Group, repriced
 from tasks.providers.ec2.errors import AwsRefused, kind_of, refused
-from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases, FleetRequest, Machine, utc
+from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest, utc
 from tasks.providers.ec2.prices import newest_spot_prices
 from tasks.providers.ec2.requests import LaunchSpec
 from tasks.providers.ec2.termination import SHOWN, end_machines, end_these, lease_tags, until
@@ -134,7 +134,7 @@ class Launcher:
 
     def _ask(
         self, attempt: Attempt, group: Group, bids: Mapping[str, float], name: str
-    ) -> list[Machine]:
+    ) -> list[Ec2Machine]:
         """The group's machines, all of them. Raises AwsRefused."""
         now, region = self._api.clock.now(), self.lease.region
         left_s = (self.lease.deadline_at - now).total_seconds()
@@ -153,7 +153,7 @@ class Launcher:
         fleet = ec2_request.create_fleet(self.spec, group, bids, name=name, market=attempt.market)
         ids, refusal = self._fleet(name, fleet)
         machines = [
-            Machine(
+            Ec2Machine(
                 rank=group.first + index,
                 instance_id=instance_id,
                 instance_type=group.type_name,
@@ -218,7 +218,7 @@ class Launcher:
         """Create what costs nothing, unless it is there already."""
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
-    def _await_running(self, machines: Sequence[Machine]) -> list[Machine]:
+    def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """The machines with zone, address and start. Raises AwsRefused of kind capacity."""
         region, ids = self.lease.region, [machine.instance_id for machine in machines]
         give_up = self._api.clock.now() + timedelta(seconds=RUNNING_WITHIN_S)
@@ -267,7 +267,7 @@ class Launcher:
     def _note(self, sentence: str) -> None:
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, sentence)))
 
-    def _drop(self, machines: Iterable[Machine]) -> None:
+    def _drop(self, machines: Iterable[Ec2Machine]) -> None:
         """Take machines out of the cluster."""
         ids = {machine.instance_id for machine in machines}
         dropped = (machine for machine in self.lease.machines if machine.instance_id in ids)

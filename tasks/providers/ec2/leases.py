@@ -28,7 +28,7 @@ _MOMENTS: TypeAdapter[dict[str, Moment]] = TypeAdapter(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Ec2Machine:
     """One instance. `usd_per_hour` includes volume and address; `current` until it is replaced."""
 
     rank: int
@@ -80,7 +80,7 @@ class Ec2Lease(HeldLease):
     role_id: str
     code_sha256: str
     security_group: str = ""
-    machines: tuple[Machine, ...] = ()
+    machines: tuple[Ec2Machine, ...] = ()
     requests: tuple[FleetRequest, ...] = ()
     refusals: tuple[str, ...] = ()
     releasing: bool = False
@@ -88,12 +88,12 @@ class Ec2Lease(HeldLease):
     note: str = ""
 
     @property
-    def userids(self) -> dict[str, Machine]:
+    def userids(self) -> dict[str, Ec2Machine]:
         """Machines by their aws:userid, which names their folder in the store."""
         return {f"{self.role_id}:{machine.instance_id}": machine for machine in self.machines}
 
     @property
-    def current(self) -> list[Machine]:
+    def current(self) -> list[Ec2Machine]:
         """The cluster, in rank order."""
         return sorted(
             (machine for machine in self.machines if machine.current),
@@ -108,7 +108,7 @@ class Ec2Lease(HeldLease):
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
-    def with_machines(self, *machines: Machine) -> Ec2Lease:
+    def with_machines(self, *machines: Ec2Machine) -> Ec2Lease:
         """With `machines` in place of those with the same ids."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
@@ -128,7 +128,7 @@ class Ec2Lease(HeldLease):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held(Lease):
-    machines: tuple[Machine, ...]
+    machines: tuple[Ec2Machine, ...]
 
     def usd_until(self, now: datetime) -> float | None:
         return sum(machine.usd_until(now) for machine in self.machines)

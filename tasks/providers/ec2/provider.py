@@ -24,7 +24,7 @@ from tasks.providers.base import (
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2 import reaper as ec2_reaper
-from tasks.providers.ec2.api import Clients, Clock, Ec2Api
+from tasks.providers.ec2.api import AwsClock, Clients, Ec2Api
 from tasks.providers.ec2.catalogue import (
     GPU,
     described,
@@ -64,12 +64,12 @@ class Ec2Provider(Provider):
         *,
         home: Path | None = None,
         node_package: Path | None = None,
-        clock: Clock | None = None,
+        clock: AwsClock | None = None,
         threaded: bool = True,
     ) -> None:
         self._choices, self._given = choices, clients
         self._node_package = node_package
-        self._clock, self._threaded = clock or Clock(), threaded
+        self._clock, self._threaded = clock or AwsClock(), threaded
         self._leases = None if home is None else Ec2Leases(home)
         self._latest_offers: list[Offer] = []
         self._line = image_line(choices.ami_parameter)

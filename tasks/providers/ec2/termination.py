@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.errors import AwsRefused
-from tasks.providers.ec2.leases import Ec2Lease, Machine, utc
+from tasks.providers.ec2.leases import Ec2Lease, Ec2Machine, utc
 
 SHOWN = timedelta(seconds=120)  # EC2 shows machines by their tags some time after their launch
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may send a request again for four minutes
@@ -131,7 +131,7 @@ def tidy(api: Ec2Api, region: str, deployment: str, over: Callable[[dict[str, st
                     api.ask_unless(("gone", "busy"), delete, region, **{name: leftover[name]})
 
 
-def _strays(lease: Ec2Lease, shown: Iterable[Answer]) -> list[Machine]:
+def _strays(lease: Ec2Lease, shown: Iterable[Answer]) -> list[Ec2Machine]:
     """Machines with the lease's tags that the controller never heard of. They have no rank."""
     known = {machine.instance_id for machine in lease.machines}
     strays = []
@@ -141,7 +141,7 @@ def _strays(lease: Ec2Lease, shown: Iterable[Answer]) -> list[Machine]:
         if described["InstanceId"] in known or request is None:
             continue
         strays.append(
-            Machine(
+            Ec2Machine(
                 rank=-1,
                 instance_id=str(described["InstanceId"]),
                 instance_type=str(described["InstanceType"]),
@@ -156,7 +156,7 @@ def _strays(lease: Ec2Lease, shown: Iterable[Answer]) -> list[Machine]:
     return strays
 
 
-def _never_seen(lease: Ec2Lease, now: datetime) -> list[Machine]:
+def _never_seen(lease: Ec2Lease, now: datetime) -> list[Ec2Machine]:
     """Machines that may have come and gone unseen, counted until their latest end.
 
     Too much rather than too little: the caps must hold.
@@ -168,7 +168,7 @@ def _never_seen(lease: Ec2Lease, now: datetime) -> list[Machine]:
         if not request.answered and now > request.asked_at + FORGOTTEN and request.group not in seen
     )
     return [
-        Machine(
+        Ec2Machine(
             rank=-1,
             instance_id=f"unheard-{machine.group}-{number}",
             instance_type="",
@@ -198,7 +198,7 @@ def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datet
     return replace(lease, machines=tuple(machines))
 
 
-def _latest(lease: Ec2Lease, machine: Machine) -> datetime:
+def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """When the machine's own timer ends it; the timer starts with the machine."""
     request = lease.request_of(machine.group)
     late = machine.launched_at - request.asked_at if request is not None else timedelta(0)
