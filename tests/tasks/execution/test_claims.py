@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +14,11 @@ from typing import Any
 import pytest
 
 from models.campaign.budget import Cap
+from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally, caps_of
 from tasks.execution.claims import claim, settle
-from tasks.providers.base import EndedLease, Lease
+from tasks.execution.collect import end_and_collect
+from tasks.providers.base import EndedLease, Lease, NotSwept
 from tasks.workspace.locking import refresh_lock
 from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, install
@@ -174,3 +178,81 @@ def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(tmp_path: P
     assert left(other, datetime(2026, 10, 31, 23, 30, tzinfo=UTC)) == 1.0
     assert left(other, datetime(2026, 11, 1, 0, 30, tzinfo=UTC)) == 7.0
     assert left(other, datetime(2026, 12, 1, 0, 30, tzinfo=UTC)) == 10.0
+
+
+def test_a_campaign_that_begins_while_others_are_settled_keeps_its_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = team(tmp_path)
+
+    def nobody_yet(_: Path) -> None:
+        claim(one, "r-1", 6.0, NOON)
+
+    monkeypatch.setattr("tasks.execution.claims.at_work", nobody_yet)
+    settle(one, NOON)
+    monkeypatch.undo()
+    assert left(other) == 4.0
+    settle(one, NOON)
+    assert left(other) == 10.0
+
+
+def test_what_is_over_settles_no_other_claim_of_its_home(tmp_path: Path) -> None:
+    """The reaper may know why that one stays: where it could not look everywhere."""
+    one, other = team(tmp_path)
+    claim(one, "r-1", 6.0, NOON)
+    claim(one, "r-2", 3.0, NOON)
+    settle(one, NOON, over="r-2")
+    assert left(other) == 4.0
+
+
+def test_the_reaper_settles_what_a_killed_campaign_claimed_where_it_could_look_everywhere(
+    tmp_path: Path,
+) -> None:
+    one, other = team(tmp_path)
+    machines = one.provider
+    assert isinstance(machines, DescribedMachines)
+    claim(one, "r-1", 6.0, NOON)
+    machines.unswept = {"eu-west-1": "it does not answer"}
+    with pytest.raises(NotSwept):
+        end_and_collect(one, NOON)
+    assert left(other) == 4.0
+    machines.unswept = {}
+    end_and_collect(one, NOON)
+    assert left(other) == 10.0
+
+
+def test_a_campaign_claims_before_it_asks_what_is_left_and_settles_once_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = importlib.import_module("flows.measure")
+    one, other = team(tmp_path)
+    seen: list[float] = []
+
+    def launches(workspace: Workspace, *_: object) -> list[Cluster]:
+        def within() -> Any:
+            seen.append(left(other))
+            yield from ()
+
+        return within()
+
+    for name, what in {
+        "within": launches,
+        "with_requirements_installed": lambda here: here,
+    }.items():
+        monkeypatch.setattr(flow, name, what)
+    monkeypatch.setattr(flow, "open_workspace", lambda _: one)
+    monkeypatch.setattr(flow, "load_champion", lambda *_: None)
+    monkeypatch.setattr(flow, "_warn_of_money", lambda *_: None)
+    flow.measure.fn("r-1", "ec2", 6.0)
+    assert seen == [4.0] and left(other, datetime.now(UTC)) == 10.0
+    flow.measure.fn("r-2", "ec2", 0.0)
+    assert seen == [4.0, 10.0]
+
+    def failing(*_: object) -> Iterator[Cluster]:
+        raise RuntimeError("no launch was made")
+        yield
+
+    monkeypatch.setattr(flow, "within", failing)
+    with pytest.raises(RuntimeError, match="no launch"):
+        flow.measure.fn("r-3", "ec2", 6.0)
+    assert left(other, datetime.now(UTC)) == 10.0, "a campaign that fails is over, too"

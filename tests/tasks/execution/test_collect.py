@@ -13,8 +13,7 @@ import pytest
 
 from models.campaign.campaign import PlannedLaunch
 from models.domain.cluster import Cluster
-from tasks.campaign.budget import Tally
-from tasks.campaign.campaign import serve, serve_launch
+from tasks.campaign.campaign import serve
 from tasks.execution.collect import Collected, collect, end_and_collect
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
@@ -24,7 +23,6 @@ from tests.fakes import (
     FakeProvider,
     Step,
     armed,
-    fails,
     fast,
     finished,
     offer,
@@ -131,21 +129,6 @@ def test_what_was_measured_is_loaded_though_the_reaper_could_not_look_everywhere
         "3 rows that had not been loaded are in the warehouse now",
     ]
     assert set(known(here)) == {"a", "b", "c"} and fake(here).over == []
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
-    def measured(cluster: FakeCluster) -> None:
-        ready(cluster), armed(1)(cluster), reported("r-00-000")(cluster)
-
-    here = installation(tmp_path, (measured, fails(error())))
-    with pytest.raises(error):
-        serve_launch(here, LAUNCH, "r-00", Tally(cap_usd=1.0, stop_at=float("inf")))
-    assert fake(here).held == [] and fake(here).over == []
-    assert known(here)["r-00-000"] == "measured" and len(known(here)) == 2
-    assert here.warehouse.select("raw_runs")["refresh_id"].unique().tolist() == ["r"]
 
 
 def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:

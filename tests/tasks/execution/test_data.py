@@ -126,28 +126,6 @@ def test_without_room_a_fetch_is_refused(
     assert f"`aws s3 sync {ADDRESS} FOLDER`" in planned(here(ADDRESS)).problem
 
 
-@pytest.mark.parametrize(
-    ("address", "named"),
-    [("s3://none-1/cats/", "no bucket none-1"), ("s3://mine-1/mice/", "aws s3 ls")],
-)
-def test_an_address_of_nothing_is_a_problem(
-    here: Callable[..., Workspace], s3: Any, address: str, named: str
-) -> None:
-    assert named in planned(here(address)).problem
-
-
-def test_a_folder_that_changed_since_the_command_began_is_a_problem(
-    here: Callable[..., Workspace],
-) -> None:
-    workspace = here("images")
-    assert workspace.settings.workload("conv").digest
-    images = workspace.settings.root / "images"
-    (images / "3.jpg").touch()
-    assert str(images) in planned(workspace).problem
-    images.rename(images.with_name("other"))
-    assert planned(workspace).problem
-
-
 def test_a_folder_is_uploaded_once_for_machines_of_ec2(
     here: Callable[..., Workspace], s3: Any, tmp_path: Path
 ) -> None:
@@ -168,16 +146,6 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(
     assert data is not None
     moved = replace(data, source=tmp_path / "elsewhere" / "images")
     assert str(carrier(workspace)._uploaded(moved)) != plan.place
-
-
-def test_a_file_that_goes_away_while_it_is_uploaded_is_a_problem(
-    here: Callable[..., Workspace], s3: Any
-) -> None:
-    workspace = here("images", "ec2")
-    carried = carrier(workspace)
-    (plan,) = carried.plans(["conv"], REGION)
-    (workspace.settings.root / "images" / "1.jpg").unlink()
-    assert carried.carry(plan).problem
 
 
 def test_machines_of_ec2_fetch_an_address_themselves(

@@ -143,17 +143,6 @@ def test_an_unsound_record_is_set_aside_and_stops_no_other(
     assert again.notes == [] and again.new == 0
 
 
-def test_a_loss_that_is_no_number_is_unknown_and_a_record_being_written_is_left_alone(
-    warehouse: Warehouse, mailbox: Path
-) -> None:
-    diverged = record("c", values={"step_s": 0.5, "last_loss": float("nan")})
-    (mailbox / "node-0" / "records" / "c.json").write_text(json.dumps(diverged))
-    half = mailbox / "node-0" / "records" / ".d.json.123"
-    half.write_text("{")
-    assert load(warehouse, mailbox).notes == [] and half.exists()
-    assert measured(warehouse) == ["a", "b", "c"]
-
-
 def on(*names: str) -> list[dict[str, Any]]:
     return [{"name": name, "count": 1, "threads": 1} for name in names]
 

@@ -268,67 +268,6 @@ def full(_: Path, __: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def in_processes(home: Path, runs: str, **changes: Any) -> Job:
-    """As `job`, with x and y of a folder's workload, and z of one with a variable; the rest is of a
-    plain one.
-    """
-    (home / "m.py").write_text("def build(): ...\n")
-    plain = Source.of_file(home / "m.py")
-    sources = {
-        "tiny": plain,
-        "repo": Source(files=plain.files, entry="m.py", module="m"),
-        "set": plain,
-    }
-    stated: dict[str, dict[str, Any]] = {
-        "repo": {"module": "m"} | changes,
-        "set": {"env": {"A": "1"}},
-    }
-    files = []
-    for name, source in sources.items():
-        digest = source.digest(source.read(), "build", {}, env=stated.get(name, {}).get("env", {}))
-        file = f"workloads/{digest}" + (".tar.gz" if source.packed else ".py")
-        more = stated.get(name, {})
-        files.append(
-            (WorkloadFile(name=name, digest=digest, file=file, function="build", **more), source)
-        )
-    whole, of = job(runs), {"x": "repo", "y": "repo", "z": "set"}
-    items = [replace(item, workload=of.get(item.run_id, "tiny")) for item in whole.items]
-    return replace(whole, items=tuple(items), files=files)
-
-
-def planned_now(seen: list[tuple[str, list[str]]]) -> Step:
-    """Note the runs and workloads of the plan as it is."""
-
-    def step(cluster: FakeCluster) -> None:
-        body = json.loads((cluster.mailbox / "plan.json").read_text())
-        runs = "".join(item["run_id"] for item in body["items"])
-        seen.append((runs, [one["name"] for one in body["workloads"]]))
-
-    return step
-
-
-def test_each_process_that_workloads_need_is_an_attempt_plain_ones_first(tmp_path: Path) -> None:
-    seen: list[tuple[str, list[str]]] = []
-    note = planned_now(seen)
-    script = (
-        *(
-            ready,
-            armed(1),
-            note,
-            reported(*"ab"),
-            finished(1),
-            armed(2),
-            note,
-            reported(*"xy"),
-            finished(2),
-        ),
-        *(armed(3), note, reported("z"), finished(3)),
-    )
-    after, _ = served(tmp_path, in_processes(tmp_path, "xazyb"), *script)
-    assert seen == [("ab", ["tiny"]), ("xy", ["repo"]), ("z", ["set"])]
-    assert (after.recorded, rows(after), after.outcome) == (set("abxyz"), [], "finished")
-
-
 def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
     seen = serving(FakeProvider(tmp_path, refusal="others hold the cores"), job())
     assert seen.mailbox is None and seen.outcome == "refused: others hold the cores"

@@ -48,20 +48,6 @@ def test_each_attempt_is_taken_once_and_never_an_older_one(agent: Agent, tmp_pat
             agent.attempt = found.attempt
 
 
-def test_a_plan_that_is_no_plan_is_said_and_does_not_end_the_agent(
-    agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "plan.json").write_text('{"attempt": 1')
-    assert agent.new_plan() is None
-    assert "plan.json" in capsys.readouterr().err
-    write_json(
-        tmp_path / "plan.json",
-        plan(1, Item(run_id="r", kind="train", nodes=[1], batches=[8]), ranks=(0,)),
-    )
-    assert agent.new_plan() is None
-    assert "r needs node 1, which takes no part" in capsys.readouterr().err
-
-
 def test_a_full_disk_does_not_end_the_agent(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,15 +96,6 @@ def test_torchrun_is_given_its_place_and_how_long_to_wait(
         options[name] == value
         for name, value in zip(words.split()[::2], words.split()[1::2], strict=True)
     )
-
-
-def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items(
-    agent: Agent,
-) -> None:
-    item = Item(run_id="r", kind="train", nodes=[0], batches=[8])
-    for attempt, one in ((1, plan(1, item, ranks=(0, 2))), (2, plan(2))):
-        agent.start(one)
-        assert agent.launch is None and agent.attempt == attempt
 
 
 class Started(Exception):

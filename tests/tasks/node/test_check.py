@@ -228,17 +228,6 @@ def test_a_folders_own_file_is_named_by_its_place_there(
     assert ("requirements" in result["problem"]) is ("No module" in said)
 
 
-def test_a_folders_module_is_imported_once_and_every_model_starts_from_the_same_numbers(
-    tmp_path: Path, nothing_imported: None
-) -> None:
-    class_, _ = GOOD.split("def build", 1)
-    first = of_folder(tmp_path, net=f"{class_}\ntorch.rand(7)\n")["figures"]["losses"]
-    folder = WorkloadFile(
-        name="n", digest="d1", file="workloads/c1.tar.gz", function="build", module="pkg.train"
-    )
-    assert checked(tmp_path, folder, "fp32", batch=16)["figures"]["losses"] == first
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

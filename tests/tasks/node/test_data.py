@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.node.data import DataMissing, data_path, failure_of, files_of, folder_of
-from tasks.node.entrypoint import WorkloadError, build
 from tasks.node.launch import explain
-from tasks.node.precision import Arithmetic
 from tasks.node.record import CPU, DATA, Devices, Item, Plan, WorkloadFile, record_of
 
 READS = """
@@ -39,33 +37,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "width.txt").write_text("xxx")
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("parameters", "fits"),
-    [
-        ("data", True),
-        ("*, data=None", True),
-        ("**more", None),
-        ("width=3", False),
-        ("*data", False),
-        ("data, /", False),
-    ],
-)
-def test_the_entrypoint_gets_its_folder_by_the_name_data_or_is_asked_to_take_it(
-    folder: Path, parameters: str, fits: bool | None
-) -> None:
-    text = READS.format(parameters=parameters)
-    (folder / "w.py").write_text(
-        text if fits is not None else text.replace("Path(data", 'Path(more["data"]')
-    )
-    near = replace(FAR, data=str(folder / "images"))
-    if fits is not False:
-        built = build(folder, near, seed=0, rank=0, computing=Arithmetic())
-        assert built.make_batch(2)[0].shape == (2, 3)
-        return
-    with pytest.raises(WorkloadError, match="data"):
-        build(folder, near, seed=0, rank=0, computing=Arithmetic())
 
 
 def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(folder: Path) -> None:

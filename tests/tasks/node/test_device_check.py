@@ -17,7 +17,6 @@ from tasks.node.device import NoSuchDevice, own_device
 from tasks.node.device_check import (
     is_named,
     wait_for_devices,
-    wrong_device,
 )
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import ANY, CPU, Devices, Item, Plan, WorkloadFile, write_json
@@ -55,14 +54,6 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
     assert [is_named(expected, one) for one in names + others] == [True] * len(names) + [
         False
     ] * len(others)
-
-
-def test_a_run_is_judged_machine_by_machine_and_what_is_unknown_is_no_fault() -> None:
-    both = [FOUR, Devices(name=CPU, count=1, threads=0)]
-    used = [Devices(name="NVIDIA A10G", count=2), Devices(name=CPU, count=1, threads=8)]
-    assert wrong_device(both, used) == "" == wrong_device([], used) == wrong_device(both, [])
-    assert wrong_device(both, used[::-1]) == "it ran on cpu where A10G was expected"
-    assert "NVIDIA A10G+cpu" in wrong_device([FOUR], [Devices(name="NVIDIA A10G+cpu", count=2)])
 
 
 @pytest.mark.parametrize(

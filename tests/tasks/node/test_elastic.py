@@ -32,12 +32,6 @@ def test_all_of_the_batch_is_shared_out_and_no_device_gets_more_at_once_than_it_
         assert 1 <= sizes[-1] == max(sizes) <= most
 
 
-@given(st.integers(1, 8), st.integers(1, 40))
-def test_equal_ranks_differ_by_a_sample_at_most(ranks: int, most: int) -> None:
-    samples = shares(ranks * most, [most] * ranks).samples
-    assert max(samples) - min(samples) <= 1
-
-
 @pytest.mark.parametrize(("batch", "batches"), [(1, [4, 4]), (8, [4, 0])])
 def test_what_cannot_be_shared_is_refused(batch: int, batches: list[int]) -> None:
     with pytest.raises(ValueError, match=f"a batch of {batch} for 2 ranks"):

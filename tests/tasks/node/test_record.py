@@ -93,28 +93,3 @@ def test_a_node_has_the_ranks_of_its_largest_item_and_smaller_ones_use_the_first
     assert found.ranks(small) == (0, 1, 2)
     assert found.ranks(large) == (1, 2, 3, 4, 5)
     assert found.label(2) == "node 1 device 1" and found.label(5) == "node 2"
-
-
-def test_without_a_node_the_others_close_ranks() -> None:
-    found = layout([item([0, 2], [2, 1])], ranks=[0, 2])
-    assert found.places == [(0, 0), (0, 1), (2, 0)]
-    assert found.ranks(item([2])) == (2,) and found.order(2) == 1 and found.host == 0
-    assert layout([item([2])], ranks=[1, 2]).host == 1
-    with pytest.raises(ValueError, match="needs node 1, which takes no part"):
-        layout([item([1])], ranks=[0, 2])
-
-
-def test_ranks_send_in_the_order_asked_for_and_devices_and_batches_go_with_their_nodes() -> None:
-    whole = replace(item([0, 1, 2, 3], [1, 2, 1, 1]), batches=[10, 11, 12, 13])
-    found = replace(layout([whole, item([1, 3])], nodes=4), sending=(2, 1, 3, 0))
-    placed = found.placed(whole)
-    assert (placed.nodes, placed.devices, placed.batches) == (
-        [2, 1, 3, 0],
-        [1, 2, 1, 1],
-        [12, 11, 13, 10],
-    )
-    assert found.ranks(whole) == (0, 1, 2, 3, 4) and found.sending_ranks(whole) == (3, 1, 2, 4, 0)
-    assert found.placed(item([1, 3])) == item([1, 3]), "two have the same neighbours in any order"
-    assert found.sending_ranks(item([1, 3])) == (1, 4)
-    profile = replace(whole, kind="profile", batches=[8, 64])
-    assert found.placed(profile).batches == [8, 64], "those are sizes, not shares"

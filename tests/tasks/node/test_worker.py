@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +16,6 @@ from tasks.node import launch, worker
 from tasks.node.measuring import Patience
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE
 from tasks.node.record import CPU, MACHINE, Devices, Item, Plan, RankLayout, write_json
-from tests.tasks.node.test_steps import regression
 
 
 class Left(Exception):
@@ -182,41 +180,3 @@ def test_a_full_disk_ends_the_launch_and_says_where(
 )
 def test_a_lost_peer_is_not_taken_for_a_fault_of_the_workload(error: Exception, lost: bool) -> None:
     assert worker.lost_peer(error) == lost
-
-
-def test_what_is_measured_in_the_order_of_sending_is_told_as_machines_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    item = replace(ITEM, nodes=[0, 1, 2, 3], devices=[2, 1, 1, 1], batches=[10, 11, 12, 13])
-    layout = RankLayout(devices={0: 2, 1: 1, 2: 1, 3: 1}, sending=(2, 0, 3, 1))
-    assert layout.sending_ranks(item) == (3, 0, 1, 4, 2)
-    groups = {(0, 1, 2, 3, 4): None}
-    pairs = {"took_s": 1.5}
-    mine = replace(
-        rank(4, tmp_path, Store()), layout=layout, groups=groups, pairs=pairs, order_reason="faster"  # type: ignore[arg-type]
-    )  # fmt: skip
-
-    def train(
-        given: Item, _built: object, _group: object, patience: Patience, *, place: int
-    ) -> tuple[dict[str, object], str]:
-        assert given.batches[place] == 13 and given.devices == [1, 2, 1, 1], (
-            "this rank is of node 3"
-        )
-        patience.references = [[3.0, 0.1, 0.2, 4.0, 2.0]]
-        return {"rank_step_s": [3.0, 0.0, 1.0, 4.0, 2.0], "rank_compute_s": []}, ""
-
-    monkeypatch.setattr(worker, "train", train)
-    values, problem = worker.measure(mine, item, regression())
-    assert (
-        not problem
-        and values["rank_step_s"] == [0.0, 1.0, 2.0, 3.0, 4.0]
-        and values["rank_compute_s"] == []
-    )
-    assert values["reference_s"] == [0.2, 2.0, 3.0, 4.0], "of the slower of two devices"
-    assert (
-        values["rank_order"] == [2, 0, 3, 1]
-        and values["pairs_s"] == 1.5
-        and values["pairs"] == pairs
-    )
-    again, _ = worker.measure(mine, item, regression())
-    assert "pairs" not in again, "once a launch"

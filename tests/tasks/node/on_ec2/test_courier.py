@@ -242,13 +242,6 @@ def test_a_machine_that_must_go_before_it_has_a_place_says_so(world: World) -> N
     assert (world.own / "notice.json").exists(), "those on the machine cannot see it"
 
 
-def test_an_agent_that_hangs_is_ended_in_time_to_carry_what_it_wrote(world: World) -> None:
-    world.writes(960, "records/r.json")
-    assert world.serve() == ""
-    assert 969 <= world.ended <= 971
-    assert world.moments("records/r.json")
-
-
 def test_an_agent_that_fails_is_reported_with_its_last_words(world: World) -> None:
     world.writes(5, "records/r.json")
     world.sets(5, code=1)

@@ -146,31 +146,6 @@ def test_records_go_before_anything_else_and_scratch_stays(
     ]
 
 
-def test_a_heartbeat_goes_every_five_seconds_and_a_record_once(
-    tmp_path: Path, store: Store, carried: Outbox, clock: Any
-) -> None:
-    write(tmp_path, "records/a.json", "first")
-    for half_second in range(21):
-        clock.now = half_second / 2
-        write(tmp_path, "heartbeat.json", str(half_second))
-        write(tmp_path, "log-1.txt", "x" * half_second)
-        carried.carry()
-    names = store.names()
-    assert [names.count(one) for one in ("heartbeat.json", "log-1.txt", "records/a.json")] == [
-        3,
-        2,
-        1,
-    ]
-    write(tmp_path, "records/a.json", "forged")
-    clock.now += 100
-    carried.carry()
-    carried.flush(clock.now + 1)
-    assert "records/a.json" not in store.names()
-    clock.now += 100
-    carried.carry()
-    assert store.names() == [], "nothing has changed"
-
-
 def test_a_store_that_is_down_costs_patience_and_no_record(
     tmp_path: Path, store: Store, carried: Outbox, clock: Any
 ) -> None:
@@ -220,23 +195,6 @@ def test_no_link_leads_out_no_pipe_is_waited_for_and_nobody_elses_file_is_theirs
     (own / "records").symlink_to(secret)  # between the look and the read
     assert waiting == ["records/x.json"] and not carried._send("records/x.json")
     assert store.names() == []
-
-
-def test_a_flood_of_files_keeps_no_record_back(
-    tmp_path: Path, store: Store, carried: Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync, "_MOST_FILES", 3)
-    for number in range(9):
-        write(tmp_path, f"{number}.json")
-    carried.carry()
-    assert len(store.names()) == 3
-    write(tmp_path, "records/late.json")
-    carried.carry()
-    assert store.names() == ["records/late.json"]
-    for number in range(9):
-        write(tmp_path, f"records/{number}.json")
-        carried.carry()
-    assert len(store.names()) == 2, "nor are records without end carried without end"
 
 
 def test_one_machine_sends_so_many_bytes_and_no_more_but_for_records_and_what_is_small(
