@@ -37,7 +37,7 @@ from contextlib import contextmanager, suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,14 +51,6 @@ _MAGIC = b"srift-1\n"
 _HEAD, _STATE, _ENTRY = struct.Struct("<8s32sQ"), struct.Struct("<QQ"), struct.Struct("<QQQ")
 _INDEX = _HEAD.size + _STATE.size
 _LOG = logging.getLogger(__name__)
-
-
-class Samples(Protocol):
-    """A map-style dataset."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, place: int, /) -> Any: ...
 
 
 class Cached(Dataset[Any]):
@@ -86,7 +78,7 @@ class Cached(Dataset[Any]):
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: Any,
         *,
         memory_gib: float = 1.0,
         folder: str | os.PathLike[str] | None = None,
@@ -354,7 +346,7 @@ def _checksum(content: bytes, at: int) -> int:
     return zlib.crc32(content, at & 0xFFFFFFFF)
 
 
-def _digest(dataset: Samples, samples: int, key: str) -> bytes:
+def _digest(dataset: Any, samples: int, key: str) -> bytes:
     """Identify a dataset's samples.
 
     Raises ValueError without a key, if it cannot be pickled or a module has no file.

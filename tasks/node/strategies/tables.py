@@ -134,6 +134,7 @@ class DistributedTables(nn.Module):
         self.views: list[View] = []
         self.samples: list[int] = []  # of each rank
         self.owners: list[int] = []  # of each table
+        self.places: list[list[int]] = []  # of the tables of each rank
         self.own: list[Table] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -159,28 +160,21 @@ class DistributedTables(nn.Module):
 
     def to_owners(self, values: Sequence[Tensor], *, are_rows: bool) -> Lists:
         """For each of this rank's tables: the `values` of all ranks, indices or rows."""
-        sends = [self._of(rank, values) for rank in self.ranks]
-        shapes = [
-            [self._shape(place, rank, are_rows) for place in self._of(self.rank)]
-            for rank in self.ranks
-        ]
+        own = self.places[self.rank]
+        sends = [[values[place] for place in places] for places in self.places]
+        shapes = [[self._shape(place, rank, are_rows) for place in own] for rank in self.ranks]
         found = exchange_lists(sends, shapes, values[0], self.group)
-        return [list(values) for values in zip(*found, strict=True)]
+        return [list(of_ranks) for of_ranks in zip(*found, strict=True)]
 
     def from_owners(self, answers: Lists) -> list[Tensor]:
         """The rows of all tables; `answers` has the rows for each rank of each own table."""
         sends = [[rows[rank] for rows in answers] for rank in self.ranks]
         shapes = [
-            [self._shape(place, self.rank, True) for place in self._of(owner)]
-            for owner in self.ranks
+            [self._shape(place, self.rank, True) for place in places] for places in self.places
         ]
-        found = [iter(rows) for rows in exchange_lists(sends, shapes, self.start, self.group)]
-        return [next(found[owner]) for owner in self.owners]
-
-    def _of(self, owner: int, values: Sequence[Any] | None = None) -> list[Any]:
-        """The values, by default the places, of the tables of `owner`."""
-        values = range(len(self.owners)) if values is None else values
-        return [value for value, rank in zip(values, self.owners, strict=True) if rank == owner]
+        found = exchange_lists(sends, shapes, self.start, self.group)
+        by_owner = [iter(rows) for rows in found]
+        return [next(by_owner[owner]) for owner in self.owners]
 
     def _shape(self, place: int, rank: int, is_rows: bool) -> tuple[int, ...]:
         shape = (self.samples[rank], *self.views[place].size[1:])
@@ -204,10 +198,13 @@ class DistributedTables(nn.Module):
         refuse_unlike(f"{TABLES}: indices", widths, self.group)
         self.samples = [samples for _, samples in answers]
         self.views, self.owners = views, self._choose_owners()
-        self.own = self._of(self.rank, list(self.tables.values()))
-        freed = {table.weight for table in self.tables.values()} - {
-            table.weight for table in self.own
-        }
+        self.places = [
+            [place for place, owner in enumerate(self.owners) if owner == rank]
+            for rank in self.ranks
+        ]
+        tables = list(self.tables.values())
+        self.own = [tables[place] for place in self.places[self.rank]]
+        freed = {table.weight for table in tables} - {table.weight for table in self.own}
         for held in self.optimizer.param_groups:
             held["params"] = [weight for weight in held["params"] if weight not in freed]
         for weight in freed:
