@@ -49,7 +49,7 @@ def draw(
     count: int,
     seed: int,
 ) -> Drawn:
-    """Draw `count` setups or more, clusters and modes equally likely; fewer if there are none."""
+    """Draw `count` setups or more, clusters and modes equally likely, as far as there are."""
     random, seen = np.random.default_rng(seed), set(measured)
     drawn: Drawn = []
     for cluster in _clusters_in_turn(offers, max_hosts, fits, random):

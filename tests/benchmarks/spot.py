@@ -173,7 +173,8 @@ def hours_given(
     """Hours from request to end of work, given the hours of `interruptions` since the request.
 
     An interruption during start-up starts it anew. A checkpoint is written every
-    `interval_hours` of work, none after the last piece. `replacement_hours` is from an interruption to work again.
+    `interval_hours` of work, none after the last piece. `replacement_hours` is from an
+    interruption to work again.
     """
     count = int(pieces(work_hours, interval_hours))
     piece = work_hours / count

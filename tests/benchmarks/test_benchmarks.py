@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.domain.workload import Mode, Setup
+from models.domain.workload import Mode
 from models.planner.placement import halvings, ring
-from tests.benchmarks import campaign, choices, gpu_world, holdout, noise, spot, tensor
+from tests.benchmarks import campaign, choices, gpu_world, holdout, spot
 from tests.benchmarks.claims import Claim, rows_of, with_section
 from tests.benchmarks.elastic import wrong_resumptions
 from tests.benchmarks.hosts import Key, key, split_by_cores
-from tests.benchmarks.placement import Hosts, Network, networks, orders_of, rewired
+from tests.benchmarks.placement import Network, networks, orders_of
 from tests.benchmarks.scores import figures
 from tests.benchmarks.setups import measured_setups
 from tests.models.planning import WORKLOADS, cores_fit, offers
@@ -90,17 +90,6 @@ def test_drawn_setups_are_new_in_tolerated_modes_and_split_exactly() -> None:
     assert not set(drawn(measured=set(first[:30]))) & set(first[:30])
     assert sum(split_by_cores([0.8, 0.4, 0.2], 48)) == 48
     assert min(split_by_cores([1.0, 0.01], 10)) == 1
-
-
-def test_noise_in_launches_between_launches_and_trials() -> None:
-    setup = dict(zip(noise.SETUP, ("conv", "1xa", "8", 1), strict=True))
-    names = ("t1-00-0", "t1-00-1", "t1-01-0", "t1-01-1")
-    seconds = zip(names, (1.0, 1.2, 2.1, 2.3), strict=True)
-    runs = pd.DataFrame([setup | {"run_id": name, "step_s": value} for name, value in seconds])
-    row = noise.spreads(runs).iloc[0]
-    assert row["in_launch"] == pytest.approx((0.1 / 1.1 + 0.1 / 2.2) / 2)
-    assert row["between_launches"] == pytest.approx(0.55 / 1.65)
-    assert np.isnan(row["between_trials"])
 
 
 def contest(
@@ -238,18 +227,6 @@ def test_a_machine_is_lost_when_the_price_exceeds_its_bid() -> None:
     assert pool.losses(6.0, 100.0, 0.2) == []
 
 
-@pytest.mark.parametrize("ranks", [4, 16])
-def test_grids_send_as_much_at_their_crossing(ranks: int) -> None:
-    one, other = tensor.CROSSINGS[0 if ranks == 4 else 3][:2]
-    rows = tensor.crossing_rows(one, other, ranks, 256)
-    cases = [tensor.Case(strategy=name, width=256, rows=0) for name in (one, other)]
-    sent = [case.sent_bytes(ranks, rows) for case in cases]
-    assert rows > 0 and sent[0] == pytest.approx(sent[1])
-    asked = [part * rows for part in (0.5, 0.8, 1.3, 2.0)]
-    assert tensor.crossed_at(asked, [math.log(x / rows) for x in asked]) == pytest.approx(rows)
-    assert math.isnan(tensor.crossed_at(asked, [1.0] * 4))
-
-
 def test_an_uplink_is_shared_and_chosen_orders_come_near_the_best() -> None:
     rate, latency_s = np.full((4, 4), 10.0), np.zeros((4, 4))
     rack = np.array([0, 1, 0, 1])
@@ -263,13 +240,6 @@ def test_an_uplink_is_shared_and_chosen_orders_come_near_the_best() -> None:
     assert not alike["changed"].any() and table["changed"].any()
 
 
-def test_hosts_are_put_into_racks_and_pairs_are_slowed_at_both_ends() -> None:
-    script = rewired(Hosts(name="", gbps=(), rack=(0, 1, 0), uplink_gbps=0.02))
-    assert script.count("tbf rate 20mbit") == 4 and "ip link set h1 master r1" in script
-    script = rewired(Hosts(name="", gbps=(), rack=(0, 0, 0), pairs_gbps={(0, 2): 0.05}))
-    assert script.count("htb rate 50.0mbit") == 2 and "bridge" not in script
-
-
 @pytest.mark.parametrize(
     ("step", "lost", "wrong"), [(20, 9, 0), (20, 10, 0), (20, 13, 1), (10, 9, 1)]
 )
@@ -280,11 +250,3 @@ def test_a_job_resumes_from_the_newest_whole_checkpoint(step: int, lost: int, wr
         for at, began, steps in ((0, 0.0, 0), (step, 5.0, lost))
     ]
     assert wrong_resumptions({"checkpoints": written, "starts": starts}, every=10) == wrong
-
-
-def test_rows_that_differ_in_the_order_of_machines_are_one_setup() -> None:
-    rows = pd.DataFrame({"layout": ["2+1", "1+2", "2+2"], "step_s": [1.0, 2.0, 3.0]}).assign(
-        workload="w", cluster="2xm", batch_per_device="4"
-    )
-    found = measured_setups(rows, {}, {"m": 3.0})
-    assert found.step_s.tolist() == [1.5, 3.0] and isinstance(found.setups[0], Setup)
