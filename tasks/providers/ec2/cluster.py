@@ -50,7 +50,7 @@ class Ec2Cluster(RunningCluster):
         self._api, self._launcher, self._attempt = api, launcher, attempt
         self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mailbox, mirror
         self.cluster = cluster
-        self.image_id = launcher.lease.image_id
+        self.image_id = launcher.spec.image_id
         self.addresses = [machine.address for machine in launcher.lease.current]
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}

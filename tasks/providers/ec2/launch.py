@@ -46,7 +46,7 @@ class Launcher:
     ) -> None:
         self._api, self._leases, self.spec = api, leases, spec
         self._script, self._billed = script, billed
-        self.lease = lease
+        self.lease, self._security_group = lease, ""
         self.tags = lease_tags(lease.lease_id, spec.deployment, spec.controller)
 
     def keep(self, lease: Ec2Lease) -> None:
@@ -60,10 +60,9 @@ class Launcher:
         Raises NoCapacity if all are refused, else AwsRefused or ProviderError.
         """
         create, rules = ec2_request.security_group(self.spec), ec2_request.rules()
-        group = self._api.when_visible(
+        self._security_group = self._api.when_visible(
             lambda: self._api.security_group(self.spec.region, create, rules)
         )
-        self.keep(replace(self.lease, security_group=group))
         for attempt in attempts:
             try:
                 return attempt, self._launched(attempt)
@@ -141,7 +140,7 @@ class Launcher:
         if left_s <= 0:
             raise NoCapacity("the deadline passed before the machines came")
         words = {
-            "security": self.lease.security_group,
+            "security": self._security_group,
             "user_data": self._script(max(60.0, left_s)),
         }
         template = ec2_request.launch_template(self.spec, attempt, group, name=name, **words)

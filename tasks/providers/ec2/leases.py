@@ -66,26 +66,21 @@ class FleetRequest:
 class Ec2Lease(HeldLease):
     """The content of lease.json.
 
-    `releasing`: the machines are to be ended, and that has failed so far; `note` says why.
-    `fetched`: the mailbox has everything that the nodes uploaded. `deployment`, `bucket` and
-    `prefix` are those of srift.toml when the lease was made. `refusals`: a sentence for each
-    refused attempt.
+    `releasing`: the machines are to be ended, and that has failed so far. `fetched`: the mailbox
+    has all uploads of the nodes. `deployment`, `bucket` and `prefix` are those of srift.toml when
+    the lease was made. `refusals`: a sentence for each refused attempt.
     """
 
     region: Annotated[str, Field(pattern=_REGION)]
     deployment: str
     bucket: str
     prefix: str
-    image_id: str
     role_id: str
-    code_sha256: str
-    security_group: str = ""
     machines: tuple[Ec2Machine, ...] = ()
     requests: tuple[FleetRequest, ...] = ()
     refusals: tuple[str, ...] = ()
     releasing: bool = False
     fetched: bool = False
-    note: str = ""
 
     @property
     def userids(self) -> dict[str, Ec2Machine]:
@@ -182,7 +177,6 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             ended_at=now,
             outcome=outcome,
             releasing=False,
-            note="",
             usd=sum(lease.usd_until(now) for lease in over),
             fetched=lease.fetched or not over,
         )

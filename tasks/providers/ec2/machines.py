@@ -92,11 +92,9 @@ class Ec2Machines:
             deployment=choices.deployment,
             bucket=choices.bucket,
             prefix=choices.prefix,
-            image_id=spec.image_id,
             role_id=self.surveyor.account(region).role_id,
-            code_sha256=digest,
         )
-        script = self._script(lease, store.region)
+        script = self._script(lease, store.region, digest)
         billed = partial(ec2_prices.billed, terms=choices)
         return Launcher(self.api, self.leases, lease, spec, script, billed), store
 
@@ -139,13 +137,15 @@ class Ec2Machines:
                 return True
         return False
 
-    def _script(self, lease: Ec2Lease, bucket_region: str) -> Callable[[float], str]:
+    def _script(
+        self, lease: Ec2Lease, bucket_region: str, code_sha256: str
+    ) -> Callable[[float], str]:
         """User-data of a machine that ends itself after so many seconds."""
         boot = NodeBoot(
             bucket=lease.bucket,
             prefix=lease.prefix,
             region=bucket_region,
-            code_sha256=lease.code_sha256,
+            code_sha256=code_sha256,
             lease_id=lease.lease_id,
             role_id=lease.role_id,
             python=self.choices.python,
@@ -181,7 +181,7 @@ class Ec2Machines:
         lease = launcher.lease
         if sentence:
             with suppress(OSError):
-                launcher.keep(replace(lease, releasing=True, note=sentence))
+                launcher.keep(replace(lease, releasing=True))
             return f"{sentence}; {until(lease)}"
         if running is not None:
             await_shutdown(self.api, lease)

@@ -95,7 +95,7 @@ class Reaper:
         what = f"lease {lease.lease_id} ({lease.cluster}): {why}; "
         try:
             if problem:
-                leases.write(replace(lease, releasing=True, note=problem))
+                leases.write(replace(lease, releasing=True))
                 what += f"{problem}; {until(lease)}"
             elif not lease.machines:
                 self.machines.close(lease, outcome)
