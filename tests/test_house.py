@@ -20,7 +20,7 @@ NODE_FOLDERS = {
     "tasks/node/workloads/known": {"torchvision", "transformers"},
 }
 # Imported inside functions, so that lookups start fast; everything else is imported at the top.
-HEAVY = {"boto3", "botocore", "mlflow", "prefect", "prefect_dask", "sklearn"}
+HEAVY = {"boto3", "botocore", "matplotlib", "mlflow", "prefect", "prefect_dask", "sklearn"}
 HEAVY |= {"s3transfer", "sqlalchemy", "scipy.optimize", "scipy.stats"}
 PULLED = "srift_models"  # exists where a registered model is loaded
 
