@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tasks.doctor import report
 from tasks.doctor.aws import examine_ec2
 from tasks.doctor.iam_policies import ACCOUNT, NAMES, policies
 from tasks.providers.ec2.settings import Ec2
@@ -142,34 +141,6 @@ def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(
         resource = f"arn:aws:s3:::mine-1/team/srift/{key}"
         assert allows(node, "s3:GetObject", resource, "AROA:i-1") is read
         assert allows(node, "s3:PutObject", resource, "AROA:i-1") is False
-
-
-def test_the_policies_of_an_installation_let_machines_read_what_its_workloads_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "account_number", lambda _: None)
-    file = project(tmp_path)
-    own = file.read_text()
-    (tmp_path / "w.py").write_text("def build(data): ...\n")
-    workload = '[workloads.{0}]\nentrypoint = "w.py:build"\nsamples = 9\nglobal_batch = 1\ndata = "s3://{1}"\n'
-    named = {"a": "photos/cats", "b": "photos/cats/", "c": "whole", "d": "mine-1/srift/data/abcd"}
-    file.write_text(own + "".join(workload.format(*one) for one in named.items()))
-    settings = load_settings(file)
-    node = report.policies_of(settings)["node-policy"]["Statement"]
-    for bucket, prefix, may in (
-        ("photos", "cats/", True),
-        ("photos", "dogs/", False),
-        ("whole", "", True),
-    ):
-        assert allows(node, "s3:ListBucket", f"arn:aws:s3:::{bucket}", "AROA:i-1", prefix) is may
-        assert (
-            allows(node, "s3:GetObject", f"arn:aws:s3:::{bucket}/{prefix}1.jpg", "AROA:i-1") is may
-        )
-        assert not allows(node, "s3:PutObject", f"arn:aws:s3:::{bucket}/{prefix}1.jpg", "AROA:i-1")
-    assert len({one["Sid"] for one in node}) == len(node)
-    file.write_text(own)
-    plain = policies(settings.ec2)["node-policy"]
-    assert report.policies_of(load_settings(file))["node-policy"] == plain
 
 
 def test_every_call_of_aws_carries_the_name_of_its_action() -> None:
