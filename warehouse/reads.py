@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from .database import Warehouse, select
+from .database import SQL_FOLDER, Warehouse, select
 
 TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instance_types")
 # The columns that tell the setups of a workload apart.
@@ -180,81 +180,13 @@ def lease_spend(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     return mart(warehouse, "lease_spend", provider=provider)
 
 
-# What the newest refresh of each provider that held machines did, and what came of it.
-_LAST_REFRESH = """
-    with newest as (
-        select provider, refresh_id
-        from spend
-        qualify row_number() over (
-            partition by provider order by started_at desc, refresh_id desc
-        ) = 1
-    )
-"""
-_REPORTED = {
-    "publications": """
-        select provider, publication_id, published_at, refresh_id, model_version,
-            lag(published_at) over (partition by provider order by published_at, noted_order)
-                as previous_published_at
-        from raw_publications
-        qualify row_number() over (
-            partition by provider order by published_at desc, noted_order desc
-        ) = 1
-        order by provider
-    """,
-    "model_versions": "model_versions",
-    "scoreboards": """
-        select scores.*
-        from scores
-        join model_versions using (provider, version, refresh_id)
-        where scores."group" = 'all'
-        qualify dense_rank() over (
-            partition by scores.provider
-            order by model_versions.trained_at desc, scores.refresh_id desc
-        ) = 1
-        order by scores.provider, scores.split
-    """,
-    "spend": "spend",
-    "last_spend": f"""
-        {_LAST_REFRESH}
-        select provider, refresh_id, workload,
-            sum(runs)::integer as runs, count(*)::integer as leases,
-            case when bool_and(usd is not null) then sum(usd) end as usd
-        from lease_spend
-        join newest using (provider, refresh_id)
-        group by all
-        order by provider, usd desc nulls last, workload
-    """,
-    "last_measured": f"""
-        {_LAST_REFRESH}
-        select provider, kind, workload, {", ".join(SETUP[1:])}, market, count(*)::integer as runs,
-            median(step_s) as step_s,
-            max(measured_at) as measured_at, any_value(reason_wanted) as reason_wanted
-        from raw_runs
-        join newest using (provider, refresh_id)
-        where status = 'measured' and kind in ('train', 'profile', 'probe')
-        group by all
-        order by provider, workload, kind, measured_at
-    """,
-    "last_failed": f"""
-        {_LAST_REFRESH}
-        select provider, workload, cluster, market, status, reason, count(*)::integer as runs
-        from failed_runs
-        join newest using (provider, refresh_id)
-        group by all
-        order by provider, runs desc, workload, cluster
-    """,
-}
-
-
 def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
-    """Return what a report page needs beside the published relations, by name, at one moment.
-
-    `publications` (with the time of the previous one), the marts `model_versions` and `spend`, the
-    newest `scoreboards`, and of each provider's newest refresh with machines `last_spend`,
-    `last_measured` and `last_failed`. Raises WarehouseBusy, WarehouseMissing.
-    """
+    """Return the frames of report/*.sql, by name, at one moment. Raises WarehouseMissing."""
     with warehouse.read() as connection:
-        return {name: select(connection, query) for name, query in _REPORTED.items()}
+        return {
+            file.stem: select(connection, file.read_text())
+            for file in sorted(SQL_FOLDER.glob("report/*.sql"))
+        }
 
 
 def mart(warehouse: Warehouse, name: str, **equal: object) -> pd.DataFrame:

@@ -63,10 +63,9 @@ def _renew_page(workspace: Workspace) -> None:
     """Draw the report page. If that fails the old page stays: the table is published anyway."""
     page = workspace.report_page
     try:
-        frames = {name: read_published(workspace.published, name) for name in report_page.PUBLISHED}
-        frames |= reported(workspace.warehouse)
+        frames = reported(workspace.warehouse)
         sources = {
-            name: report_page.Source(
+            name: report_page.PageSource(
                 illustrative=capabilities(name).simulated, refresh=refresh_command(name, "25")
             )
             for name in frames["publications"]["provider"]

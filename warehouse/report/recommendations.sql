@@ -1,0 +1,2 @@
+-- Grain: one row a row of the current publications.
+select * from recommendations;

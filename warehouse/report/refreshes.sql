@@ -1,0 +1,5 @@
+-- Grain: one row a refresh that held machines: the newest sixty of a provider.
+select 'Dollars of each refresh of ' || provider as title, *
+from spend
+qualify row_number() over (partition by provider order by started_at desc) <= 60
+order by title, started_at;

@@ -1,0 +1,9 @@
+-- Grain: one row a provider and split: the newest version's pooled scores on rows that it had not seen.
+select format('Version {} of {} on rows that it had not seen', version, scores.provider) as title, scores.*
+from scores
+join model_versions using (provider, version, refresh_id)
+where scores."group" = 'all'
+qualify dense_rank() over (
+    partition by scores.provider order by model_versions.trained_at desc, scores.refresh_id desc
+) = 1
+order by title, scores.split;

@@ -1,0 +1,2 @@
+-- Grain: one row a slow run that was not measured again: the newest sixty.
+select 'Slow runs' as title, * from alarms order by measured_at desc limit 60;
