@@ -1,6 +1,8 @@
 """The few runs that settle an open choice, by the model's own uncertainty.
 
-    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1   log steps of choice set c, pilots p
+    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1
+
+for log steps of choice set c and pilots p.
 
 Regret is in logs: the loss of the choice (`planner/choice_rule.py`, overshooting weighed) above the
 least there is.

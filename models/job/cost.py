@@ -93,7 +93,7 @@ def job_costs(
 ) -> JobCosts:
     """Return hours and dollars of `workload` on each of `setups`.
 
-    `predictions` (columns of StepTimeModel.predict) and `step_draws` (setups, draws; seconds, joint)
+    `predictions` (columns of StepTimeModel.predict) and `step_draws` (setups, draws; joint seconds)
     are aligned with `setups` by position.
 
     Raises:

@@ -1,9 +1,10 @@
 """Measured runs above their interval, and the part of the step that is longer than predicted.
 
-    excess = measured - predicted step,    of communication = sync_s - predicted exposed communication
+    excess = measured - predicted step
+    excess communication = sync_s - predicted exposed communication
 
     host      a tenth or more of the processor time that the machines wanted was taken away
-    speed     fixed work beside the run took longer than usual too: a slow machine, whatever its code
+    speed     fixed work beside the run took longer than usual too: a slow machine
     machine   one machine's step without communication is longer than that of its equals
     link      half of the excess or more is communication
     input     making batches takes a third of the step or more

@@ -19,7 +19,7 @@ MINUTE = pd.Timedelta(minutes=1)
 def runs(
     clusters: dict[str, int], factor: dict[str, float], *, seed: int = 0, start: int = 0
 ) -> pd.DataFrame:
-    """So many runs of each cluster, each as slow as its slowest type's `factor`; intervals are right for factor 1."""
+    """Runs by cluster, as slow as the slowest type's `factor`; intervals are right for 1."""
     random, rows = np.random.default_rng(seed), []
     spread = 0.04
     for cluster, count in clusters.items():

@@ -21,7 +21,7 @@ CLUSTERS = {1: "2xa", 2: "1xb", 3: "3xa"}
 
 
 def promise(rank: int, step_s: float = 0.1, night: int = 0, **changes: Any) -> dict[str, Any]:
-    """A row of the mart `promises`, on demand: nothing is interrupted, and an hour costs a dollar."""
+    """A row of the mart `promises`, on demand at a dollar an hour."""
     cluster = str(changes.pop("cluster", CLUSTERS[rank]))
     row: dict[str, Any] = {
         "publication_id": f"night-{night}",

@@ -81,9 +81,16 @@ def spent(
 def held(
     lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **changes: Any
 ) -> Lease:
-    words: dict[str, Any] = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xstranger", "controller_pid": 1,
-                             "usd_per_hour": usd_per_hour, "started_at": NOON, "controller_alive": True,
-                             "deadline_at": NOON + timedelta(hours=hours)}  # fmt: skip
+    words: dict[str, Any] = {
+        "lease_id": lease_id,
+        "provider": "ec2",
+        "cluster": "1xstranger",
+        "controller_pid": 1,
+        "usd_per_hour": usd_per_hour,
+        "started_at": NOON,
+        "controller_alive": True,
+        "deadline_at": NOON + timedelta(hours=hours),
+    }
     return Lease(**words | changes)
 
 
@@ -196,8 +203,16 @@ def test_a_held_lease_counts_at_the_highest_price_of_its_types(here: Workspace) 
 
 def test_ended_leases_count_before_they_are_in_the_ledger(here: Workspace, tmp_path: Path) -> None:
     here = monthly(here, 10.0)
-    over = EndedLease(lease_id="o-00", cluster="1xs.large", market="spot", started_at=NOON, ended_at=NOON, usd=9.95,
-                      outcome="reaped", mailbox=tmp_path)  # fmt: skip
+    over = EndedLease(
+        lease_id="o-00",
+        cluster="1xs.large",
+        market="spot",
+        started_at=NOON,
+        ended_at=NOON,
+        usd=9.95,
+        outcome="reaped",
+        mailbox=tmp_path,
+    )
     machines(here).over = [over]
     assert "9.95" in refusal(here)
     machines(here).over = [replace(over, usd=None)]

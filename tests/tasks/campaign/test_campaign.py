@@ -240,7 +240,7 @@ def test_with_a_champion_runs_are_bought_for_the_choices_that_they_may_change(
 ) -> None:
     launches = shop(here, known=champion(), frames=FRAMES)
     assert launches and launches == shop(here, known=champion(), frames=FRAMES)
-    assert all("expected to change the choice" in item.reason for item in items_of(launches))
+    assert all("choice of" in item.reason for item in items_of(launches))
     new = FRAMES["runs"].assign(run_id=[f"new-{at}" for at in range(len(FRAMES["runs"]))])
     more = FRAMES | {"runs": pd.concat([FRAMES["runs"], new])}
     assert shop(here, known=champion(), frames=more) != launches
