@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-EMULATED = ("test_emulated_ec2.py", "test_world.py", "test_world_api.py")
+EMULATED = ("test_emulated_ec2.py",)
 HOSTS = (
     *("test_failures.py", "test_local_endings.py", "test_local_provider.py", "test_cut_short.py"),
     *("test_own_repository.py", "test_placement.py", "test_elastic.py"),
-    "test_end_to_end.py",  # last: its campaign has 42 seconds, and the emulated EC2 is at work at first
+    "test_end_to_end.py",
 )
 
 

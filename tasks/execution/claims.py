@@ -37,7 +37,7 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
     if not usd or not _shares_a_month(workspace):
         return
     until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
-    folder = _own(workspace)
+    folder = _claims_folder(workspace)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / refresh_id).touch()  # first: a claim without its file is settled by no home
     _note(
@@ -65,7 +65,7 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
     """What began before its file was seen here is at work, or over; what begins later is none of
     this call's.
     """
-    names = [file.name for file in _own(workspace).glob("*")]
+    names = [file.name for file in _claims_folder(workspace).glob("*")]
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
     names = [name for name in names if (name == over if over else name != busy)]
     if not names:
@@ -82,7 +82,7 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
                 for column in ("refresh_id", "usd", "may_cost_until")
             }
             _note(workspace, "settled", kept, now)
-        (_own(workspace) / name).unlink(missing_ok=True)
+        (_claims_folder(workspace) / name).unlink(missing_ok=True)
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[dict[str, Any]]:
@@ -94,13 +94,15 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
     """
     if not _shares_a_month(workspace):
         return []
-    own, start = (
-        {file.name for file in _own(workspace).glob("*")},
+    home_claims, start = (
+        {file.name for file in _claims_folder(workspace).glob("*")},
         pd.Timestamp(month_start).tz_localize(None),
     )
     earlier = takewhile(lambda row: row["refresh_id"] != before, _unsettled(workspace))
     return [
-        row for row in earlier if row["refresh_id"] not in own and row["may_cost_until"] >= start
+        row
+        for row in earlier
+        if row["refresh_id"] not in home_claims and row["may_cost_until"] >= start
     ]
 
 
@@ -108,7 +110,7 @@ def _shares_a_month(workspace: Workspace) -> bool:
     return workspace.spends_money and bool(workspace.settings.shared.host)
 
 
-def _own(workspace: Workspace) -> Path:
+def _claims_folder(workspace: Workspace) -> Path:
     """A file for each claim of this home: host and folder may be called as others are, or be
     renamed.
     """

@@ -64,7 +64,7 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 
 
 def sending_order(
-    said: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
+    reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
     """`nodes` in the order for the traffic of `items`, by what their first `said` of links; and why
     that one.
@@ -72,13 +72,13 @@ def sending_order(
     They stay as they come, with the reason, where no order is surely faster, or nothing sound is
     said.
     """
-    if not said:
+    if not reported:
         return (
             (),
             f"as they come: node {nodes[0]} measured no links",
         )
     try:
-        sweeps = _Pairs.model_validate(dict(said)).sweeps(nodes)
+        sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
     except (ValidationError, ValueError) as error:
         first = str(
             error.errors(include_url=False)[0]["msg"]

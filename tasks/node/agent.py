@@ -57,8 +57,8 @@ class Agent:
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
         self.mailbox, self.node, self.address = mailbox, node, address
         self.deadline_unix = deadline_unix
-        self.own = mailbox / f"node-{node}"
-        self.scratch = self.own / "scratch"
+        self.folder = mailbox / f"node-{node}"
+        self.scratch = self.folder / "scratch"
         self.attempt = 0
         self.launch: subprocess.Popen[bytes] | None = None
         self.beaten = 0.0
@@ -71,7 +71,7 @@ class Agent:
         signal.signal(signal.SIGTERM, lambda *_: self.leave(128 + signal.SIGTERM))
         signal.signal(signal.SIGINT, lambda *_: self.leave(128 + signal.SIGINT))
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self.tell("ready.json", self.description())
+        self.write("ready.json", self.description())
         while True:
             if (self.mailbox / "done.json").exists():
                 self.leave(0)
@@ -114,7 +114,6 @@ class Agent:
         try:
             plan = plan_from_json(text)
             RankLayout.of(plan)
-            _ = plan.elastic
         except (ValueError, TypeError, KeyError) as error:
             self.complain(f"plan.json is no plan: {error!r}")
             return None
@@ -242,7 +241,7 @@ class Agent:
             "log_tail": log[-_LOG_TAIL:],
             "finished_unix": time.time(),
         }
-        self.tell(f"finished-{self.attempt}.json", body)
+        self.write(f"finished-{self.attempt}.json", body)
 
     def heartbeat(self) -> None:
         """Say once a second what is under way."""
@@ -256,30 +255,30 @@ class Agent:
             "run_id": self.run_id() if running else "",
             "beat_unix": time.time(),
         }
-        self.tell("heartbeat.json", body)
+        self.write("heartbeat.json", body)
 
     @property
     def progress_path(self) -> Path:
         """Where the worker says what it is at."""
-        return self.own / "progress.json"
+        return self.folder / "progress.json"
 
     @property
     def log_path(self) -> Path:
         """Where torchrun's output of this attempt goes."""
-        return self.own / f"log-{self.attempt}.txt"
+        return self.folder / f"log-{self.attempt}.txt"
 
     def run_id(self) -> str:
         """The run that the worker last said it is at; empty if it has said nothing."""
         try:
-            said = json.loads(self.progress_path.read_text())
+            progress = json.loads(self.progress_path.read_text())
         except (OSError, ValueError):
             return ""
-        return str(said.get("run_id", "")) if isinstance(said, dict) else ""
+        return str(progress.get("run_id", "")) if isinstance(progress, dict) else ""
 
-    def tell(self, name: str, body: dict[str, Any]) -> None:
+    def write(self, name: str, body: dict[str, Any]) -> None:
         """Write into the mailbox; a full disk must not end the agent, for it may be freed again."""
         try:
-            write_json(self.own / name, body)
+            write_json(self.folder / name, body)
         except OSError as error:
             self.complain(f"could not write {name}: {error.strerror}")
 

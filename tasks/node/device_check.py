@@ -61,14 +61,14 @@ def is_named(expected: str, name: str) -> bool:
     return wanted <= words
 
 
-def missing_devices(expected: Devices, there: Sequence[str]) -> str:
+def missing_devices(expected: Devices, names: Sequence[str]) -> str:
     """Why `there`, names of the devices that torch can use, are not what was expected; empty where
     they are.
     """
-    right = sum(is_named(expected.name, name) for name in there)
+    right = sum(is_named(expected.name, name) for name in names)
     if right >= expected.count:
         return ""
-    counted = ", ".join(f"{list(there).count(name)} x {name}" for name in dict.fromkeys(there))
+    counted = ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names))
     return (
         f"this machine was bought for {expected.count} x {expected.name}, and torch can use"
         f" {counted or 'no GPU'}"
@@ -100,14 +100,14 @@ def wait_for_devices(
     ends = time.monotonic() + most_s
     until = None
     while True:
-        there, said = look(ends - time.monotonic())
-        problem = missing_devices(expected, there)
+        names, output = look(ends - time.monotonic())
+        problem = missing_devices(expected, names)
         if not problem:
             return ""
         now = time.monotonic()
         until = min(now + wait_s, ends - _LOOK_S) if until is None else until
         if now >= until:
-            return f"{problem} ({said})" if said else problem
+            return f"{problem} ({output})" if output else problem
         time.sleep(_PAUSE_S)
 
 
@@ -123,12 +123,12 @@ def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str]
         return [], f"torch did not answer within {within_s:.0f} s"
     except (OSError, subprocess.SubprocessError) as error:
         return [], str(error)[-_LOG_TAIL:]
-    said = " ".join(done.stderr.split())[-_LOG_TAIL:]
+    output = " ".join(done.stderr.split())[-_LOG_TAIL:]
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return [], said or f"exit status {done.returncode}"
-    return [str(name) for name in found], said
+        return [], output or f"exit status {done.returncode}"
+    return [str(name) for name in found], output
 
 
 def give_up(mailbox: Path, plan: Plan, node: int, reason: str) -> tuple[int, str]:

@@ -86,7 +86,7 @@ def shares(global_batch: int, batches: Sequence[int]) -> Share:
         samples[rank] += 1
     for rank in reversed(by_rest):  # where some had to be raised to one sample
         samples[rank] -= min(samples[rank] - 1, max(0, sum(samples) - global_batch))
-    steps = max(-(-mine // most) for mine, most in zip(samples, batches, strict=True))
+    steps = max(-(-count // most) for count, most in zip(samples, batches, strict=True))
     return Share(tuple(samples), steps)
 
 
@@ -96,7 +96,7 @@ class ElasticRun:
     def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
         self.mailbox, self.plan, self.item, self.node = mailbox, plan, item, node
         self.started_unix = time.time()
-        self.own = mailbox / f"node-{node}"
+        self.node_folder = mailbox / f"node-{node}"
         self.device = own_device(plan.expected[node])
         self.leads = node == RankLayout.of(plan).host and os.environ["LOCAL_RANK"] == "0"
         self.checkpoints = Checkpoints(Path(plan.checkpoints))
@@ -111,7 +111,7 @@ class ElasticRun:
     @property
     def mark_path(self) -> Path:
         """Where the rank that leads keeps the last step that was done, on its own disk."""
-        return self.own / f"elastic-{self.item.run_id}"
+        return self.node_folder / f"elastic-{self.item.run_id}"
 
     def built(self) -> LoadedWorkload:
         """The workload, tried once before there is any checkpoint. Raises what is wrong with it or
@@ -125,14 +125,8 @@ class ElasticRun:
             raise ValueError(
                 f"an elastic run in {named}: each rank must hold the whole state; take {DDP}"
             )
-        if item.checkpoint_every < 1 or item.most_steps < 1:
-            raise ValueError(
-                f"{item.most_steps} steps, a checkpoint every {item.checkpoint_every}: at least 1"
-            )
-        if len(item.batches) != len(item.nodes):
-            raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
         found = build(
-            self.own / "scratch" if workload.folder else self.mailbox,
+            self.node_folder / "scratch" if workload.folder else self.mailbox,
             replace(workload, data=data_path(self.mailbox, workload) if workload.data else ""),
             seed=item.seed,
             rank=int(os.environ["RANK"]),
@@ -207,8 +201,10 @@ class ElasticRun:
 
     def generators(self) -> list[torch.Tensor]:
         """The state of this rank's random numbers: of the processor, and of a GPU if it has one."""
-        own = [torch.get_rng_state()]
-        return own if self.device.type == "cpu" else [*own, torch.cuda.get_rng_state(self.device)]
+        states = [torch.get_rng_state()]
+        if self.device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self.device))
+        return states
 
     def set_generators(self, states: Sequence[torch.Tensor]) -> None:
         """Go on from there."""
@@ -250,31 +246,31 @@ class ElasticRun:
         mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT) if self.leads else -1
         if self.leads:
             self.start(step, share, taken)
-        part, at = math.nan, step
+        partial_loss, at = math.nan, step
         with running(built.loader):
             began = now(self.device)
             while step < item.most_steps:
-                part = one_step(built, module, sizes, global_batch, len(nodes))
+                partial_loss = one_step(built, module, sizes, global_batch, len(nodes))
                 step += 1
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
                     about = {"steps": step - at, "steps_s": now(self.device) - began}
-                    self.checkpoint(built, step, part, about)
+                    self.checkpoint(built, step, partial_loss, about)
                     at, began = step, now(self.device)
         return self.values(built) if self.leads else {}
 
     def checkpoint(
-        self, built: LoadedWorkload, step: int, part: float, about: dict[str, Any]
+        self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
     ) -> None:
         """Write the state after `step`; `part` is this rank's of its loss. Raises
         FloatingPointError for no number.
         """
-        told: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
-        dist.gather_object((self.generators(), part), told, dst=self.leader)
-        if told is None:
+        gathered: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
+        dist.gather_object((self.generators(), partial_loss), gathered, dst=self.leader)
+        if gathered is None:
             return
-        loss = sum(one[1] for one in told)
+        loss = sum(one[1] for one in gathered)
         if not math.isfinite(loss):
             raise FloatingPointError(
                 f"the loss is {loss} after {step} steps: not a number to train with"
@@ -284,23 +280,20 @@ class ElasticRun:
             "model": built.model.state_dict(),
             "optimizer": built.optimizer.state_dict(),
         }
-        state |= {"generators": [one[0] for one in told]}
+        state |= {"generators": [one[0] for one in gathered]}
         if built.arithmetic.scaler is not None:
             state["scaler"] = built.arithmetic.scaler.state_dict()
         self.checkpoints.write(step, state, loss=loss, **about)
 
     @property
     def leader(self) -> int:
-        """The rank that leads. Raises RuntimeError where its node is not there."""
-        host = RankLayout.of(self.plan).host
-        if host not in self.nodes:
-            raise RuntimeError(f"node {host}, at which all meet, is not among {self.nodes}")
-        return self.nodes.index(host)
+        """The rank that leads, of the node at which all meet."""
+        return self.nodes.index(RankLayout.of(self.plan).host)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Of the record."""
         written = self.checkpoints.manifests()
-        told = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
+        columns = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
         return {
             "steps": self.item.most_steps,
             "first_loss": written[0]["loss"],
@@ -308,7 +301,7 @@ class ElasticRun:
             "parameters": built.parameters,
             "gradient_bytes": built.gradient_bytes,
             "starts": self.checkpoints.starts(),
-            "checkpoints": [{name: one[name] for name in told} for one in written],
+            "checkpoints": [{name: one[name] for name in columns} for one in written],
         }
 
     def wait_for_go(self) -> None:
@@ -341,7 +334,7 @@ class ElasticRun:
     def put(self, name: str, body: Any) -> None:
         """Write into the node's folder, or end saying why."""
         try:
-            write_json(self.own / name, body)
+            write_json(self.node_folder / name, body)
         except OSError as error:
             leave(
                 EXIT_MAILBOX,
@@ -356,7 +349,7 @@ def one_step(
     added up.
     """
     built.optimizer.zero_grad(set_to_none=True)
-    part = 0.0
+    partial_loss = 0.0
     for micro, size in enumerate(sizes):
         if not size:
             continue
@@ -365,9 +358,9 @@ def one_step(
             built.arithmetic.backward(
                 loss * (ranks * size / global_batch)
             )  # gradients are averaged over ranks
-        part += float(loss.detach()) * size / global_batch
+        partial_loss += float(loss.detach()) * size / global_batch
     built.arithmetic.update(built.optimizer)
-    return part
+    return partial_loss
 
 
 def _read_mark(path: Path) -> tuple[int, float | None]:

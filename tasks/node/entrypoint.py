@@ -167,8 +167,8 @@ def _call(module: ModuleType, workload: WorkloadFile) -> Any:
     """Call the entrypoint with what srift.toml gives it. Raises WorkloadError, DataMissing."""
     function = getattr(module, workload.function, None)
     if not callable(function):
-        near = difflib.get_close_matches(workload.function, dir(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        close_matches = difflib.get_close_matches(workload.function, dir(module), n=1)
+        hint = f"; did you mean {close_matches[0]!r}?" if close_matches else ""
         raise WorkloadError(
             f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}"
         )

@@ -85,7 +85,7 @@ class Launch:
         return self.layout.places[self.rank][1] == 0
 
     @property
-    def own(self) -> Path:
+    def folder(self) -> Path:
         """This node's folder in the mailbox."""
         return self.mailbox / f"node-{self.node}"
 
@@ -93,7 +93,7 @@ class Launch:
         """Where its code lies under the names that `workload` gives: archives are unpacked on each
         node.
         """
-        return self.own / "scratch" if workload.folder else self.mailbox
+        return self.folder / "scratch" if workload.folder else self.mailbox
 
     def serves(self, item: Item) -> bool:
         """Whether this rank takes part in `item`."""
@@ -254,13 +254,13 @@ def wait_for(launch: Launch, index: int) -> None:
     """Wait until the item is over; leave if the launch is."""
     key = f"item-{index}-done"
     while True:
-        asked = time.monotonic()
+        waiting_since = time.monotonic()
         try:
             launch.store.wait([key], timedelta(seconds=_WAIT_S))
             break
         except dist.DistError as error:
             if (
-                time.monotonic() - asked < _WAIT_S / 2
+                time.monotonic() - waiting_since < _WAIT_S / 2
             ):  # not the end of the wait, which a long item may well outlast
                 leave(EXIT_LOST_PEER, f"the launch's store is gone: {explain(error)}")
     if launch.store.get(key) == b"abort":
@@ -271,7 +271,7 @@ def report(launch: Launch, name: str, body: Any) -> None:
     """Write into the node's folder, or end the launch saying why: measuring what cannot be reported
     is waste.
     """
-    path = launch.own / name
+    path = launch.folder / name
     try:
         write_json(path, body)
     except OSError as error:
@@ -293,9 +293,9 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
         text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
     # torch.compile names the backend on the first line, and what went wrong on the second
     words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])
-    said = f"{type(error).__name__}: {words}"[:500] if text else type(error).__name__
+    summary = f"{type(error).__name__}: {words}"[:500] if text else type(error).__name__
     where = "" if workload is None else own_line(error, workload)
-    return f"{said} ({where})" if where else said
+    return f"{summary} ({where})" if where else summary
 
 
 def leave(code: int, message: str) -> NoReturn:

@@ -118,10 +118,10 @@ def worker_exit_code(log: str) -> int | None:
 
 def exit_reason(log: str, worker_code: int | None) -> str:
     """The last word of a worker that ended so, else the last of any, else what torchrun knows."""
-    said = _SAID.findall(log)
-    own = [words for code, words in said if code == str(worker_code)]
-    if said:
-        return str((own or [words for _, words in said])[-1])
+    lines = _SAID.findall(log)
+    matching = [words for code, words in lines if code == str(worker_code)]
+    if lines:
+        return str((matching or [words for _, words in lines])[-1])
     return (
         "torchrun failed; see its log"
         if worker_code is None

@@ -43,7 +43,6 @@ from .machine import fingerprint, torch_version
 LEARN = "learn"
 ELASTIC = "elastic"
 TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all of their devices together
-KINDS = (*TRAINING, "profile", "probe")
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # of a failure's cause
 _DATA_MISSING = "DataMissing: "  # how a reason begins that data.py gave, as launch.explain tells it
@@ -117,7 +116,7 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing to measure. `kind` is one of KINDS; `nodes` take part, by index in ascending order.
+    """One thing to measure. `kind` is of TRAINING, profile or probe; `nodes` take part, by index in ascending order.
 
     `devices` are used on each of `nodes`, the first ones of the machine; empty: one each. A node
     starts as many ranks as its largest item wants.
@@ -194,13 +193,8 @@ class Plan:
 
     @property
     def elastic(self) -> Item | None:
-        """The item, where it is an elastic one. Raises ValueError where there are others
-        beside it.
-        """
-        found = [item for item in self.items if item.kind == ELASTIC]
-        if found and len(self.items) > 1:
-            raise ValueError(f"{found[0].run_id} is elastic, and must be the only item of its plan")
-        return found[0] if found else None
+        """The elastic item, which is the only one of its plan; None if it is another plan."""
+        return next((item for item in self.items if item.kind == ELASTIC), None)
 
     @property
     def meet_s(self) -> float:

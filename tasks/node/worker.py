@@ -30,7 +30,7 @@ from .precision import arithmetic
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
-from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
+from .record import LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
 from .steps import learn, train
 from .strategies import DDP, refuse_model, refuse_training, shares_out, strategy
 from .switches import compiled_nothing, switch_on
@@ -56,8 +56,8 @@ def main() -> None:
         node, _ = RankLayout.of(plan).places[int(os.environ["RANK"])]
         leave(*give_up(arguments.mailbox, plan, node, str(error)))
     if launch.reports:
-        told = {"pairs": launch.pairs} if launch.rank == 0 else {}
-        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()} | told)
+        links = {"pairs": launch.pairs} if launch.rank == 0 else {}
+        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()} | links)
     go = launch.mailbox / f"go-{plan.attempt}.json"
     while not go.exists():
         time.sleep(0.05)
@@ -125,15 +125,9 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """All that can go wrong without the other ranks; the reason if it did."""
     try:
-        if item.kind not in KINDS:
-            raise ValueError(f"unknown kind of item {item.kind!r}; known: {', '.join(KINDS)}")
         if item.kind == "probe":
             return None, ""
-        if item.kind == "profile" and item.used != [1]:
-            raise ValueError("a profile is of one device of one node")
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
-        if item.kind in TRAINING and len(item.batches) != len(item.nodes):
-            raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
         refuse_training(item.strategy, item.precision, item.batches)
         workload = launch.workload(item)
         if workload is None:
@@ -178,11 +172,11 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
     group = launch.group(item)
     if group is not None:
         dist.barrier(group=group)
-    said = {
+    answers = {
         rank: launch.store.get(f"item-{index}-rank-{rank}-built").decode()
         for rank in launch.layout.ranks(item)
     }
-    reasons = {reason: rank for rank, reason in reversed(said.items()) if reason}
+    reasons = {reason: rank for rank, reason in reversed(answers.items()) if reason}
     by_rank = sorted(reasons.items(), key=lambda one: one[1])
     return "; ".join(f"{launch.layout.label(rank)}: {reason}" for reason, rank in by_rank)
 
@@ -232,7 +226,7 @@ def abort(
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
             launch.store.set(f"item-{index}-rank-{launch.rank}-error", explained)
-            if not launch.leads(item) and not (launch.own / _record(item)).exists():
+            if not launch.leads(item) and not (launch.folder / _record(item)).exists():
                 # torchrun may end the item's first rank, where it is a neighbour, before that has
                 # heard of it
                 write_record(launch, item, started_unix, reason)
@@ -252,11 +246,11 @@ def collect_errors(launch: Launch, index: int, item: Item) -> str:
     keys = {rank: f"item-{index}-rank-{rank}-error" for rank in launch.layout.ranks(item)}
     until = time.monotonic() + 2.0
     while True:
-        said = [rank for rank, key in keys.items() if launch.store.check([key])]
-        if said or time.monotonic() > until:
+        answers = [rank for rank, key in keys.items() if launch.store.check([key])]
+        if answers or time.monotonic() > until:
             return "; ".join(
                 f"{launch.layout.label(rank)}: {launch.store.get(keys[rank]).decode()}"
-                for rank in said
+                for rank in answers
             )
         time.sleep(0.1)
 

@@ -136,7 +136,7 @@ class Delivery:
         self._noticed: dict[str, str] = {}
         self._news_at = time.monotonic()
         self._complained = ""
-        self._leaving = self._told_refused = False
+        self._leaving = self._published_refused = False
 
     def leave(self, *_: Any) -> None:
         """Handle a signal: the machine goes down."""
@@ -146,7 +146,7 @@ class Delivery:
         """Serve until nothing is left to do. Returns why the machine could not, or an
         empty string.
         """
-        self.tell("booted.json", {"booted_unix": time.time()})
+        self.publish("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
             never = "the controller gave this machine no place before its deadline"
@@ -171,7 +171,7 @@ class Delivery:
             return ""
         return f"the agent ended with exit code {code}: {agent.last_output()}"
 
-    def tell(self, name: str, body: dict[str, Any]) -> bool:
+    def publish(self, name: str, body: dict[str, Any]) -> bool:
         """Write straight to the store, once; whether it took it."""
         try:
             self._store.put(name, json.dumps(body).encode())
@@ -196,7 +196,7 @@ class Delivery:
             if outbox.carry():
                 self._complain(outbox.problem)
             self._news_at = max(self._news_at, outbox.news_at)
-            self._tell_refused(outbox)
+            self._publish_refused(outbox)
             now = time.monotonic()
             if now >= self._next_inbox:
                 quiet = now >= self._news_at + _QUIET_AFTER_S
@@ -232,7 +232,7 @@ class Delivery:
                 write_file(path, json.dumps(body).encode(), owner=self._owner)
                 written = True
             self._flush(self._outbox, until=time.monotonic() + _FLUSH_S)
-        if not written and not self.tell("notice.json", body):
+        if not written and not self.publish("notice.json", body):
             self._noticed = {}  # it is seen again in a moment
 
     def _empty(self, outbox: Outbox) -> None:
@@ -241,7 +241,7 @@ class Delivery:
         self._flush(outbox, until=min(self._ends, time.monotonic() + rest_s))
         if not self._leaving and outbox.records_waiting():
             self._flush(outbox, until=self._ends)
-        self._tell_refused(outbox)
+        self._publish_refused(outbox)
 
     def _flush(self, outbox: Outbox, *, until: float) -> None:
         pause_s = POLL_S
@@ -252,9 +252,9 @@ class Delivery:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _tell_refused(self, outbox: Outbox) -> None:
-        if outbox.refused and not self._told_refused:
-            self._told_refused = self.tell("refused.json", {"reason": outbox.refused})
+    def _publish_refused(self, outbox: Outbox) -> None:
+        if outbox.refused and not self._published_refused:
+            self._published_refused = self.publish("refused.json", {"reason": outbox.refused})
 
     def _fetch_data(self) -> None:
         """Start to fetch requested data, and report progress: every ten seconds, and when data are
@@ -269,7 +269,7 @@ class Delivery:
         if soon and _ended(states) == _ended(self._reported_data):
             return
         self._reported_data_at = time.monotonic()
-        if self.tell(DATA_FILE, states):
+        if self.publish(DATA_FILE, states):
             self._reported_data = states
 
     def _over(self, *, before_s: float) -> bool:

@@ -74,17 +74,17 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
-    said, in_force = [], False
+    outcomes, in_force = [], False
     for rule in (_ALSO, *_RULES):
         problem = _apply(rule.format(host=host, uid=user.pw_uid).split())
         if rule != _ALSO:
             in_force |= not problem
-            said.append(f"{rule.split()[0]}: {problem or 'in force'}")
+            outcomes.append(f"{rule.split()[0]}: {problem or 'in force'}")
     problem = _prove(user, python, host, port) if in_force else "none could be put in force"
     if not problem:
         return ""
-    said.append(problem)
-    return f"user code could reach the metadata service, so none was run ({'; '.join(said)})"
+    outcomes.append(problem)
+    return f"user code could reach the metadata service, so none was run ({'; '.join(outcomes)})"
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
@@ -94,13 +94,13 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
-        _, said = started.communicate(timeout=_PATIENCE_S)
+        _, outcomes = started.communicate(timeout=_PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{python} could not be started as user {user.pw_name}: {error}"
     if started.returncode == _CONNECTED:
         return "it is in force and does not hold"
     if started.returncode != _REFUSED:
-        last = said.decode(errors="replace").strip()[-300:]
+        last = outcomes.decode(errors="replace").strip()[-300:]
         return f"{python} failed as user {user.pw_name}: {last}"
     try:
         socket.create_connection((host, port), timeout=_TIMEOUT_S).close()

@@ -141,7 +141,7 @@ def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agen
     agent.launch = subprocess.Popen(["sh", "-c", f"exit {EXIT_NO_DEVICE}"])
     agent.launch.wait()
     agent.end_launch()
-    finished = json.loads((agent.own / "finished-1.json").read_text())
+    finished = json.loads((agent.folder / "finished-1.json").read_text())
     assert (finished["exit_code"], finished["worker_exit_code"]) == (EXIT_NO_DEVICE, EXIT_NO_DEVICE)
     assert finished["reason"] == "bought for 4 x A10G"
 
