@@ -61,7 +61,6 @@ class Account:
     templates: dict[Key, dict[str, Any]] = field(default_factory=dict)
     groups: dict[Key, dict[str, Any]] = field(default_factory=dict)
     placements: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    in_use: bool = False  # groups cannot be deleted
 
     def zone_of(self, subnet: str) -> str:
         return self.subnet_names.get(subnet, subnet.removeprefix("subnet-"))
@@ -191,18 +190,15 @@ class Account:
         return {"SecurityGroups": _found(self.groups, region, Filters)}
 
     def delete_launch_template(self, *, region: str, LaunchTemplateName: str, **_: Any) -> Any:
-        return self.templates.pop((region, LaunchTemplateName)) and {}
+        del self.templates[region, LaunchTemplateName]
+        return {}
 
     def delete_placement_group(self, *, region: str, GroupName: str, **_: Any) -> Any:
-        return self._delete(self.placements, (region, GroupName), "InvalidPlacementGroup.InUse")
+        del self.placements[region, GroupName]
+        return {}
 
     def delete_security_group(self, *, region: str, GroupId: str, **_: Any) -> Any:
-        return self._delete(self.groups, (region, GroupId), "DependencyViolation")
-
-    def _delete(self, where: dict[Key, Any], key: Key, busy: str) -> Any:
-        if self.in_use:
-            raise client_error(busy, "Delete")
-        where.pop(key)
+        del self.groups[region, GroupId]
         return {}
 
 
