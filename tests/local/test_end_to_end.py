@@ -17,7 +17,7 @@ import pytest
 
 from tasks.providers.local.processes import hosts
 from tests.local.command import Project, known
-from tests.local.hosts import ISOLATION, SHARES, left_over, wait_for
+from tests.local.hosts import ISOLATION, SHARES, wait_for
 
 pytestmark = pytest.mark.local
 
@@ -117,18 +117,6 @@ def rows(project: Project, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
 
 
-def test_a_dry_run_says_what_would_be_bought_and_writes_nothing(project: Project) -> None:
-    before = files(project)
-    launches = project.json("refresh", "--dry-run")
-    assert {item["workload"] for launch in launches for item in launch["items"]} >= {
-        "mine",
-        "broader",
-    }
-    assert all(launch["est_usd"] > 0 for launch in launches)
-    assert files(project) == before
-    assert left_over(project.home) == []
-
-
 def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
     code, out, err = project.run("refresh")
     assert code == 0 and "Traceback" not in err and "it/s" not in err, err
@@ -178,16 +166,6 @@ def test_the_table_is_read_and_the_champion_asked(project: Project) -> None:
     assert asked[0]["cluster"] == mine["cluster"], (
         "the same champion, prices and question gave another answer"
     )
-
-
-def test_status_and_reap_find_nothing_left(project: Project) -> None:
-    status = project.json("status")
-    assert status["at_work"] is None and status["leases"] == []
-    assert [
-        one for one in status["stale"] if not one.startswith("model version")
-    ] == []  # a short campaign's may err
-    assert status["published"]["model_version"] == "1"
-    assert project.json("reap") == {"ended": [], "not_swept": {}}
 
 
 def test_a_refresh_without_dollars_measures_nothing_and_publishes_anew(project: Project) -> None:

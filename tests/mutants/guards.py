@@ -222,6 +222,6 @@ MUTANTS = (
         "warehouse/test_publication.py"),
     _of("order-sure", "models/planner/placement.py", r"gain < SURE \* error", "False",
         "models/planner/test_placement.py"),
-    _of("too-large", f"{_LOCAL}/catalogue.py", r"if cores > most_cores\(\) \+ 1e-9:(?=\n.*\n +f\x22\{cluster)",
+    _of("too-large", f"{_LOCAL}/catalogue.py", r"if cores > most_cores\(\) \+ 1e-9:(?=\n +return f\x22\{cluster)",
         "if False:", f"{_T_EC2[:-4]}/local/test_catalogue.py"),
 )  # fmt: skip
