@@ -112,7 +112,8 @@ class Divided(nn.Module):
         ignored = {path: weight for path, weight in module.named_parameters() if weight in own}
         blocks.trained = {path: weight for path, weight in ignored.items() if weight.requires_grad}
         for weight in blocks.trained.values():
-            weight.register_post_accumulate_grad_hook(blocks.receive)  # type: ignore[no-untyped-call]
+            receive: Any = blocks.receive
+            weight.register_post_accumulate_grad_hook(receive)  # type: ignore[no-untyped-call]
         if any(weight.requires_grad for weight in module.parameters() if weight not in own):
             ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
             ignore(module, list(ignored))  # type: ignore[no-untyped-call]
