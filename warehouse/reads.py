@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
 
 import pandas as pd
 
+from .append import in_utc
 from .database import SQL_FOLDER, Warehouse, select
 
 TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instance_types")
@@ -175,9 +178,36 @@ def knows_import(warehouse: Warehouse, import_id: str) -> bool:
         return len(select(connection, "stg_import_files", {"import_id": import_id})) > 0
 
 
-def lease_spend(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return dollars by lease and workload. Raises WarehouseMissing."""
-    return mart(warehouse, "lease_spend", provider=provider)
+SPEND_BY = {
+    "day": "strftime(ended_at, '%Y-%m-%d')",
+    "campaign": "refresh_id",
+    "workload": "workload",
+    "type": """
+        array_to_string(list_sort(list_distinct(regexp_extract_all(cluster, 'x([^+]+)', 1))), '+')
+    """,
+}
+
+
+def lease_spend(
+    warehouse: Warehouse, provider: str, by: str, since: datetime
+) -> list[dict[str, Any]]:
+    """Return leases, runs and dollars since then, `of` each value of one of SPEND_BY.
+
+    The first row is the total. Raises WarehouseMissing.
+    """
+    query = f"""
+        select {SPEND_BY[by]} as "of", count(distinct lease_id)::integer as leases,
+            coalesce(sum(runs), 0)::integer as runs,
+            case when count(*) = count(usd) then coalesce(sum(usd), 0) end as usd
+        from lease_spend
+        where provider = $provider and ended_at >= $since
+        group by grouping sets (({SPEND_BY[by]}), ())
+        order by grouping({SPEND_BY[by]}) desc, 1
+    """
+    with warehouse.read() as connection:
+        found = connection.execute(query, {"provider": provider, "since": in_utc(since)})
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
 def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -17,7 +18,6 @@ from models.monitoring.regret_ledger import ledger_summary
 from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
 from warehouse import reads
 from warehouse.append import append
-from warehouse.database import WarehouseMissing
 
 from ..market.job_conditions import job_conditions
 from ..providers.base import ProviderError
@@ -48,7 +48,7 @@ def note_drift(
         recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
         rows = [asdict(one) for one in drift.judge(recent, before)]
         _store(workspace, "raw_drift", rows, champion, refresh_id, now)
-    return drift_sentences(workspace, reads.drifting(workspace.warehouse, provider))
+    return [drift_sentence(row) for row in rows_of(reads.drifting(workspace.warehouse, provider))]
 
 
 def _store(
@@ -64,17 +64,6 @@ def _store(
         append(connection, table, rows, refresh_id=refresh_id, judged_at=now, **stamp)
 
 
-def drift_sentences(workspace: Workspace, drifting: pd.DataFrame) -> list[str]:
-    """Describe drifting rows of the mart `drift`, except of instance types that are not offered."""
-    rows = rows_of(drifting)
-    offered = _offered(workspace) if rows else None
-    return [
-        drift_sentence(row)
-        for row in rows
-        if row["scope"] == "provider" or offered is None or row["instance_type"] in offered
-    ]
-
-
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return when each drifting type was found to drift: earlier runs have to be repeated.
 
@@ -82,19 +71,14 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """
     moments: dict[str, datetime] = {}
     for row in rows_of(reads.drifting(workspace.warehouse, workspace.provider.name)):
-        whole = _offered(workspace) or set() if row["scope"] == "provider" else set()
-        for name in whole or {row["instance_type"]} - {""}:
+        names = [row["instance_type"]]
+        if row["scope"] == "provider":
+            with suppress(ProviderError):
+                names = [one.name for one in workspace.provider.instance_types()]
+        for name in names:
             newest = row["newest_measured_at"].to_pydatetime()
             moments[name] = max(newest, moments.get(name, datetime.min))
     return moments
-
-
-def _offered(workspace: Workspace) -> set[str] | None:
-    """The provider's instance types, or None if it does not answer."""
-    try:
-        return {one.name for one in workspace.provider.instance_types()}
-    except ProviderError:
-        return None
 
 
 def note_alarms(
@@ -130,10 +114,7 @@ def alarm_sentences(alarms: pd.DataFrame) -> list[str]:
 
 def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
     """Add the newest slow run of a recommended instance type to the reasons of first choices."""
-    try:
-        alarms = reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
-    except WarehouseMissing:
-        return list(rows)
+    alarms = reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
     # Causes that pass with the hour say nothing about the type.
     lasting = [row for row in rows_of(alarms) if row["cause"] not in ("host", "speed")]
     return [row | {"reason": _with_note(row, lasting)} for row in rows]

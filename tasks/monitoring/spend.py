@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pandas as pd
-
-from models.domain.cluster import parse_cluster
-from warehouse.reads import lease_spend
+from warehouse.reads import SPEND_BY, lease_spend
 
 from ..workspace.workspace import open_workspace
 
-BY = ("day", "campaign", "workload", "type")
+BY = tuple(SPEND_BY)
 
 
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
@@ -23,23 +20,14 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
     Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
-    spent = lease_spend(workspace.warehouse, provider)
-    ended = pd.to_datetime(spent["ended_at"])
-    if days is not None:
-        recent = ended >= pd.Timestamp(now).tz_localize(None) - pd.Timedelta(days=days)
-        spent, ended = spent[recent], ended[recent]
-    of = {
-        "day": ended.dt.strftime("%Y-%m-%d"),
-        "campaign": spent["refresh_id"],
-        "workload": spent["workload"],
-        "type": spent["cluster"].map(lambda name: "+".join(dict.fromkeys(parse_cluster(name)))),
-    }[by]
+    since = datetime.min if days is None else now - timedelta(days=days)
+    rows = lease_spend(workspace.warehouse, provider, by, since)
     held = workspace.provider.leases()
     return {
         "provider": provider,
         "by": by,
-        "rows": [{"of": str(name), **_summed(group)} for name, group in spent.groupby(of)],
-        "total": _summed(spent),
+        "rows": rows[1:],
+        "total": rows[0],
         "held": [
             {
                 "lease_id": one.lease_id,
@@ -52,12 +40,4 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
             if not one.problem
         ],
         "unreadable": [f"lease {one.lease_id}: {one.problem}" for one in held if one.problem],
-    }
-
-
-def _summed(spent: pd.DataFrame) -> dict[str, Any]:
-    return {
-        "leases": int(spent["lease_id"].nunique()),
-        "runs": int(spent["runs"].sum()),
-        "usd": None if spent["usd"].isna().any() else float(spent["usd"].sum()),
     }

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from models.domain.setup_table import rows_of
+from models.monitoring.drift import drift_sentence
 from models.monitoring.regret_ledger import ledger_summary
 from warehouse.database import WarehouseError, WarehouseMissing
 from warehouse.export import STALE_AFTER_H, read_published
@@ -15,8 +17,9 @@ from ..doctor.report import trouble_of
 from ..reporting.tables import cautions_in
 from ..workspace.locking import at_work
 from ..workspace.workspace import PROVIDERS, Workspace, open_workspace, provider_of, refresh_command
-from .checks import alarm_sentences, drift_sentences, ledger_sentence
+from .checks import alarm_sentences, ledger_sentence
 
+_OF_LEASES = ("lease_id", "cluster", "started_at", "deadline_at", "controller_alive", "problem")
 _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 
 
@@ -44,22 +47,15 @@ def status_of(provider: str) -> dict[str, Any]:
         "provider": provider,
         "at_work": working,
         "leases": [
-            {
-                "lease_id": lease.lease_id,
-                "cluster": lease.cluster,
-                "usd_so_far": lease.usd_until(now),
-                "started_at": lease.started_at,
-                "deadline_at": lease.deadline_at,
-                "controller_alive": lease.controller_alive,
-                "problem": lease.problem,
-            }
+            {name: getattr(lease, name) for name in _OF_LEASES}
+            | {"usd_so_far": lease.usd_until(now)}
             for lease in held
         ],
         "published": published,
         "report_page": str(workspace.report_page) if workspace.report_page.exists() else None,
         "ledger": ledger_summary(ledger),
         "ledger_sentence": ledger_sentence(ledger),
-        "drift": drift_sentences(workspace, drift[drift["drifting"].astype(bool)]),
+        "drift": [drift_sentence(row) for row in rows_of(drift) if row["drifting"]],
         "alarms": alarm_sentences(_relation(workspace, "alarms")),
         "stale": stale,
         "limits": workspace.provider.limits(),

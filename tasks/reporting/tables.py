@@ -436,7 +436,7 @@ def print_spend(found: Row) -> None:
     """
     rows = [{**row, "of": row["of"] or "no workload"} for row in found["rows"]]
     if rows:
-        _print_table(console, [*rows, {"of": "in all", **found["total"]}], by)
+        _print_table(console, [*rows, {**found["total"], "of": "in all"}], by)
     else:
         console.print(f"nothing was spent on {found['provider']} machines")
     _print_table(console, found["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")

@@ -26,7 +26,6 @@ from warehouse.reads import (
     drifting,
     launched,
     learning,
-    lease_spend,
     mart,
     measured_setups,
     offers,
@@ -341,7 +340,7 @@ def test_spend_adds_up_by_refresh_and_by_workload(warehouse: Warehouse) -> None:
     )
     spend = mart(warehouse, "spend").set_index("refresh_id").usd
     assert spend["r"] == 0.5 and math.isnan(spend["s"])
-    by_workload = lease_spend(warehouse, "local").set_index(["lease_id", "workload"]).usd
+    by_workload = mart(warehouse, "lease_spend").set_index(["lease_id", "workload"]).usd
     assert by_workload["x", "tiny"] == 0.1875 and by_workload["x", "other"] == 0.0625
     assert by_workload["y", ""] == 0.25
 

@@ -144,7 +144,7 @@ def test_each_way_of_adding_up_dollars_gives_the_same_sum(spent: Workspace) -> N
     assert dollars("type") == pytest.approx({"s.small": 0.4, "s.small+s.whole": 0.2})
     assert sorted(dollars("day").values()) == pytest.approx([0.2, 0.4])
     total = spend.spend_of("local", "workload", days=30)["total"]
-    assert total == {"leases": 2, "runs": 6, "usd": pytest.approx(0.6)}
+    assert total == {"of": None, "leases": 2, "runs": 6, "usd": pytest.approx(0.6)}
 
 
 def test_an_unknown_price_makes_a_sum_unknown(
