@@ -1,9 +1,8 @@
-"""What other machines of a team may still spend: each campaign claims its cap in the shared
-warehouse before it buys.
+"""The dollars that other machines of a team may still spend.
 
-A campaign leaves to those that claimed before it what they have not spent yet. A claim ends when
-its own home settles it: once the campaign is over and nothing of it is held. That of a home that
-never comes back counts for its month, and for the next where it may reach into it.
+Each campaign claims its cap in the shared warehouse before it buys, and leaves to earlier claims
+what they have not spent. A home settles its claim once the campaign is over and holds no lease. The
+claim of a home that never comes back counts in its month, and in the next if it may reach into it.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ _AFTER = timedelta(hours=2)
 
 
 def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
-    """Campaign `refresh_id`, which is at work, may cost `usd`. Notes nothing where no money is
-    spent or shared.
-    """
+    """Claim `usd` for campaign `refresh_id`. Does nothing where no money is spent or shared."""
     if not usd or not _shares_a_month(workspace):
         return
     until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
@@ -46,10 +43,10 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Settle this home's claims of campaigns that hold nothing any more, or only that of the one
-    that is just `over`.
+    """Settle this home's claims of campaigns without leases, or only that of the campaign that is
+    `over`.
 
-    Where that cannot be done it is said, and the next reaping does it.
+    If that fails, prints a note; the next reaping settles them.
     """
     if not _shares_a_month(workspace):
         return
@@ -62,8 +59,8 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def _settle(workspace: Workspace, now: datetime, over: str) -> None:
-    """What began before its file was seen here is at work, or over; what begins later is none of
-    this call's.
+    """Settle claims whose files were there before the leases were read: a later campaign is at
+    work.
     """
     names = [file.name for file in _claims_folder(workspace).glob("*")]
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
@@ -86,11 +83,9 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[dict[str, Any]]:
-    """Claims of other homes, rows of the mart `claims`, that may still cost something or may have
-    since `month_start`.
+    """Rows of the mart `claims` of other homes that may still cost something since `month_start`.
 
-    Only those made before campaign `before` claimed, which leave to it what it has claimed; all,
-    where it has not.
+    Only claims made before that of campaign `before`, or all if it has none.
     """
     if not _shares_a_month(workspace):
         return []
@@ -111,14 +106,12 @@ def _shares_a_month(workspace: Workspace) -> bool:
 
 
 def _claims_folder(workspace: Workspace) -> Path:
-    """A file for each claim of this home: host and folder may be called as others are, or be
-    renamed.
-    """
+    """A file for each claim of this home: host names and folders may be renamed or reused."""
     return workspace.home / "claims"
 
 
 def _unsettled(workspace: Workspace) -> list[dict[str, Any]]:
-    """In the order in which they were made; none where nobody claimed anything yet."""
+    """Claims in the order in which they were made."""
     try:
         found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     except WarehouseMissing:

@@ -1,8 +1,7 @@
-"""Reap what should be dead and load what leases left in their mailboxes: records, costs, machines.
+"""Reap what should be dead, and load what leases left in their mailboxes: records, costs, machines.
 
-Used after every launch, by every refresh before it buys, by `srift reap`. What a node recorded is
-loaded once, whoever asks. Where something could not be looked at, NotSwept says so once all else is
-done.
+Used after every launch, before every refresh, and by `srift reap`. Every record is loaded once.
+NotSwept reports what could not be looked at, after all else is done.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from .record_loader import Collected, EndedLaunch, load_mailbox
 
 
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
-    """Load every lease that is over, then forget it; one still held is left alone. Loading twice
-    adds nothing.
+    """Load every lease that is over, then forget it. Loading twice adds nothing.
 
-    Leases of a refresh that is at work in another process are left to it: it counts what they cost.
+    Leases of a refresh at work in another process are left to that process: it counts their cost.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -49,8 +47,8 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 def collect_launch(
     workspace: Workspace, served: Served, refresh_id: str, now: datetime
 ) -> Collected:
-    """What one launch measured; where it got no machines it left no mailbox, and its rows go
-    straight in.
+    """Load what one launch measured. A launch without machines left no mailbox: its rows are loaded
+    directly.
     """
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
@@ -92,8 +90,8 @@ def _load_lease(
 
 
 def _interrupted_row(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
-    """The row of the run that was under way when a lease had to be reaped: the first of its plan
-    without a record.
+    """The row of the run under way when a lease was reaped: the first of its plan without
+    a record.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (
@@ -117,9 +115,7 @@ def _interrupted_row(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict
 
 
 def _refusal_rows(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row for each way of having the machines that was refused before the one that was had, if
-    any was.
-    """
+    """One row for each request that was refused before the lease got its machines."""
     return [
         launch_row(lease.lease_id, lease.cluster, run_setups, "refused", reason)
         | {"run_id": f"{lease.lease_id}-refused-{number}"}
@@ -128,9 +124,7 @@ def _refusal_rows(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[st
 
 
 def _keep_rejected(lease: EndedLease, folder: Path) -> None:
-    """What could not be read was measured all the same: it outlives the lease, for a person to look
-    at.
-    """
+    """Copy rejected records out of the lease, for a person to look at."""
     rejected = lease.mailbox / "rejected"
     if rejected.is_dir():
         shutil.copytree(rejected, folder, dirs_exist_ok=True)
@@ -140,11 +134,10 @@ SWEPT_WITHIN = timedelta(hours=1)  # of anything that is bought
 
 
 def reap_now(provider: str | None = None) -> list[str]:
-    """A sentence for each thing ended or brought home; empty where nothing was left. Raises
-    NotSwept.
+    """Reap and load; return a sentence for each thing that was ended or loaded. Raises NotSwept.
 
-    Without a provider every one that this home has used is reaped, those that are paid for first;
-    what fails for one keeps nobody from the others.
+    Without a provider, every provider that this home has used is reaped, paid ones first; the
+    failure of one does not stop the others.
     """
     sentences: list[str] = []
     unswept: list[NotSwept] = []
@@ -174,7 +167,7 @@ def reap_now(provider: str | None = None) -> list[str]:
 
 
 def _used() -> list[Workspace]:
-    """Of each provider that may have left something, those that are paid for first."""
+    """Workspaces of the providers that may have left something, paid ones first."""
     found = [
         open_workspace(one)
         for one in sorted(PROVIDERS, key=lambda one: not capabilities(one).spends_money)
@@ -183,17 +176,17 @@ def _used() -> list[Workspace]:
 
 
 def say_all(sentences: Iterable[str]) -> None:
-    """Tell what was done, where an error or Ctrl-C keeps it from being returned."""
+    """Print what was done, where an error or Ctrl-C keeps it from being returned."""
     for sentence in sentences:
         reporter().say(sentence)
 
 
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
-    """End leases past their deadline or without a controller, and load what ended ones hold.
-    Returns what it did.
+    """End leases past their deadline or without a controller, load ended ones, and return what was
+    done.
 
-    Raises NotSwept, once that is done, where something could not be looked at. Where the warehouse
-    fails, what was ended before is said before its error is raised.
+    Raises NotSwept at the end if something could not be looked at. If the warehouse fails, prints
+    what was ended before it raises.
     """
     unswept: dict[str, str] = {}
     try:
@@ -217,7 +210,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Before anything is bought. Raises ProviderError where a region was not swept within the last
+    """Raise ProviderError, before anything is bought, if a region was not swept within the last
     hour.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)

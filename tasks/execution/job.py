@@ -1,6 +1,4 @@
-"""A launch of the campaign as the job that nodes understand, each run with what is known of its
-setup.
-"""
+"""A launch of the campaign as the job that nodes understand, with the setup of each run."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ class Job:
 
     @property
     def fetched(self) -> dict[str, str]:
-        """Addresses of the data that each machine fetches before it measures, by the digest that
-        names them there.
-        """
+        """Addresses of the data that each machine fetches, by digest."""
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
@@ -96,7 +92,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Where the seconds come from, so that a test need not wait for them."""
+    """The source of seconds, so that a test need not wait."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -114,16 +110,13 @@ class Stopwatch:
         self.began_s = self._last = clock.monotonic()
 
     def lap(self, phase: str) -> None:
-        """The time since the last one went to `phase`."""
         now = self.clock.monotonic()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 
 def write_rows(served: Served) -> None:
-    """Put the rows that are not there yet into the mailbox. One that a full disk refuses stays in
-    `served`.
-    """
+    """Write the rows that the mailbox lacks. A row that a full disk refuses stays in `served`."""
     if served.mailbox is None or not served.mailbox.is_dir():
         return
     for row in served.rows:
@@ -296,7 +289,6 @@ def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
 
 
 def workload_names(launch: PlannedLaunch) -> list[str]:
-    """Workloads that `launch` measures."""
     return sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
 
 

@@ -1,5 +1,5 @@
-"""In which order the machines of a launch send to each other: by the links that they measured
-between each two.
+"""The order in which the machines of a launch send to each other, from links measured between
+pairs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Pairs(BaseModel):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """One for each time that all pairs were measured. Raises ValueError where it is not of all
-        pairs of `nodes`.
+        """One for each time that all pairs were measured. Raises ValueError if they are not pairs
+        of `nodes`.
         """
         shape = (len(nodes), len(nodes))
         latency_s, byte_s = (
@@ -53,10 +53,9 @@ class _Pairs(BaseModel):
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
-    """Whether machines are to measure the links between each two: there are several orders, and
-    pairs are not too many.
+    """True if machines must measure their links: there are several orders, and few enough pairs.
 
-    Hosts without a network of their own have one address in common, and no links.
+    Hosts without a network share one address, and have no links.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -66,11 +65,9 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """`nodes` in the order for the traffic of `items`, by what their first `said` of links; and why
-    that one.
+    """Return `nodes` in the order for the traffic of `items`, and the reason.
 
-    They stay as they come, with the reason, where no order is surely faster, or nothing sound is
-    said.
+    An empty order, with the reason, if no order is surely faster or the measurements are not sound.
     """
     if not reported:
         return (
@@ -101,12 +98,9 @@ def sending_order(
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
-    """What `items` of so many machines send in a step each, by their strategies' messages of one
-    size.
+    """What each of `items` sends in a step, in messages of one size.
 
-    Adasum's halves go from pair to pair. All else is taken to go round rings, as sums of gradients
-    do: for the paths of parameter servers, tables, grids and the largest entries no order is looked
-    for.
+    Adasum's halves go from pair to pair; everything else goes round rings, as all-reduces do.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

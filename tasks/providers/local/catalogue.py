@@ -1,7 +1,5 @@
-"""What this machine can offer: which local types it can enforce, which clusters it can hold, and
-who holds it now.
-
-Never starts anything but the two probes, each once.
+"""The local types that this machine can enforce, the clusters that it can hold, and who holds it
+now.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class LocalCatalogue:
         return local_cpu.detect()
 
     def instance_types(self) -> list[InstanceType]:
-        """Types whose share can be enforced and that this machine is large enough for."""
+        """Types whose share can be enforced and that fit on this machine."""
         return [self._instance_type(name) for name in self._specs if not self._why_not(name)]
 
     def offers(self, now: datetime) -> list[Offer]:
@@ -65,7 +63,7 @@ class LocalCatalogue:
         ]
 
     def limits(self) -> list[str]:
-        """What cannot be done here, why, and how to put it right."""
+        """Return what cannot be done here, why, and how to change that."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -83,7 +81,7 @@ class LocalCatalogue:
         ]
 
     def fits(self, cluster: Cluster) -> str:
-        """Empty if idle hosts of this machine could be `cluster`, else why they never can."""
+        """Return why `cluster` can never be held here; empty if it can."""
         for offer in cluster.members:
             name = offer.instance_type.name
             if name not in self._specs:
@@ -104,8 +102,8 @@ class LocalCatalogue:
         return ""
 
     def refuse_if_taken(self, wanted: float) -> None:
-        """Raise NoCapacity where the hosts alive on this machine, of any home or user, leave less
-        than `wanted`.
+        """Raise NoCapacity if the hosts alive here, of any home or user, leave less than
+        `wanted`.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -156,9 +154,7 @@ def cores_of(cluster: Cluster) -> float:
 
 
 def _usable_cores() -> float:
-    """Not the machine's: an affinity (taskset, a container's cpuset) or a quota on ourselves may
-    leave us fewer.
-    """
+    """Cores that our affinity (taskset, a cpuset) and our quota leave us."""
     return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
 
 

@@ -28,11 +28,11 @@ _LOG_TAIL = 300  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every lease of one provider shares. `python` runs the agents, `node_package` is copied
-    for them.
+    """What the leases of one provider share. `python` runs the agents from a copy of
+    `node_package`.
 
-    `replaced` are the types of which another spot host is to be had when one was taken away;
-    `refuse_if_taken` raises NoCapacity where other hosts leave less than so many cores.
+    `replaced`: types whose lost spot hosts can be replaced. `refuse_if_taken` raises NoCapacity if
+    other hosts leave less than that many cores.
     """
 
     store: LeaseStore
@@ -46,7 +46,7 @@ class Surroundings:
 
 
 class LocalCluster(RunningCluster):
-    """A RunningCluster of local hosts. Safe to ask from several threads."""
+    """A RunningCluster of local hosts. Several threads may use it."""
 
     ready_within_s = 60.0
     image_id = ""
@@ -112,9 +112,7 @@ class LocalCluster(RunningCluster):
             )
 
     def go(self) -> None:
-        """The capacity is ours: let the agents start. From here on money runs and spot hosts may be
-        taken away.
-        """
+        """Let the agents start. From here on money runs and spot hosts may be taken away."""
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
@@ -122,19 +120,17 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Put the CPU shares in force, each on cores of its own as far as they go."""
+        """Put the CPU shares in force, each on its own cores as far as they go."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         placed = place(shares, promised_to_others(self.lease_id))
         for index, cores in enumerate(shares):
             self._share(index, cores, placed[index])
 
     def unsettle(self) -> None:
-        """Lift the CPU shares."""
         for index in range(len(self.cluster.members)):
             self._share(index, None, os.sched_getaffinity(0))
 
     def nodes(self) -> Sequence[NodeState]:
-        """State of each host, in rank order."""
         return [self._state(index) for index in range(len(self.cluster.members))]
 
     def now_unix(self) -> float:
@@ -142,9 +138,7 @@ class LocalCluster(RunningCluster):
         return time.time()
 
     def replace(self, node: int) -> bool:
-        """Start another host, at an address of its own, where srift.toml says that one is to be
-        had.
-        """
+        """Start another host, at another address, where srift.toml allows it."""
         around, offer = self._around, self.cluster.members[node]
         if offer.instance_type.name not in around.replaced or self._switch is None:
             return False
@@ -163,9 +157,7 @@ class LocalCluster(RunningCluster):
         return True
 
     def _start_another(self, node: int) -> None:
-        """In the place of a host that is gone, with its share if that is settled. Raises
-        ProviderError, OSError.
-        """
+        """Start a host in the place of a lost one. Raises ProviderError, OSError."""
         around, name = self._around, self._name(node)
         self.addresses[node] = f"10.77.0.{self._started + 1}"
         plan = self._plan(node)
@@ -183,7 +175,7 @@ class LocalCluster(RunningCluster):
         host.go()
 
     def _environment(self) -> dict[str, str]:
-        """Of the agents; a share of the processor is what is sold here."""
+        """The variables of the agents."""
         directory = self._directory
         own = {
             "PYTHONPATH": str(directory / "code"),
@@ -198,9 +190,7 @@ class LocalCluster(RunningCluster):
         return None if price is None else price * (time.monotonic() - self._began) / 3600
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
-        """Take a host away as a spot market does: at once, with everything that runs on it. Once is
-        enough.
-        """
+        """Take a host away as a spot market does: at once, with everything that runs on it."""
         with self._ending:
             with self._lock:
                 host = self._hosts[index]
@@ -268,9 +258,7 @@ class LocalCluster(RunningCluster):
         self._around.store.write(self._lease)
 
     def _share(self, index: int, cores: float | None, pinned_to: set[int]) -> None:
-        """A quota of `cores`, or none. An affinity that gives the share already must stay
-        as it is.
-        """
+        """Set a quota of `cores`, or none, and pin the host."""
         name, shares = self._name(index), self._around.shares
         try:
             shares.settle(name, cores)
@@ -305,7 +293,7 @@ class LocalCluster(RunningCluster):
         return f": {text[-_LOG_TAIL:]}" if text else ""
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Take the host away that is in this place now, unless it is gone before."""
+        """Take away the host that is in this place now, unless it is gone before."""
         host = self._hosts[index]
 
         def revoke() -> None:
@@ -328,9 +316,7 @@ class LocalCluster(RunningCluster):
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Seconds after which each spot host is taken away: exponential, at its offer's interruptions
-    an hour.
-    """
+    """Draw when each spot host is taken away: exponential, at its offer's interruptions an hour."""
     source = random.Random(seed)
     draws = {index: source.expovariate(1.0) for index in range(len(cluster.members))}
     return {

@@ -26,9 +26,7 @@ _LEAST_QUOTA_US = 1_000  # the kernel refuses less
 
 
 class CpuShares(ABC):
-    """A way of giving a host its share and no more. `why_not`: why no parts of a core can be given,
-    else empty.
-    """
+    """A way to limit a host to its share. `why_not`: why no parts of a core can be enforced."""
 
     why_not = ""
 
@@ -43,15 +41,14 @@ class CpuShares(ABC):
         """
 
     def settle(self, name: str, cores: float | None) -> None:
-        """From now on the host gets `cores` and no more; None: full speed again. Raises OSError."""
+        """Limit the host to `cores`; None: full speed again. Raises OSError."""
         return
 
     def group(self, name: str) -> Path | None:
-        """The directory that will stand for the host `name`; None where there is none."""
         return None
 
     def groups(self, prefix: str) -> list[Path]:
-        """Directories of hosts whose name starts so."""
+        """Directories of hosts whose names start with `prefix`."""
         return []
 
 
@@ -64,26 +61,21 @@ class Cgroups(CpuShares):
         self.base = base
 
     def enforces(self, cores: float) -> bool:
-        """Any share."""
         return cores > 0
 
     def group(self, name: str) -> Path:
-        """The group's directory."""
         return self.base / name
 
     def groups(self, prefix: str) -> list[Path]:
-        """Directories below the base."""
         return sorted(path for path in self.base.glob(f"{prefix}*") if path.is_dir())
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Make the group and move the processes in."""
         group = self.group(name)
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
 
     def settle(self, name: str, cores: float | None) -> None:
-        """A quota, or none."""
         if cores is None:
             self._write(self.group(name), None, _PERIOD_US)
         else:
@@ -123,15 +115,12 @@ class CgroupsV2(Cgroups):
 
 
 class Affinity(CpuShares):
-    """Whole cores, each host on cores of its own from `add` on: what an ordinary user can
-    enforce.
-    """
+    """Whole cores, each host on its own from `add` on: all that an ordinary user can enforce."""
 
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not
 
     def enforces(self, cores: float) -> bool:
-        """Whole cores only."""
         return cores >= 1 and float(cores).is_integer()
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
@@ -154,9 +143,7 @@ class Affinity(CpuShares):
 
 
 def detect(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")) -> CpuShares:
-    """The first way that works when really tried: a quota on a group made for the purpose, else
-    affinity.
-    """
+    """Return the first way that works: a quota on a group made for the purpose, else affinity."""
     reasons: list[str] = []
     for groups in _candidates(mounts.read_text(), own.read_text()):
         name = f"srift-try-{os.getpid()}"
@@ -180,9 +167,7 @@ def detect(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgr
 def quota_cores(
     mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")
 ) -> float:
-    """Cores that the quotas on our own group and those above it leave us (a container's, say);
-    infinity without one.
-    """
+    """Cores that the quotas on our group and those above it leave us; infinity without one."""
     least = math.inf
     for kind, top, home in _hierarchies(mounts.read_text(), own.read_text()):
         for group in (home, *home.parents):
@@ -198,9 +183,7 @@ def quota_cores(
 
 
 def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
-    """Below our own group, so that limits set on us hold; else below the root; else (delegated
-    slices) beside us.
-    """
+    """Yield groups below ours, so that limits on us hold; else below the root; else beside us."""
     for kind, top, home in _hierarchies(mounts, own):
         if kind == "cgroup":
             yield from (CgroupsV1(base) for base in dict.fromkeys([home, top]) if base.is_dir())
@@ -237,14 +220,13 @@ def _words(path: Path) -> list[str]:
 
 
 def members(group: Path) -> list[Process]:
-    """Processes in a group; none where it is gone."""
     pids = (int(word) for word in _words(group / "cgroup.procs"))
     return [process for process in map(identify, pids) if process is not None]
 
 
 def remove(group: Path, *, within_s: float = 3.0) -> bool:
-    """End what is in a group and remove it; whether there was one to remove. Raises OSError where
-    it stays busy.
+    """End the processes of a group and remove it; whether it was there. Raises OSError if it stays
+    busy.
     """
     until = time.monotonic() + within_s
     while group.is_dir():
@@ -285,9 +267,7 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Every core that we may use, with the shares that hosts of other leases hold of it where they
-    are pinned.
-    """
+    """Shares of each core that hosts of other leases are pinned to."""
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():
         if mark.lease_id == lease_id:

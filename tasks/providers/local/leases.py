@@ -32,7 +32,7 @@ class LocalLease(HeldLease):
 
 
 class LeaseStore(LeaseFolder[LocalLease]):
-    """The leases of one home. `token` tells its hosts and groups from another home's."""
+    """The leases of one home. `token` tells its hosts and groups from those of other homes."""
 
     kind = LocalLease
 
@@ -42,11 +42,10 @@ class LeaseStore(LeaseFolder[LocalLease]):
         self.prefix = f"srift-{self.token}-"  # of the names of this home's CPU groups
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill whatever belongs to a lease and remove its CPU groups; nothing is left when this
-        returns.
+        """Kill all processes of a lease and remove its CPU groups; return how many of each there
+        were.
 
-        Returns how many processes and groups were still there. Raises ProviderError naming what
-        would not end.
+        Raises ProviderError naming a group that stays busy.
         """
         try:
             lease = self.read(lease_id)
@@ -73,8 +72,8 @@ class LeaseStore(LeaseFolder[LocalLease]):
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> LocalLease | None:
-        """Mark a lease ended, once, and drop its code; its mailbox stays. A full disk leaves it to
-        the reaper.
+        """Mark a lease ended and delete its code; its mailbox stays. A full disk leaves it to the
+        reaper.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
@@ -95,9 +94,7 @@ class LeaseStore(LeaseFolder[LocalLease]):
         return lease
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Lease ids of this home's processes and CPU groups, whether or not a directory tells of
-        them.
-        """
+        """Lease ids of this home's processes and CPU groups, with or without a lease folder."""
         names = {
             path.name.removeprefix(self.prefix).rpartition("-")[0]
             for path in shares.groups(self.prefix)

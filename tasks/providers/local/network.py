@@ -50,15 +50,12 @@ class Isolation:
 
     @property
     def namespaces(self) -> bool:
-        """Whether hosts have a network and process numbers of their own."""
         return self.kind != "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """One host to start: its mark (shown in the command line), address, link rate, and the agent's
-    command.
-    """
+    """One host to start. Its `mark` shows in the command line."""
 
     mark: str
     address: str
@@ -77,11 +74,9 @@ class Host:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that everything on the host descends from."""
         return list(dict.fromkeys((self.process.pid, self.inner_pid)))
 
     def go(self) -> None:
-        """Let it configure its link and start its agent."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(b"go\n")
@@ -91,7 +86,7 @@ class Host:
 
 
 def missing_tools() -> list[str]:
-    """A sentence for each Debian package whose programs are not here."""
+    """Return a sentence for each Debian package whose programs are missing."""
     absent: dict[str, list[str]] = {}
     for tool, package in _PACKAGES.items():
         if shutil.which(tool, path=PATH) is None:
@@ -103,9 +98,7 @@ def missing_tools() -> list[str]:
 
 
 def detect() -> Isolation:
-    """The first kind of isolation in which a host can really be made, tried once each (about 20
-    ms).
-    """
+    """Return the first kind of isolation in which a host can be made (about 20 ms each)."""
     missing = missing_tools()
     if missing:
         return Isolation(kind="none", why_not="; ".join(missing))
@@ -125,11 +118,7 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """`command` where it reaches neither a network nor another process, as on a host without
-    neighbours.
-
-    As it is where `isolation` has no namespaces.
-    """
+    """Return `command` without a network or sight of other processes, where namespaces work."""
     if not isolation.namespaces:
         return list(command)
     return [
@@ -144,7 +133,7 @@ def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
 def start_switch(
     isolation: Isolation, environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """A process that holds the namespace of the bridge. It needs no more than to be alive."""
+    """Start a process that holds the namespace of the bridge."""
     return _start(
         (*(_SWITCH if isolation.kind == "root" else _USER), "sleep", "infinity"), environment, log
     )
@@ -175,7 +164,7 @@ def start_host(
 
 
 def find_inner(host: Host) -> None:
-    """Wait until the host's namespaces exist. Raises ProviderError where they do not come to be."""
+    """Wait until the host's namespaces exist. Raises ProviderError."""
     until = time.monotonic() + _START_S
     while host.inner_pid == 0:
         found = children(host.process.pid)
@@ -196,10 +185,9 @@ def join(
     *,
     first: int = 0,
 ) -> None:
-    """Make a shaped link to each host, and before the first one the bridge; `first` is how many
-    were joined before.
+    """Make a shaped link to each host, and first the bridge; `first` hosts were joined before.
 
-    Raises ProviderError with what `ip` or `tc` said.
+    Raises ProviderError with what `ip` or `tc` printed.
     """
     bridge = ["ip link set lo up", "ip link add br0 type bridge", "ip link set br0 up"]
     lines = ["set -e", *(bridge if first == 0 else [])]
@@ -224,9 +212,7 @@ def join(
 
 
 def _tbf(bandwidth_gbps: float) -> str:
-    """Token bucket of one direction. The bucket must hold what one timer tick lets through, or the
-    rate is missed.
-    """
+    """Token bucket of one direction. It must hold what one timer tick lets through."""
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return shlex.join(
         [
@@ -242,9 +228,7 @@ def _tbf(bandwidth_gbps: float) -> str:
 
 
 def _wait_for_user_namespace(switch: subprocess.Popen[bytes]) -> None:
-    """The holder becomes root of its own namespace some moments after it was started. Raises
-    ProviderError.
-    """
+    """Wait until the holder is root of its namespace. Raises ProviderError."""
     until = time.monotonic() + _START_S
     mine = os.readlink("/proc/self/ns/net")
     while time.monotonic() < until and switch.poll() is None:
@@ -258,7 +242,7 @@ def _wait_for_user_namespace(switch: subprocess.Popen[bytes]) -> None:
 def _start(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C in a terminal reaches the controller alone."""
+    """Start in another session, so that Ctrl-C in a terminal reaches the controller alone."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command,

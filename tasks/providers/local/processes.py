@@ -34,9 +34,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMark:
-    """What a host says of itself in its command line, readable by every user. `cores` is its CPU
-    share.
-    """
+    """A host's mark in its command line, which every user can read. `cores` is its CPU share."""
 
     home: str
     lease_id: str
@@ -48,7 +46,7 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> HostMark | None:
-        """The mark in one argument of a command line; None where it is none."""
+        """Parse one argument of a command line; None if it is no mark."""
         parts = text.split(":")
         if len(parts) != 5 or parts[0] != _MARK:
             return None
@@ -59,14 +57,12 @@ class HostMark:
 
 
 def boot_id() -> str:
-    """Changes with every start of the machine: process numbers of another boot mean nothing."""
+    """Return the id of this boot: process numbers of another boot mean nothing."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has this number now; None where there is none or only a zombie is left of
-    it.
-    """
+    """Return the process that has this number now; None for none or a zombie."""
     fields = _stat(pid)
     return (
         None
@@ -76,28 +72,24 @@ def identify(pid: int) -> Process | None:
 
 
 def myself() -> Process:
-    """The process that asks."""
     found = identify(os.getpid())
     assert found is not None
     return found
 
 
 def is_running(process: Process) -> bool:
-    """Whether this very process, not a later one of the same number, still runs."""
+    """True if this process, not a later one of the same number, still runs."""
     return identify(process.pid) == process
 
 
 def children(pid: int) -> list[int]:
-    """Numbers of the direct children."""
     return [
         other for other in _pids() if (fields := _stat(other)) is not None and int(fields[1]) == pid
     ]
 
 
 def of_environment(name: str, under: Path) -> Iterator[tuple[Process, Path]]:
-    """Processes whose variable `name` is a path below `under`, with that path. Those of other users
-    are not seen.
-    """
+    """Yield processes of this user whose variable `name` is a path below `under`."""
     for pid in _pids():
         process = identify(pid)
         with suppress(OSError):
@@ -109,9 +101,7 @@ def of_environment(name: str, under: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Every host that lives on this machine, of any home and any user, with the numbers of its
-    first processes.
-    """
+    """Every host on this machine, of any home and user, with the numbers of its first processes."""
     found: dict[HostMark, list[int]] = {}
     for pid in _pids():
         with suppress(OSError):
@@ -123,9 +113,7 @@ def hosts() -> dict[HostMark, list[int]]:
 
 
 def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Process]:
-    """Kill these and wait until they are gone; those that ran and are gone now. A recycled number
-    is left alone.
-    """
+    """Kill these, wait, and return those that ran. A recycled number is left alone."""
     killed: list[tuple[Process, int]] = []
     try:
         for process in processes:
@@ -156,9 +144,7 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; the name before it may hold spaces and
-    brackets.
-    """
+    """Fields of /proc/PID/stat from the state on; the name before it may hold spaces."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (*_GONE, PermissionError):

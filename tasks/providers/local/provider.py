@@ -58,11 +58,10 @@ class LocalProvider(LocalCatalogue, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Hosts with agents running; on exit nothing of them is left but the mailbox (see
-        `forget`).
+        """Start hosts with agents; on exit only the mailbox is left (see `forget`).
 
-        Raises NotSupported for what can never be had here, NoCapacity while other hosts hold the
-        cores, and ProviderError where hosts cannot be started.
+        Raises NotSupported if they can never be had here, NoCapacity while other hosts hold the
+        cores, and ProviderError if hosts cannot be started.
         """
         if why := self.fits(cluster):
             raise (
@@ -99,7 +98,6 @@ class LocalProvider(LocalCatalogue, Provider):
                 self.store.forget(lease_id)
 
     def leases(self) -> list[Lease]:
-        """What is held now, by any controller of this home."""
         found, unreadable = self.store.read_all()
         held = [lease.held("local") for lease in found if lease.ended_at is None]
         return held + [
@@ -107,9 +105,7 @@ class LocalProvider(LocalCatalogue, Provider):
         ]
 
     def ended(self) -> list[EndedLease]:
-        """Leases that are over and not forgotten, with their mailboxes: what a killed controller
-        did not load too.
-        """
+        """Leases that are over and not forgotten, also those of a killed controller."""
         store = self.store
         return [
             lease.over(store.mailbox(lease.lease_id))
@@ -122,11 +118,9 @@ class LocalProvider(LocalCatalogue, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End leases of this home whose controller is gone or whose deadline has passed, and strays
-        of no lease.
+        """End leases without a controller or past their deadline, and processes of no lease.
 
-        Raises NotSwept, once all else is done, where a lease cannot be read; its hosts are left
-        alone.
+        Raises NotSwept at the end if a lease cannot be read; its hosts are left alone.
         """
         if not self.store.root.is_dir():
             return []

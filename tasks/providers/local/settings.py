@@ -10,11 +10,9 @@ from models.domain.suggestions import refuse_odd_names
 
 
 class LocalInstanceType(BaseModel):
-    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in
-    dollars an hour.
+    """A local host: CPU share, memory, bandwidth, and illustrative prices.
 
-    `spot_replaced`: whether another is to be had at once in the place of a spot host that was taken
-    away.
+    `spot_replaced`: whether a lost spot host is replaced at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
