@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ class Reporter:
     """Plain lines to standard error (a flow run's log, a pipe)."""
 
     def say(self, text: str) -> None:
-        """Log a finished step: to the flow run, else to standard error."""
-        if not log_to_run(text):
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+        """Log a finished step: to the flow run and to standard error."""
+        log_to_run(text)
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
     def start(self, runs: int) -> None:
         """Begin a campaign of `runs`."""
@@ -111,18 +111,15 @@ def seconds_listed(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
 
 
-def log_to_run(text: str) -> bool:
-    """Log to Prefect's run; False outside a run."""
+def log_to_run(text: str) -> None:
+    """Log to Prefect's run, if there is one."""
     if "prefect" not in sys.modules:
-        return False
+        return
     from prefect.exceptions import MissingContextError
     from prefect.logging import get_run_logger
 
-    try:
+    with suppress(MissingContextError):
         get_run_logger().info(text)
-    except MissingContextError:
-        return False
-    return True
 
 
 def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
