@@ -56,7 +56,8 @@ def machines(world: ChaosAws) -> Iterator[str]:
     if world.overdue:
         yield f"alive past the deadline: {', '.join(sorted(world.overdue))}"
     if world.alive():
-        yield f"alive after the last reaping: {', '.join(machine.instance_id for machine in world.alive())}"
+        names = ", ".join(machine.instance_id for machine in world.alive())
+        yield f"alive after the last reaping: {names}"
 
 
 def records(world: ChaosAws, what: Kept) -> Iterator[str]:

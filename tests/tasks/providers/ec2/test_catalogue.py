@@ -169,19 +169,6 @@ def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
         )
 
 
-@pytest.mark.parametrize(("name", "kept"), [
-    ("g5g.xlarge", False), ("p6e-gb200.36xlarge", False),
-    ("g5.xlarge", True), ("gr6.4xlarge", True), ("g6e.xlarge", True),
-    ("p5en.48xlarge", True), ("p6-b200.48xlarge", True),
-])  # fmt: skip
-def test_arm_machines_are_not_among_all_gpus_since_the_image_is_not_for_them(
-    name: str, kept: bool
-) -> None:
-    types = described([answer(InstanceType=name)])
-    assert bool(wanted(types, ["gpu"])) is kept
-    assert wanted(types, [name]) == types, "by its name anything may be advised about"
-
-
 def test_gpu_stands_for_the_families_of_the_image_line() -> None:
     line = image_line(AMI_PARAMETER)
     assert line is not None

@@ -291,26 +291,6 @@ def test_a_silent_machine_that_does_not_end_is_not_replaced(
     assert running.replace(1) and len(home.world.alive()) == 2, "asked again"
 
 
-def test_no_replacement_where_there_is_none(home: Home, running: Ec2Cluster) -> None:
-    home.world.interrupt(names(home)[1])
-    home.world.capacity[("us-east-1c", "spot")] = 0
-    assert not running.replace(1)
-    assert [node.alive for node in running.nodes()] == [True, False]
-    assert len(running._launcher.lease.refusals) == 1
-    home.world.capacity[("us-east-1c", "spot")] = 1
-    assert running.replace(1), "asked for anew, under a token of its own"
-
-
-def test_records_uploaded_at_the_last_moment_are_brought_home(home: Home) -> None:
-    with home.acquire(home.two()) as running:
-        write_json(running.mailbox / "done.json", {})
-        home.world.s3.upload(
-            home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"}
-        )
-        home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=3)]
-    assert home.records() == {"last"} and len(home.provider.ended()) == 1
-
-
 def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(
     home: Home,
 ) -> None:
@@ -339,3 +319,14 @@ def test_a_quiet_store_is_listed_every_five_seconds_and_a_new_file_goes_up_at_on
         write_json(running.mailbox / "plan.json", {"attempt": 2})
         running.mirror.poll()
         assert home.world.s3.read("r-1", names(home)[0], "plan.json") == {"attempt": 2}
+
+
+def test_a_refused_replacement_leaves_the_rank_lost_and_may_be_asked_for_again(
+    home: Home, running: Ec2Cluster
+) -> None:
+    home.world.interrupt(names(home)[1])
+    home.world.capacity[("us-east-1c", "spot")] = 0
+    assert not running.replace(1)
+    assert [node.alive for node in running.nodes()] == [True, False]
+    home.world.capacity[("us-east-1c", "spot")] = 1
+    assert running.replace(1) and len(home.world.alive()) == 2

@@ -59,17 +59,6 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws: FakeAws
     assert described == [("ec2:DescribeInstanceTypes", "us-east-1")]
 
 
-def test_the_spot_advisors_bucket_is_the_hazard(
-    aws: FakeAws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advisor = {"spot_advisor": {"us-east-1": {"Linux": {"g4dn.12xlarge": {"r": 1, "s": 70}}}}}
-    monkeypatch.setattr(ec2_api, "spot_advisor", lambda: advisor)
-    monkeypatch.setattr(ec2_api, "boto_clients", lambda: aws.clients)
-    monkeypatch.setattr(ec2_api, "has_credentials", lambda: True)
-    spot = (o for o in Ec2Provider(NARROW).offers(NOON) if o.market == "spot")
-    assert {o.interruptions_per_hour for o in spot} == {bucket_hazard(1)}
-
-
 @pytest.mark.parametrize(
     ("action", "code", "says"),
     [
