@@ -189,7 +189,7 @@ class Session:
                 break
             time.sleep(1)
         assert status < 300, text
-        return json.loads(text.partition("\n\n")[2] or "null")
+        return json.loads(text.partition("\n\n")[2].strip() or "null")
 
     def deployments(self) -> dict[str, Any]:
         return {one["name"]: one for one in self.ask("/deployments/filter", {})}
@@ -317,6 +317,9 @@ def served() -> Iterator[Served]:
     finally:
         for process in session.processes():
             process.kill()
+        session.process.wait()
+        if session.process.stdout is not None:
+            session.process.stdout.close()
         shutil.rmtree(project)
 
 
