@@ -216,9 +216,7 @@ class Agent:
         return min(DEVICES_WITHIN_S, max(0.0, self.waits_until - now))
 
     def end_launch(self) -> None:
-        """Tell how the launch under way ended, ending it first if it has not, and clear away what
-        it left running.
-        """
+        """Report how the launch ended, after ending it if it runs, and kill what it left."""
         if self.launch is None:
             return
         code, replaced = self.launch.poll(), ""
@@ -244,7 +242,7 @@ class Agent:
         self.write(f"finished-{self.attempt}.json", body)
 
     def heartbeat(self) -> None:
-        """Say once a second what is under way."""
+        """Report once a second what is under way."""
         if time.monotonic() - self.beaten < _HEARTBEAT_S:
             return
         self.beaten = time.monotonic()
@@ -259,16 +257,14 @@ class Agent:
 
     @property
     def progress_path(self) -> Path:
-        """Where the worker says what it is at."""
         return self.folder / "progress.json"
 
     @property
     def log_path(self) -> Path:
-        """Where torchrun's output of this attempt goes."""
         return self.folder / f"log-{self.attempt}.txt"
 
     def run_id(self) -> str:
-        """The run that the worker last said it is at; empty if it has said nothing."""
+        """The run that the worker is at; empty if it has not reported one."""
         try:
             progress = json.loads(self.progress_path.read_text())
         except (OSError, ValueError):
@@ -276,14 +272,14 @@ class Agent:
         return str(progress.get("run_id", "")) if isinstance(progress, dict) else ""
 
     def write(self, name: str, body: dict[str, Any]) -> None:
-        """Write into the mailbox; a full disk must not end the agent, for it may be freed again."""
+        """Write into the mailbox; a full disk does not end the agent."""
         try:
             write_json(self.folder / name, body)
         except OSError as error:
             self.complain(f"could not write {name}: {error.strerror}")
 
     def complain(self, message: str) -> None:
-        """Say it where the provider keeps the agent's output."""
+        """Print where the provider keeps the agent's output."""
         with suppress(OSError):  # a full disk, and the log may lie on it
             print(f"srift: node {self.node}: {message}", file=sys.stderr, flush=True)
 
@@ -296,10 +292,9 @@ class Agent:
 
 
 def environment(address: str, scratch: Path, *, threads: int) -> dict[str, str]:
-    """A clean environment: no credentials, and gloo and NCCL on the interface that carries
-    `address`.
+    """Return a clean environment: no credentials; gloo and NCCL on the interface of `address`.
 
-    `threads` is how many each rank computes with.
+    `threads`: with which each rank computes.
     """
     interface = interface_of(address)
     return clean_environment(scratch) | {
@@ -311,7 +306,7 @@ def environment(address: str, scratch: Path, *, threads: int) -> dict[str, str]:
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:
-    """What a workload sees of the environment: programs and this package; `scratch` is its home."""
+    """Return the variables that a workload sees; `scratch` is its home."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
         "TMPDIR": str(scratch),

@@ -117,7 +117,9 @@ def _reads_environment(error: BaseException) -> bool:
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Figures of a few steps. Raises WorkloadError where no machine could train it with others."""
+    """Return figures of a few steps. Raises WorkloadError if no machine could train it
+    with others.
+    """
     try_once(built, batch)
     if built.loader is not None:
         built.loader.as_in_later_epochs()
@@ -160,7 +162,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
 def _notes(
     built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
 ) -> Iterator[str]:
-    """What may be meant, and often is not."""
+    """Warn of what is rarely meant."""
     loader = built.loader
     sizes = {size for one in _tensors(built.make_batch(batch)) for size in one.shape}
     if batch not in sizes and loader is None:
@@ -181,7 +183,6 @@ def _notes(
 
 
 def _tensors(part: Any) -> Iterator[Tensor]:
-    """The tensors in a batch, which may be nested."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, Mapping | list | tuple):

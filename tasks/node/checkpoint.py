@@ -1,5 +1,5 @@
-"""Checkpoints: one of a measured run, timed and thrown away; and those that an elastic run resumes
-from.
+"""Checkpoints: one of a measured run, timed and deleted; and those from which an elastic run
+resumes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _KEPT = 2  # checkpoints: the newest, and the one before in case the newest turn
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
-    """`checkpoint_bytes` and `checkpoint_s` of the state as it is, until the disk has it; the file
-    is gone afterwards.
+    """Return `checkpoint_bytes` and `checkpoint_s` of writing the state to disk; the file is
+    deleted.
 
-    Nothing of it where the state is larger than is written here, and no seconds where the disk
-    refuses.
+    Nothing if the state is empty, and no seconds if it is too large or the disk refuses.
     """
     state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
     size = sum(
@@ -99,8 +98,8 @@ class Checkpoints:
         return manifest
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """(manifest, state) of the newest whole checkpoint, tensors on `device`; None where there
-        is none.
+        """Return (manifest, state) of the newest whole checkpoint, tensors on `device`; None if
+        there is none.
         """
         for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
             try:
@@ -118,18 +117,16 @@ class Checkpoints:
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Keep what workers say when they begin; numbered in order. Raises OSError."""
+        """Append the report of a start. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:
-        """What was kept by `note_start`, in order."""
+        """Return the reports of `note_start`, in order."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("start-*.json"))]
 
     def manifests(self) -> list[dict[str, Any]]:
-        """Of all that were ever written whole, by their steps; one that was written again counts as
-        it was last.
-        """
+        """Return the manifests of all checkpoints ever written, by step."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("step-*.json"))]
 
     def _state(self, step: int) -> Path:
@@ -137,7 +134,7 @@ class Checkpoints:
 
 
 class _Summed:
-    """A file to write to, with the bytes that went there and their checksum."""
+    """A file to write to, with the bytes written and their checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.bytes, self.crc32 = file, 0, 0

@@ -62,7 +62,7 @@ def is_named(expected: str, name: str) -> bool:
 
 
 def missing_devices(expected: Devices, names: Sequence[str]) -> str:
-    """Why `there`, names of the devices that torch can use, are not what was expected; empty where
+    """Return why `names`, the devices that torch can use, are not as expected; empty if
     they are.
     """
     right = sum(is_named(expected.name, name) for name in names)
@@ -76,9 +76,7 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Why a run was not on the devices that its machines were bought for; empty where it was, or
-    where nobody knows.
-    """
+    """Return why a run was not on the expected devices; empty if it was, or if they are unknown."""
     for wanted, got in zip(expected, used, strict=False):
         if not all(is_named(wanted.name, name) for name in got.name.split("+")):
             return f"it ran on {got.name} where {wanted.name} was expected"
@@ -92,10 +90,9 @@ def wait_for_devices(
     wait_s: float,
     most_s: float,
 ) -> str:
-    """Empty once they are there; why not, after looking again and again for `wait_s` from the first
-    look's end on.
+    """Look until the devices are there, for `wait_s` after the first look; return why they are not.
 
-    Looks once at least, and for `most_s` at most: `look` is given how many seconds it may take.
+    Looks at least once, and for `most_s` at most: `look` gets the seconds that it may take.
     """
     ends = time.monotonic() + most_s
     until = None
@@ -112,9 +109,7 @@ def wait_for_devices(
 
 
 def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str], str]:
-    """Names of the devices that torch can use, and what it said where it failed or warned. In a
-    process of its own.
-    """
+    """Return the devices that torch can use in another process, and its warnings or error."""
     try:
         done = subprocess.run(
             (python, "-c", _LOOK), capture_output=True, text=True, timeout=within_s

@@ -55,25 +55,25 @@ _LATE_S = 5.0  # at least, that one worker may come to a meeting after another
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Samples of each rank in a step of the global batch, and the micro-steps in which all of them
-    make it.
-    """
+    """Samples of each rank in a step, and the number of micro-steps."""
 
     samples: tuple[int, ...]
     micro_steps: int
 
     def micro_batches(self, rank: int) -> list[int]:
-        """Of one rank, the largest last: that one communicates. Some may be 0."""
+        """Sizes of one rank's micro-batches, the largest last: that one communicates. Some may be
+        0.
+        """
         whole, more = divmod(self.samples[rank], self.micro_steps)
         return [whole] * (self.micro_steps - more) + [whole + 1] * more
 
 
 def shares(global_batch: int, batches: Sequence[int]) -> Share:
-    """`global_batch` shared out in proportion to `batches`, the most samples that each rank's
-    device takes at once.
+    """Share `global_batch` in proportion to `batches`, the most samples that each rank takes at
+    once.
 
-    By largest remainders: equal ranks differ by at most a sample. Raises ValueError for a batch
-    below the ranks.
+    By largest remainders: equal ranks differ by at most one sample. Raises ValueError for a batch
+    smaller than the number of ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -91,7 +91,7 @@ def shares(global_batch: int, batches: Sequence[int]) -> Share:
 
 
 class ElasticRun:
-    """One rank's part in the run, from this start of its worker on."""
+    """One rank's part in the run, from this start of its worker."""
 
     def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
         self.mailbox, self.plan, self.item, self.node = mailbox, plan, item, node
@@ -110,12 +110,12 @@ class ElasticRun:
 
     @property
     def mark_path(self) -> Path:
-        """Where the rank that leads keeps the last step that was done, on its own disk."""
+        """The leading rank's file of the last step that was done, on the node's disk."""
         return self.node_folder / f"elastic-{self.item.run_id}"
 
     def built(self) -> LoadedWorkload:
-        """The workload, tried once before there is any checkpoint. Raises what is wrong with it or
-        with the item.
+        """Build the workload; before the first checkpoint, try one pass. Raises what is wrong with
+        it.
         """
         item, workload = self.item, self.workload
         if workload is None:
@@ -137,7 +137,7 @@ class ElasticRun:
         return found
 
     def join(self) -> None:
-        """Meet the others of this start. Raises DistError where one does not come."""
+        """Join the process group of this start. Raises DistError if a rank does not come."""
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience, timeout = (
@@ -154,10 +154,10 @@ class ElasticRun:
         self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
 
     def patience_s(self) -> float:
-        """How long to wait for the others. torchrun does not tell a worker that a machine it counts
-        on is lost by now.
+        """Seconds to wait for the others: torchrun does not tell a worker that a machine is lost by
+        now.
 
-        After a restart all begin at once: as long again as this worker took, twice that after each
+        After a restart all begin at once: as long again as this worker took, doubled after each
         meeting that failed.
         """
         starts, restarts = (
@@ -170,11 +170,10 @@ class ElasticRun:
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
     def restore(self, built: LoadedWorkload, rank: int) -> tuple[int, dict[str, Any]]:
-        """The step to go on from, with model, optimizer and generator as they were there; and what
-        that took.
+        """Restore model, optimizer and generator; return the step to resume from, and what that
+        took.
 
-        A rank that there was not before draws from a seed of its own. Raises RuntimeError where
-        ranks differ.
+        A new rank draws from another seed. Raises RuntimeError if ranks found different steps.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
@@ -200,20 +199,19 @@ class ElasticRun:
         return step, taken
 
     def generators(self) -> list[torch.Tensor]:
-        """The state of this rank's random numbers: of the processor, and of a GPU if it has one."""
+        """Return the state of this rank's random numbers, on the CPU and on its GPU."""
         states = [torch.get_rng_state()]
         if self.device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self.device))
         return states
 
     def set_generators(self, states: Sequence[torch.Tensor]) -> None:
-        """Go on from there."""
         torch.set_rng_state(states[0].cpu())
         if self.device.type == "cuda" and len(states) > 1:
             torch.cuda.set_rng_state(states[1].cpu(), self.device)
 
     def start(self, step: int, share: Share, taken: dict[str, Any]) -> None:
-        """Note how this start began; of the rank that leads alone."""
+        """Note how this start began; by the leading rank alone."""
         last_step, last_unix = _read_mark(self.mark_path)
         start = {
             "nodes": self.nodes,
@@ -227,7 +225,7 @@ class ElasticRun:
         )
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Train to the last step. Returns the record's values at the rank that leads. Raises
+        """Train to the last step; return the record's values at the leading rank. Raises
         FloatingPointError.
         """
         item, nodes, rank = self.item, self.nodes, dist.get_rank()
@@ -263,9 +261,7 @@ class ElasticRun:
     def checkpoint(
         self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
     ) -> None:
-        """Write the state after `step`; `part` is this rank's of its loss. Raises
-        FloatingPointError for no number.
-        """
+        """Write the state after `step`. Raises FloatingPointError if the loss is no number."""
         gathered: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
         dist.gather_object((self.generators(), partial_loss), gathered, dst=self.leader)
         if gathered is None:
@@ -291,7 +287,7 @@ class ElasticRun:
         return self.nodes.index(RankLayout.of(self.plan).host)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Of the record."""
+        """Return the record's values."""
         written = self.checkpoints.manifests()
         columns = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
         return {
@@ -305,9 +301,7 @@ class ElasticRun:
         }
 
     def wait_for_go(self) -> None:
-        """Say that this node is ready to train, and wait until the controller lets all go; at once
-        after a restart.
-        """
+        """Report that this node is ready, and wait for the controller; after a restart at once."""
         if os.environ["LOCAL_RANK"] == "0":
             self.put(f"armed-{self.plan.attempt}.json", {"armed_unix": time.time()})
         while not (self.mailbox / f"go-{self.plan.attempt}.json").exists():
@@ -319,7 +313,7 @@ class ElasticRun:
             )
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record; that of a failure by the rank that failed."""
+        """Write the run's record; of a failure, by the rank that failed."""
         starts = (values or {}).get("starts") or [{"began_unix": self.started_unix}]
         record = record_of(
             self.plan,
@@ -332,7 +326,7 @@ class ElasticRun:
         self.put(f"records/{self.item.run_id}.json", record)
 
     def put(self, name: str, body: Any) -> None:
-        """Write into the node's folder, or end saying why."""
+        """Write into the node's folder, or end with the reason."""
         try:
             write_json(self.node_folder / name, body)
         except OSError as error:
@@ -345,9 +339,7 @@ class ElasticRun:
 def one_step(
     built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int
 ) -> float:
-    """One optimizer step of this rank's micro-batches; returns its part of the step's loss, to be
-    added up.
-    """
+    """Run one optimizer step over this rank's micro-batches; return its part of the step's loss."""
     built.optimizer.zero_grad(set_to_none=True)
     partial_loss = 0.0
     for micro, size in enumerate(sizes):
@@ -364,7 +356,7 @@ def one_step(
 
 
 def _read_mark(path: Path) -> tuple[int, float | None]:
-    """The last step that was done and when; 0 and None before any."""
+    """Return the last step that was done and when; 0 and None before any."""
     try:
         step, unix = _MARK.unpack(path.read_bytes())
     except (OSError, struct.error):

@@ -1,4 +1,4 @@
-"""A workload brought to life on one rank: its file loaded, its parts checked, one pass tried before
+"""A workload on one rank: its file loaded, its parts checked, one pass tried before
 anybody waits.
 """
 
@@ -38,13 +38,13 @@ _FRAME = re.compile(
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds that a rank has spent so far on waiting for its batches, or on making them."""
+    """Seconds that a rank has spent on waiting for, or making, its batches."""
 
     seconds: float = 0.0
 
 
 class WorkloadError(Exception):
-    """The workload's file does not do what an entrypoint must; the message says what is missing."""
+    """The workload's file does not do what an entrypoint must."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class LoadedWorkload:
     waits: Waits = field(default_factory=Waits)
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
-        """The loss of a new batch, by the model or what it is wrapped in; `waits` counts what the
-        batch took.
+        """Return the loss of a new batch, by the model or its wrapper; counts the batch in
+        `waits`.
         """
         started = time.perf_counter()
         inputs, target = self.make_batch(batch)
@@ -76,18 +76,17 @@ class LoadedWorkload:
             return self.loss(module(inputs), target)
 
     def close(self) -> None:
-        """End what the loader has running."""
+        """End the loader's workers."""
         if self.loader is not None:
             self.loader.close()
 
     @property
     def parameters(self) -> int:
-        """Trained numbers."""
+        """Number of trained parameters."""
         return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients of one step."""
         return sum(
             one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad
         )
@@ -190,9 +189,7 @@ def _call(module: ModuleType, workload: WorkloadFile) -> Any:
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
-    """The workload's module, imported: of a folder by its name, and once, as all that it imports of
-    the folder.
-    """
+    """Import the workload's module; of a folder by its name, and once."""
     if workload.module:
         root = str(folder / workload.folder)
         if sys.path[0] != root:
@@ -213,11 +210,10 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Where in the workload's own code an error arose, `mine.py, line 14, in make_batch`; empty
-    where elsewhere.
+    """Return the line of the workload's code where an error arose, `mine.py, line 14, in
+    make_batch`.
 
-    In another process, by its report; of an error that no line raised, where the function that it
-    blames begins.
+    Of an error in another process by its report, or the first line of the function that it blames.
     """
     if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"
@@ -235,9 +231,7 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 
 
 def own_name(file: str, workload: WorkloadFile) -> str:
-    """What a user calls `file`, if it is of the workload's code: in a folder, its place there; else
-    empty.
-    """
+    """Return the user's name of `file` if it is of the workload's code; else empty."""
     if workload.folder:
         return file.partition(f"/{workload.folder}/")[2]
     return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
@@ -250,9 +244,7 @@ def _default(device: torch.device) -> AbstractContextManager[Any]:
 def _on_device(
     make_batch: Callable[[int], tuple[Any, Any]], device: torch.device, *, made_there: bool
 ) -> Callable[[int], tuple[Any, Any]]:
-    """`make_batch` as it is on the CPU; else with its batches on `device`, which is torch's default
-    if `made_there`.
-    """
+    """Return `make_batch` with its batches on `device`."""
     if device.type == "cpu":
         return make_batch
 
@@ -265,11 +257,10 @@ def _on_device(
 
 
 def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
-    """One forward and backward pass without any other rank, so that a mistake fails here and not in
-    a collective.
+    """Run one pass without other ranks, so that a mistake fails here and not in a collective.
 
-    Of a model that is `shared` out a batch alone is made: all of it may fit on no device. Raises
-    WorkloadError where the loss is no scalar, and whatever the user's own code raises.
+    Of a `shared` model only a batch is made: all of it may fit on no device. Raises WorkloadError
+    if the loss is no scalar, and what the user's code raises.
     """
     if shared:
         built.make_batch(batch)

@@ -74,49 +74,41 @@ class Launch:
 
     @property
     def node(self) -> int:
-        """The machine that this rank is of, by its index in the cluster."""
+        """The index of this rank's machine in the cluster."""
         return self.layout.places[self.rank][0]
 
     @property
     def reports(self) -> bool:
-        """Whether this rank tells what its node is at: the first of the node, which serves every
-        item of it.
-        """
+        """True for the first rank of a node, which serves every item of it and reports for it."""
         return self.layout.places[self.rank][1] == 0
 
     @property
     def folder(self) -> Path:
-        """This node's folder in the mailbox."""
         return self.mailbox / f"node-{self.node}"
 
     def code_of(self, workload: WorkloadFile) -> Path:
-        """Where its code lies under the names that `workload` gives: archives are unpacked on each
-        node.
-        """
+        """The folder that holds its code: archives are unpacked on each node."""
         return self.folder / "scratch" if workload.folder else self.mailbox
 
     def serves(self, item: Item) -> bool:
-        """Whether this rank takes part in `item`."""
         return self.rank in self.layout.ranks(item)
 
     def leads(self, item: Item) -> bool:
-        """Whether this rank is the first of `item`, which writes its record."""
+        """True for the first rank of `item`, which writes its record."""
         return self.rank == self.layout.ranks(item)[0]
 
     def workload(self, item: Item) -> WorkloadFile | None:
-        """What the item measures; None for a probe, and where the plan does not name it."""
+        """The item's workload; None for a probe."""
         return next((one for one in self.plan.workloads if one.name == item.workload), None)
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
-        """The item's ranks; None where it has just one."""
+        """The item's process group; None if it has one rank."""
         ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` of `item`, measured in the order in which its ranks send, with their lists as
-        its nodes come.
-
-        And that order, where links were measured for it.
+        """Reorder the lists of `values` from the sending order to the item's nodes, and add that
+        order.
         """
         if not self.order_reason or len(item.nodes) < LEAST_ORDERED:
             return dict(values)
@@ -137,7 +129,7 @@ class Launch:
         return found
 
     def used(self, item: Item) -> list[Devices]:
-        """The devices that `item` runs on, one entry a node of it."""
+        """The devices of `item`, one entry a node."""
         found = []
         for node in item.nodes:
             served = (
@@ -151,15 +143,15 @@ class Launch:
 
     @property
     def alone(self) -> dist.ProcessGroup:
-        """The group of this rank and nobody else."""
+        """The process group of this rank alone."""
         return self.groups[(self.rank,)]
 
 
 def join(mailbox: Path, plan: Plan) -> Launch:
-    """Join the process group and every group that an item needs, and rehearse once: torch loads
-    much on first use.
+    """Join the process group and every item's group, and rehearse once: first use loads much of
+    torch.
 
-    Raises NoSuchDevice where the machine lacks the devices that the plan expects.
+    Raises NoSuchDevice if the machine lacks the devices that the plan expects.
     """
     layout = RankLayout.of(plan)
     node, _ = layout.places[int(os.environ["RANK"])]
@@ -205,9 +197,7 @@ def join(mailbox: Path, plan: Plan) -> Launch:
 
 
 def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:
-    """`launch` with ranks that send to each other as `go` says: groups are made anew. Every rank
-    must call it.
-    """
+    """Return `launch` with groups remade in the sending order of `go`. Every rank must call it."""
     sending, reason = tuple(go.get("order") or ()), str(go.get("why") or "")
     if not sending:
         return replace(launch, order_reason=reason)
@@ -224,18 +214,14 @@ def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:
 
 
 def _pairs(layout: RankLayout, rank: int, timeout: timedelta) -> dict[str, Any]:
-    """What links do between the machines `nodes`, as each one's first rank measured; empty at the
-    others.
-    """
+    """Measure links between the nodes at their first ranks; empty at other ranks."""
     firsts = [one for one, (_, device) in enumerate(layout.places) if device == 0]
     group = dist.new_group(firsts, timeout=timeout, backend="gloo")
     return pairs(group) | {"nodes": list(layout.devices)} if rank in firsts else {}
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """A tiny step through all the machinery: its first use costs a second of a whole core, which no
-    measurement may.
-    """
+    """Run a tiny step: its first use costs a second of a core, which no measurement may."""
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
     parallel = strategy(DDP)(model, optimizer, alone, device)
@@ -245,13 +231,13 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def wait_for_all(launch: Launch, indices: list[int]) -> None:
-    """Wait until every one of `indices` is over, and forget them."""
+    """Wait until all of `indices` are over, and clear the list."""
     while indices:
         wait_for(launch, indices.pop(0))
 
 
 def wait_for(launch: Launch, index: int) -> None:
-    """Wait until the item is over; leave if the launch is."""
+    """Wait until the item is over; exit if the launch is."""
     key = f"item-{index}-done"
     while True:
         waiting_since = time.monotonic()
@@ -268,8 +254,8 @@ def wait_for(launch: Launch, index: int) -> None:
 
 
 def report(launch: Launch, name: str, body: Any) -> None:
-    """Write into the node's folder, or end the launch saying why: measuring what cannot be reported
-    is waste.
+    """Write into the node's folder, or end the launch: what cannot be reported need not be
+    measured.
     """
     path = launch.folder / name
     try:
@@ -282,8 +268,8 @@ def report(launch: Launch, name: str, body: Any) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """One line: the kind of error, the first line of its message, and where in the file of
-    `workload` it arose.
+    """Return one line: the kind of error, its first line, and the line of `workload` where it
+    arose.
     """
     error = in_words(error)
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
@@ -299,6 +285,6 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """End at once: closing sockets is what wakes the ranks that still wait for this one."""
+    """Exit at once: closed sockets wake the ranks that still wait for this one."""
     print(exit_line(code, message), file=sys.stderr, flush=True)
     os._exit(code)

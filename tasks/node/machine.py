@@ -1,5 +1,5 @@
-"""What this machine is: a fingerprint by which only measurements of like machines are pooled, and
-its interfaces.
+"""This machine: a fingerprint, by which only measurements of like machines are pooled, and
+interfaces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def cpu() -> str:
-    """The processor's name as the kernel tells it."""
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -28,9 +28,7 @@ def cpu() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use. Two threads of one core count once: both compute with the
-    same units.
-    """
+    """Cores that this process may use. Two threads of one core count once."""
     threads = os.sched_getaffinity(0)
     apart = set()
     for thread in threads:
@@ -55,15 +53,13 @@ def gpus() -> list[str]:
 
 
 def fingerprint() -> str:
-    """Twelve hex digits of processor, core count and architecture, and of the GPUs where there are
-    any.
-    """
+    """Twelve hex digits of processor, core count, architecture and GPUs."""
     described = "|".join([cpu(), str(os.cpu_count()), platform.machine(), *gpus()])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def torch_version() -> str:
-    """Of the installed torch, without importing it; empty where there is none."""
+    """The installed torch's version, without importing it; empty if there is none."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -71,7 +67,7 @@ def torch_version() -> str:
 
 
 def interface_of(address: str) -> str:
-    """Name of the network interface that carries IPv4 `address`; `lo` where none says so."""
+    """Name of the interface with IPv4 `address`; `lo` if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:

@@ -1,7 +1,7 @@
-"""Processes of a node: ending with their parent, and how a launch's log says that they ended.
-Standard library.
+"""Processes of a node: ending with their parent, and how a log says that they ended. Standard
+library.
 
-torchrun gives each worker a session of its own: a group is not enough to end it.
+torchrun gives each worker its own session: killing a group is not enough.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # 
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends. A change of user
-    undoes it.
-    """
+    """Have the kernel kill this process when its parent ends. A change of user undoes it."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended in between
@@ -29,7 +27,6 @@ def die_with_parent() -> None:
 
 
 def seconds_since_start() -> float:
-    """How long ago this process began, by the kernel's clock."""
     began = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf(
         "SC_CLK_TCK"
     )
@@ -37,9 +34,7 @@ def seconds_since_start() -> float:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that none is lost
-    sight of.
-    """
+    """Become the parent of every descendant whose parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -58,7 +53,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants() -> None:
-    """Kill everything below this process and reap it, whatever session it is in."""
+    """Kill and reap everything below this process, in any session."""
     while True:
         alive = descendants(os.getpid())
         for process in alive:
@@ -72,9 +67,7 @@ def end_descendants() -> None:
 
 
 def gain_nothing() -> None:
-    """Let no program that this process runs give it more rights than it has: set-uid bits count for
-    nothing.
-    """
+    """Let no program that this process runs gain rights: set-uid bits count for nothing."""
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
@@ -86,9 +79,7 @@ _SAID = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 
 def blame_rank(code: Any) -> int:
-    """Whose word counts first: a fault of its own, then an end that nobody explains, then a lost
-    peer.
-    """
+    """Order of exit codes: a fault of the item first, then an unexplained end, then a lost peer."""
     if code in (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE) or (
         isinstance(code, int) and code < 0
     ):
@@ -97,16 +88,12 @@ def blame_rank(code: Any) -> int:
 
 
 def exit_line(code: int, message: str) -> str:
-    """What a worker that ends with `code` prints, so that its agent can tell it from those of its
-    neighbours.
-    """
+    """The last line of a worker that ends with `code`, which its agent finds in the log."""
     return f"srift[{code}]: {message}"
 
 
 def worker_exit_code(log: str) -> int | None:
-    """What torchrun says of the rank that was hit first: negative for a signal; None where it says
-    nothing.
-    """
+    """Return torchrun's exit code of the rank that was hit first; None if it names none."""
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # torchrun ends the neighbours of a rank that it lost by SIGTERM, and lists them too
     return min(
@@ -117,7 +104,7 @@ def worker_exit_code(log: str) -> int | None:
 
 
 def exit_reason(log: str, worker_code: int | None) -> str:
-    """The last word of a worker that ended so, else the last of any, else what torchrun knows."""
+    """Return the last line of a worker with that code, else of any, else torchrun's words."""
     lines = _SAID.findall(log)
     matching = [words for code, words in lines if code == str(worker_code)]
     if lines:

@@ -81,14 +81,12 @@ class WorkloadFile:
 
     @property
     def folder(self) -> str:
-        """What `file` is called unpacked; empty where it is no archive."""
+        """The unpacked folder's name; empty if `file` is no archive."""
         return self.file.removesuffix(_PACKED) if self.file.endswith(_PACKED) else ""
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Workloads of the same one can share a process; empty where any plain one may share it
-        too.
-        """
+        """Workloads with equal keys can share a process; an empty key shares with any plain one."""
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
 
@@ -108,9 +106,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Whether a machine looks for them before it starts: a processor, or whatever there is, is
-        there.
-        """
+        """True if a machine must look for them before it starts."""
         return self.name not in (CPU, ANY)
 
 
@@ -153,7 +149,6 @@ class Item:
 
     @property
     def used(self) -> list[int]:
-        """Devices used on each of `nodes`."""
         return self.devices or [1] * len(self.nodes)
 
     @property
@@ -198,8 +193,8 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """How long a node waits for the others' torchrun: they may look for their devices, install,
-        and read torch.
+        """Seconds that a node waits for the others' torchrun: they may check devices and
+        install.
         """
         return (
             self.join_s * (2 if any(one.checked for one in self.expected) else 1) + self.prepare_s
@@ -225,7 +220,9 @@ class RankLayout:
 
     @classmethod
     def of(cls, plan: Plan) -> RankLayout:
-        """The places of `plan`. Raises ValueError where an item needs a node that takes no part."""
+        """Return the layout of `plan`. Raises ValueError if an item needs a node that takes no
+        part.
+        """
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:
             for node, used in zip(item.nodes, item.used, strict=True):
@@ -245,24 +242,22 @@ class RankLayout:
 
     @property
     def host(self) -> int:
-        """The node that the others meet at."""
+        """The node at which the others meet."""
         return next(iter(self.devices))
 
     def order(self, node: int) -> int:
-        """The node's place among those that take part, which torchrun calls its rank."""
+        """torchrun's rank of the node."""
         return list(self.devices).index(node)
 
     def ranks(self, item: Item) -> tuple[int, ...]:
-        """Who serves `item`, in ascending order: the first devices of each of its nodes."""
+        """Ranks of `item`, in ascending order: the first devices of each of its nodes."""
         used = dict(zip(item.nodes, item.used, strict=True))
         return tuple(
             rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)
         )
 
     def placed(self, item: Item) -> Item:
-        """`item` with its nodes, their devices and batches in the order in which they send to each
-        other.
-        """
+        """Return `item` with nodes, devices and batches in the sending order."""
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
         order = sorted(
@@ -277,14 +272,12 @@ class RankLayout:
         return replace(item, nodes=nodes, devices=devices, batches=batches)
 
     def sending_ranks(self, item: Item) -> tuple[int, ...]:
-        """Who serves `item`, in the order in which they send to each other."""
+        """Ranks of `item` in the sending order."""
         ranks, nodes = self.ranks(item), self.placed(item).nodes
         return tuple(sorted(ranks, key=lambda rank: (nodes.index(self.places[rank][0]), rank)))
 
     def label(self, rank: int) -> str:
-        """What to call a rank to a person: its node, and its device where the node has several at
-        work.
-        """
+        """A rank's node, and its device if the node has several at work."""
         node, device = self.places[rank]
         return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
 
@@ -319,9 +312,7 @@ class Record:
 
 
 def plan_from_json(text: str) -> Plan:
-    """The plan in `text`. Raises TypeError or KeyError on a field that this version does
-    not know.
-    """
+    """Parse a plan. Raises TypeError or KeyError for unknown fields."""
     body = json.loads(text)
     workloads = [WorkloadFile(**one) for one in body.pop("workloads")]
     items = [Item(**one) for one in body.pop("items")]
@@ -338,10 +329,10 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> Record:
-    """The record of `item`, which is over: failed where there is a `problem`, by its machine where
-    no device served.
+    """Return the record of `item`: failed if there is a `problem`, by its machine if no device
+    served.
 
-    `problem` is what the ranks said, in which the kind of an error stands before its message.
+    In `problem`, the kind of an error stands before its message.
     """
     return Record(
         run_id=item.run_id,
@@ -379,16 +370,14 @@ def write_failed_records(
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write a dictionary or a dataclass, as `write_file` does. Raises OSError."""
+    """Write a dictionary or a dataclass as `write_file` does. Raises OSError."""
     write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())
 
 
 def write_file(path: Path, content: bytes, *, owner: int | None = None) -> None:
-    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError (a
-    full disk, say).
+    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError.
 
-    Safe for root in a folder of `owner`, who becomes the file's: no link that lies in wait is
-    followed.
+    Safe for root in a folder of `owner`, who gets the file: no link in the folder is followed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -26,9 +26,7 @@ _LEAST_S = 0.05  # several periods of a CPU quota, which would show in a shorter
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """The work, its memory held from the beginning; `threads` are those that the rank computes with
-    when it starts.
-    """
+    """The work and its memory; `threads` are those of the rank when it starts."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -41,9 +39,7 @@ class Reference:
 
     @classmethod
     def on(cls, device: torch.device) -> Reference:
-        """For a rank's device; done once, so that nothing is done for the first time beside a
-        measurement.
-        """
+        """Make it for a rank's device, and run it once."""
         rows, mebibytes, products, rounds = _CUDA if device.type == "cuda" else _CPU
 
         def full(shape: tuple[int, ...]) -> torch.Tensor:
@@ -65,10 +61,10 @@ class Reference:
         return reference
 
     def seconds(self) -> float:
-        """Of doing it once, a mean, on the same threads and in the same precision however a
-        workload has changed them.
+        """Mean seconds of the work, on the same threads and precision whatever a workload has
+        changed.
 
-        The first time does not count: what ran before has left its own data in the caches.
+        The first run does not count: the caches hold the data of what ran before.
         """
         with torch.no_grad(), _computing_with(self.threads):
             self._once()
@@ -88,7 +84,7 @@ class Reference:
 
 @contextmanager
 def _computing_with(threads: int) -> Iterator[None]:
-    """So many threads and full float32 products; what was set before comes back."""
+    """Compute with that many threads and full float32 products; restore the settings afterwards."""
     before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         if before != threads:

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure `item` together with its other nodes; the first of them, or one that fails, writes
+    """Measure `item` with its other nodes; the first of them, or one that fails, writes
     the record.
     """
     reset_peak(launch.device)
@@ -123,7 +123,9 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 
 
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
-    """All that can go wrong without the other ranks; the reason if it did."""
+    """Build and try the workload without the other ranks; return it, or the reason if that
+    failed.
+    """
     try:
         if item.kind == "probe":
             return None, ""
@@ -163,10 +165,9 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 
 
 def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
-    """The reasons of all ranks of the item, empty if every one of them is ready.
+    """Return the reasons of all ranks of the item; empty if every rank is ready.
 
-    Raises RuntimeError if one of them is gone: a barrier notices that at once, a wait at the store
-    would not.
+    Raises RuntimeError if a rank is gone: a barrier notices that at once.
     """
     launch.store.set(f"item-{index}-rank-{launch.rank}-built", problem)
     group = launch.group(item)
@@ -182,7 +183,7 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
-    """The item's values, and the reason where there are none."""
+    """Return the item's values, or the reason if there are none."""
     group, patience, given = launch.group(item), launch.patience, item
     item = launch.layout.placed(item)
     patience.reset()
@@ -214,11 +215,9 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
 def abort(
     launch: Launch, index: int, item: Item, error: Exception, started_unix: float
 ) -> NoReturn:
-    """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller
-    knows why.
+    """End the launch, with a record for a fault of the item. The controller explains a lost peer.
 
-    Nor is a fault that cannot be reported: with the launch's store gone, it may well be the
-    store's.
+    Without the launch's store, the fault may be the store's.
     """
     explained = explain(error, launch.workload(item))
     code, reason = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explained}"
@@ -242,7 +241,7 @@ def abort(
 
 
 def collect_errors(launch: Launch, index: int, item: Item) -> str:
-    """What the ranks said went wrong, waiting a moment for those whose word is still under way."""
+    """Return the errors of all ranks, after a short wait for late ones."""
     keys = {rank: f"item-{index}-rank-{rank}-error" for rank in launch.layout.ranks(item)}
     until = time.monotonic() + 2.0
     while True:
@@ -262,7 +261,6 @@ def write_record(
     problem: str,
     values: dict[str, Any] | None = None,
 ) -> None:
-    """Put the item's record into the mailbox, or end the launch."""
     devices = launch.used(item)
     record = record_of(
         launch.plan,
@@ -280,7 +278,7 @@ def _record(item: Item) -> str:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether `error` is the loss of a connection rather than a fault of the workload."""
+    """True if `error` is the loss of a connection, not a fault of the workload."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and bool(_PEER_LOST.search(str(error)))
     )

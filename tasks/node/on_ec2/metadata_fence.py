@@ -37,9 +37,7 @@ _PATIENCE_S = 60.0  # of a machine that has just come up
 
 
 def account(name: str) -> pwd.struct_passwd:
-    """The user called `name`, whom code is to run as. Raises OSError: there is none, or it
-    is root.
-    """
+    """Return the user called `name`. Raises OSError if there is none or it is root."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:
@@ -52,9 +50,7 @@ def account(name: str) -> pwd.struct_passwd:
 def start_as(
     user: pwd.struct_passwd, command: Sequence[str], **options: object
 ) -> subprocess.Popen[bytes]:
-    """A process of `user` that ends with this one, in no group of ours, and that no set-uid program
-    can raise.
-    """
+    """Start a process of `user` that ends with this one, without our groups or set-uid rights."""
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
         user=user.pw_uid,
@@ -66,11 +62,11 @@ def start_as(
 
 
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
-    """Empty when `user` cannot reach the service at `base`, else why not: then nothing of theirs
-    may run.
+    """Fence `user` from the service at `base`; return why not, in which case none of their code may
+    run.
 
-    Every rule is put in force, since one may go later: systemd-networkd drops routing rules that
-    are not its own when it starts anew.
+    Both rules are put in force, since one may go: systemd-networkd drops foreign routing rules when
+    it restarts.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
@@ -88,9 +84,7 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
-    """Connect as `user`. Only a refusal of what root is granted counts: a Python that did not start
-    proves nothing.
-    """
+    """Connect as `user`. Only a refusal counts, and only if root can connect."""
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
