@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +18,6 @@ from models.monitoring.cross_validation import (
     held_out,
     summarise,
 )
-from models.step_time import serialization
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
 
@@ -75,17 +72,6 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
         pd.testing.assert_frame_equal(
             model.predict(rows.assign(**{column: 123.0})), model.predict(rows)
         )
-
-
-def test_groups_may_be_fitted_without_in_any_order_elsewhere() -> None:
-    few = replace(data(), runs=data().runs.iloc[::3])
-
-    def backwards(one: Callable[[Any], Any], groups: Iterable[Any]) -> list[Any]:
-        return [one(group) for group in reversed(list(groups))][::-1]
-
-    (model, apart), (again, together) = fitted(few, seed=0), fitted(few, seed=0, each=backwards)
-    pd.testing.assert_frame_equal(together, apart, check_exact=True)
-    assert serialization.dump(model) == serialization.dump(again)
 
 
 def test_no_rows_give_an_empty_scoreboard_and_nothing_to_learn_from_no_model() -> None:
