@@ -15,7 +15,7 @@ from tasks.recommendation.recommend import recommend_all
 from tasks.reporting.progress import announce_changes, publish_artifacts, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.workspace import open_workspace
-from warehouse.reads import setups_of_workloads
+from warehouse.reads import measured_setups
 
 recommend = task(recommend_all)
 store = task(store_publication)
@@ -28,7 +28,7 @@ def publish(provider: str, refresh_id: str) -> int:
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
     names = [one.name for one in workspace.workloads]
-    runs = setups_of_workloads(workspace.warehouse, provider, names)
+    runs = measured_setups(workspace.warehouse, provider, names)
     # Only this machine knows which local hosts fit on it.
     dask = "" if workspace.simulated else workspace.settings.shared.dask
     offers = current_offers(workspace)

@@ -26,7 +26,7 @@ _KEYS = {
     "raw_machines": ("lease_id", "node", "number"),
     "raw_claims": ("event", "refresh_id"),
     "raw_models": ("provider", "version", "refresh_id"),
-    "raw_scores": ("provider", "version", "refresh_id", "split", "group_name"),
+    "raw_scores": ("provider", "version", "refresh_id", "split", "group"),
     "raw_timings": ("refresh_id", "phase"),
     "raw_publications": ("publication_id",),
     "raw_ledger": ("promise_id", "evidence"),
@@ -109,30 +109,6 @@ def append_facts(
     _note(connection, "raw_workload_facts", [dict(fact) | stamp for fact in facts])
 
 
-def append_offers(
-    connection: Connection, offers: Sequence[Row], *, snapshot_id: str, as_of: datetime
-) -> int:
-    """Append one snapshot of prices: the columns of the mart `offers`. NaN dollars become null."""
-    rows = [
-        dict(offer) | {"usd_per_hour": None if usd != usd else usd}
-        for offer in offers
-        for usd in [offer["usd_per_hour"]]
-    ]
-    return append(connection, "raw_offers", rows, snapshot_id=snapshot_id, as_of=as_of)
-
-
-def append_scores(
-    connection: Connection, scores: Sequence[Row], *, provider: str, version: str, refresh_id: str
-) -> int:
-    """Append a challenger's scoreboard: the columns of the mart `scores`."""
-    rows = [dict(score) | {"group_name": score["group"]} for score in scores]
-    for row in rows:
-        del row["group"]
-    return append(
-        connection, "raw_scores", rows, provider=provider, version=version, refresh_id=refresh_id
-    )
-
-
 def note_workloads(
     connection: Connection, workloads: Sequence[Row], *, provider: str, noted_at: datetime
 ) -> int:
@@ -200,13 +176,13 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
     A row whose key is stored already, or stands earlier in the result, is left out.
     """
     known = _columns(connection, table)
-    keys = _KEYS.get(table)
-    names = ", ".join(columns)
+    keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
+    names = ", ".join(f'"{name}"' for name in columns)
     query = f"select {names}, row_number() over () as append_order from ({chosen})"
     if keys:
         query = f"""
-            select * from ({query}) anti join {table} using ({", ".join(keys)})
-            qualify row_number() over (partition by {", ".join(keys)} order by append_order) = 1
+            select * from ({query}) anti join {table} using ({keys})
+            qualify row_number() over (partition by {keys} order by append_order) = 1
         """
     order = ""
     if "noted_order" in known:

@@ -69,15 +69,8 @@ _LEARNED_RUNS = f"""
 """
 
 
-def measured_setups(warehouse: Warehouse, provider: str, workload: str) -> pd.DataFrame:
-    """Return the measured setups of the workload, with `runs` and the newest `measured_at`."""
-    return setups_of_workloads(warehouse, provider, [workload])
-
-
-def setups_of_workloads(
-    warehouse: Warehouse, provider: str, workloads: Iterable[str]
-) -> pd.DataFrame:
-    """Like `measured_setups`, of several workloads."""
+def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
+    """Return the measured setups of the workloads, with `runs` and the newest `measured_at`."""
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
         from runs
@@ -119,11 +112,6 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
         for line in sorted(frame.to_csv(index=False, header=False).splitlines()):
             whole.update(line.encode() + b"\n")
     return whole.hexdigest()[:16]
-
-
-def offers(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the provider's newest snapshot of prices; unknown dollars are NaN."""
-    return mart(warehouse, "offers", provider=provider)
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:

@@ -237,7 +237,7 @@ create table raw_scores (
     version varchar not null,
     refresh_id varchar not null,
     split varchar not null,
-    group_name varchar not null,
+    "group" varchar not null,
     rows bigint not null,
     mean_error double,
     median_error double,

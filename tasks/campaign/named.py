@@ -286,7 +286,7 @@ def _pilots(case: Case, count: int, costs: Costs) -> list[PlannedLaunch]:
     """
     name, workspace = case.workload.name, case.workspace
     try:
-        measured = reads.measured_setups(workspace.warehouse, workspace.provider.name, name)
+        measured = reads.measured_setups(workspace.warehouse, workspace.provider.name, [name])
     except WarehouseMissing:
         measured = pd.DataFrame()
     goals = case.workload.goals or (Goal(goal="cheapest"),)

@@ -87,7 +87,7 @@ def _startup(workspace: Workspace, launches: pd.DataFrame) -> LogSeconds:
 
 def _advised(workspace: Workspace) -> dict[str, float]:
     """Return interruptions an hour by type in the newest snapshot."""
-    offers = reads.offers(workspace.warehouse, workspace.provider.name)
+    offers = reads.mart(workspace.warehouse, "offers", provider=workspace.provider.name)
     advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
     return dict(advised.groupby("instance_type")["interruptions_per_hour"].mean())
 

@@ -90,7 +90,7 @@ def snapshot_offers(
         for offer in offers
     ]
     with workspace.warehouse.transact() as connection:
-        append.append_offers(connection, rows, snapshot_id=refresh_id, as_of=now)
+        append.append(connection, "raw_offers", rows, snapshot_id=refresh_id, as_of=now)
     types = len({offer.instance_type.name for offer in offers})
     unpriced = sum(offer.usd_per_hour is None for offer in offers)
     said = f"prices: {len(offers)} offers of {types} instance types"
@@ -220,7 +220,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
         row["name"]: InstanceType(**{column: _known(row[column]) for column in columns})
         for row in rows_of(reads.mart(workspace.warehouse, "instance_types", provider=name))
     }
-    frame = reads.offers(workspace.warehouse, name)
+    frame = reads.mart(workspace.warehouse, "offers", provider=name)
     moments = {moment: _moment(moment) for moment in frame["price_as_of"].unique()}
     found = [
         Offer(

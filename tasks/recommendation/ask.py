@@ -63,7 +63,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     if name not in workspace.settings.workloads:  # it tolerates all that it was measured in
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
     everything = current_offers(workspace)
-    runs = measured_setups(workspace.warehouse, provider, name)
+    runs = measured_setups(workspace.warehouse, provider, [name])
     with one_thread():
         case = Case.of(workspace, champion, workload, question.machines.among(everything))
         found = plan_one(case, runs, top=top)

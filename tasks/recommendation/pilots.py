@@ -131,7 +131,7 @@ def _candidates(
         singles = found.setups(cheapest[count == 1], supply.fits)
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
         setups = chain(list({setup_key(one): one for one in one_device}.values()), setups)
-    runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, workload.name)
+    runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, [workload.name])
     measured = runs_by_key({workload.name}, (offer.instance_type for offer in sold), runs)
     new: dict[Key, Setup] = {}
     for setup in setups:

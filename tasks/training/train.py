@@ -118,8 +118,9 @@ def register(
     }
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_models", [model])
-        append.append_scores(
+        append.append(
             connection,
+            "raw_scores",
             rows_of(challenger.scoreboard),
             provider=provider,
             version=str(version),

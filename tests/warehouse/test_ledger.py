@@ -21,7 +21,6 @@ from tests.warehouse.builders import (
 )
 from warehouse.append import (
     append,
-    append_offers,
     append_records,
     note_instance_types,
     note_workloads,
@@ -88,7 +87,7 @@ def test_interruptions_are_as_they_were_when_it_was_published(warehouse: Warehou
             for market in ("spot", "on-demand")
         ]
         with warehouse.transact() as connection:
-            append_offers(connection, rows, snapshot_id=snapshot, as_of=at)
+            append(connection, "raw_offers", rows, snapshot_id=snapshot, as_of=at)
     safe = [offered("small", 2, 0.01) | {"market": "on-demand"}]
     publish(warehouse, [recommendation(), recommendation(rank=2, cluster_offers=safe)], stamp(0))
     measure(warehouse, "a run", NOON + 2 * HOUR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pandas as pd
@@ -12,9 +13,7 @@ import pytest
 from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, body, record, setup
 from warehouse.append import (
     append,
-    append_offers,
     append_records,
-    append_scores,
     note_instance_types,
     note_workloads,
 )
@@ -28,7 +27,6 @@ from warehouse.reads import (
     learning,
     mart,
     measured_setups,
-    offers,
     torch_lines,
     training_digest,
     training_frames,
@@ -42,6 +40,7 @@ EVERYTHING = [
     body("profile", of=ONE, kind="profile", values=PROFILE),
     body("probe", of=NO_WORKLOAD, kind="probe", workload_digest="", values=PROBE),
 ]
+DAY = timedelta(days=1)
 LATER = {"ended_unix": NOON.timestamp() + 99}
 
 
@@ -287,7 +286,7 @@ def test_runs_without_a_measurement_keep_reason_and_reporter(defined: Warehouse)
 
 def test_measured_setups_are_counted(defined: Warehouse) -> None:
     load(defined, body("a"), body("b"))
-    [row] = measured_setups(defined, "local", "tiny").to_dict("records")
+    [row] = measured_setups(defined, "local", ["tiny"]).to_dict("records")
     assert (row["cluster"], row["batch_per_device"], row["runs"]) == ("2xsmall", "8", 2)
 
 
@@ -304,12 +303,12 @@ def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
         "interruptions_per_hour": 0.1,
         "price_as_of": NOON,
     }
-    unknown = offer | {"usd_per_hour": float("nan")}
+    unknown = offer | {"usd_per_hour": None}
     with warehouse.transact() as connection:
         for new in (1, 0):
-            assert append_offers(connection, [offer], snapshot_id="one", as_of=NOON) == new
-        append_offers(connection, [unknown], snapshot_id="two", as_of=NOON.replace(hour=13))
-    found = offers(warehouse, "local")
+            assert append(connection, "raw_offers", [offer], snapshot_id="one", as_of=NOON) == new
+        append(connection, "raw_offers", [unknown], snapshot_id="two", as_of=NOON + DAY)
+    found = mart(warehouse, "offers")
     assert len(found) == 1 and math.isnan(found.usd_per_hour[0])
     assert found.price_as_of[0] == NOON.replace(tzinfo=None)
 
@@ -360,7 +359,9 @@ def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(
         with warehouse.transact() as connection:
             for new in (1, 0):
                 assert append(connection, "raw_models", [made | of], trained_at=NOON) == new
-                assert append_scores(connection, [score | {"mean_error": error}], **of) == new
+                assert (
+                    append(connection, "raw_scores", [score | {"mean_error": error}], **of) == new
+                )
     versions = mart(warehouse, "model_versions").set_index("refresh_id")
     assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1}
 

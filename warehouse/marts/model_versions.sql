@@ -18,5 +18,5 @@ from raw_models
 left join raw_scores
     on raw_scores.provider = raw_models.provider and raw_scores.version = raw_models.version
     and raw_scores.refresh_id = raw_models.refresh_id
-    and raw_scores.split = 'workload' and raw_scores.group_name = 'all'
+    and raw_scores.split = 'workload' and raw_scores."group" = 'all'
 order by raw_models.provider, raw_models.trained_at;

@@ -26,7 +26,7 @@ from tests.warehouse.builders import (
     setup,
     stamp,
 )
-from warehouse.append import append, append_records, append_scores
+from warehouse.append import append, append_records
 from warehouse.database import Warehouse
 from warehouse.publication import publish
 from warehouse.reads import reported
@@ -62,7 +62,7 @@ def history(warehouse: Warehouse) -> None:
             at, of = NOON + n * DAY, {"version": str(n), "refresh_id": f"refresh-{n}"}
             append(connection, "raw_models", [made | of], trained_at=at, promoted=n == 2)
             figures = {"mean_error": 0.2 / n, "median_error": 0.1 / n, "coverage_90": 0.9}
-            append_scores(connection, [score | figures], provider="local", **of)
+            append(connection, "raw_scores", [score | figures], provider="local", **of)
             times = {"started_at": at, "ended_at": at, "usd": 0.01 * n}
             append(
                 connection,
