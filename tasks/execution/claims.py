@@ -89,10 +89,8 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
     """
     if not _shares_a_month(workspace):
         return []
-    home_claims, start = (
-        {file.name for file in _claims_folder(workspace).glob("*")},
-        pd.Timestamp(month_start).tz_localize(None),
-    )
+    home_claims = {file.name for file in _claims_folder(workspace).glob("*")}
+    start = pd.Timestamp(month_start).tz_localize(None)
     earlier = takewhile(lambda row: row["refresh_id"] != before, _unsettled(workspace))
     return [
         row

@@ -39,9 +39,8 @@ class _Pairs(BaseModel):
         of `nodes`.
         """
         shape = (len(nodes), len(nodes))
-        latency_s, byte_s = (
-            [np.array(one) for one in each] for each in (self.latency_s, self.byte_s)
-        )
+        latency_s = [np.array(one) for one in self.latency_s]
+        byte_s = [np.array(one) for one in self.byte_s]
         if self.nodes != list(nodes) or {one.shape for one in latency_s + byte_s} != {shape}:
             raise ValueError(f"it is not of nodes {', '.join(map(str, nodes))}")
         if any((one[~np.eye(len(nodes), dtype=bool)] <= 0).any() for one in latency_s + byte_s):

@@ -12,14 +12,14 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from .device import now
 from .entrypoint import LoadedWorkload
-from .record import write_json
+from .record import write_file, write_json
 
 _MOST_BYTES = 4e9  # time on rented machines: what is larger is estimated from its bytes
 _MOST_OF_FREE = 0.5  # of the disk
@@ -78,19 +78,12 @@ class Checkpoints:
 
         States older than the last _KEPT are deleted; their manifests stay. Raises OSError.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        began, path = time.perf_counter(), self._state(step)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with beside.open("wb") as file:
-                summed = _Summed(file)
-                torch.save(state, summed)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            beside.rename(path)
-        finally:
-            beside.unlink(missing_ok=True)
-        manifest: dict[str, Any] = {"step": step, "bytes": summed.bytes, "crc32": summed.crc32}
+        began, path, buffer = time.perf_counter(), self._state(step), io.BytesIO()
+        torch.save(state, buffer)
+        content = buffer.getvalue()
+        write_file(path, content)
+        manifest: dict[str, Any] = {"step": step, "bytes": len(content)}
+        manifest["crc32"] = zlib.crc32(content)
         manifest |= {"seconds": time.perf_counter() - began, "ended_unix": time.time(), **more}
         write_json(path.with_suffix(".json"), manifest)
         for old in sorted(self.folder.glob("step-*.pt"))[:-_KEPT]:
@@ -131,18 +124,3 @@ class Checkpoints:
 
     def _state(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}.pt"
-
-
-class _Summed:
-    """A file to write to, with the bytes written and their checksum."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.bytes, self.crc32 = file, 0, 0
-
-    def write(self, content: bytes) -> int:
-        self.crc32 = zlib.crc32(content, self.crc32)
-        self.bytes += len(content)
-        return self._file.write(content)
-
-    def flush(self) -> None:
-        self._file.flush()

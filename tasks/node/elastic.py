@@ -140,10 +140,8 @@ class ElasticRun:
         """Join the process group of this start. Raises DistError if a rank does not come."""
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        patience, timeout = (
-            timedelta(seconds=self.patience_s()),
-            timedelta(seconds=self.plan.timeout_s),
-        )
+        patience = timedelta(seconds=self.patience_s())
+        timeout = timedelta(seconds=self.plan.timeout_s)
         store = dist.TCPStore(  # type: ignore[attr-defined]
             address, port, ranks, rank == 0, patience, multi_tenant=True
         )
@@ -160,10 +158,8 @@ class ElasticRun:
         After a restart all begin at once: as long again as this worker took, doubled after each
         meeting that failed.
         """
-        starts, restarts = (
-            len(self.checkpoints.starts()),
-            int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        )
+        starts = len(self.checkpoints.starts())
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if not starts:
             return self.plan.timeout_s
         failed = max(0, restarts - starts)

@@ -112,7 +112,8 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing to measure. `kind` is of TRAINING, profile or probe; `nodes` take part, by index in ascending order.
+    """One thing to measure. `kind` is of TRAINING, profile or probe; `nodes` take part,
+    by index in ascending order.
 
     `devices` are used on each of `nodes`, the first ones of the machine; empty: one each. A node
     starts as many ranks as its largest item wants.
@@ -263,12 +264,11 @@ class RankLayout:
         order = sorted(
             range(len(item.nodes)), key=lambda place: self.sending.index(item.nodes[place])
         )
-        nodes, devices = (
-            [one[place] for place in order] if one else [] for one in (item.nodes, item.devices)
-        )
-        batches = (
-            [item.batches[place] for place in order] if item.kind in TRAINING else item.batches
-        )
+        nodes = [item.nodes[place] for place in order]
+        devices = [item.devices[place] for place in order] if item.devices else []
+        batches = item.batches
+        if item.kind in TRAINING:
+            batches = [item.batches[place] for place in order]
         return replace(item, nodes=nodes, devices=devices, batches=batches)
 
     def sending_ranks(self, item: Item) -> tuple[int, ...]:
