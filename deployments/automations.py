@@ -1,7 +1,7 @@
 """Prefect automations that notify somebody: `automations.py --notify slack-webhook/oncall`.
 
-    a nightly refresh that did not complete for 26 hours         a promotion refused
-    drift: the model in force is off on new runs                 80 % of a month's dollars spent or held
+They tell of a nightly refresh that did not complete for 26 hours, a refused promotion, a model
+that is off on new runs, and of 80 % of a month's dollars spent or held.
 
 `--notify` names a notification block of the Prefect server as `type/name` (`prefect block ls`).
 """

@@ -1,4 +1,4 @@
-"""What every test may rely on: servers' and Srift's own state in a folder of this session, no telemetry, no network.
+"""Every test has its state in a folder of the session, no telemetry and no network.
 
 Set when this file is read, because Prefect looks at its environment once, at import.
 """
@@ -23,7 +23,7 @@ from tests.lanes import Lanes, order_of
 from tests.leftovers import Leftovers, name_run
 from warehouse.database import NO_DOWNLOADS
 
-gc.disable()  # what files import while they are collected stays: to look through it again and again takes as long
+gc.disable()  # imported objects stay; searching them doubles the time of collection
 # How long one example takes depends on what else runs; what it shows does not.
 settings.register_profile("srift", deadline=None)
 settings.load_profile("srift")
@@ -40,7 +40,7 @@ os.environ |= {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "DO_NOT_TRACK": "1",
-    "OPENBLAS_NUM_THREADS": "1",  # their threads spin for each other where other processes have the cores
+    "OPENBLAS_NUM_THREADS": "1",  # threads spin on busy cores
     "OMP_NUM_THREADS": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real hosts and processes speak over loopback, the cloud's tests when asked for; nothing else opens a socket."""
+    """Allow sockets in tests of real hosts; skip tests that spend money."""
     for item in items:
         cloud = item.get_closest_marker("cloud") is not None
         if cloud and "cloud" not in config.option.markexpr:

@@ -1,4 +1,4 @@
-"""A provider without machines: a script says, poll by poll, what its nodes do and what becomes of them."""
+"""A provider without machines: a script tells, poll by poll, what its nodes do."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
 
 
 class FakeCluster(RunningCluster):
-    """Two or so machines. `script` is called once a poll, with this; it ends with a cluster that does nothing more."""
+    """Machines whose `script` is called once a poll; afterwards they do nothing."""
 
     def __init__(
         self, lease_id: str, cluster: Cluster, mailbox: Path, script: Sequence[Step]
@@ -156,7 +156,7 @@ def fails(error: BaseException) -> Step:
 
 
 class FakeProvider(Provider):
-    """Leases in memory, their mailboxes under `home`; each acquisition plays the next of `scripts`."""
+    """Leases in memory, mailboxes under `home`; each acquisition plays the next script."""
 
     name = "local"
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own: an ordinary user's, on a Unix socket, gone with the test; skips without one."""
+"""A PostgreSQL server of a test, on a Unix socket; skips if PostgreSQL is not installed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _as_ordinary_user(folder: Path) -> list[str]:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The folder of its socket; databases are made with `create`. It asks for a password, which PGPASSFILE names."""
+    """Yield the folder of its socket. PGPASSFILE holds the password it asks for."""
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed here (Debian's package postgresql)")

@@ -49,7 +49,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def typed(path: Path) -> Iterator[str]:
-    """Commands of Srift in a page: in its console blocks, and in sentences where they have options."""
+    """Return the commands in a page's console blocks, and in sentences if they have options."""
     text = path.read_text()
     for language, body in _BLOCK.findall(text):
         if language in ("console", "bash", "sh"):
@@ -75,7 +75,8 @@ def test_the_commands_that_are_shown_can_be_typed(path: Path) -> None:
         words = shlex.split(line.partition("  #")[0].partition(" | ")[0].replace("...", ""))[1:]
         if not words or any(mark in line for mark in ("[", "\\|", "(")):
             continue  # a synopsis
-        assert words[0] in command.commands or words[0].startswith("-"), line  # type: ignore[attr-defined]
+        known = command.commands  # type: ignore[attr-defined]
+        assert words[0] in known or words[0].startswith("-"), line
         if words[0] in command.commands:  # type: ignore[attr-defined]
             verb = command.commands[words[0]]  # type: ignore[attr-defined]
             known = {option for one in verb.params for option in (*one.opts, *one.secondary_opts)}

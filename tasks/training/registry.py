@@ -94,7 +94,10 @@ def signature() -> ModelSignature:
         *(ColSpec("string", name) for name in ("workload", "cluster")),
         ColSpec(AnyType(), "batch_per_device"),  # type: ignore[no-untyped-call]
         *(ColSpec("string", name, required=False) for name in _OPTIONAL_TEXT),
-        *(ColSpec(AnyType(), name, required=False) for name in _OPTIONAL),  # type: ignore[no-untyped-call]
+        *(
+            ColSpec(AnyType(), name, required=False)  # type: ignore[no-untyped-call]
+            for name in _OPTIONAL
+        ),
     ]
     answers: list[ColSpec | TensorSpec] = [
         *(ColSpec("double", name) for name in _OUTPUTS),

@@ -133,23 +133,28 @@ def card(provider: str, challenger: Challenger, provenance: Provenance, now: dat
     """Return a page for the puller: what the model predicts, how well, and how to call it."""
     pooled = challenger.scoreboard[challenger.scoreboard["group"] == "all"]
     lines = [
-        f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error {row['mean_error']:.1%}, "
+        f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows,"
+        f" mean error {row['mean_error']:.1%}, "
         f"median {row['median_error']:.1%}, 90 % intervals cover {row['coverage_90']:.0%}"
         for row in pooled.to_dict("records")
     ]
     return "\n".join(
         [
             f"# {registry.name_of(provider)}",
-            f"Step time of PyTorch DDP training on `{provider}` machines, fitted {now:%Y-%m-%d %H:%M} UTC on "
+            f"Step time of PyTorch DDP training on `{provider}` machines,"
+            f" fitted {now:%Y-%m-%d %H:%M} UTC on "
             f"{provenance.training_rows} measured runs (digest {provenance.training_digest}), "
             f"code {provenance.code_commit}, seed {provenance.seed}.",
             f"Workloads: {', '.join(challenger.model.workloads)}. "
-            f"Instance types: {', '.join(challenger.model.instance_types)}. Any other name is refused.",
-            "Errors on groups of setups that the fit did not see (the group's rows left out, then predicted):",
+            f"Instance types: {', '.join(challenger.model.instance_types)}."
+            " Any other name is refused.",
+            "Errors on groups of setups that the fit did not see:",
             *lines,
             challenger.decision.reason,
-            f'Use: `mlflow.pyfunc.load_model("models:/{registry.name_of(provider)}@champion").predict(frame)` with '
-            "text columns `workload`, `cluster` (`2xa+1xb`), `batch_per_device` (`32+32+12`) and optionally `layout`, "
+            f'Use: `mlflow.pyfunc.load_model("models:/{registry.name_of(provider)}@champion")'
+            ".predict(frame)` with "
+            "text columns `workload`, `cluster` (`2xa+1xb`), `batch_per_device` (`32+32+12`) "
+            "and optionally `layout`, "
             "`accumulation_steps`, `strategy`, `precision`, `switches`. Intervals are 90 %.",
         ]
     )

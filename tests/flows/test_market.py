@@ -45,7 +45,7 @@ goals = [{ goal = "cheapest_within_deadline", hours = 40 }]
 
 
 def measurements(folder: Path) -> Path:
-    """Runs of a made-up network, in the format of `srift import`, and facts of it and of one that never ran."""
+    """Write runs of a made-up network, and facts of it and of a network without runs."""
     devices = {one.name: one.devices for one in packaged().instance_types}
     rows = []
     for name, per_sample in MEASURED.items():
@@ -184,7 +184,8 @@ def test_a_changed_price_is_published(market: Market) -> None:
     before = market.table[market.table["goal"] == "cheapest"].iloc[0]
     for region in REGIONS:
         market.world.account.usd[region]["g4dn.xlarge"] = 0.0001  # type: ignore[index]
-        market.world.account.spot_usd[region].update({("g4dn.xlarge", region + "a"): 9.0})  # type: ignore[attr-defined]
+        spot = market.world.account.spot_usd[region]
+        spot.update({("g4dn.xlarge", region + "a"): 9.0})  # type: ignore[attr-defined]
     market.take_prices("second")
     after = market.publish("second")
     first = after[after["goal"] == "cheapest"].iloc[0]

@@ -1,4 +1,4 @@
-"""`srift measure`: named machines and pilots, refused by name before anything starts, under the caps of a campaign."""
+"""`srift measure`: named machines and pilots, under the caps of a campaign."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Acting(DescribedMachines):
 
 @pytest.fixture
 def used(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a champion of its workloads conv and lm; read only. Machines are only described."""
+    """A project with a champion of the workloads conv and lm; read only."""
     monkeypatch.setattr(
         "tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines()
     )

@@ -1,4 +1,4 @@
-"""What a refresh does first: it stops where the account is not as it must be, and has the home for itself."""
+"""What a refresh checks first: the account, the cap, the reaper, and the home's lock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_cap_is_asked_for_first_and_a_bucket_next(nothing_runs: Path) -> None:
 
 @pytest.fixture
 def steps(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The steps of a refresh on EC2 in the order in which they were reached; the reaper cannot look."""
+    """The steps that a refresh on EC2 reaches, in order; the reaper fails."""
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     project(tmp_path)

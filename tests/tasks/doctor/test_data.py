@@ -1,4 +1,4 @@
-"""The doctor of data: what is not there is wrong, what cannot be seen is noted with what a policy must hold."""
+"""The doctor of data: missing data are wrong, invisible data are a note with a policy."""
 
 from __future__ import annotations
 

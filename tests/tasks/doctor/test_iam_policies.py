@@ -1,4 +1,4 @@
-"""The IAM policies allow what the code calls, and nothing else; each thing only where it is ours."""
+"""The IAM policies allow exactly what the code calls, on resources of this deployment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUR_TAG = {"StringEquals": {"aws:ResourceTag/srift:deployment": "ours"}}
 
 
 def called(*files: Path) -> set[str]:
-    """Actions whose names stand in the code as strings of their own (docstrings hold more than one word)."""
+    """Return the actions that the code names as strings."""
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     strings = [
         node.value
@@ -62,7 +62,7 @@ def of_action(action: str) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a doctor, launches in both markets, a replacement, a lost controller and a reaper really called."""
+    """What a doctor, launches, a replacement, a lost controller and a reaper called."""
 
     actions: frozenset[str]
     tagging: frozenset[str]
@@ -100,7 +100,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(
     recorded: Recorded,
 ) -> None:
-    """A call that is new must come to pass here, or this fails: no request goes out that no test has seen."""
+    """A new call must be made here too: no request goes out that no test has seen."""
     named = called(*(PROVIDERS / "ec2").glob("*.py"))
     assert named - recorded.actions == set(), (
         "no test makes these, so that nobody knows whether AWS would take them"
@@ -144,7 +144,7 @@ def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(
 
 
 def test_every_call_of_aws_carries_the_name_of_its_action() -> None:
-    """Clients are made in one file and called through one method there, which takes the action's name."""
+    """One file makes clients, and one method there calls them by the action's name."""
     for file in (PROVIDERS / "ec2").glob("*.py"):
         calls = [
             node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
@@ -198,8 +198,12 @@ def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it()
     "action", ["RunInstances", "CreateFleet", "CreateLaunchTemplate", "CreateSecurityGroup"]
 )
 def test_what_is_made_carries_our_tag(action: str) -> None:
-    made = {"RunInstances": "instance", "CreateFleet": "fleet", "CreateLaunchTemplate": "launch-template",
-            "CreateSecurityGroup": "security-group"}[action]  # fmt: skip
+    made = {
+        "RunInstances": "instance",
+        "CreateFleet": "fleet",
+        "CreateLaunchTemplate": "launch-template",
+        "CreateSecurityGroup": "security-group",
+    }[action]
     resource = f"arn:aws:ec2:*:999988887777:{made}/*"
     found = [one for one in of_action(f"ec2:{action}") if resource in listed(one["Resource"])]
     assert found

@@ -49,7 +49,10 @@ def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_it
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     # Python may keep what it compiled beside the file.
-    first = "assert len(set(os.listdir()) - {'__pycache__'}) == 1 and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
+    first = (
+        "assert len(set(os.listdir()) - {'__pycache__'}) == 1"
+        " and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
+    )
     found = check_workload(project(tmp_path, first), "net", timeout_s=120)
     assert [(one["precision"], one["problem"]) for one in found["precisions"]] == [
         ("fp32", ""),

@@ -1,4 +1,4 @@
-"""A challenger is fitted, judged, written down with its reason, and put in force only if the rule agrees."""
+"""A challenger is fitted, judged, recorded, and promoted only if the rule agrees."""
 
 from __future__ import annotations
 

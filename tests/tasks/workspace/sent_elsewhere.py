@@ -1,4 +1,4 @@
-"""Functions for other processes, which import this file to have them: it imports next to nothing."""
+"""Functions that other processes import."""
 
 from __future__ import annotations
 

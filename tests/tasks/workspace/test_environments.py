@@ -1,4 +1,4 @@
-"""Requirements installed at home: from a copy of the user's folder, said, and gone when nothing has used them long."""
+"""Requirements are installed from a copy, and removed after a month without use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials go to AWS and nowhere else: not to a log, the terminal, the home, the bucket, a machine or the table."""
+"""Credentials go to AWS alone: not to a log, the home, the bucket, a machine or the table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         findings = examine(here.settings, "ec2")
         prices.note_definitions(here, now)
         said = [prices.snapshot_offers(here, "refresh-1", now)]
-        offers, _ = dry_run.with_spot(here.provider.packaged_offers(), "on-demand")  # type: ignore[attr-defined]
+        packaged = here.provider.packaged_offers()  # type: ignore[attr-defined]
+        offers, _ = dry_run.with_spot(packaged, "on-demand")
         offer = next(one for one in offers if one.instance_type.name == "g4dn.xlarge")
         with here.provider.acquire(
             Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1
@@ -101,5 +102,6 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
 
 
 def _content(aws: object, key: str) -> str:
-    body = aws.plain("s3").get_object(Bucket=BUCKET, Key=key)["Body"].read()  # type: ignore[attr-defined]
+    found = aws.plain("s3").get_object(Bucket=BUCKET, Key=key)  # type: ignore[attr-defined]
+    body = found["Body"].read()
     return f"{key} {body.decode(errors='replace')}"
