@@ -48,7 +48,7 @@ class Candidates:
     `split` and `zone` are positions. `cluster` numbers the clusters with their markets and zones,
     `condition` their entries in `conditions`. `usd_per_hour` of the whole bill is NaN if a price is
     unknown. `zones` are the offers of a market in a zone, by type; `compile_s` the seconds before
-    the first step, by mode. Unless `all_fit`, some clusters cannot be had.
+    the first step, by mode. Some clusters may not fit.
     """
 
     splits: BatchSplits
@@ -56,7 +56,6 @@ class Candidates:
     frame: pd.DataFrame
     conditions: Conditions
     compile_s: FloatArray
-    all_fit: bool
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -96,8 +95,6 @@ class Candidates:
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
     """Return every split in every market and zone that sells all of its types.
 
-    Of up to MOST_CLUSTERS clusters those that do not fit are left out; of more the caller asks.
-
     Raises:
         ValueError: the workload's range of batches is empty.
     """
@@ -109,17 +106,10 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     splits = splits_of(workload, types, counts, totals=totals, model=model)
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
-    all_fit = len(counts) <= MOST_CLUSTERS
     frames, conditions, first = [], [], 0
     for number, zone in enumerate(zones):
         sells = np.array([one.name in zone for one in types] + [True], dtype=bool)
         rows = np.flatnonzero(sells[splits.kind].all(axis=1))
-        if all_fit:
-            clusters, at, back = np.unique(
-                splits.cluster[rows], return_index=True, return_inverse=True
-            )
-            able = [not supply.fits(splits.setup(int(row), zone).cluster) for row in rows[at]]
-            rows = rows[np.array(able, dtype=bool)[back]]
         clusters, back = np.unique(splits.cluster[rows], return_inverse=True)
         bought = counts[np.ix_(clusters, np.flatnonzero(sells[:-1]))]
         offers = [zone[one.name] for one in types if one.name in zone]
@@ -143,7 +133,6 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         frame=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"split": []}),
         conditions=Conditions.joined(conditions),
         compile_s=np.array([compilation.seconds(workload.name, one) for one in splits.modes]),
-        all_fit=all_fit,
     )
 
 

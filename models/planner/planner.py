@@ -67,21 +67,26 @@ def plan(
     if not workload.modes:
         return nothing(asked, "; ".join(supply.vetoes[one] for one in asked.modes))
     found = enumerate_candidates(workload, supply, model)
-    if not len(found):
+    looked: IntArray = np.zeros(0, dtype=np.intp)
+    if len(found):
+        formula_s = model.formula_seconds(found.splits.arrays())
+        found, looked = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
+    if not len(looked):
         return nothing(workload, obstacle(workload, supply, model))
-    formula_s = model.formula_seconds(found.splits.arrays())
-    looked = _best_that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
-    hours, usd = _predicted(found, looked, workload, model)
+    splits = np.unique(found.column("split", looked))
+    predictions = model.predict_arrays(found.splits.arrays(splits))
+    hours, usd = _expected(found, looked, workload, model, (splits, predictions))
     drawn = looked[shortlist(hours, usd, _groups(found, looked), goals, DRAWN)]
     front = looked[undominated(to_rounding(hours), to_rounding(usd))]
     rows = np.union1d(drawn, front)
-    arrays = found.splits.arrays(found.column("split", rows))
     setups = [found.setup(row) for row in rows.tolist()]
+    judged, place = np.unique(found.column("split", rows), return_inverse=True)
+    draws = model.draw_arrays(found.splits.arrays(judged), count=DRAWS, seed=seed)
     costs = job_costs(
         workload,
         setups,
-        model.predict_arrays(arrays),
-        model.draw_arrays(arrays, count=DRAWS, seed=seed),
+        predictions.iloc[np.searchsorted(splits, judged)[place]],
+        draws[place],
         job_conditions=supply.job_conditions,
         seed=seed,
     )
@@ -138,35 +143,49 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 
 
-def _best_that_fit(found: Candidates, goals: Sequence[Goal], supply: Supply) -> IntArray:
-    """Return the best LOOKED rows by the formula whose clusters can be had."""
-    hours, usd = (found.column(name).astype(float) for name in ("hours", "usd"))
-    cluster, groups = found.column("cluster"), _groups(found)
-    able: set[int] = set()
+def _that_fit(
+    found: Candidates, goals: Sequence[Goal], supply: Supply
+) -> tuple[Candidates, IntArray]:
+    """Return the best LOOKED rows by the formula whose clusters fit.
+
+    The first result is without the clusters that are known not to fit.
+    """
+    cluster, able, refused = found.column("cluster"), set[int](), set[int]()
+    usd = found.column("usd").astype(float)
     while True:
-        rows = shortlist(hours, usd, groups, goals, LOOKED)
-        _, first = np.unique(cluster[rows], return_index=True)
-        fresh = [row for row in rows[first].tolist() if int(cluster[row]) not in able]
-        if found.all_fit or not fresh:
-            return rows
-        refused = [row for row in fresh if supply.fits(found.setup(row).cluster)]
-        able |= set(cluster[fresh].tolist()) - set(cluster[refused].tolist())
-        hours[np.isin(cluster, cluster[refused])] = np.inf
+        kept = ~np.isin(cluster, list(refused))
+        hours = np.where(kept, found.column("hours"), np.inf)
+        rows = shortlist(hours, usd, _groups(found), goals, LOOKED)
+        clusters, first = np.unique(cluster[rows], return_index=True)
+        fresh = [at for at, code in enumerate(clusters.tolist()) if code not in able]
+        if not fresh:
+            place = np.cumsum(kept) - 1
+            return replace(found, frame=found.frame[kept]), place[rows]
+        for at in fresh:
+            why = supply.fits(found.setup(int(rows[first[at]])).cluster)
+            (refused if why else able).add(int(clusters[at]))
 
 
-def _predicted(
-    found: Candidates, rows: IntArray, workload: Workload, model: StepTimeModel
+def _expected(
+    found: Candidates,
+    rows: IntArray,
+    workload: Workload,
+    model: StepTimeModel,
+    predicted: tuple[IntArray, pd.DataFrame],
 ) -> tuple[FloatArray, FloatArray]:
-    """Return expected hours and dollars of `rows`, infinite if a row may not be chosen."""
-    splits, back = np.unique(found.column("split", rows), return_inverse=True)
-    arrays = found.splits.arrays(splits)
-    predictions = model.predict_arrays(arrays)
-    step_s = np.full(len(found.splits), np.nan)
+    """Return expected hours and dollars of `rows`, infinite if a row may not be chosen.
+
+    `predicted` are the splits of the rows and their predictions.
+    """
+    splits, predictions = predicted
+    step_s, barred = np.full(len(found.splits), np.nan), np.zeros(len(found.splits), dtype=bool)
     step_s[splits] = predictions["step_s"].to_numpy(float)
-    barred = unproven(model, arrays, predictions, workload.modes)[back]
+    arrays = found.splits.arrays(splits)
+    barred[splits] = unproven(model, arrays, predictions, workload.modes)
     looked = replace(found, frame=found.frame.iloc[rows]).with_hours(step_s, workload.samples)
+    out = barred[found.column("split", rows)]
     hours, usd = (looked.column(name).astype(float) for name in ("hours", "usd"))
-    return np.where(barred, np.inf, hours), np.where(barred, np.inf, usd)
+    return np.where(out, np.inf, hours), np.where(out, np.inf, usd)
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:

@@ -55,7 +55,7 @@ LIMITS = (
 # Fractions above which communication or stragglers limit a step, and making batches its compute.
 _LIMITED, _MOSTLY = 0.2, 0.5
 # Setups predicted and bounded at once; setups of one covariance.
-_CHUNK, _MANY, MOST_JOINT = 2500, 20_000, 4000
+_CHUNK, _MANY, MOST_JOINT = 2500, 200_000, 4000
 # Of log step, a doubling of devices beyond the measured: another algorithm may begin.
 _BEYOND_SD = 0.1
 # Directions of one device's seconds that are known better are no parameters; the number is limited,
