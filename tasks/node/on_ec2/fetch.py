@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError
 from s3transfer.exceptions import CancelledError
+from s3transfer.manager import TransferConfig, TransferManager
 from s3transfer.subscribers import BaseSubscriber
 
 from ..data import FAILED, FETCHING, KEPT_FREE_BYTES, READY, S3, failure_of, files_of, folder_of
@@ -87,8 +87,8 @@ class Fetcher:
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
         try:
-            with create_transfer_manager(
-                self.client, TransferConfig(max_concurrency=16)
+            with TransferManager(
+                self.client, TransferConfig(max_request_concurrency=16)
             ) as manager:
                 transfers = []
                 for name, key in keys.items():

@@ -444,18 +444,3 @@ def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_
     assert plan(seen)["checkpoints"].endswith("checkpoints/e"), (
         "it goes on from the same checkpoints"
     )
-
-
-def test_a_run_that_is_to_lose_a_machine_loses_its_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[int] = []
-
-    def revoke(cluster: FakeCluster, index: int) -> None:
-        taken.append(index)
-        becomes(index, TAKEN)(cluster)
-
-    monkeypatch.setattr(FakeCluster, "revoke", revoke, raising=False)
-    of = replace(elastic(), lose_after_s={"e": 2.0})
-    seen, _ = served(tmp_path, of, keeps, armed(1), *waits(40), reported("e"))
-    assert seen.outcome == "finished" and losses(seen) == taken == [1]
