@@ -27,7 +27,6 @@ from flows.cli.common import (
     show,
 )
 from models.domain.suggestions import nearest_names
-from models.domain.workload import GOALS, Goal
 
 app = typer.Typer()
 _HOURS = {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}
@@ -98,6 +97,7 @@ class Recommend:
         from tasks.reporting.progress import working
 
         with working(f"asking the model about {self.workload}"):
+            from models.domain.workload import GOALS, Goal
             from tasks.market.offers import OffersWanted
             from tasks.recommendation.ask import Question, answer
             from tasks.reporting.tables import print_recommendations
