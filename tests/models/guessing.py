@@ -39,16 +39,7 @@ def data() -> TrainingData:
         provider="ec2"
     )
     facts = [(name, FLOPS[name], 1e8) for name in KNOWN]
-    names = (
-        "name",
-        "devices",
-        "device",
-        "cores",
-        "bandwidth_gbps",
-        "memory_gib",
-        "device_memory_gib",
-        "device_tflops",
-    )
+    names = "name devices device cores bandwidth_gbps memory_gib device_memory_gib device_tflops"
     empty = pd.DataFrame()
     return TrainingData(
         runs=runs,
@@ -57,7 +48,7 @@ def data() -> TrainingData:
         probes=empty,
         workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
         instance_types=pd.DataFrame(
-            [{name: getattr(one, name) for name in names} for one in TYPES]
+            [{name: getattr(one, name) for name in names.split()} for one in TYPES]
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,7 @@ TYPES: dict[str, tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class HiddenWorkload:
+class HiddenWorkload(NamedTuple):
     """Core seconds on a whole core, gradient bytes, and how its cost bends."""
 
     base_s: float
@@ -34,43 +33,14 @@ class HiddenWorkload:
     sizes: tuple[float, ...]  # parts of the gradient
 
 
-WORKLOADS: dict[str, HiddenWorkload] = {
-    "conv": HiddenWorkload(
-        base_s=0.008,
-        sample_s=0.004,
-        bend=1.03,
-        gradient_bytes=1_100_000,
-        batches=(4, 8, 16, 24, 48),
-        ready=(0.55, 1.0),
-        sizes=(0.6, 0.4),
-    ),
-    "lm": HiddenWorkload(
-        base_s=0.02,
-        sample_s=0.012,
-        bend=0.97,
-        gradient_bytes=5_000_000,
-        batches=(2, 4, 8, 12, 24),
-        ready=(0.35, 1.0),
-        sizes=(0.2, 0.8),
-    ),
-    "mlp": HiddenWorkload(
-        base_s=0.03,
-        sample_s=0.0006,
-        bend=1.0,
-        gradient_bytes=16_000_000,
-        batches=(24, 48, 96, 192),
-        ready=(0.3, 1.0),
-        sizes=(0.1, 0.9),
-    ),
-    "embed": HiddenWorkload(
-        base_s=0.012,
-        sample_s=0.00015,
-        bend=1.02,
-        gradient_bytes=9_000_000,
-        batches=(96, 192, 384, 768),
-        ready=(0.2, 1.0),
-        sizes=(0.1, 0.9),
-    ),
+WORKLOADS = {
+    name: HiddenWorkload(*values)
+    for name, *values in (
+        ("conv", 0.008, 0.004, 1.03, 1_100_000, (4, 8, 16, 24, 48), (0.55, 1.0), (0.6, 0.4)),
+        ("lm", 0.02, 0.012, 0.97, 5_000_000, (2, 4, 8, 12, 24), (0.35, 1.0), (0.2, 0.8)),
+        ("mlp", 0.03, 0.0006, 1.0, 16_000_000, (24, 48, 96, 192), (0.3, 1.0), (0.1, 0.9)),
+        ("embed", 0.012, 0.00015, 1.02, 9_000_000, (96, 192, 384, 768), (0.2, 1.0), (0.1, 0.9)),
+    )
 }
 
 
@@ -212,81 +182,49 @@ class World:
                 continue
             for batch in own.batches[::2]:
                 forward, backward, optimizer = self.device(workload, name, batch)
-                rows.append(
-                    {
-                        "provider": "local",
-                        "workload": workload,
-                        "instance_type": name,
-                        "batch": batch,
-                        "forward_s": forward * self.noise(0.015),
-                        "backward_s": backward * self.noise(0.015),
-                        "optimizer_s": optimizer * self.noise(0.02),
-                        "peak_bytes": 2e8 + 3 * own.gradient_bytes + 1e6 * batch,
-                    }
+                measured = (
+                    forward * self.noise(0.015),
+                    backward * self.noise(0.015),
+                    optimizer * self.noise(0.02),
+                    2e8 + 3 * own.gradient_bytes + 1e6 * batch,
                 )
-        return pd.DataFrame(rows)
+                rows.append((workload, name, batch, *measured))
+        names = "workload instance_type batch forward_s backward_s optimizer_s peak_bytes"
+        return table(rows, names)
 
     def probes(self, clusters: Sequence[Sequence[str]]) -> pd.DataFrame:
-        rows = []
-        for types in clusters:
-            for size in (4_096, 65_536, 1 << 20, 4 << 20, 16 << 20):
-                seconds = self.collective(types, size)[0] * self.noise(0.03)
-                rows.append(
-                    {
-                        "provider": "local",
-                        "cluster": cluster_name(types),
-                        "bytes": size,
-                        "seconds": seconds,
-                    }
-                )
-        return pd.DataFrame(rows)
+        rows = [
+            (cluster_name(types), size, self.collective(types, size)[0] * self.noise(0.03))
+            for types in clusters
+            for size in (4_096, 65_536, 1 << 20, 4 << 20, 16 << 20)
+        ]
+        return table(rows, "cluster bytes seconds")
 
     def data(self, count: int = 70) -> TrainingData:
         """Profiles of all pairs, probes of six clusters, `count` runs."""
         clusters = [
-            ["s.small"] * 2,
-            ["s.small"] * 4,
-            ["n.medium"] * 2,
-            ["n.medium"] * 4,
-            ["s.large"] * 2,
-            ["s.whole", "s.medium"],
+            *(["s.small"] * 2, ["s.small"] * 4, ["n.medium"] * 2, ["n.medium"] * 4),
+            *(["s.large"] * 2, ["s.whole", "s.medium"]),
         ]
         facts = [
-            {
-                "provider": "local",
-                "workload": name,
-                "parameters": one.gradient_bytes // 4,
-                "gradient_bytes": one.gradient_bytes,
-            }
-            for name, one in WORKLOADS.items()
+            (name, one.gradient_bytes // 4, one.gradient_bytes) for name, one in WORKLOADS.items()
         ]
         buckets = [
-            {
-                "provider": "local",
-                "workload": name,
-                "bucket": at,
-                "bytes": part * one.gradient_bytes,
-                "ready_fraction": ready,
-            }
+            (name, at, part * one.gradient_bytes, ready)
             for name, one in WORKLOADS.items()
             for at, (part, ready) in enumerate(zip(one.sizes, one.ready, strict=True))
         ]
-        types = [
-            {
-                "provider": "local",
-                "name": name,
-                "devices": 1,
-                "device": "cpu",
-                "cores": cores,
-                "bandwidth_gbps": gbps,
-            }
-            for name, (cores, gbps) in TYPES.items()
-        ]
+        types = [(name, 1, "cpu", cores, gbps) for name, (cores, gbps) in TYPES.items()]
         return TrainingData(
             runs=self.runs(count),
             profiles=self.profiles(),
-            buckets=pd.DataFrame(buckets),
+            buckets=table(buckets, "workload bucket bytes ready_fraction"),
             probes=self.probes(clusters),
-            workloads=pd.DataFrame(facts),
-            instance_types=pd.DataFrame(types),
+            workloads=table(facts, "workload parameters gradient_bytes"),
+            instance_types=table(types, "name devices device cores bandwidth_gbps"),
         )
+
+
+def table(rows: Sequence[tuple[object, ...]], names: str) -> pd.DataFrame:
+    """Rows of local machines."""
+    return pd.DataFrame(rows, columns=names.split()).assign(provider="local")

@@ -13,7 +13,6 @@ from models.step_time.dataset import (
     TrainingData,
     at_nominal_speed,
     slowness,
-    speed_exponent,
     thinned,
     training_rows,
 )
@@ -44,14 +43,6 @@ def test_large_workloads_give_way_and_rare_layouts_and_types_stay(seed: int) -> 
     rare = [("w", "1xq", "1", 600), ("w", "1xrare", "1", 2), ("w", "1xq+1xrare", "1+1", 2)]
     found = kept(setups(*common, *rare), 100, "cluster", seed)
     assert (found["1xrare"], found["1xq+1xrare"], found["1xq"]) == (2, 2, 48)
-
-
-@pytest.mark.parametrize(
-    ("alone", "several", "taken"), [(20, 5000, 20), (3000, 5000, 50), (3000, 10, 90)]
-)
-def test_one_device_comes_first_up_to_half(alone: int, several: int, taken: int) -> None:
-    frame = setups(("w", "1xq", "1", alone), ("w", "2xq", "1+1", several))
-    assert kept(frame, 100, "cluster") == {"1xq": taken, "2xq": 100 - taken}
 
 
 def test_thinned_rows_have_every_workload_and_type_in_any_order(
@@ -124,15 +115,6 @@ def test_runs_without_fixed_work_beside_most_of_them_stay() -> None:
     for own in (runs.assign(reference_s=few), runs.drop(columns="reference_s")):
         data = replace(drifting(0.8)[0], runs=own)
         assert at_nominal_speed(data) is data and training_rows(data, seed=0).speed_sd == 0
-
-
-def test_the_exponent_is_learned_from_repeats_alone() -> None:
-    alone, often = drifting(0.4)[0].runs, drifting(0.4, repeats=4)[0].runs
-    assert speed_exponent(alone, np.log(slowness(alone)), 0.9) == 0.9
-    found = speed_exponent(often, np.log(slowness(often)), 0.9)
-    assert found == pytest.approx(0.4, abs=0.05)
-    away = often.assign(step_s=1.0 / often["step_s"])
-    assert speed_exponent(away, np.log(slowness(away)), 0.9) == 0.0
 
 
 @pytest.mark.parametrize("column", ["noisy", "equal"])

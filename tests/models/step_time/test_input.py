@@ -116,23 +116,6 @@ def test_steps_by_hand(
     assert step(waiting(one, 0.1, wait_s, workers), rest_s) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("one", "workers", "resource"),
-    [
-        (machine(8.0, 4), 0, "loader workers"),
-        (machine(8.0, 4), 1, "loader workers"),
-        (machine(8.0, 4), 9, "processors"),
-        (machine(0.4), 0, "processors"),
-        (machine(0.3), 1, "processors"),
-        (machine(8.0), 1, "loader workers"),
-    ],
-)
-def test_the_resource_that_would_help_is_named(one: Machine, workers: int, resource: str) -> None:
-    ones = np.ones(1)
-    assert waiting(one, 1.0, workers=workers).helped_by(ones, ones) == [resource]
-    assert waiting(one, 0.0, workers=workers).helped_by(ones, ones) == [""]
-
-
 def truth(
     rest_s: float, sync_s: float, batches: list[int], types: list[str]
 ) -> tuple[float, float]:
@@ -214,15 +197,3 @@ def test_steps_are_predicted_with_their_wait_which_is_the_bottleneck(model: Step
     others = model.predict(ASKED.assign(workload="lm"))
     assert not others["input_s"].any() and "input" not in set(others["bottleneck"])
     pd.testing.assert_frame_equal(load(dump(model)).predict(ASKED), found)
-
-
-def test_draws_moments_and_intervals_are_of_the_step_with_its_wait(model: StepTimeModel) -> None:
-    predicted, draws = model.predict(ASKED), model.draws(ASKED, count=2000, seed=1)
-    mean, covariance, noise = model.joint(ASKED)
-    assert mean == pytest.approx(np.log(predicted["step_s"].to_numpy()))
-    logs = np.log(draws)
-    assert logs.mean(axis=1) == pytest.approx(mean, abs=0.03)
-    assert logs.std(axis=1) == pytest.approx(np.sqrt(np.diag(covariance) + noise), rel=0.35)
-    low, high = (predicted[name].to_numpy()[:, None] for name in ("step_low_s", "step_high_s"))
-    assert ((low < draws) & (draws < high)).mean(axis=1) == pytest.approx(0.9, abs=0.05)
-    assert draws[:3] == pytest.approx(model.draws(ASKED[:3], count=2000, seed=1))

@@ -12,7 +12,7 @@ from models.domain.numeric import Z_90
 from models.step_time.formula import MEAN, NAMES, Line, compute_seconds, moved_step_s, step_times
 from models.step_time.model import StepTimeModel
 from models.step_time.one_device import OneDevice
-from tests.models.step_time.cases import error, fitted, inside, seconds, width
+from tests.models.step_time.cases import error, fitted, inside, width
 
 
 def several_of(rows: pd.DataFrame) -> pd.Series:
@@ -150,17 +150,3 @@ def test_a_kind_is_known_by_its_data_sheet_and_better_by_its_rows() -> None:
         assert np.abs(model.predict(at) - asked["log_s"].to_numpy()).max() < most
         doubts.append(np.diag(model.covariance(at, at)).mean())
     assert doubts[1] < 0.5 * doubts[0]
-
-
-def test_hundreds_of_batches_are_not_hundreds_of_parameters() -> None:
-    random, rows = np.random.default_rng(5), []
-    for batch in range(1, 301):
-        odd = float(np.exp(0.06 * random.standard_normal()))
-        for machines, layout in ((1, [1]), (2, [4, 4])):
-            step = seconds("middle", "fast", layout, batch) * odd
-            text = "+".join(map(str, layout))
-            rows.append(("middle", f"{machines}xfast", text, str(batch), step))
-    columns = ["workload", "cluster", "layout", "batch_per_device", "step_s"]
-    regression = fitted(pd.DataFrame(rows, columns=columns).assign(provider="ec2")).regression
-    mean, factor = regression.alone["middle"]
-    assert len(mean) == 300 and factor.shape[1] == 100

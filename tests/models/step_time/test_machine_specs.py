@@ -35,13 +35,6 @@ def test_an_unknown_figure_is_the_median_of_the_measured_types() -> None:
     assert read_machines(types, ["b"])["b"].bandwidth_gbps == 10.0
 
 
-def test_undescribed_machines_are_equal_on_usual_ethernet() -> None:
-    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=15.0, **UNKNOWN)
-    described = pd.DataFrame([{"name": "a", "cores": None, "device": None}])
-    assert read_machines(described, ["b"]) == {"a": plain, "b": plain}
-    assert read_machines(pd.DataFrame(), ["b"]) == {"b": plain} and not plain.accelerated
-
-
 def test_a_device_has_one_name_and_one_speed() -> None:
     rows = [("a", "T9", 8.0), ("b", "t9 ", None), ("c", "x", 30.0), ("d", None, 30.0)]
     found = read_machines(pd.DataFrame(rows, columns=["name", "device", "device_tflops"]), ["c"])

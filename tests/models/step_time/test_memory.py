@@ -87,37 +87,6 @@ def test_sharded_ranks_hold_less_the_more_they_are() -> None:
         assert peak(mode, 8, accumulates=True) == pytest.approx(peak(mode, 8) + GRADIENTS)
 
 
-@pytest.mark.parametrize(("strategy", "kept"), [("fsdp", 3.0), ("zero2", 2.0)])
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_offloaded_states_leave_the_device(strategy: str, kept: float, ranks: int) -> None:
-    stays, goes = Mode(strategy=strategy), Mode(strategy=strategy, switches="offload")
-    moving = GRADIENTS / 4 / ranks  # an eighth of weights and of gradients
-    for batch in (1, 16, 64):
-        summed = max(GRADIENTS / ranks - batch * SAMPLE, 0.0)
-        less = peak(stays, ranks, batch) - peak(goes, ranks, batch)
-        assert less == pytest.approx(kept * GRADIENTS / ranks + summed - moving) and less > 0
-        less = peak(stays, ranks, batch, accumulates=True)
-        less -= peak(goes, ranks, batch, accumulates=True)
-        assert less == pytest.approx(kept * GRADIENTS / ranks - moving)
-
-
-def test_a_sharded_run_allows_its_batch_on_as_many_ranks_or_more() -> None:
-    mode = Mode(strategy="fsdp")
-    rows = setup("net", f"4x{A}").assign(layout="1", strategy="fsdp")
-    model, name = fitted(rows, gradients=2e10, mode=mode), variant("net", mode)
-    fits = {
-        (batch, ranks): model.peak_bytes(name, A, batch, ranks) <= 16 * GIB
-        for batch, ranks in ((8, 4), (8, 8), (8, 2), (9, 4))
-    }
-    assert list(fits.values()) == [True, True, False, False]
-    assert model.peak_bytes(name, A, 8, 4, accumulates=True) > 16 * GIB
-    offloaded = Mode(strategy="fsdp", switches="offload")
-    model = fitted(rows.assign(switches="offload"), gradients=2e10, mode=offloaded)
-    name = variant("net", offloaded)
-    assert model.peak_bytes(name, A, 8, 4) <= 16 * GIB
-    assert model.facts[name][1] == pytest.approx(16 * GIB / 8)
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(MACHINES)), st.integers(1, 4096)), min_size=1, max_size=6
@@ -144,15 +113,3 @@ def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device
     assert several == [True, False]
     again = fitted(setup("net", f"1x{A}", 64, 2), gradients=1e9)
     assert again.peak_bytes("net", A, 64, accumulates=True) <= 16 * GIB
-
-
-def test_operations_bound_activations_as_other_profiles_show() -> None:
-    small = setup("net", f"1x{A}", 1)
-    model = fitted(small, gradients=1e8, flops={"net": 1e9})
-    assert model.peak_bytes("net", A, 500) < 16 * GIB  # 10 MB a sample
-    shown = profiled(1e9, 0.0, 4e7, "other")
-    model = fitted(small, shown, gradients=1e8, flops={"net": 1e9, "other": 1e9})
-    assert model.peak_bytes("net", A, 500) > 16 * GIB  # 40 MB a sample
-    for gigabytes in (1.0, 2.6, 4.0):
-        model = fitted(small, gradients=gigabytes * 1e9, flops={"net": 1e12})
-        assert model.peak_bytes("net", A, 1) <= 16 * GIB < model.peak_bytes("net", B, 4)

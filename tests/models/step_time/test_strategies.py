@@ -11,11 +11,11 @@ import pytest
 
 from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
 from models.step_time.compression import DENSITY, sent_between
-from models.step_time.dataset import by_variant, sent_part, training_rows
+from models.step_time.dataset import by_variant, training_rows
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.rows import one_device_points
 from models.step_time.serialization import dump, load
-from models.step_time.setup_arrays import read_setups, variant
+from models.step_time.setup_arrays import variant
 from models.step_time.tensor import Volumes, machine_bytes, weight_bytes
 from models.step_time.unmeasured import with_compressed
 from tasks.node.strategies import adasum, grid
@@ -98,26 +98,6 @@ def test_machines_of_one_device_send_the_elements_of_a_rank(name: str, ranks: in
     assert again == pytest.approx(expected)
 
 
-def test_ranks_of_one_machine_exchange_inside_it() -> None:
-    volumes = Volumes(weights=0.0, inputs=100.0, pairs=100.0)
-
-    def sent(name: str, most: float) -> float:
-        shape = {"ranks": 16 * ONE, "most": most * ONE, "samples": ONE}
-        return float(machine_bytes(name, volumes, 0.0, **shape)[0])
-
-    assert sent("tensor-2d", 4) == sent("tensor-2.5d", 2) == sent("tensor-1d", 16) == 0
-    assert sent("tensor-1d", 4) == pytest.approx(4 * 4 * 2 * 12 * 100.0)
-    assert sent("tensor-2d", 1) == pytest.approx(4 * 9 * 100.0)
-
-
-@pytest.mark.parametrize(("strategy", "part"), [("fsdp", 2.0), ("zero2", 1.5)])
-def test_gloo_sums_at_all_ranks(model: StepTimeModel, strategy: str, part: float) -> None:
-    name = variant("mlp", Mode(strategy=strategy))
-    setups = read_setups(setup("mlp", "2xs.small", 48).assign(strategy=strategy), {})
-    rows, _, _ = model.facts.lay_out(setups)
-    assert rows.line.sent_between[0] * sent_part(name) == pytest.approx(part)
-
-
 def test_one_device_runs_count_in_every_mode(data: TrainingData, model: StepTimeModel) -> None:
     one = setup("mlp", "1xs.small", 48).assign(step_s=0.2, strategy="ddp")
     several = [setup(name, "2xs.small", 48).assign(step_s=5.0) for name in ("mlp", "conv")]
@@ -158,14 +138,6 @@ def test_before_any_run_physics_says_where_a_strategy_pays(
     assert few[0] < few[1] and many[0] > many[1]
     asked = asked.assign(strategy="tensor-1d")
     pd.testing.assert_frame_equal(load(dump(model)).predict(asked), model.predict(asked))
-
-
-def test_without_profile_or_counted_layers_no_mode_is_added(model: StepTimeModel) -> None:
-    other = replace(JOB, modes=(Mode("bf16", "ddp-mstopk"),))
-    for same in (other, JOB, replace(JOB, modes=(Mode(),))):
-        assert with_compressed(model, same) is model
-    tensor = replace(JOB, name="conv", modes=(Mode(strategy="tensor-1d"),))
-    assert with_compressed(model, tensor) is model
 
 
 @pytest.mark.parametrize("name", ["ddp-mstopk", "adasum", "tensor-1d"])
