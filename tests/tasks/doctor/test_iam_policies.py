@@ -102,13 +102,11 @@ def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_
 ) -> None:
     """A new call must be made here too: no request goes out that no test has seen."""
     named = called(*(PROVIDERS / "ec2").glob("*.py"))
-    assert named - recorded.actions == set(), (
-        "no test makes these, so that nobody knows whether AWS would take them"
-    )
-    assert recorded.actions - named == set(), "called under a name that the code does not have"
+    assert named - recorded.actions == set()
+    assert recorded.actions - named == set()
     may = allowed("controller-policy")
-    assert named - EVERYBODY_MAY - may == set(), "the code calls what the policy does not allow"
-    assert may - named - IMPLIED == set(), "the policy allows what no code calls"
+    assert named - EVERYBODY_MAY - may == set()
+    assert may - named - IMPLIED == set()
 
 
 def test_tags_are_written_by_exactly_the_calls_that_make_something(recorded: Recorded) -> None:
@@ -240,8 +238,6 @@ def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star() -> None:
 def test_every_name_is_filled_in_and_braces_left_are_awss() -> None:
     text = json.dumps(policies(EC2, account="999988887777"))
     assert set(re.findall(r"\{[a-z_:]+\}", text)) == {"{aws:userid}"}
-    assert ACCOUNT in json.dumps(policies(EC2)), (
-        "where nobody named the account, AWS's example stands"
-    )
-    with pytest.raises(SettingsError, match="set bucket under"):
+    assert ACCOUNT in json.dumps(policies(EC2))
+    with pytest.raises(SettingsError):
         policies(Ec2())
