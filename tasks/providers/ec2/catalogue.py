@@ -35,8 +35,9 @@ class ImageLine:
 # From AWS's release notes (supported_ec2_instances), read on 2026-11-23. Below
 # https://docs.amazonaws.cn/dlami/latest/devguide/ they are
 # aws-deep-learning-ami-gpupt29oss-ul2404-2026-03-20.md and
-# aws-deep-learning-ami-gpupt211oss-al2023-2026-09-07.md. There are no notes on PyTorch 2.12 and 2.13; they count as 2.11. The open kernel modules of
-# NVIDIA's driver begin with Turing: no V100 (p3, p3dn).
+# aws-deep-learning-ami-gpupt211oss-al2023-2026-09-07.md. There are no notes on PyTorch 2.12 and
+# 2.13; they count as 2.11. The open kernel modules of NVIDIA's driver begin with Turing: no V100
+# (p3, p3dn).
 _OSS_GPU = r"/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-"
 _PT_2_9 = {"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"}
 IMAGE_LINES = (
