@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ Wholes = NDArray[np.int64]
 def finish_together(
     lines: Sequence[Line], total: int, devices: Sequence[int] | None = None
 ) -> tuple[int, ...] | None:
-    """Return samples per device of each machine with the earliest finish.
+    """Return samples per device of each machine, so that they finish together.
 
     `devices` is the number of devices of each machine, 1 by default. The shares of all devices add
     up to `total`. None if a machine would get no sample (the cluster without it is no slower) or
@@ -75,72 +76,21 @@ def split_groups(
     samples = np.maximum(1, floor).astype(np.int64) * count
     left = total - (samples * devices).sum(axis=1)
     possible &= left >= 0
-    _hand_out(samples, left, possible, lines=(a, pace), count=count, devices=devices)
-    _exchange(samples, possible, lines=(a, pace), count=count, devices=devices)
-    return samples, possible
-
-
-def _hand_out(
-    samples: Wholes,
-    left: Wholes,
-    possible: BoolArray,
-    *,
-    lines: tuple[FloatArray, FloatArray],
-    count: Wholes,
-    devices: Wholes,
-) -> None:
-    """Give the samples `left` by rounding to the type that then finishes first; in place."""
-    a, k = lines
     active = np.flatnonzero(possible & (left > 0))
-    while len(active):
+    while len(active):  # a sample left by rounding goes to the type that then finishes first
         n, d = count[active], devices[active]
         able = (n > 0) & (d <= left[active, None])
         stuck = ~able.any(axis=1)
         possible[active[stuck]] = False
         each = np.maximum(n, 1)
-        after = np.where(able, a[active] + k[active] * (samples[active] // each + 1), np.inf)
-        taker = after.argmin(axis=1)
-        row = np.arange(len(active))
+        after = np.where(able, a[active] + pace[active] * (samples[active] // each + 1), np.inf)
+        taker, row = after.argmin(axis=1), np.arange(len(active))
         without = each[row, taker] - samples[active, taker] % each[row, taker]
         given = np.where(stuck, 0, np.minimum(without, left[active] // d[row, taker].clip(1)))
         samples[active, taker] += given
         left[active] -= given * d[row, taker]
         active = active[~stuck & (left[active] > 0)]
-
-
-def _exchange(
-    samples: Wholes,
-    possible: BoolArray,
-    *,
-    lines: tuple[FloatArray, FloatArray],
-    count: Wholes,
-    devices: Wholes,
-) -> None:
-    """Move samples off the slowest type while that helps; in place.
-
-    Only where device counts differ: with equal counts handing out is optimal.
-    """
-    a, k = lines
-    known = np.where(count > 0, devices, 0)
-    uneven = known.max(axis=1) != np.where(count > 0, devices, np.iinfo(np.int64).max).min(axis=1)
-    active = np.flatnonzero(possible & uneven)
-    while len(active):
-        n, d, have = count[active], np.maximum(devices[active], 1), samples[active]
-        each, row = np.maximum(n, 1), np.arange(len(active))
-        times = np.where(n > 0, a[active] + k[active] * -(-have // each), -np.inf)
-        giver = times.argmax(axis=1)
-        slowest = times[row, giver]
-        moved = np.lcm(d, d[row, giver][:, None])
-        gives, takes = moved // d[row, giver][:, None], moved // d
-        after = a[active] + k[active] * -(-(have + takes) // each)
-        helps = (n > 0) & (have[row, giver][:, None] - gives >= each[row, giver][:, None])
-        helps &= after < slowest[:, None] * (1 - _ROUNDING)
-        helps[row, giver] = False
-        going = helps.any(axis=1)
-        taker = np.where(helps, after, np.inf).argmin(axis=1)
-        active, row = active[going], row[going]
-        samples[active, giver[going]] -= gives[row, taker[going]]
-        samples[active, taker[going]] += takes[row, taker[going]]
+    return samples, possible
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
@@ -247,31 +197,34 @@ def splits_of(
     splits: list[tuple[IntArray, ...]] = []
     for number, mode in enumerate(workload.modes):
         lines = [model.compute_line(workload.name, one.name, mode) for one in types]
+        a, k = np.array([*lines, (0.0, 1.0)], dtype=float).T
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
         powers = np.ones_like(ranks)
         if mode.sharded:  # memory of a half, a quarter ...: between two powers the lower counts
             powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
-        for power in np.unique(powers[able]).tolist():
+        for power, total in product(np.unique(powers[able]).tolist(), totals):
             rows = np.flatnonzero(able & (powers == power))
-            limits = [
-                [_largest_batch(model, workload.name, mode, one, max(totals), power, several)
-                 for one in types]
-                for several in (False, True)
-            ]  # fmt: skip
-            divided = _divided(
-                (kind[rows], count[rows]),
-                totals,
-                lines=np.array([*lines, (0.0, 1.0)], dtype=float),
-                devices=devices,
-                limit=np.array([[*few, max(totals)] for few in limits], dtype=np.int64),
-            )
-            for at, total, steps, samples in divided:
+            limits = _largest_batches(model, workload.name, mode, types, power, total)
+            fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
+            for steps in _step_counts(total):
+                at = np.arange(len(rows))
+                if steps not in ACCUMULATION_STEPS:
+                    at = np.flatnonzero(lacking & ~fitted)
+                own, each = kind[rows[at]], count[rows[at]]
+                micro = np.full(len(at), total // steps, dtype=np.int64)
+                samples, possible = split_groups(
+                    a[own], k[own], count=each, devices=devices[own], total=micro
+                )
+                most = -(-samples // np.maximum(each, 1))
+                held = ((each == 0) | (most <= limits[int(steps > 1), own])).all(axis=1)
+                fitted[at] |= possible & held
+                lacking[at] |= possible & ~held
+                kept = possible & held
                 if mode.of_equal_batches:
-                    same = _equal(count[rows[at]], samples)
-                    at, samples = at[same], samples[same]
-                constant = (np.full(len(at), value) for value in (number, total, steps))
-                splits.append((rows[at], samples, *constant))
+                    kept &= ((each == 0) | (samples == each * most[:, :1])).all(axis=1)
+                constant = (np.full(kept.sum(), value) for value in (number, total, steps))
+                splits.append((rows[at][kept], samples[kept], *constant))
     if not splits:
         splits.append((np.zeros(0, dtype=np.intp), count[:0], *[np.zeros(0, dtype=np.intp)] * 3))
     cluster, samples, numbers, total_of, steps_of = (
@@ -292,73 +245,34 @@ def splits_of(
     )
 
 
-def _divided(
-    machines: tuple[IntArray, Wholes],
-    totals: Sequence[int],
-    *,
-    lines: FloatArray,
-    devices: Wholes,
-    limit: Wholes,
-) -> list[tuple[IntArray, int, int, Wholes]]:
-    """Return (clusters, total, steps, samples) of the possible splits of clusters.
-
-    `machines` are the kinds and counts of each cluster's types. By type, with a last entry for
-    padding: `lines`, `devices`, and `limit` (2, types), the largest batch in one micro-step and in
-    several.
-    """
-    kind, count = machines
-    found: list[tuple[IntArray, int, int, Wholes]] = []
-
-    def divide(rows: IntArray, total: int, steps: int) -> tuple[BoolArray, BoolArray]:
-        """Add the splits that fit. Returns which clusters fit, and which lack only memory."""
-        own, number = kind[rows], count[rows]
-        micro = np.full(len(rows), total // steps, dtype=np.int64)
-        samples, possible = split_groups(
-            lines[own, 0], lines[own, 1], count=number, devices=devices[own], total=micro
-        )
-        most = -(-samples // np.maximum(number, 1))
-        held = ((number == 0) | (most <= limit[int(steps > 1), own])).all(axis=1)
-        found.append((rows[possible & held], total, steps, samples[possible & held]))
-        return possible & held, possible & ~held
-
-    everything = np.arange(len(kind))
-    for total in totals:
-        usual = [steps for steps in ACCUMULATION_STEPS if total % steps == 0]
-        fits, lacks = zip(*(divide(everything, total, steps) for steps in usual), strict=True)
-        pending = everything[np.any(lacks, axis=0) & ~np.any(fits, axis=0)]
-        for steps in _divisors(total, above=max(usual)):
-            if len(pending):
-                pending = pending[~divide(pending, total, steps)[0]]
-    return found
-
-
-def _equal(count: Wholes, samples: Wholes) -> BoolArray:
-    """(splits,) has every device the same number of samples?"""
-    each, left = np.divmod(samples, np.maximum(count, 1))
-    same = (left == 0) & (each == each.max(axis=1, keepdims=True))
-    return np.asarray((same | (count == 0)).all(axis=1), dtype=bool)
-
-
-def _divisors(total: int, *, above: int) -> list[int]:
+def _step_counts(total: int) -> list[int]:
+    """The usual accumulation steps that divide `total`, then greater divisors."""
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
-    return sorted(each for each in {*small, *(total // each for each in small)} if each > above)
+    divisors = sorted({*small, *(total // each for each in small)})
+    usual = [each for each in divisors if each in ACCUMULATION_STEPS]
+    return usual + [each for each in divisors if each > max(usual)]
 
 
-def _largest_batch(
+def _largest_batches(
     model: StepTimeModel,
     workload: str,
     mode: Mode,
-    kind: InstanceType,
-    most: int,
+    types: Sequence[InstanceType],
     ranks: int,
-    accumulates: bool,
-) -> int:
-    """The largest batch up to `most` that a device holds. Unknown memory suffices."""
+    most: int,
+) -> Wholes:
+    """(2, types) the largest batch up to `most` that a device holds in one micro-step and several.
 
-    def too_large(batch: int) -> bool:
-        peak = model.peak_bytes(
-            workload, kind.name, batch, ranks, mode=mode, accumulates=accumulates
-        )
-        return peak > kind.device_memory_gib * 2**30
+    Unknown memory suffices; the last entry is for padding.
+    """
 
-    return bisect_left(range(1, most + 1), True, key=too_large)
+    def largest(kind: InstanceType, accumulates: bool) -> int:
+        def too_large(batch: int) -> bool:
+            peak = model.peak_bytes(
+                workload, kind.name, batch, ranks, mode=mode, accumulates=accumulates
+            )
+            return peak > kind.device_memory_gib * 2**30
+
+        return bisect_left(range(1, most + 1), True, key=too_large)
+
+    return np.array([[*(largest(kind, some) for kind in types), most] for some in (False, True)])

@@ -20,18 +20,12 @@ Refusal = Callable[[Cluster], str]  # why a cluster can never be had; empty if i
 
 MOST_CLUSTERS, MOST_MIXED = 20_000, 100_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_DOUBLING, _COARSE = (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16, 64)
-Ladder = tuple[int, ...]
+_SPARSE, _DOUBLING = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32, 64, 128)
+_COARSE = (1, 4, 16, 64)
 # Numbers of each of two types, and of each of three.
-LADDERS: tuple[tuple[Ladder, Ladder], ...] = (
-    (_FINE, _FINE),
-    (_FINE, (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)),
-    (_FINE, _DOUBLING),
-    (_FINE, _COARSE),
-    (_FINE, ()),
-    (_DOUBLING, ()),
-    (_COARSE, ()),
-    ((), ()),
+LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    *((_FINE, three) for three in (_FINE, _SPARSE, _DOUBLING, _COARSE, ())),
+    *((two, ()) for two in (_DOUBLING, _COARSE, ())),
 )
 
 
@@ -48,40 +42,23 @@ def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
             for members in combinations_with_replacement(range(types), size)
         ]
         return np.array(rows, dtype=np.int64).reshape(len(rows), types)
-    for pair in LADDERS:
-        counts = [_counts(len(sizes), tuple(sizes), 1)]
-        counts += [_counts(max_hosts, ladder, 2 + at) for at, ladder in enumerate(pair)]
-        if sum(math.comb(types, each.shape[1]) * len(each) for each in counts) <= MOST_MIXED:
+    for ladders in LADDERS:
+        counts = [
+            [each for each in product(ladder, repeat=number) if sum(each) <= max_hosts]
+            for number, ladder in enumerate((sizes, *ladders), start=1)
+        ]
+        total = sum(math.comb(types, number) * len(each) for number, each in enumerate(counts, 1))
+        if total <= MOST_MIXED:
             break
-    return _in_order([_of_each(types, each) for each in counts], types)
-
-
-def _counts(max_hosts: int, ladder: Ladder, together: int) -> Wholes:
-    """(combinations, together) numbers of machines of so many types."""
-    rows = [each for each in product(ladder, repeat=together) if sum(each) <= max_hosts]
-    return np.array(rows, dtype=np.int64).reshape(-1, together)
-
-
-def _of_each(types: int, counts: Wholes) -> tuple[Wholes, Wholes]:
-    """(clusters, 3) types and machines of each: every choice of types with each of `counts`."""
-    rows, together = counts.shape
-    chosen = np.array(list(combinations(range(types), together)), dtype=np.int64)
-    chosen = chosen.reshape(-1, together)
-    missing = [(0, 0), (0, 3 - together)]
-    kind = np.pad(np.repeat(chosen, rows, axis=0), missing, constant_values=types)
-    return kind, np.pad(np.tile(counts, (len(chosen), 1)), missing)
-
-
-def _in_order(groups: Sequence[tuple[Wholes, Wholes]], types: int) -> Wholes:
-    """(clusters, types), small first, then those with more machines of the first type ..."""
-    kind, count = (np.concatenate(each) for each in zip(*groups, strict=True))
-    keys = [column for at in (2, 1, 0) for column in (-count[:, at], kind[:, at])]
-    order = np.lexsort((*keys, count.sum(axis=1)))
-    kind, count = kind[order], count[order]
-    present = count > 0
-    found = np.zeros((len(order), types), dtype=np.int64)
-    found[np.nonzero(present)[0], kind[present]] = count[present]
-    return found
+    blocks = []
+    for number, each in enumerate(counts, start=1):
+        chosen = np.array(list(combinations(range(types), number))).reshape(-1, number)
+        block = np.zeros((len(chosen) * len(each), types), dtype=np.int64)
+        machines = np.tile(np.array(each, dtype=np.int64).reshape(-1, number), (len(chosen), 1))
+        np.put_along_axis(block, np.repeat(chosen, len(each), axis=0), machines, axis=1)
+        blocks.append(block)
+    found = np.concatenate(blocks)
+    return found[np.argsort(found.sum(axis=1), kind="stable")]
 
 
 def clusters_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ import pandas as pd
 
 from ..domain.cluster import Cluster
 from ..domain.numeric import IntArray
-from ..domain.workload import Goal, Mode, Setup, Workload
+from ..domain.workload import Goal, Mode, Workload
 from ..job.cost import JobCosts
 from ..step_time.model import StepTimeModel
-from ..step_time.setup_arrays import read_setups
 from .batch_split import global_batches
 from .candidates import Supply
 from .choice_rule import EVEN_ODDS, drawn_meeting
@@ -177,40 +175,6 @@ def _difference(row: Row, against: Row, what: str) -> str:
         return f"equal {_UNITS[what]} ({amount(mine, what)})"
     shown = f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}"
     return f"{shown} % {_UNITS[what]} ({amount(mine, what)} against {amount(theirs, what)})"
-
-
-def made_to_fit(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
-    """Say what makes the workload fit in memory, and the seconds that it costs; empty if nothing.
-
-    Compares with one micro-step in the plainest tolerated mode of the same precision.
-    """
-    mode = setup.mode
-    plainest = min(
-        (one for one in workload.modes if one.precision == mode.precision),
-        key=lambda one: (one.of_several, one.switches != "none", one.switches.count("+")),
-        default=mode,
-    )
-    whole = tuple(batch * setup.accumulation_steps for batch in setup.batch_per_device)
-    plain = replace(setup, **plainest._asdict(), accumulation_steps=1, batch_per_device=whole)
-    if plain == setup:
-        return ""
-    short = []
-    for member, batch in zip(setup.cluster.members, whole, strict=True):
-        kind = member.instance_type
-        needed = model.peak_bytes(workload.name, kind.name, batch, sum(setup.layout), mode=plainest)
-        short.append((needed / _GIB / kind.device_memory_gib, needed / _GIB, kind))
-    over, needed_gib, kind = max(short, key=lambda each: np.nan_to_num(each[0]))
-    if not over > 1:
-        return ""
-    frame = model.predict_arrays(read_setups(pd.DataFrame([setup.row(), plain.row()]), {}))
-    ours, theirs = frame["step_s"].astype(float).tolist()
-    means = [str(mode)] * (plainest != mode)
-    means += [f"{setup.accumulation_steps} micro-steps"] * (setup.accumulation_steps > 1)
-    return (
-        f"made to fit by {' in '.join(means)}: {plainest} in one micro-step needs {needed_gib:.3g}"
-        f" GiB of the {kind.device_memory_gib:.3g} GiB of a device of {kind.name};"
-        f" {ours:.3g} s a step against {theirs:.3g} s ({100 * (ours / theirs - 1):+.0f} %)"
-    )
 
 
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:

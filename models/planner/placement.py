@@ -102,17 +102,11 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     """Return the best of local searches from several starts."""
     count = links.machines
     random = np.random.default_rng(0)
-    starts = [np.arange(count), np.array(breadth_first(links))]
-    starts += [_nearest(links, first) for first in range(count)]
+    starts = [np.arange(count), *(_nearest(links, first) for first in range(count))]
     starts += [random.permutation(count) for _ in range(_STARTS)]
     moves = _moves(count)
     found = [_descended(links, rounds, start, moves) for start in starts]
     return tuple(map(int, min(found, key=lambda one: one[1])[0]))
-
-
-def breadth_first(links: Links) -> tuple[int, ...]:
-    """Return the first machine, then those with the fastest links to it."""
-    return (0, *(int(one) for one in np.argsort(links.byte_s[0], kind="stable") if one))
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:

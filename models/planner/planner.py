@@ -19,7 +19,7 @@ from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import drawn_meeting, losses, normal_meeting
 from .compression import able_modes, compared, unproven
-from .explanations import made_to_fit, obstacle
+from .explanations import obstacle
 from .ranking import Row, goals_of, recommend, summary
 
 DRAWS = 400  # even: draws come in pairs about the prediction
@@ -95,8 +95,7 @@ def plan(
     def notes(setup: Setup) -> str:
         others = able_modes(setup, list(supply.vetoes))
         vetoed = [supply.vetoes[one] for one in others if one.dense == setup.mode.dense]
-        said = [made_to_fit(setup, workload, model), compared(setup, asked, model), *vetoed]
-        return "; ".join(filter(None, said))
+        return "; ".join(filter(None, [compared(setup, asked, model), *vetoed]))
 
     return Recommendation(
         rows=recommend(workload, costs, runs=runs, top=top, clusters=clusters, notes=notes),

@@ -184,19 +184,6 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
     return scored
 
 
-def recommend_one(
-    workspace: Workspace,
-    champion: Champion | None,
-    workload: Workload,
-    offers: Sequence[Offer],
-    runs: pd.DataFrame,
-    *,
-    top: int = 5,
-) -> list[Row]:
-    """Return the published rows of one workload."""
-    return plan_one(Case.of(workspace, champion, workload, offers), runs, top=top).rows
-
-
 def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Recommendation:
     """Return the planner's answer with complete rows; without a prediction they say why."""
     workspace = case.workspace

@@ -20,7 +20,7 @@ from models.job.cost import cost_at
 from models.job.job_conditions import JobConditions, pools_of
 from tasks.market.job_conditions import job_conditions
 from tasks.market.offers import current_offers, with_known_facts
-from tasks.recommendation.recommend import recommend_one
+from tasks.recommendation.recommend import Case, plan_one
 from tasks.training.registry import Champion, load_champion
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
@@ -49,7 +49,7 @@ def questions(here: Workspace, champion: Champion, count: int) -> list[Question]
     for number in range(count):
         workload = workloads[number % len(workloads)]
         slack = TIGHTNESS[(number // len(workloads)) % len(TIGHTNESS)]
-        rows = recommend_one(here, champion, workload, offers, runs, top=1)
+        rows = plan_one(Case.of(here, champion, workload, offers), runs, top=1).rows
         extremes = {row["goal"]: row for row in rows}
         if number % 2:
             usd = round(extremes["cheapest"]["usd_p90"] * slack, 4)
@@ -58,7 +58,7 @@ def questions(here: Workspace, champion: Champion, count: int) -> list[Question]
             hours = round(extremes["fastest"]["hours_p90"] * slack, 3)
             goal = Goal(goal="cheapest_within_deadline", hours=hours)
         asked = replace(workload, goals=(goal,))
-        rows = recommend_one(here, champion, asked, offers, runs, top=3)
+        rows = plan_one(Case.of(here, champion, asked, offers), runs, top=3).rows
         ranked = [
             row
             for row in rows

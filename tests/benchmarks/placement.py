@@ -25,7 +25,7 @@ import torch.distributed as dist
 import typer
 
 from models.domain.numeric import FloatArray, IntArray
-from models.planner.placement import Links, Round, breadth_first, choose, halvings, ring
+from models.planner.placement import Links, Round, choose, halvings, ring
 from tasks.execution.rank_order import sending_order
 from tasks.node.measuring import gather, meet
 from tasks.node.probe import SWEEPS, pairs
@@ -39,6 +39,11 @@ SIZE = 25 * 2**20  # bytes of gradients
 NOISE = 0.03  # standard deviation of a measured pair's log
 HOST_BYTES, HOST_REPEATS = 4 * 2**20, 7
 CHOSEN, COMES, BREADTH = "chosen", "as they come", "breadth first"
+
+
+def breadth_first(links: Links) -> tuple[int, ...]:
+    """Return the first machine, then those with the fastest links to it."""
+    return (0, *(int(one) for one in np.argsort(links.byte_s[0], kind="stable") if one))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,25 +237,6 @@ def small(gib_a_sample: float) -> Modes:
 CHEAPEST = Goal(goal="cheapest")
 
 
-@pytest.mark.parametrize(
-    ("switches", "gib_a_sample", "least", "made_to_fit"),
-    [
-        ((), 0.05, 32, False),  # 1.6 of 2 GiB
-        ((), 0.08, 32, True),
-        (("checkpointing",), 0.3, 16, True),
-        (("checkpointing",), 0.05, 32, False),
-    ],
-)
-def test_the_reason_names_what_makes_a_workload_fit(
-    switches: tuple[str, ...], gib_a_sample: float, least: int, made_to_fit: bool
-) -> None:
-    modes = (PLAIN, *(Mode(switches=one) for one in switches))
-    job = replace(workload("mlp", least, None, CHEAPEST), modes=modes)
-    for row in of(small(gib_a_sample), job, [offer("small")]).rows:
-        assert row["cluster"] == "1xsmall"
-        assert ("made to fit" in row["reason"]) is made_to_fit
-
-
 def test_sharding_fits_what_no_machine_holds_alone() -> None:
     kind = replace(machine("small"), device_memory_gib=1.9)
     sold = [replace(offer("small"), instance_type=kind)]

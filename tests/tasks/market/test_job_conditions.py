@@ -23,7 +23,7 @@ from tasks.market.job_conditions import (
     spot_experience,
 )
 from tasks.market.offers import snapshot_offers
-from tasks.recommendation.recommend import recommend_one
+from tasks.recommendation.recommend import Case, plan_one
 from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from tests.warehouse.builders import setup
@@ -60,7 +60,7 @@ def cheapest_hours(here: Workspace, market: str = "on-demand") -> dict[str, floa
         for one in here.provider.offers(NOON)
         if one.market == market and one.instance_type.name == "s.small"
     ]
-    rows = recommend_one(here, champion(), conv, offers, measured().runs)
+    rows = plan_one(Case.of(here, champion(), conv, offers), measured().runs).rows
     return {row["cluster"]: row["hours"] for row in rows}
 
 

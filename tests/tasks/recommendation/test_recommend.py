@@ -20,7 +20,7 @@ from models.step_time.model import fit
 from tasks.market.offers import with_known_facts
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
-from tasks.recommendation.recommend import Case, recommend_all, recommend_one, with_usual_goals
+from tasks.recommendation.recommend import Case, plan_one, recommend_all, with_usual_goals
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tasks.workspace.workspace import Workspace
@@ -54,7 +54,8 @@ def conv_rows(
     conv = with_usual_goals(here.workloads[0])
     sold = here.provider.offers(NOON) if offers is None else offers
     past = measured().runs if runs is None else runs
-    return recommend_one(here, champion(), replace(conv, **changes), sold, past, top=top)
+    case = Case.of(here, champion(), replace(conv, **changes), sold)
+    return plan_one(case, past, top=top).rows
 
 
 def firsts(rows: list[Any], workload: str) -> dict[str, Any]:
@@ -108,7 +109,8 @@ def knows_bf16() -> Champion:
 
 def in_precisions(here: Workspace, *precisions: str, **changes: Any) -> list[Any]:
     asked = replace(here.workloads[0], modes=tuple(map(Mode, precisions)), **changes)
-    return recommend_one(here, knows_bf16(), asked, here.provider.offers(NOON), measured().runs)
+    case = Case.of(here, knows_bf16(), asked, here.provider.offers(NOON))
+    return plan_one(case, measured().runs).rows
 
 
 def test_the_choice_is_among_tolerated_and_measured_precisions(here: Workspace) -> None:
@@ -150,7 +152,7 @@ def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_la
     able = replace(bare, settings=bare.settings.model_copy(update={"ec2": ec2}))
     for here, command in ((able, "--max-usd 25"), (bare, "srift import")):
         offers, runs = here.provider.offers(NOON), measured().runs.iloc[:0]
-        rows = recommend_one(here, None, bare.workloads[0], offers, runs)
+        rows = plan_one(Case.of(here, None, bare.workloads[0], offers), runs).rows
         assert all(command in row["reason"] for row in rows)
     assert not any("--max-usd 25" in row["reason"] for row in rows)
 
@@ -234,7 +236,8 @@ def test_a_device_without_run_or_data_sheet_is_not_compared(here: Workspace) -> 
     )
     tempting = [*offers, replace(offers[0], instance_type=gpu, usd_per_hour=1e-6)]
     conv = here.workloads[0]
-    rows = recommend_one(here, Champion(version=1, model=met), conv, tempting, measured().runs)
+    case = Case.of(here, Champion(version=1, model=met), conv, tempting)
+    rows = plan_one(case, measured().runs).rows
     assert not any("x.gpu" in row["cluster"] for row in rows)
     assert [("Z9" in row["reason"]) for row in rows] == [row["rank"] == 1 for row in rows]
 
