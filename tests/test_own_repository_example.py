@@ -28,5 +28,5 @@ def test_the_repository_with_its_requirements_and_a_folder_of_photos_is_checked(
     found = check_workload(load_settings(folder / "srift.toml"), "photos", timeout_s=300.0)
     assert problems(found) is None
     (checked,) = found["precisions"]
-    assert checked["figures"]["parameters"] == 23_528_522, "a ResNet-50 with ten classes"
-    assert checked["figures"]["input_s"] > 0, "photos are decoded"
+    assert checked["figures"]["parameters"] == 23_528_522
+    assert checked["figures"]["input_s"] > 0

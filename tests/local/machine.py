@@ -204,5 +204,5 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def over(process: subprocess.Popen[bytes], within_s: float = 30.0) -> None:
     until = time.monotonic() + within_s
     while process.poll() is None:
-        assert time.monotonic() < until, "the user-data did not end"
+        assert time.monotonic() < until
         time.sleep(0.02)

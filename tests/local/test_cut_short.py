@@ -84,7 +84,7 @@ def test_a_killed_refresh_is_made_up_for_by_the_reaper_which_leaves_a_live_one_a
     process.kill()
     process.communicate()
     assert left_over(home.home) != []
-    assert "has lost its controller: run `srift reap`" in home.run("status")[1]
+    assert "`srift reap`" in home.run("status")[1]
     code, out, err = home.run("reap")
     assert code == 0 and "is gone" in out, err
     assert {known(home.home)[run_id] for run_id in reported} == {"measured"}

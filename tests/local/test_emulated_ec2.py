@@ -40,7 +40,7 @@ def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_gi
         spoken = [world.console(one) for launch in world.launches for one in launch.ids]
     assert {market for market, _ in proof.clusters} == {"spot", "on-demand"}
     assert {"ec2:CreateFleet", "s3:PutObject"} <= actions
-    assert not [one for one in spoken if "srift:" in one], "a machine had something to complain of"
+    assert not [one for one in spoken if "srift:" in one]
 
 
 READS = """
@@ -117,10 +117,7 @@ def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_r
     }, (served.outcome, bodies)  # fmt: skip
     assert {bodies[f"r-00-00{n}"]["values"]["parameters"] for n in (0, 3)} == {3 + 1}
     failed = bodies["r-00-001"]
-    assert (
-        "the machines' role may not list or read them (AccessDenied)" in failed["reason"]
-        and failed["cause"] == "data"
-    )
+    assert "(AccessDenied)" in failed["reason"] and failed["cause"] == "data"
     assert list(tally.lacking) == ["far"] and workspace.provider.ended() == []
     assert sorted(one["Size"] for one in stored) == [3, 20_000_000]
 

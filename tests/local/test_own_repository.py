@@ -94,7 +94,7 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
     installation = here(project)
     settings = installation.settings
     [(name, why)] = not_installable(settings).items()
-    assert name == "clash" and "ancient 1.0 depends on torch<2" in why
+    assert name == "clash" and "ancient 1.0" in why
     files = {name: settings.travelling(name) for name in ("repo", "clash")}
     at_home = replace(
         files["repo"][0], environment=str(environment_at(settings.home, files["repo"][0]))
@@ -134,6 +134,6 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
     collect(installation, "r", datetime.now(UTC))
     assert known(installation.home) == {"repo": "measured", "itself": "measured", "clash": "failed"}
     [failed] = mart(installation.warehouse, "failed_runs").to_dict("records")
-    assert "ancient 1.0 depends on torch<2" in failed["reason"]
+    assert "ancient 1.0" in failed["reason"]
     assert (failed["told_by"], failed["cause"] or "") == ("node", "")
     assert left_over(installation.home) == []

@@ -103,10 +103,10 @@ def test_who_claims_later_leaves_to_who_claimed_before_and_not_the_other_way_rou
 ) -> None:
     one, other, third = team(tmp_path, count=3)
     claim(one, "r-1", 6.0, NOON)
-    assert left(one) == 10.0, "its own is no other's"
+    assert left(one) == 10.0
     claim(other, "r-2", 3.0, NOON)
     assert month_of(one, "r-1").left_usd == 10.0 and month_of(other, "r-2").left_usd == 4.0
-    assert left(third) == 1.0, "together 6 and 3 and 1 dollars"
+    assert left(third) == 1.0
     said = str(month_of(other, "r-2"))
     assert said.endswith(
         f"(0.00 spent, 0.00 committed, 6.00 claimed by refresh r-1 of {gethostname()}:{one.home})"
@@ -139,14 +139,14 @@ def test_a_claim_is_settled_by_its_own_home_once_nothing_of_it_is_held_or_waits(
     machines.over = []
     with refresh_lock(one.home, "r-1"):
         settle(one, NOON)
-        assert left(other) == 4.0, "the campaign is at work, between two launches"
+        assert left(other) == 4.0
         settle(one, NOON, over="r-1")
     assert left(other) == 10.0
     settle(one, NOON)
     claim(one, "r-10", 6.0, NOON)
     machines.held = [lease("r-1-00")]
     settle(one, NOON)
-    assert left(other) == 10.0, "r-1-00 is none of r-10's"
+    assert left(other) == 10.0
 
 
 def test_where_the_warehouse_does_not_answer_what_was_measured_is_not_lost_for_a_claim(
@@ -156,11 +156,11 @@ def test_where_the_warehouse_does_not_answer_what_was_measured_is_not_lost_for_a
     claim(one, "r-1", 6.0, NOON)
 
     def busy(*_: object) -> None:
-        raise WarehouseBusy("it is another's turn")
+        raise WarehouseBusy("another's turn")
 
     monkeypatch.setattr(type(one.warehouse), "transact", busy)
     settle(one, NOON)
-    assert "it is another's turn" in capsys.readouterr().err
+    assert "another's turn" in capsys.readouterr().err
     monkeypatch.undo()
     assert left(other) == 4.0
     settle(one, NOON)
@@ -255,4 +255,4 @@ def test_a_campaign_claims_before_it_asks_what_is_left_and_settles_once_it_is_ov
     monkeypatch.setattr(flow, "within", failing)
     with pytest.raises(RuntimeError, match="no launch"):
         flow.measure.fn("r-3", "ec2", 6.0)
-    assert left(other, datetime.now(UTC)) == 10.0, "a campaign that fails is over, too"
+    assert left(other, datetime.now(UTC)) == 10.0

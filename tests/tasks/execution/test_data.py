@@ -96,7 +96,7 @@ def test_an_address_is_fetched_once_for_local_hosts(
     (beside / "1.jpg").unlink()
     (beside / "deep" / "2.jpg").write_bytes(b"z" * 20)
     assert brought(workspace).problem == "" and not beside.exists()
-    assert (folder / "deep" / "2.jpg").read_bytes() == b"z" * 20, "it was fetched again"
+    assert (folder / "deep" / "2.jpg").read_bytes() == b"z" * 20
 
 
 @pytest.mark.parametrize("change", ["deleted", "written anew"])

@@ -248,7 +248,7 @@ def test_when_the_time_is_up_what_is_left_is_simply_no_row(
     tmp_path: Path, script: tuple[Step, ...]
 ) -> None:
     seen, _ = served(tmp_path, job(), *script, stop_at=30.0)
-    assert rows(seen) == [] and seen.outcome == "time: the campaign's time is up"
+    assert rows(seen) == [] and seen.outcome.startswith("time: ")
 
 
 def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_lets_the_machines_go(tmp_path: Path) -> None:
@@ -258,10 +258,7 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_lets_the_machines_go(tmp_p
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
     row = json.loads((lease.mailbox / "controller" / "rows" / "b.json").read_text())
-    assert (row["status"], row["reason"]) == (
-        "interrupted",
-        "the controller was stopped by hand (Ctrl-C)",
-    )
+    assert row["status"] == "interrupted" and "Ctrl-C" in row["reason"]
 
 
 def full(_: Path, __: Any) -> None:
@@ -270,7 +267,7 @@ def full(_: Path, __: Any) -> None:
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
     seen = serving(FakeProvider(tmp_path, refusal="others hold the cores"), job())
-    assert seen.mailbox is None and seen.outcome == "refused: others hold the cores"
+    assert seen.mailbox is None and seen.outcome.startswith("refused: ")
     assert [(row["run_id"], row["status"]) for row in seen.rows] == [("r-00-refused", "refused")]
 
 
@@ -297,9 +294,7 @@ def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_
     assert seen.mailbox is not None
     run_setups = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
     assert set(run_setups) == {"b", "b-again-2"}
-    assert not (seen.mailbox / "node-1" / "progress.json").exists(), (
-        "what the machine before it said"
-    )
+    assert not (seen.mailbox / "node-1" / "progress.json").exists()
 
 
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_theirs(
@@ -319,9 +314,7 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_the
         [],
     ) and seen.lacked_devices
     alone, _ = served(tmp_path / "alone", job("bd"), ready, *lacking)
-    assert alone.outcome == "failed: node 1: no GPU" and plan(alone)["attempt"] == 1, (
-        "nothing is left to try"
-    )
+    assert alone.outcome.endswith("no GPU") and plan(alone)["attempt"] == 1
 
 
 @pytest.mark.parametrize(("got_usd", "measured"), [(3.6, 1), (36.0, 0)])
@@ -340,9 +333,7 @@ def test_on_dearer_machines_than_asked_for_the_money_ends_sooner(
     assert len(seen.recorded) == measured
     assert seen.mailbox is not None
     run_setup = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]
-    assert run_setup["usd_per_hour"] == pytest.approx(2 * got_usd), (
-        "as it was got, not as it was asked for"
-    )
+    assert run_setup["usd_per_hour"] == pytest.approx(2 * got_usd)
 
 
 ADDRESS = "s3://mine-1/cats/"
@@ -382,7 +373,7 @@ def test_there_is_no_plan_before_all_have_their_data_however_long_it_takes(tmp_p
     script = (*slow, has("ready", 1), armed(1), reported("a"), finished(1))
     seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
     assert (seen.recorded, seen.rows, seen.lacked_data) == ({"a"}, [], {})
-    assert seen.seconds["start hosts"] > 400.0, "it is a part of start-up"
+    assert seen.seconds["start hosts"] > 400.0
     assert plan(seen)["workloads"][0]["data"] == ADDRESS
 
 
@@ -396,9 +387,7 @@ def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_named(tmp_
         finished(1),
     )
     seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
-    assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, (
-        "the runs' own records say so too"
-    )
+    assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}
 
 
 def elastic() -> Job:
@@ -441,6 +430,4 @@ def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_
     again = (keeps, sells(1), *script[1:], *waits(3), new(0), armed(2), reported("e-again-2"))
     seen, _ = served(tmp_path / "another", elastic(), *again)
     assert seen.outcome.startswith("finished") and "e-again-2" in seen.recorded
-    assert plan(seen)["checkpoints"].endswith("checkpoints/e"), (
-        "it goes on from the same checkpoints"
-    )
+    assert plan(seen)["checkpoints"].endswith("checkpoints/e")

@@ -27,7 +27,7 @@ def value_of(found: tuple[dict[str, Any], dict[str, Any]] | None) -> float:
 def written(tmp_path: Path) -> Checkpoints:
     """Of steps 10 and 20."""
     one = Checkpoints(tmp_path / "run")
-    assert one.newest(CPU) is None, "before the folder is there"
+    assert one.newest(CPU) is None
     for step in (10, 20):
         manifest = one.write(step, state(step), loss=0.5)
         assert manifest["step"] == step and manifest["bytes"] > 1200 and manifest["seconds"] > 0
@@ -57,7 +57,7 @@ def test_a_writer_that_ends_midway_leaves_the_one_before(
     with pytest.raises(OSError, match="No space"):
         written.write(30, state(30))
     assert value_of(written.newest(CPU)) == 20
-    assert not list(written.folder.glob(".*")), "nothing half written stays"
+    assert not list(written.folder.glob(".*"))
 
 
 def test_states_of_old_checkpoints_go_and_their_manifests_stay(written: Checkpoints) -> None:

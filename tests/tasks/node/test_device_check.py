@@ -162,12 +162,8 @@ def test_without_them_its_runs_and_no_others_are_failed_with_that_reason(
         ("r1", "failed", "d"),
         ("r2", "failed", "d"),
     ]
-    assert all(
-        one["reason"].startswith("node 1: this machine was bought for 4 x A10G") for one in records
-    )
-    assert capsys.readouterr().err.startswith(
-        f"srift[{EXIT_NO_DEVICE}]: this machine was bought for"
-    )
+    assert all("4 x A10G" in one["reason"] for one in records)
+    assert capsys.readouterr().err.startswith(f"srift[{EXIT_NO_DEVICE}]: this machine")
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(
     until = time.monotonic() + 10.0
     with suppress(OSError):  # it is gone
         while Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < until, (
-                "the child lives on"
-            )  # a busy processor comes to it a moment later
+            assert time.monotonic() < until  # a busy processor comes to it a moment later
             time.sleep(0.05)
 
 

@@ -104,8 +104,6 @@ def test_only_a_refusal_of_what_root_is_granted_proves_the_fence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert tried(monkeypatch, fence._REFUSED, None) == ""
-    assert "root cannot reach it either" in tried(
-        monkeypatch, fence._REFUSED, TimeoutError("timed out")
-    )
+    assert "root cannot" in tried(monkeypatch, fence._REFUSED, TimeoutError("timed out"))
     assert "does not hold" in tried(monkeypatch, fence._CONNECTED, None)
     assert "no such file" in tried(monkeypatch, 1, None)

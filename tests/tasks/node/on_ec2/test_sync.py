@@ -46,7 +46,7 @@ def test_what_is_new_or_changed_is_fetched_and_only_as_the_manifest_says(tmp_pat
         inbox.fetch()
     store.say(plan_json="1", workloads__d_py="w")
     store.files["workloads/d.py"] = b"other"
-    assert not inbox.fetch() and not list(tmp_path.iterdir()), "no plan without its workload"
+    assert not inbox.fetch() and not list(tmp_path.iterdir())
     store.files["workloads/d.py"] = b"w"
     assert inbox.fetch()
     assert store.asked[-2:] == ["workloads/d.py", "plan.json"]
@@ -155,7 +155,7 @@ def test_a_store_that_is_down_costs_patience_and_no_record(
     for half_second in range(310):
         clock.now = half_second / 2
         if half_second == 240:
-            assert 10 < len(store.tried) < 60, "it was hammered"
+            assert 10 < len(store.tried) < 60
             assert "no room" in carried.problem
             store.down = False
         carried.carry()
@@ -189,7 +189,7 @@ def test_no_link_leads_out_no_pipe_is_waited_for_and_nobody_elses_file_is_theirs
     (own / "records").unlink()
     write(own, "records/x.json", "ours")
     Outbox(own, owner=os.getuid() + 1, put=store.put).flush(1.0)
-    assert store.names() == [], "of another user"
+    assert store.names() == []
     waiting = carried._waiting()
     (own / "records").rename(own / "scratch")
     (own / "records").symlink_to(secret)  # between the look and the read
@@ -205,7 +205,7 @@ def test_one_machine_sends_so_many_bytes_and_no_more_but_for_records_and_what_is
     for number in range(3):
         write(tmp_path, f"dump-{number}.bin", "x" * 49)
     write(tmp_path, "heartbeat.json", "{}")
-    assert carried.flush(1.0) == 0, "what is refused is not waited for"
+    assert carried.flush(1.0) == 0
     names = store.names()
     assert len([one for one in names if one.startswith("dump")]) == 2 and "heartbeat.json" in names
     assert "(49 bytes)" in carried.refused

@@ -126,9 +126,7 @@ def test_a_lease_that_cannot_be_read_is_said_and_neither_ended_nor_cleared_away(
     file = stored(local.store, lease())
     file.write_text(UNREADABLE[how](json.loads(file.read_text())))
     monkeypatch.setattr(local.store, "end", lambda *_: pytest.fail("its hosts were ended"))
-    with pytest.raises(
-        NotSwept, match=f"(?s)lease one: {file} cannot be read.*srift reap --provider local"
-    ):
+    with pytest.raises(NotSwept, match=f"(?s)lease one: {file}.*srift reap --provider"):
         local.reap(NOW, all_of_them=True)
     assert file.exists()
     [found] = local.leases()
@@ -146,11 +144,11 @@ def test_a_file_that_cannot_be_opened_is_no_lease_that_is_not_there(
     stored(store, lease())
 
     def read_text(self: Path, *_: object) -> str:
-        raise OSError(24, "Too many open files")
+        raise OSError(24, "Too many open")
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_text", read_text)
-        with pytest.raises(LeaseUnreadable, match="Too many open files"):
+        with pytest.raises(LeaseUnreadable, match="Too many open"):
             store.read("one")
     assert store.read("one") == lease() and store.read("two") is None
 
