@@ -68,17 +68,6 @@ class TrainingRows:
     run_ids: tuple[str, ...]
     provider: str
 
-    def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> TrainingRows:
-        return replace(
-            self,
-            setups=self.setups.take(picked),
-            step_s=self.step_s[picked],
-            sync_s=self.sync_s[picked],
-            repeats=self.repeats[picked],
-            spread=self.spread[picked],
-            speed_sd=self.speed_sd,
-        )
-
 
 def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
     """Rename workloads in other modes to their groups, with the workload's facts and digest.
@@ -87,9 +76,7 @@ def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
     modes stay as they are; nothing is learned from them.
     """
     frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
-    names = {
-        str(one) for frame in frames.values() if len(frame) for one in frame["workload"].unique()
-    }
+    names = {one for frame in frames.values() if len(frame) for one in frame["workload"]}
     met = {name: workload_and_mode(name) for name in sorted(names | set(wanted))}
     met = {name: (workload, mode) for name, (workload, mode) in met.items() if mode != MODES[0]}
     alone = {
@@ -121,12 +108,9 @@ def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     """Return known digests of `workloads` or `instance_types` by the column `name`."""
-    if "digest" not in frame or not len(frame):
+    if "digest" not in frame:
         return {}
-    defined = frame[frame["digest"].notna()]
-    return {
-        str(one): str(digest) for one, digest in zip(defined[name], defined["digest"], strict=True)
-    }
+    return dict(frame[[name, "digest"]].dropna().itertuples(index=False))
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -220,13 +204,8 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
 
 def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
     """Divide the columns `names` of the frame by a factor a row."""
-    have = [name for name in names if name in frame]
-    return frame.assign(
-        **{
-            name: pd.to_numeric(frame[name], errors="coerce").astype(float) / factors
-            for name in have
-        }
-    )
+    numbers = frame[[name for name in names if name in frame]].apply(pd.to_numeric, errors="coerce")
+    return frame.assign(**numbers.astype(float).div(factors, axis=0))
 
 
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
@@ -358,10 +337,7 @@ def facts_of(data: TrainingData, name: str) -> dict[str, float]:
     for frame in (data.runs, data.workloads):
         if name in frame and "workload" in frame:
             known = frame[pd.to_numeric(frame[name], errors="coerce") > 0]
-            facts |= {
-                str(one): float(value)
-                for one, value in zip(known["workload"], known[name], strict=True)
-            }
+            facts |= dict(zip(known["workload"], known[name].astype(float), strict=True))
     return facts
 
 

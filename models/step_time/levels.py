@@ -20,7 +20,8 @@ and widened by errors on cells left out in turn.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,16 +81,13 @@ class Rows:
 
         def wide(values: Any, padded: float = 0.0) -> Any:
             missing = width - values.shape[1] if values.ndim == 2 else 0
-            return (
-                np.pad(values, [(0, 0), (0, missing)], constant_values=padded)
-                if missing
-                else values
-            )
+            if not missing:
+                return values
+            return np.pad(values, [(0, 0), (0, missing)], constant_values=padded)
 
-        padded = {"middle_s": 1.0}
         line = {
             name: np.concatenate(
-                [wide(getattr(one.line, name), padded.get(name, 0.0)) for one in (self, other)]
+                [wide(getattr(one.line, name), float(name == "middle_s")) for one in (self, other)]
             )
             for name in Line.__slots__
         }
@@ -154,18 +152,17 @@ class Columns:
     """Columns of z: each level's deviations, and each workload's one-device seconds."""
 
     def __init__(self, cells: Sequence[tuple[str, str]], points: dict[str, int]) -> None:
-        self.groups: dict[tuple[str, object], IntArray] = {}
-        self.count = 0
+        sizes: dict[tuple[str, object], int] = {}
         met = {("all", "")} | {key for cell in cells for key in self.keys(*cell)}
         for level in LEVELS:
             for key in sorted((key for key in met if key[0] == level), key=repr):
-                self._add(key, int((LEVELS[level] > 0).sum()))
-        for workload, many in sorted(points.items()):
-            self._add(("alone", workload), many)
-
-    def _add(self, key: tuple[str, object], many: int) -> None:
-        self.groups[key] = np.arange(self.count, self.count + many)
-        self.count += many
+                sizes[key] = int((LEVELS[level] > 0).sum())
+        sizes |= {("alone", workload): many for workload, many in sorted(points.items())}
+        ends = np.cumsum([0, *sizes.values()]).tolist()
+        self.groups = {
+            key: np.arange(*pair) for key, pair in zip(sizes, pairwise(ends), strict=True)
+        }
+        self.count = ends[-1]
 
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
         """Return the levels of a cell, learned or not; DDP has no strategy level."""
@@ -331,13 +328,9 @@ class Regression:
         """Return logs by which exchanges of a kind take longer than the shared value."""
         place = NAMES.index("log_scale")
         moved = LEVELS["kind"] > 0
-        if not moved[place]:
-            return {}
         at, spread = int(moved[:place].sum()), self.spread["kind"][place]
-        own = {
-            str(name): own for (level, name), own in self.columns.groups.items() if level == "kind"
-        }
-        return {name: float(spread * self.z[columns[at]]) for name, columns in own.items()}
+        kinds = {name: own for (level, name), own in self.columns.groups.items() if level == "kind"}
+        return {str(name): float(spread * self.z[own[at]]) for name, own in kinds.items()}
 
     def neighbours(self, block: Block) -> Neighbours:
         """Return what predictions need of a fitted cell's rows."""
@@ -658,5 +651,4 @@ class Regression:
 
 def _moved(line: Line, drift: FloatArray) -> Line:
     """Shift the line's one-device log seconds by (rows, members) `drift`."""
-    parts = {name: getattr(line, name) for name in Line.__slots__}
-    return Line(**(parts | {"alone_s": line.alone_s * np.exp(drift)}))
+    return replace(line, alone_s=line.alone_s * np.exp(drift))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,18 +53,13 @@ _Row = Mapping[Hashable, object]
 
 
 def _positive(value: object) -> float | None:
-    number = (
-        float(str(value))
-        if value is not None and str(value) not in ("", "None", "<NA>", "nan")
-        else math.nan
-    )
-    return number if math.isfinite(number) and number > 0 else None
+    number = float(pd.to_numeric(str(value), errors="coerce"))
+    return number if 0 < number < math.inf else None
 
 
 def _device(row: _Row) -> str:
-    stated = (
-        str(row.get("device", _NO_DEVICE)).strip().lower()
-    )  # EC2 writes L4 where others write l4
+    # EC2 writes L4 where others write l4
+    stated = str(row.get("device", _NO_DEVICE)).strip().lower()
     return "" if stated in _UNKNOWN else stated
 
 
@@ -140,15 +134,18 @@ def device_kind(name: str, machine: Machine) -> str:
 @cache
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
     """Return name and fp32 TFLOP/s of a device's data sheet, the nearest in memory of several."""
-    table = data_sheets()
-    own = table[
-        (table.index == device) | table.index.str.fullmatch(re.escape(device) + " [0-9]+gb")
-    ]
+    own = _sheets(device)
     if not len(own):
         return device, math.nan
     apart = np.abs(np.log(own["memory_gb"] / memory_gib)) if memory_gib else np.zeros(len(own))
     nearest = own.iloc[int(np.argmin(apart))]
     return str(nearest.name), float(nearest["fp32_tflops"])
+
+
+def _sheets(device: str) -> pd.DataFrame:
+    """Return the data sheets of a device, one a size of its memory."""
+    table = data_sheets()
+    return table[table.index.str.fullmatch(re.escape(device) + "( [0-9]+gb)?")]
 
 
 @cache
@@ -168,14 +165,10 @@ def computes(device: str, mode: Mode) -> bool:
     precision = mode.precision
     if device == _NO_DEVICE:
         return precision != "tf32" and not mode.offloaded
-    table = data_sheets()
-    own = table[
-        (table.index == device.lower())
-        | table.index.str.fullmatch(re.escape(device.lower()) + " [0-9]+gb")
-    ]
-    return (
-        precision not in ("tf32", "bf16") or not len(own) or bool(own["tf32_tflops"].notna().any())
-    )
+    if precision not in ("tf32", "bf16"):
+        return True
+    own = _sheets(device.lower())
+    return not len(own) or bool(own["tf32_tflops"].notna().any())
 
 
 _RATES = {"tf32": "tf32_tflops", "bf16": "fp16_tflops", "fp16": "fp16_tflops"}
@@ -190,13 +183,9 @@ def sheets_of(
     accelerator is a kind of its own.
     """
     rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
-    figures = zip(
-        table.index, table["bandwidth_gbytes_s"].astype(float), rate.astype(float), strict=True
-    )
     found = {
-        str(name): (one, two, 1.0)
-        for name, one, two in figures
-        if 0 < one < np.inf and 0 < two < np.inf
+        str(name): (float(gbytes), float(tflops), 1.0)
+        for name, gbytes, tflops in zip(table.index, table["bandwidth_gbytes_s"], rate, strict=True)
     }
     for name, machine in machines.items():
         kind, speed = device_kind(name, machine), machine.prior_speed
@@ -214,10 +203,7 @@ def sheets_of(
             )
     for workload in workloads:
         rates = _RATES.get(workload_and_mode(workload)[1].precision)
-        rates_known: Mapping[Hashable, Any] = (
-            table[rates].dropna().to_dict() if rates in table else {}
-        )
-        for device, tflops in rates_known.items():
-            if str(device) in found and 0 < float(tflops) < np.inf:
+        if rates is not None:
+            for device, tflops in table[rates].dropna().items():
                 found[f"{device}|{workload}"] = (found[str(device)][0], float(tflops), 1.0)
     return found

@@ -500,10 +500,8 @@ class StepTimeModel:
             fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
             known = fit.neighbours(block)
             alike = kernel(known.features, known.features, spread)
-            moved = (
-                scipy.linalg.solve_triangular(known.factor, alike, lower=True).T
-                @ known.solved[:, -1]
-            )
+            white = scipy.linalg.solve_triangular(known.factor, alike, lower=True)
+            moved = white.T @ known.solved[:, -1]
             self._bounds[block.name] = min(float(moved.min()), 0.0), max(float(moved.max()), 0.0)
         return self._bounds[block.name]
 

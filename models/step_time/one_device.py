@@ -163,22 +163,18 @@ class OneDevice:
         *,
         sheets: Mapping[str, Sheet],
         flops: Mapping[str, float] | None = None,
-        learn: bool = True,
     ) -> OneDevice:
         """Fit to `points`: workload, kind, batch, log_s and its sd.
 
         `sheets` are by kind, or `kind|workload`; `flops` of forward and backward of a sample by
-        workload. Points that are not finite are left out. Raises ValueError if none is left.
+        workload. Raises ValueError without points.
         """
         batch, log_s, sd = (points[name].to_numpy(float) for name in ("batch", "log_s", "sd"))
-        good = np.flatnonzero(
-            np.isfinite(batch) & (batch > 0) & np.isfinite(log_s) & np.isfinite(sd) & (sd > 0)
-        )
-        if not len(good):
+        if not len(points):
             raise ValueError(
                 "nothing to learn from: no profile and no run with a positive step time"
             )
-        good = good[np.argsort(sd[good], kind="stable")[:_MOST]]
+        good = np.argsort(sd, kind="stable")[:_MOST]
         names, own = (
             points[name].astype(str).to_numpy()[good].tolist() for name in ("workload", "kind")
         )
@@ -191,14 +187,8 @@ class OneDevice:
             workloads={name: at for at, name in enumerate(sorted(set(names)))},
             kinds={name: at for at, name in enumerate(sorted(set(own)))},
             middle=middle,
-            sheets={
-                name: one
-                for name, one in sheets.items()
-                if one[0] > 0 and one[1] > 0 and np.isfinite(one).all()
-            },
-            flops={
-                name: one for name, one in (flops or {}).items() if one > 0 and np.isfinite(one)
-            },
+            sheets=dict(sheets),
+            flops=dict(flops or {}),
             unusual={},
             points=Points(*(np.zeros(0, dtype=np.intp),) * 2, *(empty,) * 7),
             log_s=log_s[good],
@@ -207,7 +197,7 @@ class OneDevice:
         )
         model = replace(model, points=model.at(names, own, batch[good]))
         for iteration in range(_TURNS if model.flops else 1):
-            if learn and len(good) > 8 and iteration < _LEARNED:
+            if len(good) > 8 and iteration < _LEARNED:
                 model = replace(model, spread=_learned(model))
             model = replace(model, unusual=model._off())
             model = replace(model, points=model.at(names, own, batch[good]))

@@ -15,7 +15,7 @@ from ..domain.workload import Workload
 from .dataset import sent
 from .model import StepTimeModel
 from .one_device import Sheet
-from .setup_arrays import variant, workload_and_mode
+from .setup_arrays import variant
 
 _T = TypeVar("_T")
 
@@ -26,26 +26,13 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     Returns the model itself if there is no such mode to add, or no measured base for it.
     """
     facts, memory, alone = model.facts, model.memory, model.facts.alone
-    new = {
-        variant(workload.name, one): variant(workload.name, one.alone)
-        for one in workload.modes
-        if one.sends_otherwise
-    }
-    new = {
-        name: base
-        for name, base in new.items()
-        if name not in alone.workloads and base in alone.workloads
-    }
-    undivided = {
-        base
-        for base in new.values()
-        if base not in facts.exchanges or not facts.exchanges[base].divided.known
-    }
-    new = {
-        name: base
-        for name, base in new.items()
-        if not (workload_and_mode(name)[1].divided and base in undivided)
-    }
+    new = {}
+    for mode in (one for one in workload.modes if one.sends_otherwise):
+        name, base = variant(workload.name, mode), variant(workload.name, mode.alone)
+        divided = base in facts.exchanges and facts.exchanges[base].divided.known
+        unmeasured = name not in alone.workloads and base in alone.workloads
+        if unmeasured and (divided or not mode.divided):
+            new[name] = base
     if not new:
         return model
     known = {name: facts.exchanges[base] for name, base in new.items() if base in facts.exchanges}
@@ -81,12 +68,11 @@ def _named_too(values: Mapping[str, _T], new: Mapping[str, str]) -> dict[str, _T
 
 def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str, Sheet]:
     """The same for data sheets by `kind|workload`."""
-    split = {key: key.partition("|") for key in sheets}
     return {
-        f"{kind}|{name}": sheets[key]
+        key.replace("|" + base, "|" + name): sheet
         for name, base in new.items()
-        for key, (kind, _, owner) in split.items()
-        if owner == base
+        for key, sheet in sheets.items()
+        if key.endswith("|" + base)
     }
 
 
