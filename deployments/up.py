@@ -42,13 +42,15 @@ from tasks.workspace.settings import Settings, SettingsError, load_settings
 
 POOL = "srift"
 HOST = "127.0.0.1"
-PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
+FOLDER = Path(__file__).resolve().parent
+PREFECT_FILE = FOLDER / "prefect.yaml"
 BIN = Path(sys.executable).parent
 SERVER_GRACE_S = 10.0
 RUN_GRACE_S = 30.0  # a run releases its machines and loads what it measured
 AUTH_INI = """[mlflow]
 default_permission = READ
 database_uri = sqlite:///{database}
+authorization_function = same_origin:authenticate
 """
 
 
@@ -126,6 +128,7 @@ class Service:
             *("--host", HOST, "--port", str(port), "--allowed-hosts", f"{HOST}:{port}"),
             *("--cors-allowed-origins", f"http://{HOST}:{port}", "--no-serve-artifacts"),
             *("--backend-store-uri", store, "--default-artifact-root", artifacts),
+            PYTHONPATH=os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", ""))),
             MLFLOW_AUTH_CONFIG_PATH=str(ini),
             MLFLOW_AUTH_ADMIN_USERNAME=USER,
             MLFLOW_AUTH_ADMIN_PASSWORD=password,

@@ -337,6 +337,7 @@ def observe(session: Session) -> Served:
     foreign = {
         "page of prefect": ("prefect", {"Origin": "https://evil.example"}),
         "page of mlflow": ("mlflow", {"Origin": "https://evil.example"}),
+        "local page of mlflow": ("mlflow", {"Origin": "http://127.0.0.1:9"}),
         "host of mlflow": ("mlflow", {"Host": "evil.example"}),
     }
     seen = {
@@ -417,12 +418,14 @@ def test_nobody_reads_or_creates_without_the_credential(served: Served, server: 
 
 @slow
 def test_foreign_pages_and_hosts_get_nothing(served: Served) -> None:
-    for who in ("page of mlflow", "host of mlflow"):
+    for who in ("page of mlflow", "local page of mlflow", "host of mlflow"):
         assert served.foreign[who][0] == 403
     for _, text in served.foreign.values():
         assert "access-control-allow-origin" not in text.lower()
     if served.browser is not None:
-        assert len(served.browser) == 16 and not any(served.browser)
+        assert len(served.browser) == 16
+        # A page may send a blind request; whether it created anything is checked above.
+        assert not any(one for one in served.browser if one not in ("", None))
 
 
 @slow

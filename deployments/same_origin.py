@@ -1,0 +1,16 @@
+"""MLflow's basic auth without pages of other ports: MLflow itself trusts every page of localhost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import make_response, request
+from mlflow.server.auth import authenticate_request_basic_auth
+
+
+def authenticate() -> Any:
+    """Refuse a request of another page, which a browser sends with the operator's password."""
+    origin = request.headers.get("Origin")
+    if origin not in (None, request.host_url.rstrip("/")):
+        return make_response("Pages of other origins may not ask this server.", 403)
+    return authenticate_request_basic_auth()
