@@ -11,19 +11,21 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from tasks.providers.base import EndedLease, Lease
+from tasks.providers.base import EndedLease, Lease, ProviderError
 from tasks.providers.ec2.attempts import LEAST_BILLED_S
-from tasks.providers.leases import HeldLease, LeaseFolder, Moment, replace_durably
+from tasks.providers.leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
 
 _REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
-_MOMENTS: TypeAdapter[dict[str, Moment]] = TypeAdapter(
-    dict[str, Moment], config=ConfigDict(strict=True)
+_REMEMBERED = timedelta(days=30)
+_Region = Annotated[str, Field(pattern=_REGION)]
+_MOMENTS: TypeAdapter[dict[_Region, Moment]] = TypeAdapter(
+    dict[_Region, Moment], config=ConfigDict(strict=True)
 )
 
 
@@ -71,7 +73,7 @@ class Ec2Lease(HeldLease):
     the lease was made. `refusals`: a sentence for each refused attempt.
     """
 
-    region: Annotated[str, Field(pattern=_REGION)]
+    region: _Region
     deployment: str
     bucket: str
     prefix: str
@@ -136,7 +138,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases-ec2")
-        self._swept_file = self.root / ".swept.json"
+        self.swept_file = self.root / ".swept.json"
 
     @property
     def token(self) -> str:
@@ -153,17 +155,26 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         return file.read_text().strip()
 
     def swept(self) -> dict[str, datetime]:
-        """Region -> when the reaper last looked through all of it; empty if unreadable."""
+        """Region -> when the reaper last looked through all of it. Raises ProviderError."""
         try:
-            return _MOMENTS.validate_json(self._swept_file.read_bytes())
-        except (OSError, ValueError):
+            return _MOMENTS.validate_json(self.swept_file.read_bytes())
+        except FileNotFoundError:
             return {}
+        except (OSError, ValueError) as error:
+            raise ProviderError(
+                f"{self.swept_file} cannot be read ({why_unreadable(error)}). Machines may run in "
+                "regions that srift.toml no longer names: look there, then delete the file"
+            ) from error
+
+    def used_regions(self, now: datetime) -> list[str]:
+        """Regions swept in the last 30 days: nothing was bought elsewhere. Raises ProviderError."""
+        return [region for region, moment in self.swept().items() if now - moment < _REMEMBERED]
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """A full disk changes nothing: an unrecorded sweep does not count."""
-        with suppress(OSError):
+        with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
-            replace_durably(self._swept_file, self.swept() | dict.fromkeys(regions, now))
+            replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease without machines as ended. A full disk leaves that to the reaper."""

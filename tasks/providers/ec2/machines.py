@@ -187,12 +187,7 @@ class Ec2Machines:
             await_shutdown(self.api, lease)
             lease = replace(lease, fetched=self._pulled(running.mirror, _PULLS))
         self.close(lease, "released")
-        tidy(
-            self.api,
-            lease.region,
-            lease.deployment,
-            lambda tags: tags.get("srift:lease") == lease.lease_id,
-        )
+        tidy(self.api, lease.region, launcher.tags, lambda tags: True)
         return ""
 
     def close(self, lease: Ec2Lease, outcome: str) -> Ec2Lease:

@@ -225,7 +225,9 @@ class Ec2Provider(Provider):
 
     def not_swept_since(self, moment: datetime) -> list[str]:
         """A sweep in the future, by a wrong clock, does not count."""
-        swept, now = {} if self._leases is None else self._leases.swept(), self._clock.now()
+        swept, now = dict[str, datetime](), self._clock.now()
+        with suppress(ProviderError):
+            swept = {} if self._leases is None else self._leases.swept()
         return [
             region
             for region in self._choices.regions
@@ -233,7 +235,8 @@ class Ec2Provider(Provider):
         ]
 
     def was_used(self) -> bool:
-        return self._leases is not None and bool(self._leases.ids() or self._leases.swept())
+        leases = self._leases
+        return leases is not None and bool(leases.ids() or leases.swept_file.exists())
 
     @cached_property
     def _machines(self) -> Ec2Machines:

@@ -1,14 +1,14 @@
 """Ends orphaned leases of this home, and machines with our tags past their deadline.
 
-Looks through every region and deployment of srift.toml and of the leases on disk. Raises NotSwept,
-after everything else is done, where it could not look or end.
+Looks through every region of srift.toml, of the leases on disk, and of the sweeps of the last 30
+days: a lease may have been moved away. Raises NotSwept, after everything else is done, where it
+could not look or end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
 from tasks.providers.ec2.api import ALIVE
@@ -42,31 +42,27 @@ class Reaper:
     sentences: list[str] = field(default_factory=list)
     unswept: dict[str, str] = field(default_factory=dict)
     regions: dict[str, None] = field(default_factory=dict)
-    deployments: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
 
     def reap(self) -> list[str]:
         leases, choices = self.machines.leases, self.machines.choices
         self.regions |= dict.fromkeys(choices.regions)
-        self.deployments.add(choices.deployment)
         if leases.root.is_dir():
             with leases.locked():
                 for lease_id in leases.ids():
                     self._lease(lease_id)
+        to_note = list(self.regions)  # a remembered region is forgotten after its 30 days
+        try:
+            self.regions |= dict.fromkeys(leases.used_regions(self.now))
+        except ProviderError as error:
+            self.unswept["other regions"] = str(error)
         for region in self.regions:
             self._sweep(region)
         missed = self.busy | self.unswept.keys()
-        leases.note_swept([region for region in self.regions if region not in missed], self.now)
+        leases.note_swept([region for region in to_note if region not in missed], self.now)
         if self.unswept:
             raise NotSwept("ec2", self.unswept, self.sentences)
         return self.sentences
-
-    def _look_at(self, region: Any, deployment: Any) -> None:
-        """Also sweep these; an unreadable lease may hold anything."""
-        if isinstance(region, str) and region:
-            self.regions[region] = None
-        if isinstance(deployment, str) and deployment:
-            self.deployments.add(deployment)
 
     def _lease(self, lease_id: str) -> None:
         leases = self.machines.leases
@@ -74,12 +70,14 @@ class Reaper:
             lease = leases.read(lease_id)
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
-            self._look_at(error.body.get("region"), error.body.get("deployment"))
+            region = error.body.get("region")
+            if isinstance(region, str) and region:
+                self.regions[region] = None
             return
         if lease is None:
             self._set_aside(lease_id)
             return
-        self._look_at(lease.region, lease.deployment)
+        self.regions[lease.region] = None
         if lease.ended_at is not None:
             return
         why = lease.why_end(self.now, all_of_them=self.all_of_them)
@@ -128,14 +126,17 @@ class Reaper:
     def _sweep(self, region: str) -> None:
         """End machines past their deadline, and machines of this home without an open lease."""
         api = self.machines.api
+        ours = (
+            {"srift:deployment": self.machines.choices.deployment},
+            {"srift:controller": self.machines.leases.token},  # also under an earlier deployment
+        )
         try:
-            found = [
+            shown = [
                 described
-                for deployment in sorted(self.deployments)
-                for described in api.instances(
-                    region, tags={"srift:deployment": deployment}, states=ALIVE
-                )
+                for tags in ours
+                for described in api.instances(region, tags=tags, states=ALIVE)
             ]
+            found = {str(described["InstanceId"]): described for described in shown}.values()
             ends = {
                 str(described["InstanceId"]): self._why_over(tags_of(described))
                 for described in found
@@ -152,8 +153,8 @@ class Reaper:
                 self.sentences.append(f"{machine} {done}: {ends[name]}")
             elif not _deadline(tags):
                 self.sentences.append(f"{machine} has no readable tag srift:deadline: look at it")
-        for deployment in sorted(self.deployments):
-            tidy(api, region, deployment, lambda tags: bool(self._why_over(tags)))
+        for tags in ours:
+            tidy(api, region, tags, lambda tags: bool(self._why_over(tags)))
         if stays:
             self.unswept[region] = f"machines do not end: {', '.join(sorted(stays))}"
 

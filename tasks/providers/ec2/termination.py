@@ -6,7 +6,7 @@ What cannot be ended stays on the lease for the reaper. Machines end themselves 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -121,9 +121,11 @@ def tags_of(described: Answer) -> dict[str, str]:
     return {str(tag["Key"]): str(tag["Value"]) for tag in described.get("Tags", ())}
 
 
-def tidy(api: Ec2Api, region: str, deployment: str, over: Callable[[dict[str, str]], bool]) -> None:
-    """Delete groups and templates with our tags for which `over(tags)`. Failures are ignored."""
-    filters = [{"Name": "tag:srift:deployment", "Values": [deployment]}]
+def tidy(
+    api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
+) -> None:
+    """Delete groups and templates with `tags` for which `over(tags)`. Failures are ignored."""
+    filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
             for leftover in list(api.ask_all(key, describe, region, Filters=filters)):

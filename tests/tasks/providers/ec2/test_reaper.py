@@ -191,6 +191,36 @@ def test_a_new_deployment_bucket_or_prefix_hides_no_machine_and_no_record(home: 
     assert home.world.account.groups == {} and home.world.account.placements == {}
 
 
+def moved_away(home: Home) -> None:
+    """A lease of eu-west-1 is moved away, and srift.toml names another region and deployment."""
+    home.provider.reap(home.world.now)  # nothing is bought in a region that was not swept
+    left_running(home, region="eu-west-1", deaf=True)
+    home.leases.directory("r-1").rename(home.path / "given-up")
+    chosen(home, regions=("us-east-1",), deployment="another")
+
+
+def test_a_region_that_srift_toml_no_longer_names_is_swept_for_thirty_days(home: Home) -> None:
+    moved_away(home)
+    assert len(home.provider.reap(home.world.now)) == 2 and home.world.alive() == []
+    refused = Fault(action="", code="ExpiredToken", times=999)
+    refused.when = lambda words: words["region"] == "eu-west-1"
+    home.world.faults = [refused]
+    assert list(not_swept(home).unswept) == ["eu-west-1"]
+    home.world.pass_s(31 * 86400)
+    assert home.provider.reap(home.world.now) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"eu-west-1": 5}', '{"../x": "2026-11-20T12:00:00Z"}']
+)
+def test_unknown_regions_are_no_all_clear(home: Home, text: str) -> None:
+    moved_away(home)
+    home.leases.swept_file.write_text(text)
+    assert list(not_swept(home).unswept) == ["other regions"]
+    assert home.provider.not_swept_since(home.world.now) == ["us-east-1"]
+    assert home.leases.swept_file.read_text() == text
+
+
 def stay_on(home: Home) -> None:
     """The deadline passes, and no machine ends."""
     home.world.pass_s(1801)
@@ -303,7 +333,7 @@ def test_what_a_machine_uploads_while_it_goes_down_is_fetched(home: Home) -> Non
 def test_a_sweep_in_the_future_does_not_count(home: Home) -> None:
     home.provider.reap(home.world.now)
     assert home.controller().not_swept_since(home.world.now) == []
-    swept = home.leases.root / ".swept.json"
+    swept = home.leases.swept_file
     future = {"eu-west-1": "2999-01-01T00:00:00+00:00"}
     swept.write_text(json.dumps(json.loads(swept.read_text()) | future))
     assert home.controller().not_swept_since(home.world.now) == ["eu-west-1"]
