@@ -51,7 +51,10 @@ _WORKLOAD = """
 entrypoint = "work.py:build"
 samples = {samples}
 global_batch = {batch}
-goals = [{{ goal = "cheapest_within_deadline", hours = 4.0 }}, {{ goal = "fastest_within_budget", usd = 0.3 }}]
+goals = [
+    {{ goal = "cheapest_within_deadline", hours = 4.0 }},
+    {{ goal = "fastest_within_budget", usd = 0.3 }},
+]
 """
 
 

@@ -49,7 +49,8 @@ class Leftovers:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """The last word of a run."""
         if self._interrupted:
-            end_all([self._folder, config._tmp_path_factory.getbasetemp()])  # type: ignore[attr-defined]
+            base = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+            end_all([self._folder, base])
 
 
 def end_all(folders: list[Path]) -> list[int]:

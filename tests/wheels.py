@@ -14,7 +14,8 @@ def wheel(folder: Path, name: str, version: str, code: str, *requires: str) -> P
     files = {
         f"{name}.py": code,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
     }
     record = "".join(f"{one},,\n" for one in (*files, f"{info}/RECORD"))
     path = folder / f"{name}-{version}-py3-none-any.whl"

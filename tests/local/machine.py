@@ -165,7 +165,8 @@ def machine(base: Path) -> Iterator[Machine]:
         for one in holders:
             wait_for(lambda one=one: os.readlink(f"/proc/{one.pid}/ns/net") != mine)
         cable = (
-            f"ip link set lo up; ip link add v0 type veth peer name eth0 netns {holders[1].pid}; ip link set v0 up;"
+            f"ip link set lo up; ip link add v0 type veth peer name eth0 netns {holders[1].pid};"
+            "ip link set v0 up;"
             "ip addr add 10.77.0.1/24 dev v0; ip addr add 169.254.169.254/32 dev v0"
         )
         plug = (

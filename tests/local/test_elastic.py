@@ -45,7 +45,8 @@ def outcome(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str) -> Iterator[Path]:
-    stated = f"usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_replaced = {str(outcome == 'replaced').lower()}"
+    replaced = str(outcome == "replaced").lower()
+    stated = f"usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_replaced = {replaced}"
     (tmp_path / "srift.toml").write_text(PROJECT.replace("usd_per_hour = 0.05", stated))
     (tmp_path / "tiny.py").write_text(SLOW)
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))

@@ -50,7 +50,7 @@ import torch
 
 def build(data):
     width = len(Path(data, "deep", "width.txt").read_text())
-    assert not os.access(data, os.W_OK) and not any(os.access(one, os.W_OK) for one in Path(data).rglob("*"))
+    assert not any(os.access(one, os.W_OK) for one in (data, *Path(data).rglob("*")))
     assert os.getuid() != 0 and not [name for name in os.environ if name.startswith("AWS")]
     model = torch.nn.Linear(width, 1)
 
@@ -61,7 +61,7 @@ def build(data):
 """
 
 
-def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_read_costs_its_own_runs_alone(
+def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near = tmp_path / "project" / "near"

@@ -78,7 +78,8 @@ from torch import nn
 
 def build(width: int = 128):
     """Fit a sine with a small network: what to train, its loss, its batches, its optimizer."""
-    model = nn.Sequential(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+    hidden = [nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+    model = nn.Sequential(*hidden, nn.Linear(width, 1))
 
     def make_batch(size):
         x = torch.randn(size, 32)

@@ -142,7 +142,8 @@ local = here.provider(Path(sys.argv[1]))
 local_catalogue.most_cores = lambda: 64.0
 members = [one for one in local.offers(datetime.now(UTC)) if one.instance_type.name == "narrow"][:1]
 members *= 2 if here.ISOLATION.namespaces else 1
-with local.acquire(Cluster(members=tuple(members)), lease_id="orphan", deadline_s=60, seed=1) as running:
+cluster = Cluster(members=tuple(members))
+with local.acquire(cluster, lease_id="orphan", deadline_s=60, seed=1) as running:
     here.ready(running)
     print("ready", flush=True)
     threading.Event().wait()

@@ -303,9 +303,15 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
 def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents: Agents) -> None:
     wide = workload("wide")
     long = Item(
-        run_id="long", kind="train", nodes=[0, 1], workload="wide", batches=[4, 4], least_steps=9999, most_steps=9999,
+        run_id="long",
+        kind="train",
+        nodes=[0, 1],
+        workload="wide",
+        batches=[4, 4],
+        least_steps=9999,
+        most_steps=9999,
         most_s=60.0,
-    )  # fmt: skip
+    )
     agents.plan(1, [wide], [long])
     agents.wait_for(lambda: under_way(agents.mailbox / "node-1/heartbeat.json") == "long")
     # whether it is still building or already stepping, its peer must notice
@@ -334,9 +340,15 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     agents: Agents,
 ) -> None:
     mixed = Item(
-        run_id="mixed", kind="train", nodes=[0, 1], devices=[2, 1], workload="two", batches=[3, 2],
-        accumulation_steps=2, **LONGER,
-    )  # fmt: skip
+        run_id="mixed",
+        kind="train",
+        nodes=[0, 1],
+        devices=[2, 1],
+        workload="two",
+        batches=[3, 2],
+        accumulation_steps=2,
+        **LONGER,
+    )
     single = Item(run_id="single", kind="train", nodes=[0], workload="two", batches=[8], **LONGER)
     within = replace(single, run_id="within", devices=[2], batches=[4])
     beside = replace(single, run_id="beside", nodes=[1])

@@ -88,7 +88,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_costs_its_own_runs_alone(
+def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_alone(
     project: Path,
 ) -> None:
     installation = here(project)

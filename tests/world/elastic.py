@@ -60,7 +60,8 @@ class Elastic(EC2Response):
         return ActionResult({"SpotPriceHistory": some, "NextToken": token})
 
     def describe_instance_type_offerings(self) -> ActionResult:
-        rows = super().describe_instance_type_offerings().result["InstanceTypeOfferings"]  # type: ignore[index]
+        answer: Any = super().describe_instance_type_offerings().result
+        rows = answer["InstanceTypeOfferings"]
         sold = [one for one in rows if self.account.sells(one["InstanceType"])]
         return ActionResult({"InstanceTypeOfferings": sold})
 

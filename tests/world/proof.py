@@ -77,7 +77,8 @@ from torch import nn
 
 def build(width: int = 256):
     """Fit a sine with a small network."""
-    model = nn.Sequential(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+    hidden = [nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+    model = nn.Sequential(*hidden, nn.Linear(width, 1))
 
     def make_batch(size):
         x = torch.randn(size, 32)
@@ -313,7 +314,7 @@ def _judge_unequal(operator: Operator, campaign: Campaign, proof: Proof) -> None
     rows = json.loads(asked.stdout) if asked.returncode == 0 else []
     if not any("+" in str(row["cluster"]) for row in rows):
         proof.wrong.append(
-            f"{campaign}: no mixed cluster is weighed: {asked.stderr} {[row['cluster'] for row in rows]}"
+            f"{campaign}: no mixed cluster: {asked.stderr} {[row['cluster'] for row in rows]}"
         )
     if not any(str(row["layout"]) == "4" for row in rows):
         proof.wrong.append(

@@ -94,8 +94,16 @@ def lease(lease_id: str, **changes: Any) -> Lease:
 
 
 def over(lease_id: str, folder: Path) -> EndedLease:
-    return EndedLease(lease_id=lease_id, cluster="1xs.large", market="spot", started_at=NOON, ended_at=NOON, usd=0.5,
-                      outcome="released", mailbox=folder)  # fmt: skip
+    return EndedLease(
+        lease_id=lease_id,
+        cluster="1xs.large",
+        market="spot",
+        started_at=NOON,
+        ended_at=NOON,
+        usd=0.5,
+        outcome="released",
+        mailbox=folder,
+    )
 
 
 def test_who_claims_later_leaves_to_who_claimed_before_and_not_the_other_way_round(

@@ -94,13 +94,24 @@ def test_run_setups_describe_the_hosts_that_take_part_and_no_others(
 
 def machine(name: str, device: str, devices: int, provider: str = "ec2") -> Offer:
     kind = InstanceType(
-        name=name, provider=provider, devices=devices, device=device, cores=8.0, memory_gib=32.0,
-        device_memory_gib=16.0, bandwidth_gbps=10.0,
-    )  # fmt: skip
+        name=name,
+        provider=provider,
+        devices=devices,
+        device=device,
+        cores=8.0,
+        memory_gib=32.0,
+        device_memory_gib=16.0,
+        bandwidth_gbps=10.0,
+    )
     return Offer(
-        instance_type=kind, market="spot", zone="a", region="here", usd_per_hour=1.0, interruptions_per_hour=0.0,
+        instance_type=kind,
+        market="spot",
+        zone="a",
+        region="here",
+        usd_per_hour=1.0,
+        interruptions_per_hour=0.0,
         price_as_of=NOON,
-    )  # fmt: skip
+    )
 
 
 MIXED = Cluster.of(
@@ -110,7 +121,7 @@ MIXED = Cluster.of(
 )
 
 
-def test_a_machine_is_to_measure_on_what_its_type_has_and_an_emulated_one_on_what_it_happens_to_have(
+def test_a_machine_measures_on_its_types_devices_and_an_emulated_one_on_any(
     job: Job,
 ) -> None:
     gpu, processor, host = expected_devices(MIXED, emulated=False)
