@@ -33,7 +33,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     for drift in find_drift(workspace, frames, champion, refresh_id, now):
         reporter().say(drift)
         announce(DRIFTED, f"model.{provider}", drift)
-    for slow in find_slow_runs(workspace, frames, champion, refresh_id, now):
+    for slow in find_slow_runs(workspace, champion, refresh_id, now):
         reporter().say(slow)
     counted = counted_runs(workspace.warehouse, provider)
     if counted > len(frames["runs"]):

@@ -272,6 +272,15 @@ def select(
     return frame
 
 
+def rows_of_query(
+    connection: duckdb.DuckDBPyConnection, query: str, params: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of a query as plain values."""
+    found = connection.execute(query, dict(params or {}))
+    names = [column[0] for column in found.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
 def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
     """Return the number of rows of all tables, after reading every column of each."""
     names = connection.execute(

@@ -25,6 +25,7 @@ from .database import (
     fsync,
     one_line,
     quoted,
+    rows_of_query,
     select,
 )
 
@@ -137,9 +138,8 @@ def published_rows(folder: Path) -> list[dict[str, Any]]:
     Raises WarehouseMissing, WarehouseDamaged.
     """
     with _opened(folder) as connection:
-        found = connection.execute("select * from recommendations")
-        names, rows = [column[0] for column in found.description or ()], found.fetchall()
-    return [{name: _plain(value) for name, value in zip(names, row, strict=True)} for row in rows]
+        rows = rows_of_query(connection, "select * from recommendations")
+    return [{name: _plain(value) for name, value in row.items()} for row in rows]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from .append import Connection, Row, in_utc, insert
-from .database import NO_DOWNLOADS, SQL_FOLDER, select
+from .database import NO_DOWNLOADS, SQL_FOLDER, rows_of_query, select
 from .reads import SETUP
 
 _FOLDER = SQL_FOLDER / "importing"
@@ -58,6 +58,18 @@ def stage(connection: Connection, table: pa.Table) -> None:
 
 def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[Any]:
     return connection.execute((_FOLDER / f"{name}.sql").read_text(), dict(params)).fetchall()
+
+
+def remember(connection: Connection) -> None:
+    """Note what counts now, for `changes`."""
+    for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
+        connection.execute(f"create or replace temp table {name} as select * from {view}")
+
+
+def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
+    """Return how many rows and facts changed since `remember` (importing/changes.sql)."""
+    text = (_FOLDER / "changes.sql").read_text()
+    return rows_of_query(connection, text, {"workloads": list(workloads)})[0]
 
 
 def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from .append import in_utc
-from .database import SQL_FOLDER, Warehouse, select
+from .database import SQL_FOLDER, Warehouse, rows_of_query, select
 
 TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instance_types")
 # The columns that tell the setups of a workload apart.
@@ -193,9 +193,7 @@ def lease_spend(
         order by grouping({SPEND_BY[by]}) desc, 1
     """
     with warehouse.read() as connection:
-        found = connection.execute(query, {"provider": provider, "since": in_utc(since)})
-        names = [column[0] for column in found.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        return rows_of_query(connection, query, {"provider": provider, "since": in_utc(since)})
 
 
 def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:

@@ -14,17 +14,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS
 from warehouse.append import Connection, append_facts, note_import
-from warehouse.database import Warehouse, empty_warehouse, select
+from warehouse.database import Warehouse, empty_warehouse, rows_of_query
 from warehouse.imports import (
     append_imports,
+    changes,
     counted_before,
     implausible,
+    remember,
     staged_counts,
 )
 from warehouse.reads import knows_import, measured_workloads
@@ -51,7 +50,7 @@ from .public import (
     with_public_workloads,
 )
 
-_FACTS = ("parameters", "gradient_bytes", "flops_per_sample", "samples")
+_IMPORTS = "from imports"
 _LISTED = 12  # names in a line of the summary
 
 
@@ -136,14 +135,17 @@ def import_measurements(
         found.sentences += ignored_columns(ignored)
         found.providers = tuple(sorted(providers or {PROVIDER}))
         found.import_id = files.import_id(found.providers)
-        before = _facts(connection)
+        remember(connection)
         names = [one.name if one else None for one in (path, files.workloads)]
         note_import(connection, found.import_id, event="imported", noted_at=now, files=names)
         import_id = found.import_id
         for provider in found.providers:
             append_facts(connection, facts, provider=provider, import_id=import_id, noted_at=now)
         if facts:
-            found.counts["facts of workloads"] = _changes(before, _facts(connection), facts)
+            changed = changes(connection, [fact["workload"] for fact in facts])
+            found.counts["facts of workloads"] = {
+                kind: changed[f"facts_{kind}"] for kind in ("new", "changed", "same")
+            }
         if path:
             if not force:
                 _judge(connection, path, types, [fact["workload"] for fact in facts])
@@ -206,29 +208,6 @@ def _judge(
         raise ImportRefused(path, problems, hint="--force loads rows that are right all the same")
 
 
-def _facts(connection: Connection) -> dict[tuple[str, str], tuple[float | None, ...]]:
-    """The facts that count, by provider and workload."""
-    return {
-        (row["provider"], row["workload"]): tuple(
-            None if pd.isna(row[name]) else float(row[name]) for name in _FACTS
-        )
-        for row in rows_of(select(connection, "stg_workload_facts"))
-    }
-
-
-def _changes(
-    before: Mapping[tuple[str, str], object],
-    after: Mapping[tuple[str, str], object],
-    facts: Sequence[Mapping[str, Any]],
-) -> dict[str, int]:
-    """How many of the file's facts are new, changed, or the same as before."""
-    names = {fact["workload"] for fact in facts}
-    keys = [key for key in after if key[1] in names]
-    new = sum(key not in before for key in keys)
-    same = sum(before.get(key) == after[key] for key in keys)
-    return {"new": new, "changed": len(keys) - new - same, "the same": same}
-
-
 def load_public(workspace: Workspace, now: datetime) -> int:
     """Import the package's step times unless that was done before; returns how many rows.
 
@@ -265,36 +244,31 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
     Raises SettingsError unless exactly one import is called so.
     """
     with warehouse.transact() as connection:
-        imports = {row["import_id"]: row for row in rows_of(select(connection, "imports"))}
+        imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}
         found = [one for one in imports if one.startswith(text)]
-        if len(found) != 1 and text not in imports:
+        if len(found) != 1:
             raise SettingsError(
                 f"{len(found)} imports begin with {text!r}; {nearest_names(text, imports)}"
             )
-        import_id = text if text in imports else found[0]
-        facts, rows = _facts(connection), len(select(connection, "stg_imports"))
+        import_id = found[0]
+        remember(connection)
         note_import(connection, import_id, event="forgotten", noted_at=now)
-        changed = len(facts.items() - _facts(connection).items())
-        rows -= len(select(connection, "stg_imports"))
+        gone = changes(connection)
+    rows, facts = gone["rows_gone"], gone["facts_gone"]
     held = imports[import_id]
     again = f"`srift import {MEASUREMENTS} --workloads {FACTS}`"
     sentence = (
-        f"import {import_id} is forgotten: {rows} rows and facts of {changed} workloads no longer"
+        f"import {import_id} is forgotten: {rows} rows and facts of {facts} workloads no longer"
         f" count. The model has learned from it until {_refreshes(held['providers'])};"
         f" {again if import_id == PUBLIC_IMPORT else 'importing it again'} brings it back"
     )
-    return Forgotten(import_id=import_id, rows=rows, facts=changed, sentence=sentence)
+    return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=sentence)
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
     """Return every import, forgotten ones too, the oldest first."""
     with warehouse.read() as connection:
-        frame = select(connection, "imports").rename(columns={"measurements": "rows"})
-    plain = frame.astype(object).where(frame.notna(), None)
-    return [
-        row | {name: list(row[name]) for name in ("providers", "workloads")}
-        for row in rows_of(plain)
-    ]
+        return rows_of_query(connection, _IMPORTS)
 
 
 def _refreshes(providers: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -31,7 +31,6 @@ from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged
 from ..workspace.workspace import PROVIDERS
 
 _SHOWN = 20
-_CHUNK_ROWS = 50_000
 _AHEAD = timedelta(days=1)  # a time without a zone may come from a zone ahead of UTC
 _Described = TypeVar("_Described", bound=BaseModel)
 
@@ -168,31 +167,17 @@ def read_table(path: Path) -> pa.Table:
             table = pq.read_table(path)
             return table.append_column("place", pa.array(range(1, len(table) + 1)))
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return pa.concat_tables(_csv_chunks(path, file))
+            reader = csv.DictReader(file)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = names
+            rows = [row | {"place": reader.line_num} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
         raise ImportRefused(path, [f"it cannot be read: {error}"]) from error
-
-
-def _csv_chunks(path: Path, lines: Iterable[str]) -> Iterator[pa.Table]:
-    reader = csv.reader(lines)
-    names = [name.strip() for name in next(reader, [])]
+    long = [row["place"] for row in rows if None in row]
+    if long:
+        raise ImportRefused(path, [f"line {line}: more values than columns" for line in long])
     schema = pa.schema([*((name, pa.string()) for name in names), ("place", pa.int64())])
-    rows: list[list[Any]] = []
-    for row in reader:
-        if len(row) > len(names):
-            raise ImportRefused(path, [f"line {reader.line_num}: more values than columns"])
-        if row:
-            rows.append([*row, *[""] * (len(names) - len(row)), reader.line_num])
-        if len(rows) == _CHUNK_ROWS:
-            yield _table(rows, schema)
-            rows = []
-    yield _table(rows, schema)
-
-
-def _table(rows: list[list[Any]], schema: pa.Schema) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def ignored_columns(names: Iterable[str]) -> list[str]:

@@ -82,11 +82,7 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
 
 
 def note_alarms(
-    workspace: Workspace,
-    frames: Mapping[str, pd.DataFrame],
-    champion: Champion | None,
-    refresh_id: str,
-    now: datetime,
+    workspace: Workspace, champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
     """Judge runs that are new to the champion; returns sentences on slow runs and slow machines."""
     of = {"provider": workspace.provider.name}
@@ -98,7 +94,10 @@ def note_alarms(
     if not len(runs):
         return cautions
     predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
-    shares = _input_shares(frames["profiles"])
+    shares = {
+        (row["workload"], row["instance_type"]): row["share"]
+        for row in rows_of(reads.mart(workspace.warehouse, "input_shares", **of))
+    }
     rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predicted, shares)
     _store(workspace, "raw_alarms", rows, champion, refresh_id, now)
     return alarm_sentences(pd.DataFrame(rows)) + cautions
@@ -140,14 +139,6 @@ def _unseen(runs: pd.DataFrame, champion: Champion) -> pd.DataFrame:
         for row in rows_of(runs)
     ]
     return runs[unseen].reset_index(drop=True)
-
-
-def _input_shares(profiles: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """The share of a step that making the largest profiled batch took, by workload and type."""
-    known = profiles.dropna(subset=["input_s"]).sort_values("batch")
-    whole = known["forward_s"] + known["backward_s"] + known["optimizer_s"]
-    names = zip(known["workload"], known["instance_type"], strict=True)
-    return dict(zip(names, (known["input_s"] / whole).tolist(), strict=True))
 
 
 def judge_promises(

@@ -33,7 +33,7 @@ select
     files.facts_file,
     files.imported_at,
     files.forgotten,
-    coalesce(measured.measurements, 0) as measurements,
+    coalesce(measured.measurements, 0) as rows,
     coalesce(described.facts, 0) as facts,
     list_sort(list_distinct(list_concat(measured.providers, described.providers))) as providers,
     list_sort(list_distinct(list_concat(measured.workloads, described.workloads))) as workloads

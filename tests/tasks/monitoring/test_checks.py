@@ -126,8 +126,7 @@ def ran(here: Workspace, run_id: str, step_s: float, *, hours: float = 0.0, **va
 
 
 def note(here: Workspace, refresh_id: str = "r1") -> list[str]:
-    profiles = measured().profiles.assign(input_s=float("nan"))
-    return note_alarms(here, {"profiles": profiles}, champion(), refresh_id, NOON)
+    return note_alarms(here, champion(), refresh_id, NOON)
 
 
 def choice(name: str, rank: int = 1) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def test_a_slow_run_is_stored_once_and_noted_on_first_choices_of_its_type(
     assert reasons == [f"cheapest; note: {sentence}", "cheapest", "cheapest"]
     ran(defined, "usual-again", 0.0001, hours=2)
     assert mart(defined.warehouse, "alarms").empty
-    assert note_alarms(defined, {}, None, "r1", NOON) == []
+    assert note_alarms(defined, None, "r1", NOON) == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_a_cause_that_passes_is_no_note_on_a_type(
     ran(defined, "slow", 60.0, hours=9, **values)
     sentences = note(defined)
     assert len(sentences) == (2 if cause == "speed" else 1)  # the machine is named too
-    assert note_alarms(defined, {}, None, "r1", NOON) == sentences[1:]
+    assert note_alarms(defined, None, "r1", NOON) == sentences[1:]
     assert mart(defined.warehouse, "alarms")["cause"].tolist() == [cause]
     assert noted(defined, [choice("s.small")]) == [choice("s.small")]
 

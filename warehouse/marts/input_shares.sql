@@ -1,0 +1,7 @@
+-- Grain: one row a provider, workload and instance type: the share of a step that making the largest profiled batch took.
+create or replace view input_shares as
+select provider, workload, instance_type, arg_max(input_s / (forward_s + backward_s + optimizer_s), batch) as share
+from profiles
+where input_s is not null
+group by provider, workload, instance_type
+order by provider, workload, instance_type;
