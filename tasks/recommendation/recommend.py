@@ -147,10 +147,7 @@ def recommend_all(
             Case.of(workspace, champion, workload, offers, conditions)
             for workload in map(with_usual_goals, workspace.workloads)
         ]
-        learning = reads.learning(workspace.warehouse, workspace.provider.name)
-        shared = None if champion is None else champion.model
-        questions = [_Question.of(case, runs, learning, shared=shared) for case in cases]
-        plans = each(partial(_planned, shared=shared), questions)
+        plans = each(_called, [_planning_of(case, runs) for case in cases])
         rows = [
             row
             for case, found in zip(cases, plans, strict=True)
@@ -186,54 +183,25 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
 
 def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Recommendation:
     """Return the planner's answer with complete rows; without a prediction they say why."""
-    workspace = case.workspace
-    learning = reads.learning(workspace.warehouse, workspace.provider.name)
-    found = _planned(_Question.of(case, runs, learning, shared=None, top=top), shared=None)
-    rows = _stamped(case, found, runs, spot_experience(workspace))
+    found = _called(_planning_of(case, runs, top=top))
+    rows = _stamped(case, found, runs, spot_experience(case.workspace))
     return replace(found or planner.nothing(case.workload), rows=rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """The planner's input, which may travel to another process; `model` None is the shared one."""
-
-    workload: Workload
-    supply: Supply
-    model: StepTimeModel | None
-    runs: pd.DataFrame
-    top: int
-
-    @classmethod
-    def of(
-        cls,
-        case: Case,
-        runs: pd.DataFrame,
-        learning: pd.DataFrame,
-        *,
-        shared: StepTimeModel | None,
-        top: int = 5,
-    ) -> _Question | None:
-        """None if nothing can be predicted."""
-        if case.model is None or not case.known:
-            return None
-        workspace, workload = case.workspace, case.workload
-        return cls(
-            workload=workload,
-            supply=supply_of(workspace, workload, case.known, case.conditions, learning),
-            model=None if case.model is shared else case.model,
-            runs=_of_workload(runs, workload),
-            top=top,
-        )
+Planning = Callable[[], planner.Recommendation]
 
 
-def _planned(
-    question: _Question | None, shared: StepTimeModel | None
-) -> planner.Recommendation | None:
-    model = shared if question is None else question.model or shared
-    if question is None or model is None:
+def _planning_of(case: Case, runs: pd.DataFrame, *, top: int = 5) -> Planning | None:
+    """Return a call of the planner, which may travel; None if nothing can be predicted."""
+    if case.model is None or not case.known:
         return None
-    workload, supply = question.workload, question.supply
-    return planner.plan(workload, supply, model, runs=question.runs, top=question.top, seed=SEED)
+    known = _of_workload(runs, case.workload)
+    call = _planning(case.workspace, case.model, case.workload, case.known, case.conditions)
+    return partial(call, runs=known, top=top)
+
+
+def _called(planning: Planning | None) -> planner.Recommendation | None:
+    return None if planning is None else planning()
 
 
 def planned(
@@ -245,26 +213,25 @@ def planned(
     conditions: JobConditions,
 ) -> planner.Recommendation:
     """Plan over `offers`, all of types that `model` knows."""
-    learning = reads.learning(workspace.warehouse, workspace.provider.name)
-    supply = supply_of(workspace, workload, offers, conditions, learning)
-    return planner.plan(workload, supply, model, seed=SEED)
+    return _planning(workspace, model, workload, offers, conditions)()
 
 
-def supply_of(
+def _planning(
     workspace: Workspace,
+    model: StepTimeModel,
     workload: Workload,
     offers: Sequence[Offer],
     conditions: JobConditions,
-    learning: pd.DataFrame,
-) -> Supply:
-    """Return the supply of `offers`; `learning` are rows of that mart."""
-    return Supply(
+) -> partial[planner.Recommendation]:
+    learning = reads.learning(workspace.warehouse, workspace.provider.name)
+    supply = Supply(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
         fits=workspace.provider.fits,
         job_conditions=conditions,
         vetoes=vetoes(learning, workload),
     )
+    return partial(planner.plan, workload, supply, model, seed=SEED)
 
 
 def contending(

@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.campaign.campaign import CampaignLimits, in_each_mode, shopping_list
-from models.campaign.candidates import Costs, training_runs
-from models.campaign.run_value import Knowledge, Model, Past
-from models.campaign.value_of_information import choice_set_of
-from models.domain.cluster import Cluster, Offer
+from models.campaign.campaign import CampaignLimits, shopping_list
+from models.campaign.run_value import Past
+from models.domain.cluster import Offer
 from models.domain.setup_table import row_key, setup_key
 from models.domain.workload import Mode, Setup, Workload
 from models.planner.candidates import Supply
@@ -21,8 +19,8 @@ from models.planner.planner import candidates
 from models.step_time.dataset import TrainingData, by_variant
 from models.step_time.machine_specs import computes
 from models.step_time.model import StepTimeModel, fit
-from models.step_time.setup_arrays import as_variants, variant, variants_of, workload_and_mode
-from tests.models.planning import NOTHING, LineModel, cores_fit, frame, machine, offer, workload
+from models.step_time.setup_arrays import variants_of
+from tests.models.planning import NOTHING, LineModel, cores_fit, machine, offer, workload
 from tests.models.synthetic import World
 
 PLAIN = Mode()
@@ -67,27 +65,6 @@ def asked(precision: str | None, name: str = "lm") -> pd.DataFrame:
     return pd.DataFrame([row])
 
 
-def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> None:
-    assert variant("lm", Mode()) == "lm" and workload_and_mode("lm") == ("lm", Mode())
-    assert workload_and_mode(variant("big in japan", Mode("bf16"))) == (
-        "big in japan",
-        Mode("bf16"),
-    )
-    assert workload_and_mode("big in japan") == ("big in japan", Mode())
-    rows = pd.DataFrame(
-        {"workload": ["lm"] * 5, "precision": ["fp32", "bf16", None, np.nan, "fp8"]}
-    )
-    assert variants_of(rows) == ["lm", "lm in bf16", "lm", "lm", "lm in fp8"]
-    named = as_variants(rows)
-    assert named["workload"].tolist() == ["lm", "lm in bf16", "lm", "lm", "lm"], (
-        "nothing is known of fp8"
-    )
-    assert (
-        named["precision"].tolist()[:2] == ["fp32", "fp32"]
-        and named["precision"].tolist()[4] == "fp8"
-    )
-
-
 def test_a_row_and_a_setup_in_a_precision_have_one_key() -> None:
     setup = setups_of()[0]
     other = replace(setup, precision="bf16")
@@ -122,15 +99,6 @@ def test_a_precision_that_was_not_measured_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         learned()[1].predict(setup)
-
-
-def test_a_model_knows_a_workload_in_those_precisions_alone_in_which_it_was_measured() -> None:
-    _, model = learned()
-    digest = model.workload_digests.get("lm")
-    job = replace(workload("lm"), digest=digest or "", modes=(Mode(), Mode("bf16"), Mode("fp16")))
-    model = replace(model, workload_digests={**model.workload_digests, "lm": job.digest})
-    assert model.met_workload(job) and model.as_measured(job).modes == (Mode(), Mode("bf16"))
-    assert not model.met_workload(replace(job, modes=(Mode("fp16"),)))
 
 
 @pytest.mark.parametrize(
@@ -242,28 +210,3 @@ def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it
             for name in names
         }
         assert on == {"large"}, "a T4 has no bf16"
-
-
-def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() -> None:
-    job = replace(JOB, goals=workload("mlp", 64).goals)
-    setups = setups_of(job)
-    clusters = [Cluster(members=(one,)) for one in sold()]
-    candidates = list(
-        training_runs(
-            in_each_mode([JOB]), clusters, NOTHING, expected_step=None, costs=Costs()
-        ).values()
-    )
-    choices = {"mlp": choice_set_of(job, setups, MODEL.predict(frame(setups)))}
-    known = Model(
-        choice_set=choices,
-        joint=MODEL.joint,
-        workloads=frozenset([("mlp", Mode())]),
-        types=frozenset(["large", "whole"]),
-        fresh=NOTHING,
-    )
-    past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
-    for modes in ([Mode()], [Mode(), Mode("bf16")]):
-        knowledge = Knowledge.of(past, [], {})
-        measured = replace(known, workloads=frozenset(("mlp", mode) for mode in modes))
-        knowledge.learn(measured, candidates, past, {})
-        assert {run.mode for run in candidates if knowledge.is_modelled(run)} == set(modes)

@@ -6,8 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.step_time import serialization
-from models.step_time.machine_specs import read_machines
 from models.step_time.model import StepTimeModel, TrainingData, fit
 
 NONE = pd.DataFrame()
@@ -64,14 +62,6 @@ def test_rows_are_met_whether_or_not_the_gradient_bytes_are_known(facts: dict[st
     assert np.median(error) < 0.15 and error.max() < 0.5
 
 
-def test_a_model_that_left_out_a_wide_row_reads_back() -> None:
-    rows = [row("w", f"{count}xa", 8, 0.1 * count, layout="1") for count in (1, 2)]
-    model = model_of([*rows, row("z", "2xa+2xb", "4+4+8+8", 1.0, layout="1")])
-    asked = pd.DataFrame([row("w", "2xa", 8, 0.1)]).drop(columns="step_s")
-    again = serialization.load(serialization.dump(model))
-    pd.testing.assert_frame_equal(again.predict(asked), model.predict(asked), check_exact=True)
-
-
 def test_the_order_of_mixed_machines_changes_no_prediction() -> None:
     rows = [
         row("w", f"4x{name}", batch, slow * (0.1 + 0.01 * batch))
@@ -96,14 +86,3 @@ def test_one_setup_asked_for_twice_is_drawn_alike_but_for_its_noise() -> None:
     )
     assert np.corrcoef(drawn)[0, 1] > 0.6
     assert drawn.std(axis=1) == pytest.approx(width.to_numpy(), rel=0.1)
-
-
-def test_a_device_is_as_fast_in_a_larger_machine() -> None:
-    types = pd.DataFrame(
-        [
-            {"name": name, "device": "T4", "devices": 1, "cores": cores}
-            for name, cores in (("small", 4), ("large", 48))
-        ]
-    )
-    machines = read_machines(types, [])
-    assert machines["small"].prior_speed == machines["large"].prior_speed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from models.domain.cluster import Cluster, Offer, parse_cluster
 from models.domain.workload import Goal, Setup
 from models.planner.candidates import Supply, without_beaten_zones
-from models.planner.enumeration import clusters_of, compositions, sold_together
+from models.planner.enumeration import compositions, sold_together
 from models.planner.planner import allowed, candidates, plan
 from tests.models.planning import (
     CORES,
@@ -52,14 +52,6 @@ def test_every_multiset_appears_once_in_each_market() -> None:
     assert len(set(seen)) == len(seen) and {market for market, _ in seen} == {"spot", "on-demand"}
     assert ("spot", ("large", "medium", "medium")) in seen
     assert ("spot", ("whole", "whole")) not in seen  # two whole cores of 1.75
-
-
-def test_the_order_of_offers_changes_nothing_and_the_cheapest_of_a_type_counts() -> None:
-    first, second = (setups(order) for order in (offers(), offers()[::-1]))
-    assert [one.row() for one in first] == [one.row() for one in second]
-    sold = [offer("small", usd_per_hour=usd) for usd in (0.5, 0.1, None)]
-    prices = {one.cluster.usd_per_hour for one in setups(sold)}
-    assert prices == {count * 0.1 for count in (1, 2, 3)}
 
 
 def test_a_faster_host_gets_more() -> None:
@@ -124,15 +116,6 @@ def test_few_clusters_are_all_enumerated_and_many_by_ladders() -> None:
     for types in (12, 60):
         counts = compositions(types, max_hosts=64, most=20_000)
         assert len(counts) <= 100_000 and (counts > 0).sum(axis=1).max() >= 2
-
-
-def test_clusters_are_of_two_types_if_there_are_too_many() -> None:
-    few, many = (
-        list(clusters_of(offers("spot"), max_hosts=3, fits=cores_fit, most=most))
-        for most in (600, 10)
-    )
-    kinds = [{one.instance_type.name for one in cluster.members} for cluster in many]
-    assert max(map(len, kinds)) == 2 and {one.name for one in many} < {one.name for one in few}
 
 
 Terms = dict[str, tuple[float | None, float]]

@@ -89,19 +89,6 @@ def test_an_impossible_deadline_says_which_would_do_and_it_does() -> None:
     assert asked(replace(BUDGET, usd=0.0, p_required=None))[0]["status"] == "infeasible"
 
 
-def test_without_a_sure_cluster_the_best_bet_is_named_with_its_chance() -> None:
-    limit = asked(FASTEST)[0]["hours"] * 1.02
-    (row,) = asked(replace(DEADLINE, hours=limit))
-    bet = re.search(r"best bet, (\S+) \(.*?\), meets .* with (\d+)% probability", row["reason"])
-    assert bet is not None
-    chance = int(bet[2]) / 100
-    easier = replace(DEADLINE, hours=limit, p_required=max(chance - 0.02, 0.01))
-    met = [row for row in asked(easier, top=50) if row["status"] != "misses_constraint"]
-    assert bet[1] in {row["cluster"] for row in met}
-    harder = replace(DEADLINE, hours=limit, p_required=min(chance + 0.02, 0.99))
-    assert asked(harder)[0]["status"] == "infeasible"
-
-
 @pytest.mark.parametrize("goal", [DEADLINE, BUDGET])
 @pytest.mark.parametrize("tight", [1.0, 0.6, 0.1])
 def test_without_a_required_probability_the_least_loss_wins(goal: Goal, tight: float) -> None:
@@ -206,27 +193,6 @@ def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items() -> None:
         assert {one.instance_type.name for one in row["offers"]} == {
             one["instance_type"] for one in row["cluster_offers"]
         }
-
-
-def test_shared_errors_do_not_change_which_is_best() -> None:
-    job = workload("mlp", 64, None, CHEAPEST)
-    setups = candidates(job, Supply(offers=offers("on-demand"), max_hosts=2, fits=cores_fit), MODEL)
-    predicted = MODEL.predict(frame(setups))
-    shared = predicted["step_s"].to_numpy()[:, None] * np.exp(np.linspace(-0.5, 0.5, 101))
-    for row in recommend(job, job_costs(job, setups, predicted, shared)):
-        assert row["p_best"] == (1.0 if row["rank"] == 1 else 0.0)
-
-
-def test_losers_say_by_how_much() -> None:
-    first, second, *_ = asked(CHEAPEST)
-    behind = 100 * (second["usd"] / first["usd"] - 1)
-    assert float(second["reason"].split(" % dollars")[0]) == pytest.approx(behind, abs=0.51)
-    assert first["cluster"] in second["reason"] and second["cluster"] in first["reason"]
-    assert first["bottleneck"] in first["reason"]
-
-
-def test_a_range_of_batches_is_judged_by_the_whole_job() -> None:
-    assert table(workload("mlp", 64, 256, FASTEST))[0]["global_batch"] == 256
 
 
 def test_runs_of_the_same_setup_are_counted() -> None:

@@ -10,8 +10,6 @@ import pytest
 
 from models.domain.workload import Goal, Workload
 from models.planner.planner import Recommendation, nothing
-from models.step_time.dataset import TrainingData
-from models.step_time.model import fit
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.market.offers import OffersWanted
@@ -22,7 +20,7 @@ from tasks.recommendation.recommend import Case, plan_one
 from tasks.workspace.settings import IMPORTED, SettingsError
 from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install
-from warehouse.reads import mart, training_frames
+from warehouse.reads import mart
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s
 foreign,ec2,2xs.small,16,0.5
@@ -104,18 +102,6 @@ def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
             world.answer("foreign", **words)
     with pytest.raises(SettingsError):
         world.answer("foreigm")
-
-
-def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = Asked(tmp_path, monkeypatch)
-    prices.note_definitions(world.here, NOON)
-    model = fit(TrainingData(**training_frames(world.here.warehouse, "ec2")), seed=1)
-    assert model.met_workload(world.answer("foreign", samples=1, batch=1))
-    assert not model.met_workload(world.here.settings.workload("conv")), (
-        "noted, but nothing was measured of it"
-    )
 
 
 def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:

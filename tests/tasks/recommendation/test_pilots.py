@@ -54,14 +54,6 @@ def test_a_new_workload_is_profiled_first_in_each_tolerated_precision(tmp_path: 
     assert profiled == {"fp32", "bf16"}
 
 
-def test_pilots_are_runs_that_nobody_made(tmp_path: Path) -> None:
-    here = install(tmp_path)
-    found = pilots_of(here, champion(), replace(here.workloads[0], goals=DEADLINE), count=4)
-    columns = ("cluster", "batch_per_device", "accumulation_steps")
-    assert found["regret"] >= 0
-    assert len({tuple(one[name] for name in columns) for one in found["runs"]}) in (0, 4)
-
-
 def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path: Path) -> None:
     names = frozenset(one.name for one in DescribedMachines().instance_types())
     here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(unpriced=names))
@@ -212,18 +204,6 @@ def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path: Path) -> 
     assert found["regret"] > max(after) and after[0] < 0.8 * found["regret"]
     for one in found["runs"]:
         assert one["usd"] > 0 and one["seconds"] > 0 and one["kind"] == "train"
-
-
-def test_one_device_of_a_machine_is_a_candidate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
-) -> None:
-    several = [one for one in TYPES if one.devices > 1]
-    monkeypatch.setattr(Gpus, "offers", lambda self, now: synthetic.offers(several))
-    pilots(home(tmp_path), new_workload())
-    ((_, frame),) = weighed
-    alone = frame[frame["layout"] == "1"]
-    assert set(alone["cluster"]) == {f"1x{one.name}" for one in several}
-    assert not alone.duplicated().any() and set(alone["accumulation_steps"]) == {1}
 
 
 def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path: Path) -> None:

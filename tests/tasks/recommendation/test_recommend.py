@@ -17,7 +17,6 @@ from models.domain.workload import Mode
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.step_time.model import fit
-from tasks.market.offers import with_known_facts
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
 from tasks.recommendation.recommend import Case, plan_one, recommend_all, with_usual_goals
@@ -183,13 +182,6 @@ def test_measured_runs_count_the_runs_of_that_setup(here: Workspace) -> None:
     assert firsts(conv_rows(here, runs=counted), "conv")["cheapest"]["measured_runs"] == 7
 
 
-def test_top_limits_the_rows_and_an_unknown_day_stays_unknown(here: Workspace) -> None:
-    rows = conv_rows(here, top=2)
-    assert rows == conv_rows(here, top=2) and max(row["rank"] for row in rows) == 2
-    rows = conv_rows(here, runs=measured().runs.assign(measured_at=pd.NaT))
-    assert {row["newest_measurement_at"] for row in rows} == {None}
-
-
 def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here: Workspace) -> None:
     offers = here.provider.offers(NOON)
     day = {one.instance_type.name: NOON - timedelta(days=at) for at, one in enumerate(offers)}
@@ -240,21 +232,6 @@ def test_a_device_without_run_or_data_sheet_is_not_compared(here: Workspace) -> 
     rows = plan_one(case, measured().runs).rows
     assert not any("x.gpu" in row["cluster"] for row in rows)
     assert [("Z9" in row["reason"]) for row in rows] == [row["rank"] == 1 for row in rows]
-
-
-def test_a_workload_with_flops_is_not_guessed_without_a_peak_rate(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", "new_workload")
-    facts = {
-        "workload": "new_workload",
-        "digest": here.workloads[1].digest,
-        "samples": 1,
-        "flops_per_sample": 1e9,
-    }
-    with here.warehouse.transact() as connection:
-        append.note_workloads(connection, [facts], provider="local", noted_at=NOON)
-    assert with_known_facts(here, here.workloads[1]).flops_per_sample == 1e9
-    rows = [row for row in rows_of(here, asked=champion()) if row["workload"] == "new_workload"]
-    assert {row["status"] for row in rows} == {"infeasible"}
 
 
 @dataclass
