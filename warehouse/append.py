@@ -85,15 +85,9 @@ def note_import(
     files: Sequence[str | None] = (None, None),
 ) -> None:
     """Note that an import was made ("imported", from `files` of rows and facts) or "forgotten"."""
-    latest = connection.execute(
-        "select event, file, facts_file from raw_import_events where import_id = ?"
-        " order by noted_order desc limit 1",
-        [import_id],
-    ).fetchone()
     file, facts_file = files
-    if latest is None or latest[0] != event or (event == "imported" and latest[1:] != (*files,)):
-        row = {"event": event, "noted_at": noted_at, "file": file, "facts_file": facts_file}
-        append(connection, "raw_import_events", [row], import_id=import_id)
+    row = {"import_id": import_id, "event": event, "file": file, "facts_file": facts_file}
+    _note(connection, "raw_import_events", "import_id", [row | {"noted_at": noted_at}])
 
 
 def append_facts(
@@ -106,7 +100,8 @@ def append_facts(
 ) -> None:
     """Append an import's facts of workloads that differ from the import's newest ones."""
     stamp = {"provider": provider, "digest": "", "import_id": import_id, "noted_at": noted_at}
-    _note(connection, "raw_workload_facts", [dict(fact) | stamp for fact in facts])
+    rows = [dict(fact) | stamp for fact in facts]
+    _note(connection, "raw_workload_facts", _WORKLOAD, rows)
 
 
 def note_workloads(
@@ -114,29 +109,31 @@ def note_workloads(
 ) -> int:
     """Append today's definitions (`workload`, `digest`, facts) that differ from the newest ones."""
     stamp = {"provider": provider, "noted_at": noted_at}
-    return _note(connection, "raw_workload_facts", [dict(row) | stamp for row in workloads])
+    rows = [dict(row) | stamp for row in workloads]
+    return _note(connection, "raw_workload_facts", _WORKLOAD, rows)
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
     """Append today's definitions (columns of the mart) that differ from the newest ones."""
     known = _columns(connection, "raw_instance_types")
     rows = [{name: row[name] for name in known if name in row} for row in types]
-    return _note(connection, "raw_instance_types", [row | {"noted_at": noted_at} for row in rows])
+    rows = [row | {"noted_at": noted_at} for row in rows]
+    return _note(connection, "raw_instance_types", "provider, name", rows)
 
 
-def _note(connection: Connection, table: str, rows: Sequence[Row]) -> int:
-    """Append rows that differ from the newest definition, or facts (no digest), of their name."""
+_WORKLOAD = "provider, workload, digest = ''"  # definitions have a digest, facts have none
+
+
+def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
+    """Append rows that differ from the newest row of their key."""
     names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
-    name = "name" if "name" in names else "workload"
     columns = ", ".join(names)
     changed = f"""
         select * from incoming
         where ({columns}) not in (
             select ({columns})
             from {table}
-            qualify row_number() over (
-                partition by provider, {name}, digest = '' order by noted_order desc
-            ) = 1
+            qualify row_number() over (partition by {key} order by noted_order desc) = 1
         )
     """
     complete = [dict.fromkeys(names) | dict(row) for row in rows]

@@ -150,22 +150,19 @@ class Warehouse:
 
         Raises WarehouseDamaged if the copy cannot be read, DiskFull; the old backup then stays.
         """
-        with self._open(read_only=False) as connection:
-            connection.execute("checkpoint")
         partial = self.backup.with_name(f".{self.backup.name}")
-        with self._alone():
-            try:
-                shutil.copyfile(self.path, partial)
-                with duckdb.connect(str(partial), read_only=True, config=NO_DOWNLOADS) as copy:
-                    count_rows(copy)
-                fsync(partial)
-                os.replace(partial, self.backup)
-            except OSError as error:
-                raise DiskFull(
-                    f"the warehouse was not backed up to {self.backup}: {error.strerror}"
-                ) from error
-            finally:
-                partial.unlink(missing_ok=True)
+        try:
+            with self._open(read_only=False) as connection:
+                connection.execute("checkpoint")
+                shutil.copyfile(self.path, partial)  # while no other process can write
+            with self._alone(), duckdb.connect(str(partial), config=NO_DOWNLOADS) as copy:
+                count_rows(copy)
+            fsync(partial)
+            os.replace(partial, self.backup)
+        except OSError as error:
+            raise DiskFull(f"the backup {self.backup} failed: {error.strerror}") from error
+        finally:
+            partial.unlink(missing_ok=True)
         return self.backup
 
     def restore(self) -> Path:
