@@ -100,9 +100,7 @@ def test_a_ring_crosses_between_racks_twice() -> None:
         crossings(of, choose(sweeps(racks(of), seed), ring(8, SIZE)).order) == 2
         for seed in range(5)
     )
-    assert crossings(of, fastest(racks(of, sharing=0.0), ring(8, SIZE))) == 2, (
-        "also where the slowest alone counts"
-    )
+    assert crossings(of, fastest(racks(of, sharing=0.0), ring(8, SIZE))) == 2
 
 
 def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one() -> None:

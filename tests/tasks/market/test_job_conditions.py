@@ -78,7 +78,7 @@ def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_th
     more = {cluster: (hours - before[cluster]) * 3600 for cluster, hours in after.items()}
     assert more["1xs.small"] == pytest.approx(200.0 - spot.STARTUP_S, abs=25)
     two = 200.0 * 2 ** LOCAL_SLOPE[0] - spot.STARTUP_S
-    assert more["2xs.small"] == pytest.approx(two, abs=25), "two hosts start on one machine"
+    assert more["2xs.small"] == pytest.approx(two, abs=25)
     here.warehouse.path.unlink()
     assert job_conditions(here) == Stated()
 
@@ -100,9 +100,7 @@ def test_local_hosts_start_alike_in_both_markets_whichever_was_launched(tmp_path
     here = install(tmp_path)
     held(here, 20)
     conditions = job_conditions(here)
-    assert isinstance(conditions, Learned) and conditions.hazard is None, (
-        "local hosts are revoked as srift.toml states"
-    )
+    assert isinstance(conditions, Learned) and conditions.hazard is None
     by_market = {
         market: float(np.exp(conditions.startup.log_medians([(market, "s.large")])[0, 0]))
         for market in LOCAL_STARTUP_S

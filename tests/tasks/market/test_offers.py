@@ -102,7 +102,7 @@ def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path
     assert "2 offers" in said and "2026-11-19" in said
     found = [(one.usd_per_hour, one.zone) for one in prices.current_offers(here)]
     assert sorted(found, key=str) == [(9.0, "a"), (None, "b")]
-    assert "2 offers" not in prices.snapshot_offers(here, "refresh-2", NOON), "not stored twice"
+    assert "2 offers" not in prices.snapshot_offers(here, "refresh-2", NOON)
 
 
 def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(
@@ -136,7 +136,7 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: 
     machines.down = "expired"
     prices.note_definitions(here, NOON + timedelta(hours=1))
     after = mart(here.warehouse, "instance_types", provider="local").set_index("name")
-    assert len(before) == 2 and len(after) == 5, "what was never noted comes from the package"
+    assert len(before) == 2 and len(after) == 5
     assert {name: after.loc[name, "digest"] for name in before} == before
 
 
@@ -191,9 +191,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     machines.terms = Ec2()
     assert paid() == {"on-demand": 0.125, "spot": 0.05}
     assert {one.interruption_source for one in prices.current_offers(here)} == {"published"}
-    assert all(one.storage_usd_per_hour > 0 for one in prices.current_offers(here)), (
-        "a volume has a price"
-    )
+    assert all(one.storage_usd_per_hour > 0 for one in prices.current_offers(here))
 
 
 def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -> None:

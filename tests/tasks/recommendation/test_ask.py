@@ -86,7 +86,7 @@ def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what
     world = Asked(tmp_path, monkeypatch, samples="5000")
     asked = world.answer("foreign", samples=1_000_000, batch=64)
     assert (asked.samples, asked.global_batch_least, asked.global_batch_most) == (1_000_000, 64, 64)
-    assert asked.digest == IMPORTED, "as the model has met it"
+    assert asked.digest == IMPORTED
     assert world.answer("foreign", batch=32).samples == 5000
     assert world.answer("conv").global_batch_least == 48
     asked = world.answer("conv", batch=96)

@@ -59,7 +59,7 @@ def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_a
         NOON,
     )
     shown, said = after_refresh(here, rows)
-    assert shown == rows[1:2], "another provider's table is not what was refreshed"
+    assert shown == rows[1:2]
     unknown, imported, command = said
     assert unknown.endswith(": conv") and "foreign (2 rows)" in imported and "paper" in imported
     assert "srift recommend foreign --provider ec2 --deadline 12h --samples N --batch B" in command

@@ -68,7 +68,7 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
             Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1
         ):
             instances = aws.plain("ec2").describe_instances()["Reservations"][0]["Instances"]
-            assert instances, "nothing was launched"
+            assert instances
             script = aws.plain("ec2").describe_instance_attribute(
                 InstanceId=instances[0]["InstanceId"], Attribute="userData"
             )["UserData"]["Value"]
@@ -90,9 +90,7 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
     texts = {"the terminal": out + err, "the log": caplog.text, "what was said": "\n".join(said),
             "user-data": base64.b64decode(script).decode(), **stored}  # fmt: skip
     files = {str(path): path.read_bytes() for path in secretive.rglob("*") if path.is_file()}
-    assert any("leases-ec2" in name for name in files) or stored, (
-        "the launch left nothing to look through"
-    )
+    assert any("leases-ec2" in name for name in files) or stored
     assert any(name.endswith("warehouse.duckdb") for name in files) and any(
         "published" in name for name in files
     )

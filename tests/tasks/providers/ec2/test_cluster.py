@@ -46,13 +46,9 @@ def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_e
     assert (box.ready_of(0) > 0, box.recorded()) == (True, {"r-1-000"})
     for name in (first, second):
         manifest = home.world.s3.read("r-1", name, "manifest.json")["files"]
-        assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}, (
-            "the controller's own stays here"
-        )
+        assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}
     puts = home.world.count("s3:PutObject")
-    assert running.mirror.sync() and home.world.count("s3:PutObject") == puts, (
-        "nothing new, nothing sent"
-    )
+    assert running.mirror.sync() and home.world.count("s3:PutObject") == puts
 
 
 def test_the_manifest_comes_after_what_it_names(home: Home, running: Ec2Cluster) -> None:
@@ -87,7 +83,7 @@ def test_a_store_that_fails_makes_nobody_silent(
     for name in names(home):
         home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
     running.mirror.sync()
-    assert silent_nodes(box, running.now_unix()) == [], "by the store's clock, however wrong it is"
+    assert silent_nodes(box, running.now_unix()) == []
     home.world.faults = [Fault(action=action, code=SILENT, times=999)]
     for _ in range(60):
         home.world.pass_s(1.0)
@@ -100,9 +96,7 @@ def test_a_store_that_fails_makes_nobody_silent(
     home.world.faults = []
     home.world.pass_s(60.0)
     running.mirror.sync()
-    assert silent_nodes(box, running.now_unix()) == [0, 1], (
-        "heard again, and nothing new in a minute"
-    )
+    assert silent_nodes(box, running.now_unix()) == [0, 1]
 
 
 def test_a_name_that_leads_elsewhere_is_left_where_it_is_and_a_stranger_is_not_heard(
@@ -182,7 +176,7 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(
         )
         monkeypatch.setattr(FakeS3, "list_objects_v2", lambda self, **words: slow(**words))
         assert asked.wait(10.0)
-    assert heard[0], "the machines were ended while the store kept the mirror waiting"
+    assert heard[0]
     assert home.records() == {"a"} and len(home.provider.ended()) == 1
 
 
@@ -251,7 +245,7 @@ def test_a_notice_counts_down_by_the_stores_clock(home: Home, running: Ec2Cluste
     assert (warned.alive, warned.notice, warned.leaving_s) == (True, "rebalance", None)
     home.world.instances[first].end(home.world.now, "Client.InstanceInitiatedShutdown")
     home.world.pass_s(6.0)
-    assert running.nodes()[0].interrupted, "it went down by itself, for it had been asked to"
+    assert running.nodes()[0].interrupted
 
 
 def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home) -> None:
@@ -266,9 +260,7 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
         third = next(name for name in names(home) if name not in (first, second))
         assert running.addresses == ["10.0.0.1", home.world.instances[third].address]
         assert [node.alive for node in running.nodes()] == [True, True]
-        assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1"), (
-            "the new one has not reported itself"
-        )
+        assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1")
         home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {"run_id": "b"})
         running.mirror.sync()
         assert home.records() == {"a", "b"}
@@ -281,14 +273,12 @@ def test_a_silent_machine_that_does_not_end_is_not_replaced(
     home: Home, running: Ec2Cluster
 ) -> None:
     home.world.immortal = True
-    assert not running.replace(1) and home.world.bought() == 2, (
-        "a third would be more than any cap counts"
-    )
+    assert not running.replace(1) and home.world.bought() == 2
     home.world.immortal = False
     home.world.faults = [
         Fault(action="ec2:TerminateInstances", code="RequestLimitExceeded", times=3)
     ]
-    assert running.replace(1) and len(home.world.alive()) == 2, "asked again"
+    assert running.replace(1) and len(home.world.alive()) == 2
 
 
 def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(
@@ -300,7 +290,7 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
         )
         home.world.faults = [Fault(action="s3:GetObject", code="InternalError", times=400)]
     assert home.world.alive() == [] and home.provider.ended() == []
-    assert len(home.provider.leases()) == 1, "its dollars count all the same"
+    assert len(home.provider.leases()) == 1
     home.world.faults = []
     home.provider = home.controller()
     assert [one.lease_id for one in home.provider.ended()] == ["r-1"] and home.records() == {"last"}

@@ -227,7 +227,7 @@ def test_what_was_just_created_and_is_not_found_yet_is_asked_for_again(
     with home.acquire(home.two()):
         assert home.leases.all()[0].refusals == ()
         [group] = home.world.account.groups.values()
-        assert "everything" not in group["out"], "a new group lets everything out"
+        assert "everything" not in group["out"]
     assert home.world.bought() == 2 and home.world.alive() == []
 
 
@@ -330,7 +330,7 @@ def test_subnets_are_named_or_tagged_or_the_default_ones_of_one_vpc(home: Home) 
         request = home.world.alive()[0].request
         assert request["NetworkInterfaces"][0]["AssociatePublicIpAddress"] is True
     private = paying(home, subnets="private")
-    assert isinstance(refused(private), NotSupported), "the default subnets are public"
+    assert isinstance(refused(private), NotSupported)
     home.world.account.tagged = True
     with private.acquire(home.two(), "r-2"):
         request = home.world.alive()[0].request

@@ -192,6 +192,6 @@ def test_types_that_the_image_does_not_run_on_are_not_offered_and_not_launched()
     assert named.launches(Cluster.of((1, ampere))) == ""
     assert named.fits(Cluster.of((1, ampere), (1, volta))) == ""
     assert named.fits(Cluster.of((1, ampere), (1, processor))) != ""
-    assert named.launches(Cluster.of((2, ampere))) != "", "several cards have no public address"
+    assert named.launches(Cluster.of((2, ampere))) != ""
     private = Ec2Provider(Ec2(instance_types=("p4d.24xlarge",), subnets="private"))
     assert private.launches(Cluster.of((2, ampere))) == ""

@@ -47,7 +47,7 @@ def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot_when_its_time
 def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it() -> None:
     text = script(endpoint="http://10.0.0.1:5000")
     assert all(GOOD[name] in text for name in GOOD) and "--endpoint http://10.0.0.1:5000" in text
-    assert re.search(r"@[a-z0-9_]+@", text) is None, "nothing is left to fill in"
+    assert re.search(r"@[a-z0-9_]+@", text) is None
     assert "--endpoint" not in script()
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     embedded = re.findall(r"<<'(\w+)'\n(.*?)\n\1\n", text, re.DOTALL)
