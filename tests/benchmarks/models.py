@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import typer
 
+from models.monitoring.cross_validation import COLUMNS
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.training.registry import Provenance, load_served, log_challenger, promote
@@ -75,7 +76,12 @@ def seconds(data: TrainingData) -> dict[str, float]:
             refresh_id="speed",
         )
         version = log_challenger(
-            home, "ec2", model, scoreboard=pd.DataFrame(), card="speed", provenance=provenance
+            home,
+            "ec2",
+            model,
+            scoreboard=pd.DataFrame(columns=COLUMNS),
+            card="speed",
+            provenance=provenance,
         )
         promote(home, "ec2", version, "speed")
         served = load_served(home, "ec2")
