@@ -8,7 +8,6 @@ by instance type and zone, with Bonferroni over the groups.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import pandas as pd
 from scipy.special import bdtrc
 
 from ..domain.cluster import parse_cluster
-from ..domain.numeric import BoolArray
 from ..domain.setup_table import column
 from ..step_time.dataset import TrainingData, valid_runs
 from ..step_time.model import StepTimeModel
@@ -24,6 +22,7 @@ from .cross_validation import predictions_of
 
 Group = tuple[str, str, str]  # scope ("type" or "provider"), instance type, zone
 Since = Mapping[Group, pd.Timestamp | None]  # drifting groups, and since when
+Row = dict[str, Any]
 
 WHOLE: Group = ("provider", "", "")
 _MISSES = 0.1  # of right 90 % intervals
@@ -31,170 +30,113 @@ _CHANCE = 0.05  # of naming any group although nothing drifts
 _LEAST_RUNS = 5  # that can name a group
 _MOST_RUNS, _MOST_OF_ALL = 30, 60  # newest runs of a group, and of all, that count as recent
 _ONE_SIDED = 2.0  # ratio of runs on either side that gives a drift its direction
-_SECONDS = ["measured_s", "step_s", "step_low_s", "step_high_s"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """Judgement of one group; `median_ratio` is measured over predicted seconds."""
-
-    scope: str
-    instance_type: str
-    zone: str
-    drifting: bool
-    direction: str  # "slower", "faster", "either way", "none"
-    runs: int
-    outside: int
-    median_ratio: float
-    chance: float
-    since: pd.Timestamp | None  # the first run outside
-    newest_measured_at: pd.Timestamp
-
-    @property
-    def group(self) -> Group:
-        return self.scope, self.instance_type, self.zone
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return runs measured after everything that `model` learned from, with its predictions.
 
-    Columns: cluster, zone ("" unknown), measured_at, measured_s, step_s, step_low_s, step_high_s.
+    Columns: those of `predictions_of`, cluster, zone ("" unknown), measured_at.
     """
-    scored = predictions_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
-    known = column(runs, "run_id", "").astype(str).isin(model.trained_on)
     at = pd.to_datetime(column(runs, "measured_at", None))
-    learned = at[known].max()
-    fresh = ~known & at.notna() & ((at > learned) | pd.isna(learned))
-    scored = scored[scored["row"].isin(np.flatnonzero(fresh))]
-    rows = runs.loc[scored["row"].astype(int)]
-    return (
-        scored[_SECONDS]
-        .astype(float)
-        .assign(
-            cluster=rows["cluster"].tolist(),
-            zone=column(rows, "zone", "").astype(str).tolist(),
-            measured_at=at[rows.index].tolist(),
-        )
+    learned = column(runs, "run_id", "").astype(str).isin(model.trained_on)
+    fresh = ~learned & at.notna() & ~(at <= at[learned].max())
+    setups = pd.DataFrame(
+        {"cluster": runs["cluster"], "zone": column(runs, "zone", ""), "measured_at": at}
     )
+    scored = predictions_of(model, data)
+    return scored.merge(setups[fresh], left_on="row", right_index=True)
 
 
-def judge(scored: pd.DataFrame, before: Since) -> list[Drift]:
-    """Judge each group of `recent` runs that has a run of its own; `before` are those that drift.
+def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
+    """Return a row of raw_drift for each type in a zone with `recent` runs, then for all runs.
 
-    A run on mixed machines counts for each type until one of them is named. The most unlikely
-    group is named first, while its chance times the number of groups is within 5 %. A drift goes
-    on while half of its recent runs lie outside. All runs together drift if that is true of them
-    and of those without any one type, and most are on one side.
+    `before` are those that drift. A run on mixed machines counts for each type until one of them
+    is named. The most unlikely group is named first, while its chance times the number of groups
+    is within 5 %. A drift goes on while half of its recent runs lie outside.
     """
     if not len(scored):
         return []
-    scored = scored.sort_values("measured_at", kind="stable").reset_index(drop=True)
-    groups = _groups(scored)
-    tested = sum(int(mask.sum()) >= _LEAST_RUNS for mask in groups.values())
-    free = np.ones(len(scored), dtype=bool)
-    named: list[Drift] = []
-    while True:
-        found = [
-            _judgement(group, scored[mask & free], before)
-            for group, mask in groups.items()
-            if group not in {one.group for one in named} and (mask & free).any()
-        ]
-        unlikely = [one for one in found if one.drifting and one.chance * tested <= _CHANCE]
+    scored = scored.sort_values("measured_at", ignore_index=True)
+    types = scored["cluster"].map(lambda name: sorted(set(parse_cluster(str(name)))))
+    machines = scored.assign(instance_type=types).explode("instance_type")
+    groups: dict[Group, pd.DataFrame] = {
+        ("type", str(name), str(zone)): runs
+        for (name, zone), runs in machines.groupby(["instance_type", "zone"])
+    }
+    tested = max(sum(len(runs) >= _LEAST_RUNS for runs in groups.values()), 1)
+    judged: dict[Group, Row] = {}
+    while groups:
+        rows = {group: _row(group, runs.tail(_MOST_RUNS)) for group, runs in groups.items()}
+        unlikely = [group for group, row in rows.items() if _chance(row) * tested <= _CHANCE]
         if not unlikely:
+            judged |= rows
             break
-        named.append(min(unlikely, key=lambda one: (one.chance, one.group)))
-        free &= ~groups[named[-1].group]
-    judged = [*named, *(_settled(one, before) for one in found)]
-    return [*sorted(judged, key=lambda one: one.group), _whole(scored, before)]
+        named = min(unlikely, key=lambda group: (_chance(rows[group]), group))
+        judged[named] = rows[named] | {"drifting": True}
+        explained = groups.pop(named).index
+        left = {group: runs[~runs.index.isin(explained)] for group, runs in groups.items()}
+        groups = {group: runs for group, runs in left.items() if len(runs)}
+    judged = dict(sorted(judged.items())) | {WHOLE: _whole(machines)}
+    return [_settled(group, row, before) for group, row in judged.items()]
 
 
-def _groups(scored: pd.DataFrame) -> dict[Group, BoolArray]:
-    found: dict[Group, BoolArray] = {}
-    for at, (cluster, zone) in enumerate(zip(scored["cluster"], scored["zone"], strict=True)):
-        for name in set(parse_cluster(str(cluster))):
-            group = ("type", name, str(zone))
-            found.setdefault(group, np.zeros(len(scored), dtype=bool))[at] = True
-    return dict(sorted(found.items()))
+def _row(group: Group, runs: pd.DataFrame) -> Row:
+    slower = runs["measured_s"] > runs["step_high_s"]
+    faster = runs["measured_s"] < runs["step_low_s"]
+    less, more = sorted([int(slower.sum()), int(faster.sum())])
+    direction = "either way" if more else "none"
+    if more and more >= _ONE_SIDED * less:
+        direction = "slower" if slower.sum() == more else "faster"
+    return dict(zip(("scope", "instance_type", "zone"), group, strict=True)) | {
+        "drifting": False,
+        "direction": direction,
+        "runs": len(runs),
+        "outside": less + more,
+        "median_ratio": float(np.median(runs["measured_s"] / runs["step_s"])),
+        "chance": float(bdtrc(less + more - 1, len(runs), _MISSES)),
+        "since": runs["measured_at"][slower | faster].min(),
+        "newest_measured_at": runs["measured_at"].max(),
+    }
 
 
-def _judgement(group: Group, runs: pd.DataFrame, before: Since) -> Drift:
-    """Judge the newest of `runs`, sorted by time; they may drift if there are enough."""
-    runs = runs.tail(_MOST_OF_ALL if group == WHOLE else _MOST_RUNS)
-    slower = (runs["measured_s"] > runs["step_high_s"]).to_numpy()
-    faster = (runs["measured_s"] < runs["step_low_s"]).to_numpy()
-    out = slower | faster
-    since = before.get(group)
-    if not out.any():
-        since = None
-    elif since is None or pd.isna(since):
-        since = runs["measured_at"][out].min()
-    return Drift(
-        scope=group[0],
-        instance_type=group[1],
-        zone=group[2],
-        drifting=len(runs) >= _LEAST_RUNS and bool(out.any()),
-        direction=_direction(int(slower.sum()), int(faster.sum())),
-        runs=len(runs),
-        outside=int(out.sum()),
-        median_ratio=float(np.median(runs["measured_s"] / runs["step_s"])),
-        chance=float(bdtrc(int(out.sum()) - 1, len(runs), _MISSES)),
-        since=since,
-        newest_measured_at=runs["measured_at"].max(),
-    )
+def _chance(row: Row) -> float:
+    """Return the row's chance; 1 of too few runs."""
+    return float(row["chance"]) if row["runs"] >= _LEAST_RUNS else 1.0
 
 
-def _direction(slower: int, faster: int) -> str:
-    if slower + faster == 0:
-        return "none"
-    if slower >= _ONE_SIDED * faster:
-        return "slower"
-    return "faster" if faster >= _ONE_SIDED * slower else "either way"
+def _whole(machines: pd.DataFrame) -> Row:
+    """Judge a shift of all runs: more lie outside, most on one side, without any one type too."""
+    newest = machines[machines.index > machines.index.max() - _MOST_OF_ALL]
+    parts = [newest.index]
+    parts += [newest.index.difference(runs.index) for _, runs in newest.groupby("instance_type")]
+    runs = newest[~newest.index.duplicated()]
+    rows = [_row(WHOLE, runs.loc[part.unique()]) for part in parts if len(part)]
+    one_sided = {row["direction"] for row in rows} <= {"slower", "faster"}
+    drifting = len(rows) == len(parts) and max(map(_chance, rows)) <= _CHANCE and one_sided
+    return rows[0] | {"drifting": drifting}
 
 
-def _settled(one: Drift, before: Since) -> Drift:
-    """Let a group that chance explains drift only if it did, with half of its runs outside."""
-    goes_on = one.group in before and 2 * one.outside >= one.runs
-    return replace(one, drifting=goes_on, since=one.since if goes_on else None)
+def _settled(group: Group, row: Row, before: Since) -> Row:
+    """Keep the time since when a group drifts, and let a known drift of half of the runs go on."""
+    goes_on = group in before and 2 * row["outside"] >= row["runs"]
+    if not (row["drifting"] or goes_on):
+        return row | {"since": None}
+    known = before.get(group)
+    return row | {"drifting": True, "since": row["since"] if pd.isna(known) else known}
 
 
-def _whole(scored: pd.DataFrame, before: Since) -> Drift:
-    """Judge a shift of all runs, which no single type explains."""
-    scored = scored.tail(_MOST_OF_ALL)
-    types = [set(parse_cluster(str(cluster))) for cluster in scored["cluster"]]
-    without = [scored[[name not in row for row in types]] for name in set().union(*types)]
-    one = _judgement(WHOLE, scored, before)
-    if one.drifting and all(_shifted(rest, before) for rest in (scored, *without)):
-        return one
-    return _settled(one, before)
-
-
-def _shifted(runs: pd.DataFrame, before: Since) -> bool:
-    """True if more runs lie outside than chance explains, and most on one side (a sign test)."""
-    if len(runs) < _LEAST_RUNS:
-        return False
-    one = _judgement(WHOLE, runs, before)
-    above = int((runs["measured_s"] > runs["step_s"]).sum())
-    side = 2 * float(bdtrc(max(above, len(runs) - above) - 1, len(runs), 0.5))
-    one_sided = one.direction in ("slower", "faster")
-    return one_sided and one.chance <= _CHANCE and side <= _CHANCE
-
-
-_HOW = {
-    "slower": "slower than predicted",
-    "faster": "faster than predicted",
-    "either way": "unlike its predictions",
-    "none": "as predicted",
-}
+_HOW = {"slower": "slower than predicted", "faster": "faster than predicted"}
 
 
 def drift_sentence(row: Mapping[str, Any]) -> str:
-    """Describe a row of the mart `drift`."""
-    whole = row["scope"] == "provider"
-    where = "everything" if whole else f"{row['instance_type']} in {row['zone'] or 'unknown zone'}"
+    """Describe a drifting row of the mart `drift`."""
+    where = f"{row['instance_type']} in {row['zone'] or 'unknown zone'}"
+    if row["scope"] == "provider":
+        where = "everything"
     since = f" since {row['since']:%Y-%m-%d %H:%M} UTC" if pd.notna(row["since"]) else ""
     return (
-        f"drift: {where} runs {_HOW[row['direction']]}{since}, by"
+        f"drift: {where} runs {_HOW.get(row['direction'], 'unlike its predictions')}{since}, by"
         f" {float(row['median_ratio']) - 1:+.0%} in the median; {row['outside']} of {row['runs']}"
         " recent runs are outside their intervals. The next campaign measures again"
     )

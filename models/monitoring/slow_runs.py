@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,12 +31,7 @@ _LEAST_APART = 0.1  # of a machine's step above its equals', and of fixed work a
 _LINK, _INPUT = 0.5, 1 / 3
 
 Row = Mapping[str, Any]
-
-
-class _Cause(NamedTuple):
-    cause: str
-    detail: str
-    instance_type: str = ""
+Cause = tuple[str, str, str]  # cause, detail, instance type
 
 
 def alarms(
@@ -50,68 +45,59 @@ def alarms(
         input_share: share of a step that making batches took in profiles, by workload and type.
             A run with `loader_workers` has its own `input_s` instead.
     """
+    slow = runs["step_s"].to_numpy(float) > predicted["step_high_s"].to_numpy(float)
     found = []
-    for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):
-        if not float(run["step_s"]) > float(expected["step_high_s"]):
-            continue
-        names = ("run_id", "workload", "cluster", "measured_at")
-        found.append(
-            {name: run[name] for name in names}
-            | {
-                "zone": run["zone"] or "",
-                "measured_s": float(run["step_s"]),
-                "predicted_s": float(expected["step_s"]),
-                "high_s": float(expected["step_high_s"]),
-            }
-            | _cause(run, expected, input_share)._asdict()
-        )
+    for run, expected in zip(rows_of(runs[slow]), rows_of(predicted[slow]), strict=True):
+        cause, detail, instance_type = _cause(run, expected, input_share)
+        alarm = {name: run[name] for name in ("run_id", "workload", "cluster", "measured_at")}
+        alarm |= {"zone": run["zone"] or "", "measured_s": run["step_s"]}
+        alarm |= {"predicted_s": expected["step_s"], "high_s": expected["step_high_s"]}
+        alarm |= {"cause": cause, "detail": detail, "instance_type": instance_type}
+        found.append(alarm)
     return sorted(found, key=lambda row: (row["measured_at"], row["run_id"]), reverse=True)
 
 
 def sentence(row: Row) -> str:
     """Describe a row of the mart `alarms`."""
     where = f"{row['cluster']} in {row['zone']}" if row["zone"] else row["cluster"]
-    measured, predicted, high = (row[name] for name in ("measured_s", "predicted_s", "high_s"))
     return (
-        f"slow run: {row['workload']} on {where} took {measured:.3g} s a step,"
-        f" {measured / predicted - 1:.0%} more than predicted (at most {high:.3g} s):"
-        f" {row['detail']} (run {row['run_id']}, {row['measured_at']:%Y-%m-%d %H:%M} UTC)"
+        f"slow run: {row['workload']} on {where} took {row['measured_s']:.3g} s a step,"
+        f" {row['measured_s'] / row['predicted_s'] - 1:.0%} more than predicted"
+        f" (at most {row['high_s']:.3g} s): {row['detail']}"
+        f" (run {row['run_id']}, {row['measured_at']:%Y-%m-%d %H:%M} UTC)"
     )
 
 
-def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> _Cause:
+def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
-        return _Cause("host", f"the host took {taken:.0%} of the processor time away")
+        return "host", f"the host took {taken:.0%} of the processor time away", ""
     if slowness > slow_from(_number(run, "usual_spread")):
-        return _Cause(
-            "speed", f"slow machine: fixed work took {slowness - 1:.0%} longer than usual"
-        )
+        return "speed", f"slow machine: fixed work took {slowness - 1:.0%} longer than usual", ""
     types = parse_cluster(str(run["cluster"]))
-    slowest = _slowest_machine(run, types)
-    if slowest is not None:
-        node, above = slowest
+    node, above = _slowest_machine(run, types)
+    if above > max(_LEAST_APART, np.nan_to_num(_number(run, "step_spread"))):
         detail = f"node {node} ({types[node]}) computes {above:.0%} slower than its equals"
-        return _Cause("machine", detail, types[node])
+        return "machine", detail, types[node]
     step_s, sync_s = float(run["step_s"]), _number(run, "sync_s")
     exposed_s = float(expected["exposed_communication_s"])
     if sync_s - exposed_s >= _LINK * (step_s - float(expected["step_s"])):
-        return _Cause("link", f"slow link: {sync_s:.3g} s of waiting, {exposed_s:.3g} s predicted")
+        return "link", f"slow link: {sync_s:.3g} s of waiting, {exposed_s:.3g} s predicted", ""
+    share = max(input_share.get((str(run["workload"]), name), 0.0) for name in types)
     if pd.notna(run.get("loader_workers")):
         share = _number(run, "input_s") / step_s
-    else:
-        share = max(input_share.get((str(run["workload"]), name), 0.0) for name in types)
     if share >= _INPUT:
-        return _Cause("input", f"making batches takes {share:.0%} of a step")
+        return "input", f"making batches takes {share:.0%} of a step", ""
     detail = "all machines compute slower than predicted"
     if np.isfinite(slowness):
         detail = f"slow code: {detail}, with fixed work at {slowness - 1:+.0%}"
-    return _Cause("compute", detail, types[0] if len(set(types)) == 1 else "")
+    return "compute", detail, types[0] if len(set(types)) == 1 else ""
 
 
 def _number(row: Row, name: str) -> float:
     """Return NaN where a run lacks the number: it compares as False."""
-    return float(row.get(name, np.nan) if row.get(name) is not None else np.nan)
+    value = row.get(name)
+    return float("nan") if value is None else float(value)
 
 
 def slow_from(usual_spread: float) -> float:
@@ -126,12 +112,12 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
     machine.
     """
     found = []
-    for name, rows in speeds.groupby("instance_type") if len(speeds) else ():
-        usual_s = float(rows["usual_s"].iloc[0])
+    for name, rows in speeds.groupby("instance_type"):
+        usual_s, spread = rows[["usual_s", "usual_spread"]].iloc[0].astype(float)
         seconds = rows.groupby(["lease_id", "node"])["reference_s"].median()
-        slow = seconds[seconds > slow_from(float(rows["usual_spread"].iloc[0])) * usual_s]
+        slow = seconds[seconds > slow_from(spread) * usual_s]
         if len(slow):
-            slowest = slow.sort_values(ascending=False).reset_index().iloc[0]
+            slowest = slow.sort_values().reset_index().iloc[-1]
             found.append(
                 f"slow machine: node {slowest['node']} of {slowest['lease_id']} ({name}) took"
                 f" {slow.max():.3g} s for fixed work, usually {usual_s:.3g} s;"
@@ -140,27 +126,21 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
     return found
 
 
-def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float] | None:
-    """Return (node, share above its equals) of the slowest machine, where one stands out.
+def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
+    """Return the machine that is the slowest beside its equals, and the share above their median.
 
     Equals are machines of a type with as many devices and samples.
     """
-    ranks = run.get("rank_compute_s")
+    seconds = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(str(run["layout"]), len(types), "layout")
-    if not isinstance(ranks, list | tuple | np.ndarray) or sum(used) != len(ranks):
-        return None
-    first = np.cumsum([0, *used[:-1]])
-    seconds = np.maximum.reduceat(np.asarray(ranks, dtype=float), first)
-    if not (np.isfinite(seconds) & (seconds > 0)).all():
-        return None
+    if len(seconds) != sum(used):  # a run without seconds of each device
+        return 0, 0.0
+    seconds = np.maximum.reduceat(seconds, np.cumsum([0, *used[:-1]]))
     shares = parse_numbers(str(run["batch_per_device"]), len(types), "batch_per_device")
     kinds = list(zip(types, used, shares, strict=True))
-    above = []
+    above = {}
     for node, kind in enumerate(kinds):
         equals = [seconds[at] for at, other in enumerate(kinds) if other == kind and at != node]
-        if equals:
-            above.append((float(seconds[node] / median(equals) - 1), node))
-    share, node = max(above, default=(0.0, 0))
-    if share <= max(_LEAST_APART, np.nan_to_num(_number(run, "step_spread"))):
-        return None
-    return node, share
+        above[node] = float(seconds[node] / median(equals)) - 1 if equals else 0.0
+    node = max(above, key=lambda at: above[at])
+    return node, above[node]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -46,8 +45,7 @@ def note_drift(
             for row in rows_of(reads.drifting(workspace.warehouse, provider))
         }
         recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
-        rows = [asdict(one) for one in drift.judge(recent, before)]
-        _store(workspace, "raw_drift", rows, champion, refresh_id, now)
+        _store(workspace, "raw_drift", drift.judge(recent, before), champion, refresh_id, now)
     return [drift_sentence(row) for row in rows_of(reads.drifting(workspace.warehouse, provider))]
 
 

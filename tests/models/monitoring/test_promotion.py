@@ -7,47 +7,35 @@ from dataclasses import fields, replace
 import pandas as pd
 import pytest
 
-from models.monitoring.cross_validation import SPLITS, predictions_of, summarise
+from models.monitoring.cross_validation import SPLITS, summarise
 from models.monitoring.promotion import LARGE_ERROR, caution, decide, verdict
-from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.model import TrainingData, fit
 from tests.models.monitoring.test_cross_validation import both, data, held
 
 NEW = {"workload": "lm", "instance type": "s.whole"}
 
 
-def whole() -> StepTimeModel:
-    """The challenger whose held-out predictions `held` are."""
-    return both()[0]
-
-
-def once(scored: pd.DataFrame) -> pd.DataFrame:
-    """A prediction a run, as a fixed model makes them."""
-    return scored.drop_duplicates("row")
-
-
 def off(factor: float) -> pd.DataFrame:
     """Every run predicted `factor` times too long, with intervals that cover."""
-    rows = once(held())
+    rows = held().drop_duplicates("row")
     return rows.assign(step_s=rows["measured_s"] * factor, step_low_s=0.0, step_high_s=99.0)
 
 
-def without(whole: TrainingData, what: str) -> TrainingData:
-    """The data from before the workload NEW was there."""
-    name, columns = NEW[what], ("workload", "instance_type", "cluster", "name")
-    frames = {}
-    for field in fields(whole):
-        frame = getattr(whole, field.name)
-        for column in columns:
-            if column in frame:
-                frame = frame[~frame[column].str.contains(name, regex=False)]
-        frames[field.name] = frame
+def without(name: str) -> TrainingData:
+    """The data from before the workload or instance type `name` was there."""
+    frames = {field.name: getattr(data(), field.name) for field in fields(TrainingData)}
+    for field, frame in frames.items():
+        for column in {"workload", "instance_type", "cluster", "name"} & set(frame):
+            frame = frame[~frame[column].str.contains(name, regex=False)]
+        frames[field] = frame
     return TrainingData(**frames)
 
 
 def test_the_first_model_is_promoted_and_an_equal_one_is_not() -> None:
-    assert decide(held(), None).promote
-    assert not decide(once(held()), once(held())).promote
+    narrow = held().assign(step_low_s=held()["step_s"], step_high_s=held()["step_s"])
+    assert decide(held(), None).promote and decide(narrow, None).promote
     assert decide(held().iloc[:0], None).promote
+    assert not decide(held(), held()).promote
     assert not decide(held().iloc[:0], held()).promote
 
 
@@ -68,25 +56,22 @@ def test_a_run_counts_once_however_many_splits_hold_it_out() -> None:
 
 
 def test_intervals_that_do_not_cover_are_refused_beside_a_champion() -> None:
-    step_s = held()["step_s"]
-    narrow = held().assign(step_low_s=step_s * 1.0001, step_high_s=step_s * 1.0002)
-    assert not decide(narrow, off(1.5)).promote
-    assert decide(narrow, None).promote
+    narrow = off(1.05).assign(step_low_s=98.0)
+    assert decide(off(1.05), off(1.5)).promote and not decide(narrow, off(1.5)).promote
 
 
 def test_a_champion_is_judged_on_the_runs_it_has_not_learned_from() -> None:
-    size_one = data().runs["cluster"].str.fullmatch("1x[^+]*")
-    old = pd.concat([data().runs[size_one], data().runs[~size_one].iloc[:20]])
-    decision = verdict(data(), held(), whole(), fit(replace(data(), runs=old), seed=0))
-    assert f"{len(data().runs) - len(old)} runs" in decision.reason
+    old = data().runs.iloc[:40]
+    champion = fit(replace(data(), runs=old), seed=0)
+    assert "20 runs" in verdict(data(), held(), both()[0], champion).reason
 
 
 @pytest.mark.parametrize("what", ["workload", "instance type"])
 def test_a_challenger_that_knows_more_is_compared_where_both_can_predict(what: str) -> None:
-    champion = fit(without(data(), what), seed=0)
-    decision = verdict(data(), held(), whole(), champion)
+    champion = fit(without(NEW[what]), seed=0)
+    decision = verdict(data(), held(), both()[0], champion)
     assert decision.promote and NEW[what] in decision.reason
-    assert not verdict(data(), held(), champion, whole()).promote
+    assert not verdict(data(), held(), champion, both()[0]).promote
 
 
 def test_knowing_more_excuses_an_equal_error_and_no_larger_one() -> None:
@@ -94,17 +79,11 @@ def test_knowing_more_excuses_an_equal_error_and_no_larger_one() -> None:
     assert decide(off(1.05), off(1.05), news="workload lm").promote
 
 
-def test_a_redefined_workload_is_unknown_to_the_champion() -> None:
-    then = replace(data(), workloads=data().workloads.assign(digest="then"))
-    is_lm = data().workloads["workload"] == "lm"
-    digest = then.workloads["digest"].mask(is_lm, "now")
-    now = replace(data(), workloads=then.workloads.assign(digest=digest))
-    champion = fit(then, seed=0)
-    known = [
-        set(predictions_of(champion, one)["setup"].str.split(" ").str[0]) for one in (then, now)
-    ]
-    assert known[0] - known[1] == {"lm"}
-    assert verdict(now, held(), fit(now, seed=0), champion).promote
+def test_a_champion_of_other_definitions_counts_as_absent() -> None:
+    now = replace(data(), workloads=data().workloads.assign(digest="now"))
+    challenger = replace(both()[0], workload_digests=dict.fromkeys(NEW.values(), "now"))
+    assert not verdict(data(), off(1.5), both()[0], both()[0]).promote
+    assert verdict(now, off(1.5), challenger, both()[0]).promote
 
 
 @pytest.mark.parametrize(
@@ -114,6 +93,5 @@ def test_a_redefined_workload_is_unknown_to_the_champion() -> None:
 def test_large_errors_and_narrow_intervals_are_warned_about(
     factor: float, high: float, is_warned: bool
 ) -> None:
-    step_s = held()["measured_s"] * factor
-    board = summarise(held().assign(step_s=step_s, step_low_s=0.0, step_high_s=high))
+    board = summarise(off(factor).assign(step_high_s=high))
     assert bool(caution(board)) == is_warned and caution(board.iloc[:0])

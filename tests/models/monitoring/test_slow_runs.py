@@ -41,22 +41,16 @@ def found(share: float = 0.0, **changes: Any) -> list[dict[str, Any]]:
         ({"rank_compute_s": [1.0, 1.05, 1.0]}, "compute", "a"),
         (SLOW_NODE | {"taken_share": 0.43}, "host", ""),
         (SLOW_NODE | {"taken_share": 0.09}, "machine", "a"),
-        (SLOW_NODE | {"taken_share": None}, "machine", "a"),
         (SLOW_NODE | {"slowness": 1.3, "usual_spread": 0.05}, "speed", ""),
-        ({"slowness": 1.3, "usual_spread": 0.1}, "compute", "a"),
         ({"slowness": 1.08, "usual_spread": None}, "compute", "a"),
-        ({"slowness": 1.3, "taken_share": 0.4}, "host", ""),
         ({"sync_s": 0.5}, "link", ""),
-        ({"sync_s": 0.2}, "compute", "a"),
         ({"share": 0.5}, "input", ""),
-        ({"share": 0.1}, "compute", "a"),
         ({"input_s": 0.75, "loader_workers": 2}, "input", ""),
         ({"share": 0.5, "input_s": 0.1, "loader_workers": 2}, "compute", "a"),
         (MIXED | {"rank_compute_s": [2.0, 1.0, 1.0]}, "compute", ""),
         (MIXED | {"rank_compute_s": [2.0, 1.0, 1.3]}, "machine", "b"),
         ({"cluster": "2xa", "layout": "2", "rank_compute_s": [1, 1.5, 1, 1]}, "machine", "a"),
         ({"rank_compute_s": None}, "compute", "a"),
-        ({"rank_compute_s": [1.0]}, "compute", "a"),
         ({"sync_s": None}, "compute", "a"),
     ],
 )
@@ -68,9 +62,8 @@ def test_the_cause_is_the_part_of_the_step_that_is_longer(
     assert {"conv", "3xa"} & set(sentence(row).split()) and "50%" in sentence(row)
 
 
-@pytest.mark.parametrize("changes", [{"step_s": 1.05}, {"step_s": 1.05, "slowness": 2.0}])
-def test_a_run_within_its_interval_is_no_alarm(changes: dict[str, Any]) -> None:
-    assert found(**changes) == []
+def test_a_run_within_its_interval_is_no_alarm() -> None:
+    assert found(step_s=1.05, slowness=2.0) == []
 
 
 def speeds(*seconds: float, spread: float = 0.05) -> pd.DataFrame:
@@ -83,12 +76,7 @@ def speeds(*seconds: float, spread: float = 0.05) -> pd.DataFrame:
 def test_the_slowest_machine_beyond_the_spread_of_its_type_is_named() -> None:
     (line,) = slow_machines(speeds(1.0, 1.3, 1.4))
     assert "l2" in line and "2 of 3" in line
-    assert slow_machines(speeds(1.0, 1.4, spread=0.12)) == []
-    assert slow_machines(speeds(1.09, spread=0.0)) == []
-    assert slow_machines(speeds()) == []
-
-
-def test_a_machine_is_judged_by_its_median() -> None:
-    same = speeds(1.0, 1.9, 1.05).assign(lease_id="l")
-    assert slow_machines(same) == []
-    assert len(slow_machines(same.assign(reference_s=1.9))) == 1
+    for usual in (speeds(1.0, 1.4, spread=0.12), speeds(1.09, spread=0.0), speeds()):
+        assert slow_machines(usual) == []
+    by_its_median = speeds(1.0, 1.9, 1.05).assign(lease_id="l")
+    assert slow_machines(by_its_median) == []
