@@ -37,8 +37,7 @@ class Prospect:
         """
         more = most_usd_per_hour_beside(self.spec.volume_gib)
         each = [
-            max(sum(place.bids) for place in attempt.places.values())
-            + more * len(attempt.cluster.members)
+            sum(group.size * (max(group.bids.values()) + more) for group in attempt.groups)
             for attempt in self.attempts
         ]
         seconds = 60.0 * math.ceil(deadline_s / 60) + BOOT_S

@@ -189,12 +189,10 @@ def _requests(
         "controller": "(this home)",
         "deadline_unix": int(now.timestamp() + deadline_s),
     }
-    role = "AROAEXAMPLE"  # of the machines' role: user-data takes nothing in brackets
     try:
         if surveyor is None:
             raise ProviderError("")
         spec = surveyor.launch_spec(cluster, **words)
-        role = surveyor.account(region).role_id
     except ProviderError as error:
         notes += [f"{error}; {_UNCHECKED}"] if str(error) else []
         spec = _spec_without_asking(workspace, cluster, here_offers, **words)
@@ -205,7 +203,7 @@ def _requests(
         region=region,
         code_sha256=archive(Path(__file__).parents[1] / "node")[1],
         lease_id=lease_id,
-        role_id=role,
+        role_id=spec.role_id,
         python=ec2.python,
     )
     return list(_in_order(spec, planned_attempts, user_data(boot, deadline_s))), notes
@@ -216,13 +214,8 @@ def _in_order(
 ) -> list[tuple[str, Mapping[str, Any]]]:
     group = "(the security group's id)"
     made: list[tuple[str, Mapping[str, Any]]] = [("ec2:CreateSecurityGroup", security_group(spec))]
-    actions = {
-        "ingress": "ec2:AuthorizeSecurityGroupIngress",
-        "egress": "ec2:AuthorizeSecurityGroupEgress",
-        "revoked": "ec2:RevokeSecurityGroupEgress",
-    }
-    for kind, ruled in rules().items():
-        made.append((actions[kind], {"GroupId": group, "IpPermissions": ruled}))
+    for action, ruled in rules(group):
+        made.append((action, {"GroupId": group, "IpPermissions": ruled}))
     for attempt in planned_attempts:
         made += requests_of(spec, attempt, security=group, user_data=script)
     return made
@@ -245,6 +238,7 @@ def _spec_without_asking(
         root_device="/dev/sda1",
         volume_gib=ec2.volume_gib,
         instance_profile=ec2.instance_profile,
+        role_id="AROAEXAMPLE",  # user-data takes nothing in brackets
         deployment=ec2.deployment,
         **words,
     )

@@ -18,7 +18,7 @@ from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2.account import SERVICE_ROLES, Ec2Account
 from ..providers.ec2.api import Clients, Ec2Api
-from ..providers.ec2.attempts import Attempt, ZonePrice
+from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import TypeFacts, quota_of
 from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
 from ..providers.ec2.provider import Ec2Provider
@@ -188,6 +188,7 @@ def _spec(account: Ec2Account, ec2: Ec2, region: str) -> LaunchSpec:
         root_device=root_device(image),
         volume_gib=ec2.volume_gib,
         instance_profile=ec2.instance_profile,
+        role_id="",
         deployment=ec2.deployment,
         controller="doctor",
         lease_id="doctor",
@@ -218,8 +219,7 @@ def _requests(ec2: Ec2, spec: LaunchSpec) -> Iterator[tuple[str, dict[str, Any]]
     zone, kind = min(spec.subnets), next(iter(spec.types))
     for market in ec2.markets:
         offer = replace(_offer(spec.region, kind), market=market, zone=zone)
-        place = ZonePrice(cluster=Cluster.of((2, offer)), bids=(0.01, 0.01))
-        attempt = Attempt(market=market, places={zone: place})
+        [attempt] = attempts(Cluster.of((2, offer)), (), [zone], ())
         requests = requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
         for action, request in requests:
             yield action, _without(request, ("SecurityGroupIds", "Groups", "Placement"))
@@ -247,7 +247,7 @@ def _offer(region: str, name: str) -> Offer:
         market="spot",
         zone="",
         region=region,
-        usd_per_hour=None,
+        usd_per_hour=0.01,
         interruptions_per_hour=0.0,
         price_as_of=datetime.now(UTC),
     )

@@ -47,11 +47,7 @@ class NotSupported(ProviderError):
 
 
 class LeaseUnreadable(ProviderError):
-    """A lease file cannot be read. `body`: its JSON object, empty if it is none."""
-
-    def __init__(self, message: str, *, body: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.body: dict[str, Any] = dict(body or {})
+    """A lease file cannot be read."""
 
 
 class NotSwept(ProviderError):

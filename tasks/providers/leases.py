@@ -163,10 +163,8 @@ class LeaseFolder(Generic[L]):
     def read(self, lease_id: str) -> L | None:
         """None if there is no lease of that id. Raises LeaseUnreadable."""
         path = self.directory(lease_id) / "lease.json"
-        body: Any = None
         try:
-            body = json.loads(path.read_text())
-            (lease,) = self._schema.validate_json(json.dumps([body]))
+            (lease,) = self._schema.validate_json(f"[{path.read_text()}]")
             if lease.lease_id != lease_id:
                 raise ValueError(f"it is of lease {lease.lease_id}")
             return lease
@@ -175,8 +173,7 @@ class LeaseFolder(Generic[L]):
         except (OSError, ValueError, RecursionError) as error:
             raise LeaseUnreadable(
                 f"{path} cannot be read ({why_unreadable(error)}); its machines were left alone. "
-                f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`",
-                body=body if isinstance(body, dict) else None,
+                f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`"
             ) from error
 
     def ids(self) -> list[str]:

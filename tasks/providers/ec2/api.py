@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from tasks.providers.ec2.prices import zone_scores
 
 Clients = Callable[[str, str], Any]  # (service, region) -> a boto3 client
 Answer = dict[str, Any]
+Filters = dict[str, str | Sequence[str]]
 T = TypeVar("T")
 
 PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region from here
@@ -89,23 +90,18 @@ def asking(action: str, region: str) -> Iterator[None]:
         raise explained(error, action=action, region=region) from None
 
 
-def values_of(service: str, shape: str) -> frozenset[str]:
-    """Values of an enumeration in botocore's model of a service."""
-    return frozenset(_model(service).shape_for(shape).enum)
+def shape_of(service: str, shape: str) -> Any:
+    """A shape of botocore's model of a service."""
+    from botocore.session import Session
+
+    return Session().get_service_model(service).shape_for(shape)
 
 
 def malformed(service: str, shape: str, value: Answer) -> str:
-    """botocore's report on an invalid request or part of a request; empty if it is valid."""
+    """botocore's report on an invalid request; empty if it is valid."""
     from botocore.validate import ParamValidator
 
-    return str(ParamValidator().validate(value, _model(service).shape_for(shape)).generate_report())
-
-
-def _model(service: str) -> Any:
-    from botocore.loaders import Loader
-    from botocore.model import ServiceModel
-
-    return ServiceModel(Loader().load_service_model(service, "service-2"), service)
+    return str(ParamValidator().validate(value, shape_of(service, shape)).generate_report())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,15 +136,22 @@ class Ec2Api:
                 raise
             return {}
 
-    def ask_all(self, key: str, action: str, region: str, **words: Any) -> Iterator[Any]:
+    def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
         """Items under `key` of all pages."""
-        token: dict[str, str] = {}
-        while True:
-            page = self.ask(action, region, **words, **token)
-            yield from page[key]
-            if not page.get("NextToken"):
-                return
-            token = {"NextToken": str(page["NextToken"])}
+        page = self.ask(action, region, **words)
+        items = list(page[key])
+        while token := page.get("NextToken"):
+            page = self.ask(action, region, **words, NextToken=token)
+            items += page[key]
+        return items
+
+    def described(self, key: str, action: str, region: str, filters: Filters) -> list[Answer]:
+        """As `ask_all` with `filters`: name -> value or values."""
+        words = [
+            {"Name": name, "Values": [value] if isinstance(value, str) else list(value)}
+            for name, value in filters.items()
+        ]
+        return self.ask_all(key, action, region, Filters=words)
 
     def when_visible(self, call: Callable[[], T]) -> T:
         """`call()`, repeated while EC2 does not find what was just created: boto3 does not."""
@@ -175,22 +178,17 @@ class Ec2Api:
             found += self.ask_all("InstanceTypes", action, region, InstanceTypes=page)
         return found
 
-    def price_list(self, region: str) -> Iterator[Answer]:
+    def price_list(self, region: str) -> list[Answer]:
         """Products of the Price List API for on-demand Linux in `region`."""
-        wanted = _ON_DEMAND | {"regionCode": region}
-        words = {
-            "ServiceCode": "AmazonEC2",
-            "Filters": [
-                {"Type": "TERM_MATCH", "Field": field, "Value": value}
-                for field, value in wanted.items()
-            ],
-            "FormatVersion": "aws_v1",
-            "MaxResults": 100,
-        }
-        action = "pricing:GetProducts"
-        yield from map(json.loads, self.ask_all("PriceList", action, PRICE_LIST_REGION, **words))
+        filters = [
+            {"Type": "TERM_MATCH", "Field": field, "Value": value}
+            for field, value in (_ON_DEMAND | {"regionCode": region}).items()
+        ]
+        words = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 100}
+        found = self.ask_all("PriceList", "pricing:GetProducts", PRICE_LIST_REGION, **words)
+        return [json.loads(product) for product in found]
 
-    def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> Iterator[Answer]:
+    def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
         """Rows of DescribeSpotPriceHistory in force at `at`, of `names` or every type."""
         words: Answer = {"InstanceTypes": list(names)} if names else {"MaxResults": 1000}
         words |= {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
@@ -204,8 +202,7 @@ class Ec2Api:
             "SingleAvailabilityZone": True,
             "RegionNames": [region],
         }
-        action = "ec2:GetSpotPlacementScores"
-        rows = list(self.ask_all("SpotPlacementScores", action, region, **words))
+        rows = self.ask_all("SpotPlacementScores", "ec2:GetSpotPlacementScores", region, **words)
         zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
         return zone_scores(rows, zones)
 
@@ -214,50 +211,19 @@ class Ec2Api:
         stated = self.ask("s3:GetBucketLocation", region, Bucket=bucket).get("LocationConstraint")
         return {None: "us-east-1", "": "us-east-1", "EU": "eu-west-1"}.get(stated, str(stated))
 
-    def security_group(self, region: str, create: Answer, rules: dict[str, list[Answer]]) -> str:
-        """Create or find the group, give it `rules` (see `requests.rules`); its id."""
-        group = str(
-            self.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create).get(
-                "GroupId", ""
-            )
-        )
-        if not group:
-            filters = [
-                _filter("group-name", create["GroupName"]),
-                _filter("vpc-id", create["VpcId"]),
-            ]
-            action = "ec2:DescribeSecurityGroups"
-            found = self.ask(action, region, Filters=filters)["SecurityGroups"]
-            if not found:  # created, and not shown yet
-                raise refused("InvalidGroup.NotFound", action=action, region=region)
-            group = str(found[0]["GroupId"])
-        for kind, action in (
-            ("ingress", "ec2:AuthorizeSecurityGroupIngress"),
-            ("egress", "ec2:AuthorizeSecurityGroupEgress"),
-        ):
-            for rule in rules[kind]:
-                if "IpRanges" not in rule:
-                    rule = rule | {"UserIdGroupPairs": [{"GroupId": group}]}
-                self.ask_unless(("there",), action, region, GroupId=group, IpPermissions=[rule])
-        # A new group lets everything out. The kind "gone" also means that the group is not found.
-        words = {"GroupId": group, "IpPermissions": rules["revoked"]}
-        missing = ("InvalidPermission.NotFound",)
-        self.ask_unless(missing, "ec2:RevokeSecurityGroupEgress", region, **words)
-        return group
-
     def instances(
         self,
         region: str,
         *,
         ids: Sequence[str] = (),
-        tags: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         states: Sequence[str] = (),
     ) -> list[Answer]:
         """Machines by id, or by tags and states. Ids that EC2 does not know are left out."""
-        filters = [_filter(f"tag:{name}", value) for name, value in (tags or {}).items()]
-        filters += [_filter("instance-state-name", *states)] if states else []
-        filters += [_filter("instance-id", *ids)] if ids else []
-        groups = self.ask_all("Reservations", "ec2:DescribeInstances", region, Filters=filters)
+        filters = tag_filters(tags or {})
+        filters |= {"instance-state-name": states} if states else {}
+        filters |= {"instance-id": ids} if ids else {}
+        groups = self.described("Reservations", "ec2:DescribeInstances", region, filters)
         return [instance for group in groups for instance in group["Instances"]]
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
@@ -305,8 +271,8 @@ class Ec2Api:
             return self._cached[service, region]
 
 
-def _filter(name: str, *values: str) -> Answer:
-    return {"Name": name, "Values": list(values)}
+def tag_filters(tags: Mapping[str, str]) -> Filters:
+    return {f"tag:{name}": value for name, value in tags.items()}
 
 
 def spot_advisor() -> Answer:
@@ -341,20 +307,17 @@ class Store:
 
         With `most` it ends with the first page by which there are more.
         """
-        found: list[Stored] = []
-        page: Answer = {}
-        began: float | None = None
-        while True:
-            answer = self._api.ask(
-                "s3:ListBucket", self.region, Bucket=self.bucket, Prefix=prefix, **page
-            )
-            began = _date(answer) if began is None else began
-            self.region = str(_headers(answer).get("x-amz-bucket-region") or self.region)
+        words = {"Bucket": self.bucket, "Prefix": prefix}
+        answer = self._api.ask("s3:ListBucket", self.region, **words)
+        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        self.region = str(headers.get("x-amz-bucket-region") or self.region)
+        found = [_stored(entry) for entry in answer.get("Contents", ())]
+        while token := answer.get("NextContinuationToken"):
+            if most is not None and len(found) > most:
+                break
+            answer = self._api.ask("s3:ListBucket", self.region, **words, ContinuationToken=token)
             found += [_stored(entry) for entry in answer.get("Contents", ())]
-            token = answer.get("NextContinuationToken")
-            if not token or (most is not None and len(found) > most):
-                return found, began
-            page = {"ContinuationToken": token}
+        return found, header_date(headers)
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
         """The object, and when it was written (unix, the store's clock). Too large: empty."""
@@ -377,13 +340,9 @@ def _stored(entry: Answer) -> Stored:
     return Stored(key=str(entry["Key"]), version=version, size=int(entry["Size"]))
 
 
-def _date(answer: Answer) -> float:
-    """The Date header; NaN if there is none."""
+def header_date(headers: Answer) -> float:
+    """The Date header as unix time; NaN if there is none."""
     try:
-        return parsedate_to_datetime(str(_headers(answer).get("date"))).timestamp()
+        return parsedate_to_datetime(str(headers.get("date"))).timestamp()
     except (TypeError, ValueError):
         return float("nan")
-
-
-def _headers(answer: Answer) -> Answer:
-    return dict(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}))

@@ -18,48 +18,33 @@ LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, and a minute at least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Equal machines of a cluster, asked for with one fleet. `first`: rank of the first."""
+    """Equal machines, asked for with one fleet. `first`: rank of the first.
 
-    number: int
+    `bids`: zone -> highest price an hour of one machine.
+    """
+
+    name: str
     first: int
     size: int
     type_name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZonePrice:
-    """The cluster at the prices of one zone. `bids`: highest price an hour of each member."""
-
-    cluster: Cluster
-    bids: tuple[float, ...]
+    bids: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The cluster in one market. `places`: zone -> the cluster there; all machines share a zone."""
+    """The cluster in one market; all machines share a zone. `clusters`: at each zone's prices."""
 
     market: str
-    places: Mapping[str, ZonePrice]
+    clusters: Mapping[str, Cluster]
+    groups: tuple[Group, ...]
 
     @property
-    def cluster(self) -> Cluster:
-        return next(iter(self.places.values())).cluster
-
-    @property
-    def groups(self) -> list[Group]:
-        """Groups in rank order."""
-        found: list[Group] = []
-        first = 0
-        for name, run in groupby(
-            self.cluster.members, key=lambda member: member.instance_type.name
-        ):
-            size = len(list(run))
-            found.append(Group(number=len(found), first=first, size=size, type_name=name))
-            first += size
-        return found
+    def size(self) -> int:
+        return sum(group.size for group in self.groups)
 
     def __str__(self) -> str:
-        return f"{self.cluster.name} {self.market} in {', '.join(self.places)}"
+        cluster = next(iter(self.clusters.values()))
+        return f"{cluster.name} {self.market} in {', '.join(self.clusters)}"
 
 
 _Prices = Mapping[tuple[str, str, str], Offer]
@@ -69,42 +54,41 @@ def attempts(
     cluster: Cluster, offers: Iterable[Offer], zones: Iterable[str], markets: Sequence[str]
 ) -> list[Attempt]:
     """Attempts for `cluster`, each over the `zones` that have a price for every type."""
-    prices = _prices(offers, cluster)
-    wanted = [cluster.members[0].market]
-    if "on-demand" in markets and wanted == ["spot"]:
-        wanted.append("on-demand")
-    found = []
-    for market in wanted:
-        places = {
-            zone: place
-            for zone in sorted(zones)
-            if (place := _place(cluster, market, zone, prices)) is not None
-        }
-        if places:
-            found.append(Attempt(market=market, places=places))
-    return found
-
-
-def _prices(offers: Iterable[Offer], cluster: Cluster) -> _Prices:
-    """Priced offers of the cluster's region by (type, market, zone); on demand the zone is ""."""
-    found: dict[tuple[str, str, str], Offer] = {}
+    prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone; on demand "" is all
     for offer in (*cluster.members, *offers):
         if offer.region == cluster.members[0].region and offer.usd_per_hour is not None:
             zone = offer.zone if offer.market == "spot" else ""
-            found.setdefault((offer.instance_type.name, offer.market, zone), offer)
-    return found
+            prices.setdefault((offer.instance_type.name, offer.market, zone), offer)
+    wanted = [cluster.members[0].market]
+    if "on-demand" in markets and wanted == ["spot"]:
+        wanted.append("on-demand")
+    found = (_attempt(cluster, market, sorted(zones), prices) for market in wanted)
+    return [attempt for attempt in found if attempt.clusters]
 
 
-def _place(cluster: Cluster, market: str, zone: str, prices: _Prices) -> ZonePrice | None:
-    members, bids = [], []
-    for member in cluster.members:
-        name = member.instance_type.name
-        offer = prices.get((name, market, zone if market == "spot" else ""))
-        if offer is None:
-            return None
-        members.append(replace(offer, zone=zone))
-        bids.append(_bid(offer, prices.get((name, "on-demand", ""))))
-    return ZonePrice(cluster=Cluster(members=tuple(members)), bids=tuple(bids))
+def _attempt(cluster: Cluster, market: str, zones: Iterable[str], prices: _Prices) -> Attempt:
+    names = [member.instance_type.name for member in cluster.members]
+    clusters = {}
+    for zone in zones:
+        keys = [(name, market, zone if market == "spot" else "") for name in names]
+        if all(key in prices for key in keys):
+            members = tuple(replace(prices[key], zone=zone) for key in keys)
+            clusters[zone] = Cluster(members=members)
+    groups = list[Group]()
+    for name, run in groupby(range(len(names)), key=names.__getitem__):
+        ranks = list(run)
+        group = Group(
+            name=f"{market}.{len(groups)}",
+            first=ranks[0],
+            size=len(ranks),
+            type_name=name,
+            bids={
+                zone: _bid(there.members[ranks[0]], prices.get((name, "on-demand", "")))
+                for zone, there in clusters.items()
+            },
+        )
+        groups.append(group)
+    return Attempt(market=market, clusters=clusters, groups=tuple(groups))
 
 
 def _bid(offer: Offer, on_demand: Offer | None) -> float:

@@ -39,30 +39,25 @@ class Ec2Cluster(RunningCluster):
     checkpoints: Path | None = None
 
     def __init__(
-        self,
-        api: Ec2Api,
-        launcher: Launcher,
-        attempt: Attempt,
-        cluster: Cluster,
-        mailbox: Path,
-        mirror: Mirror,
+        self, api: Ec2Api, launcher: Launcher, attempt: Attempt, cluster: Cluster, mirror: Mirror
     ) -> None:
         self._api, self._launcher, self._attempt = api, launcher, attempt
-        self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mailbox, mirror
+        self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mirror.mailbox, mirror
         self.cluster = cluster
         self.image_id = launcher.spec.image_id
-        self.addresses = [machine.address for machine in launcher.lease.current]
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at: datetime | None = None
 
+    @property
+    def addresses(self) -> list[str]:  # type: ignore[override]
+        return [machine.address for machine in self._launcher.lease.current]
+
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order; a few seconds old, older if AWS is silent."""
         with self._lock:
-            if (
-                self._looked_at is None
-                or (self._api.clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S
-            ):
+            now, latest = self._api.clock.now(), self._looked_at
+            if latest is None or (now - latest).total_seconds() >= LOOK_EVERY_S:
                 self._look()
             return [self._state(machine) for machine in self._launcher.lease.current]
 
@@ -84,9 +79,6 @@ class Ec2Cluster(RunningCluster):
                     return False
             except ProviderError:
                 return False
-            self.addresses[node] = next(
-                machine.address for machine in self._launcher.lease.current if machine.rank == node
-            )
             self._looked_at = None
             self.mirror.place(places_of(self._launcher.lease))
             for file in (self.mailbox / f"node-{node}").glob("*.json"):
@@ -105,35 +97,26 @@ class Ec2Cluster(RunningCluster):
             )
 
     def _look(self) -> bool:
-        ids = [machine.instance_id for machine in self._launcher.lease.current]
-        self._looked_at = self._api.clock.now()
+        """Ask EC2 about the machines; False if AWS does not answer."""
+        lease, now = self._launcher.lease, self._api.clock.now()
+        ids = [machine.instance_id for machine in lease.current]
+        self._looked_at = now
         try:
-            found = self._api.instances(self._launcher.lease.region, ids=ids)
+            found = self._api.instances(lease.region, ids=ids)
         except ProviderError:
             return False
-        seen = {str(described["InstanceId"]): described for described in found}
         # A machine that EC2 has shown and shows no more is gone; one never shown may be new.
-        self._seen |= {name: {} for name in ids if name not in seen and name in self._seen}
-        self._seen |= seen
-        self._note_ends()
-        return True
-
-    def _note_ends(self) -> None:
-        """A machine ends, for the bill, when its end was seen."""
-        lease = self._launcher.lease
+        self._seen = {name: {} for name in self._seen}
+        self._seen |= {str(described["InstanceId"]): described for described in found}
         gone = [
-            machine
+            replace(machine, ended_at=now)  # a machine ends, for the bill, when its end was seen
             for machine in lease.current
             if not machine.ended_at and not _alive(self._seen.get(machine.instance_id))
         ]
-        if not gone:
-            return
-        with suppress(OSError):  # a full disk: the machine is counted a little longer
-            self._launcher.keep(
-                lease.with_machines(
-                    *(replace(machine, ended_at=self._api.clock.now()) for machine in gone)
-                )
-            )
+        if gone:
+            with suppress(OSError):  # a full disk: the machine is counted a little longer
+                self._launcher.keep(lease.with_machines(*gone))
+        return True
 
     def _state(self, machine: Ec2Machine) -> NodeState:
         described, notice = self._seen.get(machine.instance_id), self._notice(machine)

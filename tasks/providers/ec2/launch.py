@@ -6,20 +6,26 @@ the next attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import NoCapacity, ProviderError
-from tasks.providers.ec2 import requests as ec2_request
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.attempts import Attempt, Group, repriced
 from tasks.providers.ec2.errors import AwsRefused, kind_of, refused
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest, utc
 from tasks.providers.ec2.prices import newest_spot_prices
-from tasks.providers.ec2.requests import LaunchSpec
+from tasks.providers.ec2.requests import (
+    LaunchSpec,
+    create_fleet,
+    launch_template,
+    placement_group,
+    rules,
+    security_group,
+)
 from tasks.providers.ec2.termination import SHOWN, end_machines, end_these, lease_tags, until
 
 RUNNING_WITHIN_S = 300.0
@@ -29,7 +35,7 @@ _UNCLEAR = ("unsure", "throttled", "gone")  # of a fleet that may have been serv
 
 
 class Launcher:
-    """Launches one lease's machines.
+    """Launches and ends one lease's machines; `lease` is as on disk.
 
     `script(seconds)`: user-data of a machine that ends itself after so many seconds. `billed`
     turns public prices into this account's.
@@ -47,7 +53,7 @@ class Launcher:
         self._api, self._leases, self.spec = api, leases, spec
         self._script, self._billed = script, billed
         self.lease, self._security_group = lease, ""
-        self.tags = lease_tags(lease.lease_id, spec.deployment, spec.controller)
+        self.tags = lease_tags(lease, spec.controller)
 
     def keep(self, lease: Ec2Lease) -> None:
         """Write the lease before anything else happens. Raises OSError."""
@@ -59,10 +65,7 @@ class Launcher:
 
         Raises NoCapacity if all are refused, else AwsRefused or ProviderError.
         """
-        create, rules = ec2_request.security_group(self.spec), ec2_request.rules()
-        self._security_group = self._api.when_visible(
-            lambda: self._api.security_group(self.spec.region, create, rules)
-        )
+        self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
             try:
                 return attempt, self._launched(attempt)
@@ -70,138 +73,141 @@ class Launcher:
                 if error.kind != "capacity":
                     raise
                 self._note(f"{attempt}: {error}")
-            sentence = self.end()
-            if sentence:
+            if problem := self.end():
                 raise ProviderError(
-                    f"{sentence}, so nothing more was requested; {until(self.lease)}"
+                    f"{problem}, so nothing more was requested; {until(self.lease)}"
                 )
-            self._drop(self.lease.machines)
         raise NoCapacity("; ".join(self.lease.refusals) or "no zone has prices and a subnet")
 
     def end(self) -> str:
         """End every machine of the lease; "" or why some may live on."""
-        self.lease, sentence = end_machines(self._api, self.lease, self.tags)
+        self.lease, problem = end_machines(self._api, self.lease, self.tags)
         with suppress(OSError):  # the reaper finds out again
             self.keep(self.lease)
-        return sentence
+        return problem
 
     def another(self, attempt: Attempt, rank: int) -> bool:
         """Replace the machine of `rank`; False if that is refused.
 
         The lost machine is ended first: no cap counts one machine more.
         """
-        [group] = [
-            group for group in attempt.groups if group.first <= rank < group.first + group.size
-        ]
-        lost = next(machine for machine in self.lease.current if machine.rank == rank)
+        region, lost = self.lease.region, self.lease.current[rank]
+        [group] = [each for each in attempt.groups if each.first <= rank < each.first + each.size]
         times = sum(request.group.startswith(f"r{rank}.") for request in self.lease.requests)
-        alone = replace(group, first=rank, size=1)
-        bids = {lost.zone: attempt.places[lost.zone].bids[rank]}
-        if end_these(self._api, self.lease.region, [lost.instance_id]):
+        bids = {lost.zone: group.bids[lost.zone]}
+        alone = replace(group, name=f"r{rank}.{times}", first=rank, size=1, bids=bids)
+        if end_these(self._api, region, [lost.instance_id]):
             return False
         try:
-            machines = self._ask(attempt, alone, bids, f"r{rank}.{times}")
-            machines = self._await_running(machines)
+            [machine] = self._running(attempt, alone)
         except AwsRefused as error:
             self._note(f"{attempt}: {error}")
-            came = [
-                machine
-                for machine in self.lease.current
-                if machine.rank == rank and machine != lost
-            ]
+            came = [each.instance_id for each in self.lease.machines if each.group == alone.name]
             with suppress(AwsRefused):
-                self._api.terminate(self.lease.region, [machine.instance_id for machine in came])
-            self._drop(came)
+                self._api.terminate(region, came)
             return False
-        lost = replace(lost, current=False, ended_at=lost.ended_at or self._api.clock.now())
-        same_price = [replace(machine, usd_per_hour=lost.usd_per_hour) for machine in machines]
-        self.keep(self.lease.with_machines(lost, *same_price))
+        gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.clock.now())
+        new = replace(machine, current=True, usd_per_hour=lost.usd_per_hour)
+        self.keep(self.lease.with_machines(gone, new))
         return True
+
+    def _secure(self) -> str:
+        """Create the lease's security group with its rules; its id."""
+        api, region, create = self._api, self.spec.region, security_group(self.spec)
+        made = api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
+        if not made:  # boto3 repeated a request whose answer was lost
+            action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
+            found = api.described("SecurityGroups", action, region, name)
+            if not found:
+                raise refused("InvalidGroup.NotFound", action=action, region=region)
+            made = found[0]
+        for action, each in rules(str(made["GroupId"])):
+            for rule in each:
+                words = {"GroupId": made["GroupId"], "IpPermissions": [rule]}
+                api.ask_unless(("there", "InvalidPermission.NotFound"), action, region, **words)
+        return str(made["GroupId"])
 
     def _launched(self, attempt: Attempt) -> Cluster:
         """All groups of the attempt in one zone: the first group's fleet chooses it."""
-        placement = ec2_request.placement_group(self.spec, attempt)
-        if placement is not None:
+        if placement := placement_group(self.spec, attempt):
             self._create("ec2:CreatePlacementGroup", placement)
-        places = attempt.places
+        machines: list[Ec2Machine] = []
         for group in attempt.groups:
-            bids = {zone: place.bids[group.first] for zone, place in places.items()}
-            machines = self._ask(attempt, group, bids, f"{attempt.market}.{group.number}")
-            zone = self._await_running(machines)[0].zone
-            places = {zone: attempt.places[zone]}
-        return self._priced(places[zone].cluster)
+            if machines:
+                zone = machines[0].zone
+                group = replace(group, bids={zone: group.bids[zone]})
+            machines += self._running(attempt, group)
+        cluster = self._priced(attempt.clusters[machines[0].zone])
+        more = self.spec.usd_per_hour_more
+        current = [
+            replace(machine, current=True, usd_per_hour=(offer.usd_per_hour or 0.0) + more)
+            for machine, offer in zip(machines, cluster.members, strict=True)
+        ]
+        self.keep(self.lease.with_machines(*current))
+        return cluster
 
-    def _ask(
-        self, attempt: Attempt, group: Group, bids: Mapping[str, float], name: str
-    ) -> list[Ec2Machine]:
-        """The group's machines, all of them. Raises AwsRefused."""
-        now, region = self._api.clock.now(), self.lease.region
-        left_s = (self.lease.deadline_at - now).total_seconds()
+    def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
+        """The group's machines, all of them, once they run. Raises AwsRefused."""
+        left_s = (self.lease.deadline_at - self._api.clock.now()).total_seconds()
         if left_s <= 0:
             raise NoCapacity("the deadline passed before the machines came")
-        words = {
-            "security": self._security_group,
-            "user_data": self._script(max(60.0, left_s)),
-        }
-        template = ec2_request.launch_template(self.spec, attempt, group, name=name, **words)
+        words = {"security": self._security_group, "user_data": self._script(max(60.0, left_s))}
+        template = launch_template(self.spec, attempt, group, **words)
         self._create("ec2:CreateLaunchTemplate", template)
-        usd = max(bids.values()) + self.spec.usd_per_hour_more
-        asked_at = self._api.clock.now()
-        request = FleetRequest(group=name, size=group.size, usd_per_hour=usd, asked_at=asked_at)
+        request = FleetRequest(
+            group=group.name,
+            size=group.size,
+            usd_per_hour=max(group.bids.values()) + self.spec.usd_per_hour_more,
+            asked_at=self._api.clock.now(),
+        )
         self.keep(self.lease.with_request(request))
-        fleet = ec2_request.create_fleet(self.spec, group, bids, name=name, market=attempt.market)
-        ids, refusal = self._fleet(name, fleet)
+        fleet = create_fleet(self.spec, group, attempt.market)
+        ids, refusal = self._fleet(group.name, fleet)
         machines = [
             Ec2Machine(
                 rank=group.first + index,
                 instance_id=instance_id,
                 instance_type=group.type_name,
                 market=attempt.market,
-                zone=next(iter(bids)),
-                usd_per_hour=usd,
-                launched_at=asked_at,
-                group=name,
+                usd_per_hour=request.usd_per_hour,
+                launched_at=request.asked_at,
+                group=group.name,
             )
             for index, instance_id in enumerate(sorted(ids))
         ]
         self.keep(self.lease.with_machines(*machines).with_request(replace(request, answered=True)))
         if len(machines) != group.size:
-            raise refusal or refused(
-                "UnfulfillableCapacity", action="ec2:CreateFleet", region=region
-            )
-        return machines
+            raise refusal or self._refused("UnfulfillableCapacity")
+        return self._await_running(machines)
 
     def _fleet(self, name: str, request: Answer) -> tuple[list[str], AwsRefused | None]:
         """Ids of the fleet's machines, or why there are none. Raises AwsRefused if nobody knows.
 
         A fleet without a clear answer may have been served: its machines are looked for by tag.
         """
-        region, action = self.lease.region, "ec2:CreateFleet"
+        region = self.lease.region
         try:
-            answer = self._api.when_visible(lambda: self._api.ask(action, region, **request))
+            answer = self._api.when_visible(
+                lambda: self._api.ask("ec2:CreateFleet", region, **request)
+            )
         except AwsRefused as error:
             refusals = [error]
         else:
-            ids = [
-                str(instance)
-                for part in answer.get("Instances", ())
-                for instance in part["InstanceIds"]
-            ]
+            ids = [name for part in answer.get("Instances", ()) for name in part["InstanceIds"]]
             if ids:
                 return ids, None
             codes = [str(error.get("ErrorCode")) for error in answer.get("Errors", ())]
-            refusals = [
-                refused(code, action=action, region=region)
-                for code in codes or ["UnfulfillableCapacity"]
-            ]
-        for refusal in refusals:
-            if refusal.kind not in ("capacity", *_UNCLEAR):
-                return [], refusal
+            refusals = [self._refused(code) for code in codes or ["UnfulfillableCapacity"]]
         unclear = [refusal for refusal in refusals if refusal.kind in _UNCLEAR]
-        if not unclear:
-            return [], refusals[0]
-        found = self._found_by_tag(name)
-        return found, AwsRefused(str(unclear[0]), code=unclear[0].code, kind="capacity")
+        final = [refusal for refusal in refusals if refusal.kind not in ("capacity", *_UNCLEAR)]
+        if final or not unclear:
+            return [], (final or refusals)[0]
+        return self._found_by_tag(name), AwsRefused(
+            str(unclear[0]), code=unclear[0].code, kind="capacity"
+        )
+
+    def _refused(self, code: str) -> AwsRefused:
+        return refused(code, action="ec2:CreateFleet", region=self.lease.region)
 
     def _found_by_tag(self, name: str) -> list[str]:
         """Machines of a fleet; EC2 may show them only after SHOWN."""
@@ -222,27 +228,26 @@ class Launcher:
         region, ids = self.lease.region, [machine.instance_id for machine in machines]
         give_up = self._api.clock.now() + timedelta(seconds=RUNNING_WITHIN_S)
         while True:
-            described = {
-                str(instance["InstanceId"]): instance
-                for instance in self._api.instances(region, ids=ids)
-            }
-            for instance in described.values():
-                if instance["State"]["Name"] not in ("pending", "running"):
-                    raise _not_up(str(instance.get("StateReason", {}).get("Code", "")), region)
-            if sum(_is_up(instance) for instance in described.values()) == len(ids):
+            found = {str(each["InstanceId"]): each for each in self._api.instances(region, ids=ids)}
+            for described in found.values():
+                if described["State"]["Name"] not in ("pending", "running"):
+                    raise _not_up(str(described.get("StateReason", {}).get("Code", "")), region)
+            if sum(_is_up(described) for described in found.values()) == len(ids):
                 break
             if self._api.clock.now() >= give_up:
                 raise _not_up(f"not running after {RUNNING_WITHIN_S:.0f} s", region)
             self._api.clock.sleep(POLL_S)
-        running = [
-            replace(
-                machine,
-                address=str(described[machine.instance_id]["PrivateIpAddress"]),
-                zone=str(described[machine.instance_id]["Placement"]["AvailabilityZone"]),
-                launched_at=utc(described[machine.instance_id]["LaunchTime"]),
+        running = []
+        for machine in machines:
+            described = found[machine.instance_id]
+            running.append(
+                replace(
+                    machine,
+                    address=str(described["PrivateIpAddress"]),
+                    zone=str(described["Placement"]["AvailabilityZone"]),
+                    launched_at=utc(described["LaunchTime"]),
+                )
             )
-            for machine in machines
-        ]
         self.keep(self.lease.with_machines(*running))
         return running
 
@@ -251,28 +256,13 @@ class Launcher:
         now, names = self._api.clock.now(), {offer.instance_type.name for offer in cluster.members}
         if cluster.members[0].market == "spot":
             with suppress(AwsRefused):  # then the known price counts
-                rows = list(self._api.spot_prices(self.lease.region, now, sorted(names)))
+                rows = self._api.spot_prices(self.lease.region, now, sorted(names))
                 anew = repriced(cluster, newest_spot_prices(rows), now)
                 cluster = Cluster(members=tuple(self._billed(anew.members)))
-        more = self.spec.usd_per_hour_more
-        prices = [offer.usd_per_hour or 0.0 for offer in cluster.members]
-        machines = (
-            replace(machine, usd_per_hour=prices[machine.rank] + more)
-            for machine in self.lease.current
-        )
-        self.keep(self.lease.with_machines(*machines))
         return cluster
 
     def _note(self, sentence: str) -> None:
         self.keep(replace(self.lease, refusals=(*self.lease.refusals, sentence)))
-
-    def _drop(self, machines: Iterable[Ec2Machine]) -> None:
-        """Take machines out of the cluster."""
-        ids = {machine.instance_id for machine in machines}
-        dropped = (machine for machine in self.lease.machines if machine.instance_id in ids)
-        self.keep(
-            self.lease.with_machines(*(replace(machine, current=False) for machine in dropped))
-        )
 
 
 def _is_up(described: Answer) -> bool:

@@ -10,7 +10,7 @@ import os
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -31,19 +31,22 @@ _MOMENTS: TypeAdapter[dict[_Region, Moment]] = TypeAdapter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ec2Machine:
-    """One instance. `usd_per_hour` includes volume and address; `current` until it is replaced."""
+    """One instance. `usd_per_hour` includes volume and address.
 
-    rank: int
+    `current`: it is in the cluster, with a `rank`. `group`: of the request it came from.
+    """
+
     instance_id: str
-    instance_type: str
-    market: str
-    zone: str
     usd_per_hour: float
     launched_at: Moment
+    group: str
     ended_at: Moment | None = None
+    rank: int = -1
+    instance_type: str = ""
+    market: str = ""
+    zone: str = ""
     address: str = ""
-    group: str = ""
-    current: bool = True
+    current: bool = False
 
     def usd_until(self, now: datetime) -> float:
         seconds = ((self.ended_at or now) - self.launched_at).total_seconds()
@@ -97,9 +100,6 @@ class Ec2Lease(HeldLease):
             key=lambda machine: machine.rank,
         )
 
-    def request_of(self, group: str) -> FleetRequest | None:
-        return next((request for request in self.requests if request.group == group), None)
-
     def with_request(self, request: FleetRequest) -> Ec2Lease:
         """With `request` in place of the one of its group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
@@ -111,9 +111,7 @@ class Ec2Lease(HeldLease):
         return replace(self, machines=tuple(by_id.values()))
 
     def held(self, provider: str) -> Lease:
-        held = HeldLease.held(self, provider)
-        words = {field.name: getattr(held, field.name) for field in fields(held)}
-        return _Held(**words, machines=self.machines)
+        return _Held(**asdict(HeldLease.held(self, provider)), machines=self.machines)
 
     def over(self, mailbox: Path) -> EndedLease:
         return replace(HeldLease.over(self, mailbox), refusals=self.refusals)
@@ -177,18 +175,23 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
-        """Mark a lease without machines as ended. A full disk leaves that to the reaper."""
+        """Mark a lease without machines as ended; forget it if nothing was ever refused or bought.
+
+        A full disk leaves that to the reaper.
+        """
+        if not lease.machines and not lease.refusals:
+            self.forget(lease.lease_id)
+            return lease
         over = tuple(
-            machine if machine.ended_at else replace(machine, ended_at=now)
-            for machine in lease.machines
+            replace(machine, ended_at=machine.ended_at or now) for machine in lease.machines
         )
         lease = replace(
             lease,
             machines=over,
             ended_at=now,
-            outcome=outcome,
+            outcome=outcome if over else "refused",
             releasing=False,
-            usd=sum(lease.usd_until(now) for lease in over),
+            usd=sum(machine.usd_until(now) for machine in over),
             fetched=lease.fetched or not over,
         )
         with suppress(OSError):

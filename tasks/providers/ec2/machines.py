@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -63,8 +63,8 @@ class Ec2Machines:
             if isinstance(error, OSError) and running is None:
                 raise ProviderError(f"the lease could not be written: {error}") from error
             raise
-        if sentence := self._release(launcher, running):
-            raise ProviderError(sentence)
+        if problem := self._release(launcher, running):
+            raise ProviderError(problem)
 
     def _launcher(
         self, cluster: Cluster, lease_id: str, deadline_s: float
@@ -92,22 +92,31 @@ class Ec2Machines:
             deployment=choices.deployment,
             bucket=choices.bucket,
             prefix=choices.prefix,
-            role_id=self.surveyor.account(region).role_id,
+            role_id=spec.role_id,
         )
-        script = self._script(lease, store.region, digest)
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        boot = NodeBoot(
+            bucket=choices.bucket,
+            prefix=choices.prefix,
+            region=store.region,
+            code_sha256=digest,
+            lease_id=lease_id,
+            role_id=spec.role_id,
+            python=choices.python,
+            endpoint=endpoint or "",
+        )
         billed = partial(ec2_prices.billed, terms=choices)
+        script = partial(user_data, boot)
         return Launcher(self.api, self.leases, lease, spec, script, billed), store
 
     def _running(self, launcher: Launcher, wanted: Sequence[Attempt], store: Store) -> Ec2Cluster:
         attempt, cluster = launcher.launch(wanted)
         lease = replace(launcher.lease, market=attempt.market, usd_per_hour=cluster.usd_per_hour)
         launcher.keep(lease)
-        mirror = self._mirror(lease, store)
-        mailbox = self.leases.mailbox(lease.lease_id)
-        running = Ec2Cluster(self.api, launcher, attempt, cluster, mailbox, mirror)
-        mirror.sync()
+        running = Ec2Cluster(self.api, launcher, attempt, cluster, self._mirror(lease, store))
+        running.mirror.sync()
         if self.threaded:
-            mirror.start()
+            running.mirror.start()
         return running
 
     def ended(self) -> list[EndedLease]:
@@ -120,8 +129,8 @@ class Ec2Machines:
         """The lease after its uploads were fetched, if the store can be read now."""
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
+        mirror = self._mirror(lease, Store(self.api, lease.region, lease.bucket))
         try:
-            mirror = self._mirror(lease, Store(self.api, lease.region, lease.bucket))
             lease = replace(lease, fetched=self._pulled(mirror, pulls))
             self.leases.write(lease)
         except (ProviderError, OSError):
@@ -137,32 +146,11 @@ class Ec2Machines:
                 return True
         return False
 
-    def _script(
-        self, lease: Ec2Lease, bucket_region: str, code_sha256: str
-    ) -> Callable[[float], str]:
-        """User-data of a machine that ends itself after so many seconds."""
-        boot = NodeBoot(
-            bucket=lease.bucket,
-            prefix=lease.prefix,
-            region=bucket_region,
-            code_sha256=code_sha256,
-            lease_id=lease.lease_id,
-            role_id=lease.role_id,
-            python=self.choices.python,
-            endpoint=os.environ.get("AWS_ENDPOINT_URL_S3")
-            or os.environ.get("AWS_ENDPOINT_URL")
-            or "",
-        )
-        return partial(user_data, boot)
-
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
-        return Mirror(
-            store,
-            lease_prefix(lease.prefix, lease.lease_id),
-            self.leases.mailbox(lease.lease_id),
-            places_of(lease),
-            lambda: self.api.clock.now().timestamp(),
-        )
+        under, mailbox = lease_prefix(lease.prefix, lease.lease_id), self.leases.mailbox
+        now = self.api.clock.now
+        places = places_of(lease)
+        return Mirror(store, under, mailbox(lease.lease_id), places, lambda: now().timestamp())
 
     def _release(self, launcher: Launcher, running: Ec2Cluster | None) -> str:
         """End the machines and fetch their uploads; "" or why some may live on.
@@ -174,29 +162,21 @@ class Ec2Machines:
                 self._let_leave(running)
         finally:
             try:
-                sentence = launcher.end()
+                problem = launcher.end()
             finally:
                 if running is not None:
                     running.mirror.stop()
         lease = launcher.lease
-        if sentence:
+        if problem:
             with suppress(OSError):
                 launcher.keep(replace(lease, releasing=True))
-            return f"{sentence}; {until(lease)}"
+            return f"{problem}; {until(lease)}"
         if running is not None:
             await_shutdown(self.api, lease)
             lease = replace(lease, fetched=self._pulled(running.mirror, _PULLS))
-        self.close(lease, "released")
+        self.leases.close(lease, self.api.clock.now(), "released")
         tidy(self.api, lease.region, launcher.tags, lambda tags: True)
         return ""
-
-    def close(self, lease: Ec2Lease, outcome: str) -> Ec2Lease:
-        """Mark a lease whose machines ended; forget it if it never had machines or refusals."""
-        if lease.machines or lease.refusals:
-            outcome = outcome if lease.machines else "refused"
-            return self.leases.close(lease, self.api.clock.now(), outcome)
-        self.leases.forget(lease.lease_id)
-        return lease
 
     def _let_leave(self, running: Ec2Cluster) -> None:
         """Wait for agents that were asked to leave: they upload what is left and shut down."""

@@ -58,7 +58,7 @@ class Mirror:
         places: Mapping[str, Place],
         now_unix: Callable[[], float],
     ) -> None:
-        self._store, self._under, self._mailbox = store, under, mailbox
+        self._store, self._under, self.mailbox = store, under, mailbox
         self._places, self._clock = dict(places), now_unix
         self._have: dict[str, str] = {}  # key -> version
         self._sent: dict[str, dict[str, str]] = {}  # userid -> name -> digest
@@ -164,7 +164,7 @@ class Mirror:
                 continue
             count[userid] = count.get(userid, 0) + 1
             if count[userid] <= MOST_FILES and self._have.get(stored.key) != stored.version:
-                found.append((stored, self._mailbox / f"node-{place.rank}" / name))
+                found.append((stored, self.mailbox / f"node-{place.rank}" / name))
         return found
 
     def _fetch(self, stored: Stored, path: Path) -> bool:
@@ -184,8 +184,8 @@ class Mirror:
 
     def _of_controller(self) -> dict[str, bytes]:
         """The controller's files for the nodes, by name."""
-        paths = sorted([*self._mailbox.glob("*.json"), *self._mailbox.glob("workloads/*")])
-        names = {path.relative_to(self._mailbox).as_posix(): path for path in paths}
+        paths = sorted([*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")])
+        names = {path.relative_to(self.mailbox).as_posix(): path for path in paths}
         return {
             name: path.read_bytes()
             for name, path in names.items()

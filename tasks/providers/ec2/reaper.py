@@ -70,9 +70,6 @@ class Reaper:
             lease = leases.read(lease_id)
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
-            region = error.body.get("region")
-            if isinstance(region, str) and region:
-                self.regions[region] = None
             return
         if lease is None:
             self._set_aside(lease_id)
@@ -85,32 +82,25 @@ class Reaper:
             self._end(lease, why or "its machines did not end before")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
-        leases, api = self.machines.leases, self.machines.api
-        before = sum(machine.ended_at is None for machine in lease.machines)
-        tags = lease_tags(lease.lease_id, lease.deployment, leases.token)
+        leases, api, name = self.machines.leases, self.machines.api, f"lease {lease.lease_id}"
         outcome = "released" if lease.releasing else "reaped"
-        lease, problem = end_machines(api, lease, tags)
-        what = f"lease {lease.lease_id} ({lease.cluster}): {why}; "
+        lease, problem = end_machines(api, lease, lease_tags(lease, leases.token))
+        what = f"{name} ({lease.cluster}): {why}; "
         try:
             if problem:
                 leases.write(replace(lease, releasing=True))
                 what += f"{problem}; {until(lease)}"
-            elif not lease.machines:
-                self.machines.close(lease, outcome)
-                what += "it had no machines"
             else:
                 await_shutdown(api, lease)
                 lease = self.machines.fetched(leases.close(lease, self.now, outcome))
-                ended = [machine.ended_at for machine in lease.machines if machine.ended_at]
-                count = max(before, sum(moment >= self.now for moment in ended))
-                what += f"{count} machines in {lease.region} were ended"
+                what += f"{len(lease.machines)} machines in {lease.region} were ended"
                 what += "" if lease.fetched else "; their uploads could not be fetched yet"
         except OSError as error:
             what += problem or "its machines are ended"
             what += f", and lease.json cannot be written ({error.strerror})"
         self.sentences.append(what)
         if problem and problem != not_answered(lease):
-            self.unswept[f"lease {lease.lease_id}"] = what
+            self.unswept[name] = what
             self.busy.add(lease.region)
 
     def _set_aside(self, lease_id: str) -> None:

@@ -32,6 +32,7 @@ class LaunchSpec:
     root_device: str
     volume_gib: int
     instance_profile: str
+    role_id: str
     deployment: str
     controller: str
     lease_id: str
@@ -50,63 +51,47 @@ class LaunchSpec:
         words = (self.deployment, self.controller, self.lease_id, *map(str, purpose))
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
-
-def tags(spec: LaunchSpec, group: str) -> list[Request]:
-    """Tags of everything that is created."""
-    values = {
-        "Name": f"srift {spec.lease_id}",
-        "srift:deployment": spec.deployment,
-        "srift:lease": spec.lease_id,
-        "srift:node-group": group,
-        "srift:deadline": str(spec.deadline_unix),
-        "srift:controller": spec.controller,
-    }
-    return [{"Key": key, "Value": value} for key, value in values.items()]
+    def name(self, *purpose: object) -> str:
+        return f"srift-{self.token(*purpose)[:16]}"
 
 
 def security_group(spec: LaunchSpec) -> Request:
     """CreateSecurityGroup: one a lease, so that no cluster is open to another."""
     return {
-        "GroupName": f"srift-{spec.token('security')[:16]}",
+        "GroupName": spec.name("security"),
         "Description": "Srift: one cluster, open to itself alone",
         "VpcId": spec.vpc,
         "TagSpecifications": _tagged(spec, "all", "security-group"),
     }
 
 
-def rules() -> dict[str, list[Request]]:
-    """Rules to add and to revoke: in from the group itself; out to itself, as EFA needs, and HTTPS.
-
-    A rule without ranges is about the group itself, whose id is not known yet.
-    """
+def rules(group_id: str) -> list[tuple[str, list[Request]]]:
+    """(action, rules): in from the group itself; out to itself, as EFA needs, and by HTTPS."""
     anywhere = [{"CidrIp": "0.0.0.0/0"}]
-    itself = {"IpProtocol": "-1"}
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": anywhere}
-    return {
-        "ingress": [itself],
-        "egress": [itself, https],
-        "revoked": [{"IpProtocol": "-1", "IpRanges": anywhere}],
-    }
+    return [
+        ("ec2:AuthorizeSecurityGroupIngress", [itself]),
+        ("ec2:AuthorizeSecurityGroupEgress", [itself, https]),
+        # A new group lets everything out.
+        ("ec2:RevokeSecurityGroupEgress", [{"IpProtocol": "-1", "IpRanges": anywhere}]),
+    ]
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
     """CreatePlacementGroup; None for one machine, or a type that cannot be in one."""
     grouped = all(spec.types[group.type_name].grouped for group in attempt.groups)
-    if len(attempt.cluster.members) < 2 or not grouped:
+    if attempt.size < 2 or not grouped:
         return None
     return {
-        "GroupName": f"srift-{spec.token('placement', attempt.market)[:16]}",
+        "GroupName": spec.name("placement", attempt.market),
         "Strategy": "cluster",
         "TagSpecifications": _tagged(spec, attempt.market, "placement-group"),
     }
 
 
-def template_name(spec: LaunchSpec, name: str) -> str:
-    return f"srift-{spec.token('template', name)[:16]}"
-
-
 def launch_template(
-    spec: LaunchSpec, attempt: Attempt, group: Group, *, name: str, security: str, user_data: str
+    spec: LaunchSpec, attempt: Attempt, group: Group, *, security: str, user_data: str
 ) -> Request:
     """CreateLaunchTemplate for a group's machines. No key pair: nobody logs in."""
     volume = {
@@ -115,7 +100,6 @@ def launch_template(
         "Encrypted": True,
         "DeleteOnTermination": True,
     }
-    placement = placement_group(spec, attempt)
     data = {
         "ImageId": spec.image_id,
         "IamInstanceProfile": {"Name": spec.instance_profile},
@@ -129,21 +113,20 @@ def launch_template(
         "BlockDeviceMappings": [{"DeviceName": spec.root_device, "Ebs": volume}],
         "NetworkInterfaces": _interfaces(spec, spec.types[group.type_name], security),
         "UserData": base64.b64encode(user_data.encode()).decode(),
-        "TagSpecifications": _tagged(spec, name, "instance", "volume"),
-        **({"Placement": {"GroupName": placement["GroupName"]}} if placement else {}),
+        "TagSpecifications": _tagged(spec, group.name, "instance", "volume"),
     }
+    if placement := placement_group(spec, attempt):
+        data["Placement"] = {"GroupName": placement["GroupName"]}
     return {
-        "LaunchTemplateName": template_name(spec, name),
-        "ClientToken": spec.token("template", name),
+        "LaunchTemplateName": spec.name("template", group.name),
+        "ClientToken": spec.token("template", group.name),
         "LaunchTemplateData": data,
-        "TagSpecifications": _tagged(spec, name, "launch-template"),
+        "TagSpecifications": _tagged(spec, group.name, "launch-template"),
     }
 
 
-def create_fleet(
-    spec: LaunchSpec, group: Group, bids: Mapping[str, float], *, name: str, market: str
-) -> Request:
-    """CreateFleet, instant: all of the group or none, in one of the zones of `bids`.
+def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
+    """CreateFleet, instant: all of the group or none, in one of the zones of its bids.
 
     Only spot requests have a highest price.
     """
@@ -151,28 +134,18 @@ def create_fleet(
     overrides = [
         {"InstanceType": group.type_name, "SubnetId": spec.subnets[zone]}
         | ({"MaxPrice": f"{bid:.4f}"} if spot else {})
-        for zone, bid in bids.items()
+        for zone, bid in group.bids.items()
     ]
     gang = {
         "SingleInstanceType": True,
         "SingleAvailabilityZone": True,
         "MinTargetCapacity": group.size,
+        "AllocationStrategy": "price-capacity-optimized" if spot else "lowest-price",
     }
-    options: Request
-    if spot:
-        options = {
-            "SpotOptions": gang
-            | {
-                "AllocationStrategy": "price-capacity-optimized",
-                "InstanceInterruptionBehavior": "terminate",
-            }
-        }
-    else:
-        options = {"OnDemandOptions": gang | {"AllocationStrategy": "lowest-price"}}
-    template = {"LaunchTemplateName": template_name(spec, name), "Version": "1"}
+    template = {"LaunchTemplateName": spec.name("template", group.name), "Version": "1"}
     return {
         "Type": "instant",
-        "ClientToken": spec.token("fleet", name),
+        "ClientToken": spec.token("fleet", group.name),
         "LaunchTemplateConfigs": [
             {"LaunchTemplateSpecification": template, "Overrides": overrides}
         ],
@@ -182,8 +155,8 @@ def create_fleet(
             "SpotTargetCapacity": group.size if spot else 0,
             "DefaultTargetCapacityType": market,
         },
-        "TagSpecifications": _tagged(spec, name, "fleet", "instance"),
-        **options,
+        "TagSpecifications": _tagged(spec, group.name, "fleet", "instance"),
+        "SpotOptions" if spot else "OnDemandOptions": gang,
     }
 
 
@@ -195,11 +168,9 @@ def requests_of(
     if placement is not None:
         yield "ec2:CreatePlacementGroup", placement
     for group in attempt.groups:
-        name = f"{attempt.market}.{group.number}"
-        words = {"name": name, "security": security, "user_data": user_data}
+        words = {"security": security, "user_data": user_data}
         yield "ec2:CreateLaunchTemplate", launch_template(spec, attempt, group, **words)
-        bids = {zone: place.bids[group.first] for zone, place in attempt.places.items()}
-        yield "ec2:CreateFleet", create_fleet(spec, group, bids, name=name, market=attempt.market)
+        yield "ec2:CreateFleet", create_fleet(spec, group, attempt.market)
 
 
 def shortened(value: Any) -> Any:
@@ -208,13 +179,10 @@ def shortened(value: Any) -> Any:
         return [shortened(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {
-        key: _digest(item) if key == "UserData" else shortened(item) for key, item in value.items()
-    }
-
-
-def _digest(text: str) -> str:
-    return f"({len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    short = {key: shortened(item) for key, item in value.items()}
+    if text := short.get("UserData"):
+        short["UserData"] = f"(sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    return short
 
 
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
@@ -228,20 +196,22 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
     if spec.public or not facts.several_interfaces:
         kind = {"InterfaceType": "efa"} if facts.efa and 0 in facts.efa_cards else {}
         return [{"DeviceIndex": 0, **kind, **common, "AssociatePublicIpAddress": spec.public}]
-    first = {"NetworkCardIndex": 0, "DeviceIndex": 0, "InterfaceType": "interface", **common}
+    several = [(0, 0, "interface")]
+    several += [(card, 0 if card else 1, "efa-only") for card in facts.efa_cards]
     return [
-        first,
-        *(
-            {
-                "NetworkCardIndex": card,
-                "DeviceIndex": 0 if card else 1,
-                "InterfaceType": "efa-only",
-                **common,
-            }
-            for card in facts.efa_cards
-        ),
+        {"NetworkCardIndex": card, "DeviceIndex": device, "InterfaceType": kind, **common}
+        for card, device, kind in several
     ]
 
 
 def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
-    return [{"ResourceType": kind, "Tags": tags(spec, group)} for kind in kinds]
+    values = {
+        "Name": f"srift {spec.lease_id}",
+        "srift:deployment": spec.deployment,
+        "srift:lease": spec.lease_id,
+        "srift:node-group": group,
+        "srift:deadline": str(spec.deadline_unix),
+        "srift:controller": spec.controller,
+    }
+    tags = [{"Key": key, "Value": value} for key, value in values.items()]
+    return [{"ResourceType": kind, "Tags": tags} for kind in kinds]

@@ -6,16 +6,15 @@ import gzip
 import hashlib
 import io
 import tarfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import NotSupported
-from tasks.providers.ec2.api import Answer, Ec2Api
-from tasks.providers.ec2.catalogue import TypeFacts, facts_of, image_line, off_image
+from tasks.providers.ec2.api import Answer, Ec2Api, Filters
+from tasks.providers.ec2.catalogue import facts_of, image_line, off_image
 from tasks.providers.ec2.requests import LaunchSpec
 from tasks.providers.ec2.settings import Ec2
 
@@ -28,65 +27,52 @@ class Network:
     subnets: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionFacts:
-    image: Answer
-    role_id: str
-    network: Network
-
-
 class Surveyor:
     """Asks AWS what a launch needs, once a region: the image stays the same for a campaign."""
 
     def __init__(self, api: Ec2Api, choices: Ec2) -> None:
         self._api, self._choices = api, choices
-        self._regions: dict[str, RegionFacts] = {}
-        self._types: dict[str, TypeFacts] = {}
-
-    def account(self, region: str) -> RegionFacts:
-        """Raises NotSupported or AwsRefused with the fix."""
-        if region not in self._regions:
-            choices = self._choices
-            self._regions[region] = RegionFacts(
-                network=network_of(self._api, region, choices),
-                image=self._api.image(region, choices.ami_parameter),
-                role_id=str(self._api.roles(region, choices.instance_profile)[0]["RoleId"]),
-            )
-        return self._regions[region]
-
-    def types(self, region: str, names: Sequence[str]) -> dict[str, TypeFacts]:
-        unknown = [name for name in dict.fromkeys(names) if name not in self._types]
-        for answer in self._api.instance_types(region, unknown) if unknown else ():
-            self._types[str(answer["InstanceType"])] = facts_of(answer)
-        return {name: self._types[name] for name in names}
+        self._regions: dict[str, tuple[Answer, str, Network]] = {}
 
     def launch_spec(
         self, cluster: Cluster, *, lease_id: str, controller: str, deadline_unix: int
     ) -> LaunchSpec:
         """Raises NotSupported or AwsRefused with the fix."""
         region, choices = cluster.members[0].region, self._choices
-        types = self.types(region, [offer.instance_type.name for offer in cluster.members])
+        names = sorted({offer.instance_type.name for offer in cluster.members})
+        answers = self._api.instance_types(region, names)
+        types = {str(answer["InstanceType"]): facts_of(answer) for answer in answers}
         several = [name for name, facts in types.items() if facts.several_interfaces]
         if why := not_launched(cluster, choices, several):
             raise NotSupported(why)
-        account = self.account(region)
-        if why := too_small(choices.volume_gib, account.image):
+        image, role_id, network = self._facts(region)
+        if why := too_small(choices.volume_gib, image):
             raise NotSupported(why)
         return LaunchSpec(
             region=region,
-            vpc=account.network.vpc,
-            subnets=account.network.subnets,
+            vpc=network.vpc,
+            subnets=network.subnets,
             public=choices.subnets == "public",
             types=types,
-            image_id=str(account.image["ImageId"]),
-            root_device=root_device(account.image),
+            image_id=str(image["ImageId"]),
+            root_device=root_device(image),
             volume_gib=choices.volume_gib,
             instance_profile=choices.instance_profile,
+            role_id=role_id,
             deployment=choices.deployment,
             controller=controller,
             lease_id=lease_id,
             deadline_unix=deadline_unix,
         )
+
+    def _facts(self, region: str) -> tuple[Answer, str, Network]:
+        """Image, id of the machines' role, and network."""
+        if region not in self._regions:
+            network = network_of(self._api, region, self._choices)
+            image = self._api.image(region, self._choices.ami_parameter)
+            [role, *_] = self._api.roles(region, self._choices.instance_profile)
+            self._regions[region] = image, str(role["RoleId"]), network
+        return self._regions[region]
 
 
 def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
@@ -134,16 +120,14 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> Network:
     Of several in a zone the first by id is taken. Raises NotSupported with the fix.
     """
 
-    def found(name: str, *values: str) -> list[Answer]:
-        filters: Any = [{"Name": name, "Values": list(values)}]
-        return list(api.ask_all("Subnets", "ec2:DescribeSubnets", region, Filters=filters))
-
+    wanted: list[Filters] = [{"tag:srift:deployment": choices.deployment}]
+    if choices.subnets == "public":
+        wanted.append({"default-for-az": "true"})
     if choices.subnet_ids:
-        subnets = found("subnet-id", *choices.subnet_ids)
-    else:
-        subnets = found("tag:srift:deployment", choices.deployment)
-        if not subnets and choices.subnets == "public":
-            subnets = found("default-for-az", "true")
+        wanted = [{"subnet-id": choices.subnet_ids}]
+    subnets: list[Answer] = []
+    for filters in wanted:
+        subnets = subnets or api.described("Subnets", "ec2:DescribeSubnets", region, filters)
     vpcs = {str(subnet["VpcId"]) for subnet in subnets}
     if len(vpcs) != 1:
         problem = f"{len(vpcs)} VPCs have subnets for machines" if vpcs else "no subnet was found"

@@ -6,12 +6,13 @@ What cannot be ended stays on the lease for the reaper. Machines end themselves 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
+from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api, tag_filters
 from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Machine, utc
 
@@ -32,42 +33,42 @@ _LEFTOVERS = (  # they cost nothing, but fill quotas
 )  # fmt: skip
 
 
-def lease_tags(lease_id: str, deployment: str, controller: str) -> dict[str, str]:
+def lease_tags(lease: Ec2Lease, controller: str) -> dict[str, str]:
     """Tags by which all machines of a lease are found."""
-    return {"srift:lease": lease_id, "srift:deployment": deployment, "srift:controller": controller}
+    return {
+        "srift:lease": lease.lease_id,
+        "srift:deployment": lease.deployment,
+        "srift:controller": controller,
+    }
 
 
-def end_machines(api: Ec2Api, lease: Ec2Lease, tags: dict[str, str]) -> tuple[Ec2Lease, str]:
+def end_machines(api: Ec2Api, lease: Ec2Lease, tags: Mapping[str, str]) -> tuple[Ec2Lease, str]:
     """End every machine of the lease; the lease as known now, and why some may live on, or ""."""
-    region, now = lease.region, api.clock.now()
+    region, now, name = lease.region, api.clock.now(), f"lease {lease.lease_id}"
     try:
-        shown = api.instances(region, tags=tags)
-        lease = lease.with_machines(*_strays(lease, shown))
-        lease = lease.with_machines(*_never_seen(lease, now))
-        alive = {
-            str(described["InstanceId"])
-            for described in shown
-            if described["State"]["Name"] in ALIVE
-        }
-        ids = sorted(
-            alive | {machine.instance_id for machine in lease.machines if not machine.ended_at}
-        )
-        known = api.instances(region, ids=ids) if ids else []
-        young = {
-            machine.instance_id for machine in lease.machines if now < machine.launched_at + SHOWN
-        }
+        shown = {str(found["InstanceId"]): found for found in api.instances(region, tags=tags)}
+        lease = lease.with_machines(*_unheard(lease, shown, now))
+        alive = {each for each, found in shown.items() if found["State"]["Name"] in ALIVE}
+        running = [machine for machine in lease.machines if not machine.ended_at]
+        young = [machine.instance_id for machine in running if now < machine.launched_at + SHOWN]
+        ids = alive | {machine.instance_id for machine in running}
         stays = end_these(api, region, ids, young)
     except AwsRefused as error:
-        return lease, f"machines of lease {lease.lease_id} could not be ended: {error}"
+        return lease, f"machines of {name} could not be ended: {error}"
     if stays:
-        return lease, f"machines of lease {lease.lease_id} do not end: {', '.join(sorted(stays))}"
-    gone = {
-        str(described["InstanceId"]): described
-        for described in known
-        if described["State"]["Name"] not in ALIVE
-    }
-    lease = _ended(lease, gone, alive, api.clock.now())
-    return lease, not_answered(lease) if unsettled(lease, api.clock.now()) else ""
+        return lease, f"machines of {name} do not end: {', '.join(stays)}"
+    now = api.clock.now()
+    ended = []
+    for machine in lease.machines:
+        moment = machine.ended_at
+        if machine.instance_id in alive:
+            moment = now
+        elif moment is None:
+            moment = _moment(shown.get(machine.instance_id, {})) or _latest(lease, machine)
+            moment = max(machine.launched_at, min(now, moment))
+        ended.append(replace(machine, ended_at=moment))
+    lease = replace(lease, machines=tuple(ended))
+    return lease, not_answered(lease) if unsettled(lease, now) else ""
 
 
 def unsettled(lease: Ec2Lease, now: datetime) -> bool:
@@ -88,15 +89,13 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
     while ids and api.clock.now() < give_up:
         with suppress(AwsRefused):
             found = api.instances(lease.region, ids=ids, states=("shutting-down",))
-            if all(
-                described.get("StateReason", {}).get("Code") != _ENDED_BY_CALL
-                for described in found
-            ):
+            codes = [machine.get("StateReason", {}).get("Code") for machine in found]
+            if _ENDED_BY_CALL not in codes:
                 return
         api.clock.sleep(_LOOK_EVERY_S)
 
 
-def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Iterable[str] = ()) -> set[str]:
+def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
     """Terminate, look, and terminate again; returns those that are alive. Raises AwsRefused.
 
     `young` machines that EC2 does not know are not gone: EC2 does not show them yet.
@@ -109,8 +108,8 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Iterable[str]
             api.clock.sleep(_LOOK_EVERY_S)
         unknown = api.terminate(region, left)
         alive = api.instances(region, ids=left, states=ALIVE)
-        left = sorted({str(described["InstanceId"]) for described in alive} | (unknown & {*young}))
-    return set(left)
+        left = sorted({str(machine["InstanceId"]) for machine in alive} | unknown & {*young})
+    return left
 
 
 def until(lease: Ec2Lease) -> str:
@@ -125,86 +124,47 @@ def tidy(
     api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
 ) -> None:
     """Delete groups and templates with `tags` for which `over(tags)`. Failures are ignored."""
-    filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
-            for leftover in list(api.ask_all(key, describe, region, Filters=filters)):
+            for leftover in api.described(key, describe, region, tag_filters(tags)):
                 if over(tags_of(leftover)):
                     api.ask_unless(("gone", "busy"), delete, region, **{name: leftover[name]})
 
 
-def _strays(lease: Ec2Lease, shown: Iterable[Answer]) -> list[Ec2Machine]:
-    """Machines with the lease's tags that the controller never heard of. They have no rank."""
-    known = {machine.instance_id for machine in lease.machines}
-    strays = []
-    for described in shown:
-        group = tags_of(described).get("srift:node-group", "")
-        request = lease.request_of(group)
-        if described["InstanceId"] in known or request is None:
-            continue
-        strays.append(
-            Ec2Machine(
-                rank=-1,
-                instance_id=str(described["InstanceId"]),
-                instance_type=str(described["InstanceType"]),
-                market="spot" if described.get("InstanceLifecycle") == "spot" else "on-demand",
-                zone=str(described.get("Placement", {}).get("AvailabilityZone", "")),
-                usd_per_hour=request.usd_per_hour,
-                launched_at=utc(described["LaunchTime"]),
-                current=False,
-                group=group,
-            )
-        )
-    return strays
+def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
+    """Machines of requests whose answer never came.
 
-
-def _never_seen(lease: Ec2Lease, now: datetime) -> list[Ec2Machine]:
-    """Machines that may have come and gone unseen, counted until their latest end.
-
-    Too much rather than too little: the caps must hold.
+    Those that EC2 shows; if it shows none, all that may have come and gone, until their latest end:
+    too many rather than too few, because the caps must hold.
     """
-    seen = {machine.group for machine in lease.machines}
-    lost = (
-        request
-        for request in lease.requests
-        if not request.answered and now > request.asked_at + FORGOTTEN and request.group not in seen
-    )
-    return [
-        Ec2Machine(
-            rank=-1,
-            instance_id=f"unheard-{machine.group}-{number}",
-            instance_type="",
-            market="",
-            zone="",
-            usd_per_hour=machine.usd_per_hour,
-            launched_at=machine.asked_at,
-            ended_at=min(now, lease.deadline_at + LATEST),
-            current=False,
-            group=machine.group,
-        )
-        for machine in lost
-        for number in range(machine.size)
-    ]
-
-
-def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datetime) -> Ec2Lease:
-    """Every machine with its end: now, or the moment that EC2 states, or its latest."""
-    machines = []
-    for machine in lease.machines:
-        if machine.instance_id in alive:
-            machine = replace(machine, ended_at=now)
-        elif machine.ended_at is None:
-            moment = _moment(gone.get(machine.instance_id, {})) or _latest(lease, machine)
-            machine = replace(machine, ended_at=max(machine.launched_at, min(now, moment)))
-        machines.append(machine)
-    return replace(lease, machines=tuple(machines))
+    known = {machine.instance_id for machine in lease.machines}
+    heard = {machine.group for machine in lease.machines}
+    found = []
+    for request in lease.requests:
+        words: Any = {"group": request.group, "usd_per_hour": request.usd_per_hour}
+        for name, described in shown.items():
+            if tags_of(described).get("srift:node-group") == request.group:
+                heard.add(request.group)
+                launched_at = utc(described["LaunchTime"])
+                if name not in known:
+                    found.append(Ec2Machine(instance_id=name, launched_at=launched_at, **words))
+        lost = not request.answered and now > request.asked_at + FORGOTTEN
+        for number in range(request.size if lost and request.group not in heard else 0):
+            machine = Ec2Machine(
+                instance_id=f"unheard-{request.group}-{number}",
+                launched_at=request.asked_at,
+                ended_at=min(now, lease.deadline_at + LATEST),
+                **words,
+            )
+            found.append(machine)
+    return found
 
 
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """When the machine's own timer ends it; the timer starts with the machine."""
-    request = lease.request_of(machine.group)
-    late = machine.launched_at - request.asked_at if request is not None else timedelta(0)
-    return lease.deadline_at + max(timedelta(0), late) + LATEST
+    asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
+    late = max(timedelta(0), machine.launched_at - asked_at[0])
+    return lease.deadline_at + late + LATEST
 
 
 def _moment(described: Answer) -> datetime | None:

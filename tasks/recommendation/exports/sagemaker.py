@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from ...providers.ec2.api import values_of
+from ...providers.ec2.api import shape_of
 from .selection import ExportRefused, RankedCluster, Selection
 
 MAX_GROUPS = 5  # instance groups of a training job
@@ -21,7 +21,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
     Raises ExportRefused if SageMaker can train no rank.
     """
     selection.require_cloud("sagemaker")
-    offered = values_of("sagemaker", "TrainingInstanceType")
+    offered = shape_of("sagemaker", "TrainingInstanceType").enum
     problems = {one.rank: _problem(one, offered) for one in selection.candidates}
     jobs: list[list[RankedCluster]] = []
     for one in selection.candidates:

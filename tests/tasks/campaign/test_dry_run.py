@@ -98,7 +98,7 @@ def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Works
     (plan,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
     by_action = dict(plan.requests)
     ingress = by_action["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
-    assert ingress == [{"IpProtocol": "-1"}]
+    assert [set(rule) for rule in ingress] == [{"IpProtocol", "UserIdGroupPairs"}]
     assert "0.0.0.0/0" not in json.dumps(ingress)
     (out,) = [
         one

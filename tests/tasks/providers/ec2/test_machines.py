@@ -140,8 +140,9 @@ def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(
         spent = running.usd_so_far()
         assert spent is not None and 2 * usd < spent < 2 * (usd + 0.05) * 3607 / 3600
     [attempt, _] = home.prospect(home.two(), lease_id="x", deadline_s=60.0).attempts
-    bids = {zone: place.bids[0] for zone, place in attempt.places.items()}
-    assert bids == {zone: pytest.approx(SPOT_MARGIN * SPOT_USD[zone[-1]]) for zone in ZONES}
+    assert attempt.groups[0].bids == {
+        zone: pytest.approx(SPOT_MARGIN * SPOT_USD[zone[-1]]) for zone in ZONES
+    }
 
 
 def test_a_discount_on_demand_lowers_the_bill_and_not_the_worst_case(home: Home) -> None:

@@ -170,9 +170,8 @@ def test_a_lease_with_a_wrong_value_ends_neither_its_machines_nor_the_reaping(ho
         file.write_text(right)
 
 
-def test_an_unreadable_lease_names_its_region_and_the_deadline_ends_its_machines(
-    home: Home,
-) -> None:
+def test_the_deadline_ends_machines_of_an_unreadable_lease(home: Home) -> None:
+    home.provider.reap(home.world.now)
     left_running(home, region="eu-west-1", deaf=True)
     rewritten(home, **UNKNOWN_KEY)
     chosen(home, regions=("us-east-1",), deployment="another")

@@ -48,7 +48,7 @@ EFA = TypeFacts(efa=True, grouped=True)
 SPEC = LaunchSpec(
     region="us-east-1", vpc="vpc-1", subnets={zone: f"subnet-{zone[-1]}" for zone in ZONES},
     types={"g4dn.xlarge": TypeFacts(efa=False, grouped=True), "p4d.24xlarge": EFA},
-    image_id="ami-1", root_device="/dev/sda1", volume_gib=100, instance_profile="srift-node",
+    image_id="ami-1", root_device="/dev/sda1", volume_gib=100, instance_profile="srift-node", role_id="AROA",
     deployment="srift", controller="abc", lease_id="r-1", deadline_unix=1_800_000_000,
 )  # fmt: skip
 
@@ -78,10 +78,11 @@ def interfaces(spec: LaunchSpec, cluster: Cluster = P4D) -> list[Request]:
 def test_the_market_asked_for_comes_first_then_on_demand() -> None:
     spot, on_demand = attempts_of()
     assert (spot.market, on_demand.market) == ("spot", "on-demand")
-    assert list(spot.places) == list(on_demand.places) == ZONES
-    bids = [place.bids[0] for place in spot.places.values()]
-    assert bids == pytest.approx([SPOT_MARGIN * 0.20, SPOT_MARGIN * 0.18, 0.526])
-    there = spot.places[ZONES[1]].cluster
+    assert list(spot.clusters) == list(on_demand.clusters) == ZONES
+    assert list(spot.groups[0].bids.values()) == pytest.approx(
+        [SPOT_MARGIN * 0.20, SPOT_MARGIN * 0.18, 0.526]
+    )
+    there = spot.clusters[ZONES[1]]
     assert {offer.zone for offer in there.members} == {ZONES[1]}
     assert there.usd_per_hour == pytest.approx(2 * 0.18)
 
@@ -92,7 +93,7 @@ def test_only_allowed_markets_and_known_prices_are_attempted() -> None:
     unknown = [replace(one, usd_per_hour=None) for one in OFFERS]
     assert attempts(Cluster.of((1, unknown[0])), unknown, ZONES, BOTH) == []
     [spot, _] = attempts(ASKED, OFFERS, [*ZONES[1:], "us-east-1f"], BOTH)
-    assert list(spot.places) == ZONES[1:]
+    assert list(spot.clusters) == ZONES[1:]
 
 
 def test_prices_of_now_replace_public_and_own_spot_prices() -> None:
@@ -205,7 +206,7 @@ def test_the_worst_case_bounds_every_attempt_to_its_end(
         found = attempts(cluster, OFFERS, ZONES, markets)
         worst = Prospect(spec=SPEC, attempts=found).worst_usd(deadline_s)
         for one in found:
-            price = sum(one.places[zone].bids) + size * SPEC.usd_per_hour_more
+            price = size * (one.groups[0].bids[zone] + SPEC.usd_per_hour_more)
             assert worst > price * deadline_s / 3600
 
 
