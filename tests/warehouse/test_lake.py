@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from tasks.execution.claims import claim, of_others, settle
 from tests import postgres
 from tests.installed import DescribedMachines, install
-from tests.warehouse.builders import DEFINED, NOON, TYPES, body, fresh, recommendation, stamp
+from tests.warehouse.builders import DEFINED, NOON, ROWS, TYPES, body, fresh, recommendation, stamp
 from warehouse.append import (
     append,
     append_records,
@@ -147,25 +147,11 @@ def test_a_home_is_carried_over_once(shared: SharedWarehouse, tmp_path: Path) ->
 def test_a_row_of_two_imports_counts_until_both_are_forgotten(
     shared: SharedWarehouse, tmp_path: Path
 ) -> None:
-    row = {
-        "workload": "tiny",
-        "cluster": "1xsmall",
-        "batch_per_device": "8",
-        "step_s": 0.5,
-        "accumulation_steps": 1,
-        "strategy": "ddp",
-        "precision": "fp32",
-        "switches": "none",
-        "provider": "ec2",
-        "row_digest": "d",
-        "row_number": 1,
-        "file_digest": "f",
-    }
     file = fresh(tmp_path / "home")
     for warehouse, import_id in ((shared, "b"), (file, "a")):
         with warehouse.transact() as connection:
             note_import(connection, import_id, event="imported", noted_at=NOON)
-            append(connection, "raw_imports", [row], import_id=import_id, loaded_at=NOON)
+            append(connection, "raw_imports", [ROWS["import"]], import_id=import_id, loaded_at=NOON)
     assert shared.carry_over(file)["raw_import_rows"] == 1
     for import_id, left in (("b", 1), ("a", 0)):
         with shared.transact() as connection:

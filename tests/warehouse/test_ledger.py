@@ -11,6 +11,7 @@ import pytest
 from tests.warehouse.builders import (
     DEFINED,
     NOON,
+    ROWS,
     TYPES,
     body,
     judgement,
@@ -30,7 +31,6 @@ from warehouse.publication import publish
 from warehouse.reads import drifting, mart
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-NOTED: dict[str, Any] = {"provider": "local", "judged_at": NOON, "model_version": "1"}
 
 
 def measure(warehouse: Warehouse, run_id: str, at: Any) -> None:
@@ -69,14 +69,7 @@ def test_of_a_repeated_promise_the_last_before_the_run_is_judged(warehouse: Ware
 
 
 def test_interruptions_are_as_they_were_when_it_was_published(warehouse: Warehouse) -> None:
-    offer = {
-        "provider": "local",
-        "instance_type": "small",
-        "zone": "here",
-        "region": "here",
-        "usd_per_hour": 0.01,
-        "price_as_of": NOON,
-    }
+    offer = ROWS["offer"] | {"price_as_of": NOON}
     for snapshot, rate, at in (
         ("old", 9.0, NOON - DAY),
         ("then", 0.2, NOON - HOUR),
@@ -109,21 +102,8 @@ def test_the_judgement_with_most_evidence_counts(warehouse: Warehouse) -> None:
 
 
 def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse: Warehouse) -> None:
-    row = {
-        "scope": "type",
-        "instance_type": "small",
-        "zone": "here",
-        "drifting": True,
-        "direction": "slower",
-        "runs": 9,
-        "outside": 6,
-        "median_ratio": 1.2,
-        "chance": 1e-5,
-        "since": NOON,
-        "newest_measured_at": NOON,
-        "refresh_id": "r1",
-        **NOTED,
-    }
+    times = {"since": NOON, "newest_measured_at": NOON, "judged_at": NOON}
+    row = ROWS["drift"] | times | {"refresh_id": "r1"}
     large = row | {"instance_type": "large", "zone": ""}
     again = row | {"refresh_id": "r2", "judged_at": NOON + DAY, "drifting": False}
     with warehouse.transact() as connection:
@@ -137,21 +117,7 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse: Wareh
 
 def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse: Warehouse) -> None:
     measure(warehouse, "slow", NOON)
-    row = {
-        "run_id": "slow",
-        "workload": "tiny",
-        "cluster": "2xsmall",
-        "zone": "here",
-        **NOTED,
-        "cause": "link",
-        "instance_type": "",
-        "measured_s": 2.0,
-        "predicted_s": 1.0,
-        "high_s": 1.1,
-        "detail": "d",
-        "measured_at": NOON,
-        "refresh_id": "r",
-    }
+    row = ROWS["alarm"] | {"measured_at": NOON, "judged_at": NOON}
     with warehouse.transact() as connection:
         append(connection, "raw_alarms", [row])
     assert mart(warehouse, "alarms").run_id.tolist() == ["slow"]

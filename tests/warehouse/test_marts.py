@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, body, record, setup
+from tests.warehouse.builders import DEFINED, NOON, PROFILE, ROWS, TYPES, body, record, setup
 from warehouse.append import (
     append,
     append_records,
@@ -285,16 +285,7 @@ def test_runs_without_a_measurement_keep_reason_and_reporter(defined: Warehouse)
 def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
     warehouse: Warehouse,
 ) -> None:
-    offer = {
-        "provider": "local",
-        "instance_type": "small",
-        "market": "spot",
-        "zone": "here",
-        "region": "here",
-        "usd_per_hour": 0.01,
-        "interruptions_per_hour": 0.1,
-        "price_as_of": NOON,
-    }
+    offer = ROWS["offer"] | {"price_as_of": NOON}
     unknown = offer | {"usd_per_hour": None}
     with warehouse.transact() as connection:
         for new in (1, 0):
@@ -306,16 +297,7 @@ def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
 
 
 def test_spend_adds_up_by_refresh_and_by_workload(warehouse: Warehouse) -> None:
-    lease = {
-        "provider": "local",
-        "cluster": "2xsmall",
-        "market": "spot",
-        "outcome": "finished",
-        "started_at": NOON,
-        "ended_at": NOON,
-        "refresh_id": "r",
-        "usd": 0.25,
-    }
+    lease = ROWS["lease"] | {"started_at": NOON, "ended_at": NOON}
     known = [lease | {"lease_id": name} for name in ("x", "y")]
     with warehouse.transact() as connection:
         for new in (2, 0):
