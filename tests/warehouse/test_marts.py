@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -170,39 +169,10 @@ def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined: Warehouse
     assert mart(defined, "workloads").checkpoint_bytes.tolist() == [1200]
 
 
-def elastic(
-    run_id: str, *starts: tuple[int, float, int], losses: Sequence[float], **of: Any
-) -> dict[str, Any]:
-    """A run whose workers started on so many machines, seconds after noon, having lost steps."""
-    noon = NOON.timestamp()
-    begun = [
-        {
-            "nodes": list(range(machines)),
-            "step": 4 * at,
-            "lost_steps": lost,
-            "last_unix": noon + after - 9 if at else None,
-            "began_unix": noon + after,
-            "restore_s": 0.5 if at else None,
-            "restore_bytes": 1200 if at else None,
-        }
-        for at, (machines, after, lost) in enumerate(starts)
-    ]
-    written = [{"step": 20, "bytes": 1200, "seconds": 0.25, "ended_unix": noon + 99}]
-    values = {"steps": 20, "first_loss": 2.0, "last_loss": 1.0, "starts": begun}
-    known = setup(losses=[{"node": 1, "lost_unix": noon + one} for one in losses], **of)
-    return body(
-        run_id,
-        of=known,
-        kind="elastic",
-        values=values | {"checkpoints": written},
-        item={"checkpoint_every": 4},
-    )
-
-
 def test_restarts_of_elastic_runs_are_told_apart(defined: Warehouse) -> None:
-    lost = elastic("a", (2, 0, 0), (1, 30, 3), (2, 50, 1), (2, 80, 2), losses=[20, 60])
-    old = {"instance_digests": ["s0", "s0"]}
-    load(defined, lost, elastic("old", (2, 0, 0), (1, 30, 3), losses=[20], **old))
+    lost = setup(losses=ROWS["losses"])
+    old = lost | {"instance_digests": ["s0", "s0"]}
+    load(defined, body("a", of=lost, **ROWS["elastic"]), body("old", of=old, **ROWS["elastic"]))
     _, _, written, _, restarts = launched(defined, "local")
     columns = ["run_id", "outcome", "machines", "seconds", "restore_s", "lost_steps"]
     assert restarts[columns].values.tolist() == [

@@ -26,7 +26,7 @@ from tasks.recommendation.recommend import recommend_all
 from tasks.training.registry import Champion
 from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, champion, install, measured
-from tests.warehouse.builders import record, setup
+from tests.warehouse.builders import ROWS, record, setup
 from warehouse import reads
 from warehouse.append import append, append_records, note_instance_types, note_workloads
 from warehouse.export import read_published
@@ -75,21 +75,8 @@ def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here: Workspace) -> 
 
 
 def test_everything_may_drift(here: Workspace) -> None:
-    row = {
-        "scope": "type",
-        "instance_type": "s.gone",
-        "zone": "",
-        "direction": "slower",
-        "drifting": True,
-        "runs": 9,
-        "outside": 6,
-        "median_ratio": 1.2,
-        "chance": 1e-5,
-        "since": NOON,
-        "newest_measured_at": NOON,
-        "model_version": "1",
-        "provider": "local",
-    }
+    times = {"since": NOON, "newest_measured_at": NOON}
+    row = ROWS["drift"] | times | {"instance_type": "s.gone"}
     with here.warehouse.transact() as connection:
         rows = [row, row | {"scope": "provider", "instance_type": ""}]
         append(connection, "raw_drift", rows, refresh_id="r0", judged_at=NOON)

@@ -16,7 +16,7 @@ from tasks.recommendation.publication import export_copies, store_publication
 from tasks.reporting.tables import print_spend, print_status
 from tasks.workspace.workspace import Workspace
 from tests.installed import DescribedMachines, install
-from tests.warehouse.builders import recommendation
+from tests.warehouse.builders import ROWS, recommendation
 from warehouse.append import append, append_records
 
 NOW = datetime.now(UTC)
@@ -105,12 +105,9 @@ def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here: Workspace) 
     assert json.dumps(found, default=str)
 
 
-def lease(
-    name: str, refresh: str, usd: float | None, ago: timedelta, cluster: str
-) -> dict[str, Any]:
-    times = {"started_at": NOW - ago, "ended_at": NOW - ago, "outcome": "finished"}
-    of = {"lease_id": name, "refresh_id": refresh, "provider": "local", "market": "spot"}
-    return of | times | {"usd": usd, "cluster": cluster}
+def lease(name: str, refresh: str, usd: float | None, days: int, cluster: str) -> dict[str, Any]:
+    at, of = NOW - days * DAY, {"lease_id": name, "refresh_id": refresh}
+    return ROWS["lease"] | of | {"started_at": at, "ended_at": at, "usd": usd, "cluster": cluster}
 
 
 def run(name: str, lease_id: str, workload: str, kind: str = "train") -> dict[str, Any]:
@@ -122,9 +119,9 @@ def run(name: str, lease_id: str, workload: str, kind: str = "train") -> dict[st
 def spent(here: Workspace) -> Workspace:
     with here.warehouse.transact() as connection:
         leases = [
-            lease("a", "r", 0.4, 10 * DAY, "2xs.small"),
-            lease("b", "s", 0.2, DAY, "1xs.small+1xs.whole"),
-            lease("c", "s", None, 40 * DAY, "1xs.whole"),
+            lease("a", "r", 0.4, 10, "2xs.small"),
+            lease("b", "s", 0.2, 1, "1xs.small+1xs.whole"),
+            lease("c", "s", None, 40, "1xs.whole"),
         ]
         append(connection, "raw_leases", leases)
         runs = [run("1", "a", "mlp"), run("2", "a", "mlp"), run("3", "a", "lm")]

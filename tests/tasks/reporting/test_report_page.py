@@ -18,6 +18,7 @@ from tests.flows.visitors import CHROMIUM, QUIET
 from tests.warehouse.builders import (
     INFEASIBLE,
     NOON,
+    ROWS,
     body,
     fresh,
     judgement,
@@ -41,22 +42,7 @@ def history(warehouse: Warehouse) -> None:
     """Models, judged promises, leases with their runs, and drift."""
     made = {"provider": "local", "training_digest": "d", "code_commit": "abc", "reason": HOSTILE}
     score = {"split": "workload", "group": "all", "rows": 40, "p90_error": 0.3, "median_width": 0.4}
-    lease = {"provider": "local", "cluster": "2xsmall", "market": "spot", "outcome": "finished"}
-    drift = {
-        "scope": "type",
-        "instance_type": "small",
-        "zone": "a",
-        "direction": "slower",
-        "drifting": True,
-        "runs": 9,
-        "outside": 5,
-        "median_ratio": 1.3,
-        "chance": 0.001,
-        "provider": "local",
-        "refresh_id": "r",
-        "model_version": "2",
-        "since": NOON,
-    }
+    drift = ROWS["drift"] | {"refresh_id": "r", "since": NOON}
     with warehouse.transact() as connection:
         for n in (1, 2):
             at, of = NOON + n * DAY, {"version": str(n), "refresh_id": f"refresh-{n}"}
@@ -67,7 +53,7 @@ def history(warehouse: Warehouse) -> None:
             append(
                 connection,
                 "raw_leases",
-                [lease | times],
+                [ROWS["lease"] | times],
                 lease_id=f"l{n}",
                 refresh_id=f"refresh-{n}",
             )
