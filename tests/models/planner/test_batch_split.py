@@ -35,16 +35,6 @@ def test_no_whole_split_finishes_earlier(lines: list[tuple[float, float]], total
     assert finish_s(lines, shares) <= best * (1 + 1e-6)
 
 
-@given(lines=st.lists(LINE, min_size=1, max_size=6), total=st.integers(1, 500))
-def test_a_cluster_is_dropped_only_if_a_machine_would_idle(
-    lines: list[tuple[float, float]], total: int
-) -> None:
-    if finish_together(lines, total) is not None or total < len(lines):
-        return
-    tau = (total + sum(a / k for a, k in lines)) / sum(1 / k for _, k in lines)
-    assert any(a + k >= tau * (1 - 1e-6) for a, k in lines)
-
-
 @pytest.mark.parametrize(
     ("lines", "total", "devices", "shares"),
     [

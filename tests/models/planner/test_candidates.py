@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, combinations_with_replacement
-from typing import Any
 
-import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.domain.cluster import Cluster, Offer, parse_cluster
-from models.domain.workload import Goal, Setup
+from models.domain.workload import Setup
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.enumeration import compositions, sold_together
-from models.planner.planner import allowed, candidates, plan
+from models.planner.planner import allowed, candidates
 from tests.models.planning import (
-    CORES,
-    JointModel,
     LineModel,
     cores_fit,
-    machine,
     offer,
     offers,
     workload,
@@ -37,60 +30,12 @@ def setups(
     return candidates(workload("mlp", least, most), supply, MODEL)
 
 
-@settings(max_examples=20, deadline=None)
-@given(least=st.integers(1, 300), times=st.sampled_from([1, 2, 4]), max_hosts=st.integers(1, 4))
-def test_the_global_batch_is_divided_exactly(least: int, times: int, max_hosts: int) -> None:
-    for setup in setups(offers("spot"), max_hosts, least, least * times):
-        assert setup.global_batch in {least * each for each in (1, 2, 4) if each <= times}
-        assert len(setup.batch_per_device) == len(setup.cluster.members) <= max_hosts
-        assert not cores_fit(setup.cluster)
-
-
 def test_every_multiset_appears_once_in_each_market() -> None:
     found = [one.cluster for one in setups(offers()) if one.accumulation_steps == 1]
     seen = [(one.market, tuple(sorted(parse_cluster(one.name)))) for one in found]
     assert len(set(seen)) == len(seen) and {market for market, _ in seen} == {"spot", "on-demand"}
     assert ("spot", ("large", "medium", "medium")) in seen
     assert ("spot", ("whole", "whole")) not in seen  # two whole cores of 1.75
-
-
-def test_a_faster_host_gets_more() -> None:
-    found = setups(offers("spot"), 3, 96)
-    shares = {(one.cluster.name, one.accumulation_steps): one.batch_per_device for one in found}
-    assert shares["3xsmall", 1] == (32, 32, 32) and shares["2xmedium", 4] == (12, 12)
-    fast, slow = shares["1xlarge+1xmedium", 1]
-    assert fast > slow and fast + slow == 96
-
-
-@pytest.mark.parametrize(("bytes_a_sample", "steps"), [(2**30 / 16, {2, 4}), (np.nan, {1, 2, 4})])
-def test_what_does_not_fit_memory_is_left_out(
-    bytes_a_sample: float, steps: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def peak_bytes(
-        self: LineModel, workload: str, name: str, batch: int, *_: Any, **__: Any
-    ) -> float:
-        return batch * bytes_a_sample
-
-    monkeypatch.setattr(LineModel, "peak_bytes", peak_bytes)
-    found = {(one.cluster.name, one.accumulation_steps) for one in setups(offers("spot"), 1)}
-    assert found == {(f"1x{name}", each) for name in CORES for each in steps}
-
-
-def test_clusters_that_do_not_fit_are_left_out_of_many() -> None:
-    names = [f"t{at:02}" for at in range(14)]
-    sold = [offer("small", instance_type=replace(machine("small"), name=name)) for name in names]
-
-    def fits(cluster: Cluster) -> str:
-        return "none left" if len(cluster.members) > 1 else ""
-
-    model = JointModel(
-        lines=dict.fromkeys(names, (0.0, 1.0)),
-        gbps=dict.fromkeys(names, 1.0),
-        memory=dict.fromkeys(names, np.nan),
-    )
-    supply = Supply(offers=sold, max_hosts=8, fits=fits)
-    found = plan(workload("w", 8, None, Goal(goal="cheapest")), supply, model)
-    assert found.candidates == 3 * len(names) and found.rows[0]["status"] == "recommended"
 
 
 def test_setups_come_by_price_and_all_can_be_had() -> None:

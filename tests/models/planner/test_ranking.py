@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,14 +164,6 @@ def test_an_unknown_price_is_none_and_wins_no_money_goal() -> None:
     assert fastest["usd_storage"] > 0 and fastest["usd_other"] > 0
 
 
-def test_nothing_to_choose_from_is_a_row() -> None:
-    job = workload("mlp", 64, None, DEADLINE, CHEAPEST)
-    rows = recommend(job, job_costs(job, [], MODEL.predict(frame([])), np.zeros((0, 10))))
-    assert [row["status"] for row in rows] == ["infeasible"] * 2 and all(
-        row["reason"] for row in rows
-    )
-
-
 def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items() -> None:
     job = workload("mlp", 64, None, DEADLINE)
     sold = [offer(name, market, **BESIDE) for name in CORES for market in ("on-demand", "spot")]
@@ -193,27 +183,3 @@ def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items() -> None:
         assert {one.instance_type.name for one in row["offers"]} == {
             one["instance_type"] for one in row["cluster_offers"]
         }
-
-
-def test_runs_of_the_same_setup_are_counted() -> None:
-    job = workload("mlp", 64, None, CHEAPEST)
-    first = table(job)[0]
-    columns = ["workload", "cluster", "layout", "batch_per_device", "accumulation_steps"]
-    runs = pd.DataFrame([{name: first[name] for name in columns}] * 2)
-    again = table(job, runs=runs)
-    assert again[0]["measured_runs"] == 2 and again[-1]["measured_runs"] == 0
-
-
-def test_spot_has_a_risk_and_on_demand_none() -> None:
-    for row in asked(DEADLINE, top=50):
-        spot = sum(one["count"] for one in row["cluster_offers"] if one["market"] == "spot")
-        assert (row["interruption_risk"] > 0) == (row["expected_interruptions"] > 0) == (spot > 0)
-        if spot:  # 0.3 an hour each
-            risk = -math.expm1(-0.3 * spot * row["hours"])
-            assert row["interruption_risk"] == pytest.approx(risk, rel=0.2)
-
-
-@pytest.mark.parametrize("goal", [Goal(goal="best"), Goal(goal="cheapest_within_deadline")])
-def test_a_goal_that_cannot_be_judged_is_refused(goal: Goal) -> None:
-    with pytest.raises(ValueError):
-        asked(goal)

@@ -249,8 +249,3 @@ def test_a_filter_that_nothing_passes_is_an_error_with_the_nearest_name(here: Wo
     ):
         with pytest.raises(ProviderError, match=said):
             prices.listed(here, prices.OffersWanted(filters=filters))
-
-
-def test_before_any_snapshot_the_provider_is_asked(tmp_path: Path) -> None:
-    here = install(tmp_path, provider=DescribedMachines())
-    assert len(prices.listed(here, prices.OffersWanted())) == 10

@@ -14,7 +14,6 @@ from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.market.offers import OffersWanted
 from tasks.providers.base import ProviderError
-from tasks.recommendation import recommend
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.recommend import Case, plan_one
 from tasks.workspace.settings import IMPORTED, SettingsError
@@ -123,19 +122,6 @@ def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 SHORT = Goal(goal="cheapest_within_deadline", hours=1.5)
 QUESTION = Question(workload="conv", goal=SHORT)
-
-
-def test_a_decision_fits_what_jobs_meet_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured_home(tmp_path, monkeypatch)
-    fitted: list[str] = []
-    job_conditions = recommend.job_conditions
-    monkeypatch.setattr(
-        recommend, "job_conditions", lambda here: (fitted.append(""), job_conditions(here))[1]
-    )
-    (first,) = answer("local", QUESTION, top=1, pilots=3)
-    assert first["pilots"] is not None and len(fitted) == 1
 
 
 def test_the_answer_is_that_of_reading_everything_anew(

@@ -11,12 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Mode, Workload
 from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit
-from tasks.recommendation import pilots as module
 from tasks.recommendation.pilots import pilots_for
 from tasks.recommendation.recommend import Case, plan_one
 from tasks.training.registry import Champion
@@ -79,36 +77,6 @@ def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path: Path
     found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE), count=3)
     assert found["runs"]
     assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
-
-
-@pytest.fixture
-def weighed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ChoiceSet, pd.DataFrame]]:
-    """The choice sets and the candidates among which pilots are chosen, a pair for each choice."""
-    seen: list[tuple[ChoiceSet, pd.DataFrame]] = []
-    choose = module.choose_pilots
-
-    def noted(choice_set: ChoiceSet, frame: pd.DataFrame, *rest: Any, **more: Any) -> Any:
-        seen.append((choice_set, frame))
-        return choose(choice_set, frame, *rest, **more)
-
-    monkeypatch.setattr(module, "choose_pilots", noted)
-    return seen
-
-
-def test_a_candidate_is_weighed_as_a_pilot_however_dear_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
-) -> None:
-    here = install(tmp_path)
-    (conv, _) = here.workloads
-    monkeypatch.setattr(module, "_MOST_CANDIDATES", 3)
-    fastest = replace(conv, goals=(Goal(goal="fastest"),))
-    pilots_of(here, champion(), fastest, count=1)
-    ((choice_set, frame),) = weighed
-    keys = {(one.row()["cluster"], one.row()["batch_per_device"]) for one in choice_set.setups}
-    assert (
-        len(frame) == 3
-        and set(zip(frame["cluster"], frame["batch_per_device"], strict=True)) <= keys
-    )
 
 
 FACTS = {"workload": "new", "digest": "", "parameters": 50_000_000, "gradient_bytes": 200_000_000}

@@ -216,24 +216,6 @@ def test_the_measured_size_of_a_gradient_reaches_the_planner(
     assert (case.workload.gradient_bytes, case.workload.parameters) == (123, 30)
 
 
-def test_a_device_without_run_or_data_sheet_is_not_compared(here: Workspace) -> None:
-    offers = here.provider.offers(NOON)
-    gpu = replace(offers[0].instance_type, name="x.gpu", device="Z9")
-    model = champion().model
-    strange = replace(model.machines["s.whole"], prior_speed=100.0, device="z9")
-    met = replace(
-        model,
-        facts=replace(model.facts, machines=model.machines | {"x.gpu": strange}),
-        type_digests=model.type_digests | {"x.gpu": gpu.digest},
-    )
-    tempting = [*offers, replace(offers[0], instance_type=gpu, usd_per_hour=1e-6)]
-    conv = here.workloads[0]
-    case = Case.of(here, Champion(version=1, model=met), conv, tempting)
-    rows = plan_one(case, measured().runs).rows
-    assert not any("x.gpu" in row["cluster"] for row in rows)
-    assert [("Z9" in row["reason"]) for row in rows] == [row["rank"] == 1 for row in rows]
-
-
 @dataclass
 class Scored(DescribedMachines):
     """Machines with a placement score; after `patience` questions nobody answers."""
