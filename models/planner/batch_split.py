@@ -39,13 +39,8 @@ def finish_together(
     `devices` is the number of devices of each machine, 1 by default. The shares of all devices add
     up to `total`. None if a machine would get no sample (the cluster without it is no slower) or
     the device counts cannot add up to `total`.
-
-    Raises:
-        ValueError: `lines` is empty or of another length than `devices`.
     """
-    counts = tuple(devices) if devices is not None else (1,) * len(lines)
-    if not lines or len(counts) != len(lines):
-        raise ValueError(f"{len(lines)} lines for {len(counts)} device counts")
+    counts = devices or (1,) * len(lines)
     line = np.array(lines, dtype=float)
     samples, possible = split_groups(
         line[None, :, 0],

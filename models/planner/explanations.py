@@ -30,31 +30,28 @@ _LIMITS = {"usd": "budget", "hours": "deadline"}
 
 def amount(value: float, what: str) -> str:
     """Print `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`: a small amount with two digits."""
-    if what == "usd":
-        return f"${value:,.{_decimals(value, what)}f}"
-    scale, unit = _hours_unit(value)
-    return f"{value * scale:.{_decimals(value, what)}f} {unit}"
+    scale, unit, decimals = _form(value, what)
+    shown = f"{value * scale:,.{decimals}f}"
+    return f"${shown}" if what == "usd" else f"{shown} {unit}"
 
 
 def enough(value: float, what: str) -> str:
     """Print as `amount`, rounded up: `value` meets a constraint of this text."""
-    scale = 1.0 if what == "usd" else _hours_unit(value)[0]
-    step = 10.0 ** -_decimals(value, what) / scale
+    scale, _, decimals = _form(value, what)
+    step = 10.0**-decimals / scale
     return amount(math.ceil(value / step + 1e-6) * step, what)
 
 
-def _hours_unit(hours: float) -> tuple[float, str]:
-    return (1.0, "h") if hours >= 0.1 else (60.0, "min") if hours >= 1 / 60 else (3600.0, "s")
-
-
-def _decimals(value: float, what: str) -> int:
-    if what == "hours" and value >= 1 / 60:
-        return 2 if value >= 0.1 else 1
-    shown = value if what == "usd" else value * 3600
-    least, most = (4, 12) if what == "usd" else (1, 9)
-    if shown >= 1 or shown <= 0:
-        return 2 if what == "usd" else 1
-    return min(max(1 - math.floor(math.log10(shown)), least), most)
+def _form(value: float, what: str) -> tuple[float, str, int]:
+    """Return the scale, unit and decimals of an amount."""
+    if what == "usd":
+        scale, unit, usual = 1.0, "", 4 if 0 < value < 1 else 2
+    elif value >= 0.1:
+        scale, unit, usual = 1.0, "h", 2
+    else:
+        scale, unit, usual = (60.0, "min", 1) if value >= 1 / 60 else (3600.0, "s", 1)
+    digits = 1 - math.floor(math.log10(value * scale)) if value > 0 else 0
+    return scale, unit, max(usual, min(digits, 12))
 
 
 def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
@@ -199,15 +196,12 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     counts = sorted({one.devices for one in roomy})
     if not counts or any(total % count == 0 for total in totals for count in counts):
         return ""
-    near = {each for count in counts for each in _multiples(totals[-1], count) if each}
+    total = totals[-1]
+    near = {total // each * each for each in counts} | {-(-total // each) * each for each in counts}
     return (
         f"no machine on offer can share a global batch of {_either(totals)} equally among its"
-        f" devices ({_either(counts)} on each); {_either(sorted(near))} would do"
+        f" devices ({_either(counts)} on each); {_either(sorted(near - {0}))} would do"
     )
-
-
-def _multiples(total: int, count: int) -> tuple[int, int]:
-    return total // count * count, -(-total // count) * count
 
 
 def _either(numbers: Sequence[int]) -> str:
