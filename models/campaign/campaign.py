@@ -25,6 +25,7 @@ from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
 from .candidates import (
     Costs,
+    Model,
     PlannedRun,
     Schedule,
     Trained,
@@ -34,8 +35,9 @@ from .candidates import (
     profile_of,
     sub_clusters,
     training_runs,
+    type_names,
 )
-from .run_value import Knowledge, Model, Past, Profile
+from .run_value import Knowledge, Past, Profile
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
 MOST_CLUSTERS = 600  # that one campaign compares
@@ -46,6 +48,7 @@ STOPS = (
     "the campaign stops: no launch within the caps is expected to change a choice of the table"
     f" (in {LEAST_CHANCE:.0%} of outcomes, saving {LEAST_REGRET:.1%})"
 )
+Valued = Mapping[tuple[str, ...], Sequence[tuple[float, PlannedRun]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,10 @@ class CampaignLimits:
             max_usd=self.max_usd - sum(launch.est_usd for launch in launches),
         )
 
+    def priced(self, offers: Iterable[Offer]) -> list[Offer]:
+        """Return the offers of the market with a known price."""
+        return [one for one in offers if one.market == self.market and one.usd_per_hour is not None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLaunch:
@@ -79,6 +86,23 @@ class PlannedLaunch:
     est_s: float
     est_usd: float
     reason: str
+
+
+def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
+    """Return one launch for `runs`, those of one machine first, side by side."""
+    ordered, run_s = in_order(cluster, runs)
+    kinds = Counter(run.kind for run in runs)
+    return PlannedLaunch(
+        cluster=cluster,
+        items=tuple(replace(run, nodes=nodes) for run, nodes in ordered),
+        est_s=costs.launch_s + run_s,
+        est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
+        reason=", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+    )
+
+
+def _usd_per_second(cluster: Cluster) -> float:
+    return max(cluster.total_usd_per_hour or 0.0, 1e-12) / 3600
 
 
 def shopping_list(
@@ -97,11 +121,7 @@ def shopping_list(
     model, runs that it knows are bought only where they may change a choice. `buyable` replaces
     `training_runs`.
     """
-    priced = [
-        offer
-        for offer in offers
-        if offer.market == limits.market and offer.usd_per_hour is not None
-    ]
+    priced = limits.priced(offers)
     if limits.max_usd <= 0 or limits.max_seconds <= 0 or not priced or not workloads:
         return []
     jobs = in_each_mode(workloads)
@@ -110,16 +130,10 @@ def shopping_list(
     )
     runs = buyable
     if runs is None:
-        runs = training_runs(
-            jobs,
-            _parts(clusters),
-            past.profiles,
-            expected_step=None if model is None else model.expected_step,
-            costs=limits.costs,
-        )
+        runs = training_runs(jobs, clusters, past.profiles, model=model, costs=limits.costs)
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Knowledge.of(past, _profiles_of(jobs, priced), devices)
-    left = [run for key, run in runs.items() if key not in known.settled]
+    left = [run for key, run in runs.items() if ("train", key) not in known.done]
     ties = np.random.default_rng(limits.seed).random(len(left))
     known.ties = dict(zip(left, ties.tolist(), strict=True))
     if model is not None:
@@ -137,24 +151,14 @@ def _profiles_of(jobs: Sequence[Workload], offers: Sequence[Offer]) -> list[Prof
 
     Modes of several devices are profiled as they run on one.
     """
-    modes = [job.modes[0] for job in jobs]
-    trained = [
-        (job.name, m.alone if m.of_several else m) for job, m in zip(jobs, modes, strict=True)
-    ]
-    by_name = {offer.instance_type.name: offer.instance_type for offer in offers}
-    rows = dict.fromkeys(trained)
-    wanted = {
-        (row, name)
-        for (row, mode), name in product(zip(trained, modes, strict=True), by_name)
-        if computes(by_name[name].device, mode)
-    }
-    grid = [
-        ((w - t) % len(rows), t, (row, name))
-        for w, row in enumerate(rows)
-        for t, name in enumerate(sorted(by_name))
-        if (row, name) in wanted
-    ]
-    return [profile for *_, profile in sorted(grid, key=lambda place: place[:2])]
+    kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
+    rows = list(dict.fromkeys((job.name, job.modes[0].alone) for job in jobs))
+    grid: dict[Profile, tuple[int, int]] = {}
+    for job, (at, name) in product(jobs, enumerate(sorted(kinds))):
+        trained = job.name, job.modes[0].alone
+        if computes(kinds[name].device, job.modes[0]):
+            grid[trained, name] = (rows.index(trained) - at) % len(rows), at
+    return sorted(grid, key=grid.__getitem__)
 
 
 def learning_launches(
@@ -165,40 +169,30 @@ def learning_launches(
     On the two machines of one type that cost least, with as many modes as two thirds of the caps
     pay for.
     """
-    priced = [
-        offer
-        for offer in offers
-        if offer.market == limits.market and offer.total_usd_per_hour is not None
-    ]
-    pairs = [Cluster(members=(offer, offer)) for offer in priced] if limits.max_hosts > 1 else []
+    if limits.max_hosts < 2:
+        return []
+    pairs = [Cluster(members=(offer, offer)) for offer in limits.priced(offers)]
     pairs = [pair for pair in sorted(pairs, key=_usd_per_second) if not limits.fits(pair)]
     left = replace(
         limits,
         max_seconds=limits.max_seconds * _LEARNING_SHARE,
         max_usd=limits.max_usd * _LEARNING_SHARE,
     )
-    found = []
+    found: list[PlannedLaunch] = []
     for name in dict.fromkeys(workload.name for workload, _ in wanted):
         modes = [pair for pair in wanted if pair[0].name == name]
-        launches = (
-            _launch_for(pair, _learning_of(modes[:count], pair, limits.costs), limits.costs)
-            for count, pair in product(range(len(modes), 0, -1), pairs)
-        )
-        for launch in launches:
+        for count, pair in product(range(len(modes), 0, -1), pairs):
+            runs: dict[tuple[Mode, int], PlannedRun] = {}  # several modes share the dense one
+            for job, mode in modes[:count]:
+                for run in learning_runs(job, mode, pair, limits.costs):
+                    runs.setdefault((run.mode, run.seed), run)
+            launch = launch_of(pair, list(runs.values()), limits.costs)
             rest = left.after([launch])
-            if launch.items and rest.max_seconds >= 0 and rest.max_usd >= 0:
+            if runs and rest.max_seconds >= 0 and rest.max_usd >= 0:
                 found.append(launch)
                 left = rest
                 break
     return found
-
-
-def _learning_of(
-    wanted: Sequence[tuple[Workload, Mode]], pair: Cluster, costs: Costs
-) -> list[PlannedRun]:
-    """Return the runs of all modes; those of the dense mode, which several share, once."""
-    runs = [run for job, mode in wanted for run in learning_runs(job, mode, pair, costs)]
-    return list({(run.trained, run.seed): run for run in reversed(runs)}.values())[::-1]
 
 
 def elastic_launch(
@@ -213,9 +207,8 @@ def elastic_launch(
     mode = mode_of(recommended)
     by_market = {(offer.instance_type.name, offer.market): offer for offer in reversed(offers)}
     wanted = [(name, "spot" if at else "on-demand") for at, name in enumerate(types)]
-    if len(types) < 2 or mode != Mode(precision=mode.precision):
-        return None
-    if not by_market.keys() >= set(wanted):
+    whole = mode == Mode(precision=mode.precision)
+    if len(types) < 2 or not whole or not by_market.keys() >= set(wanted):
         return None
     cluster = Cluster(members=tuple(by_market[one] for one in wanted))
     if limits.fits(cluster):
@@ -226,7 +219,7 @@ def elastic_launch(
         kind="elastic",
         workload=str(recommended["workload"]),
         mode=mode,
-        nodes=tuple(range(len(types))),
+        members=types,
         devices=parse_numbers(str(recommended["layout"]), len(types), "layout"),
         batches=parse_numbers(str(recommended["batch_per_device"]), len(types), "batch_per_device"),
         accumulation_steps=int(recommended["accumulation_steps"]),
@@ -237,54 +230,7 @@ def elastic_launch(
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
         reason="the cost of losing a machine",
     )
-    return _launch_for(cluster, [run], limits.costs)
-
-
-def _launch_for(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
-    """Return a launch of `runs` one after the other on all of `cluster`."""
-    est_s = costs.billed_s(sum(run.est_s for run in runs))
-    return PlannedLaunch(
-        cluster=cluster,
-        items=tuple(runs),
-        est_s=est_s,
-        est_usd=est_s * _usd_per_second(cluster),
-        reason=_reason(runs),
-    )
-
-
-def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
-    """Return one launch for `runs`, those of one machine first, side by side."""
-    ordered, run_s = in_order(cluster, runs)
-    return PlannedLaunch(
-        cluster=cluster,
-        items=tuple(replace(run, nodes=nodes) for run, nodes in ordered),
-        est_s=costs.launch_s + run_s,
-        est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
-        reason=_reason(runs),
-    )
-
-
-def _reason(runs: Sequence[PlannedRun]) -> str:
-    kinds = Counter(run.kind for run in runs)
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-
-
-def _parts(clusters: Sequence[Cluster]) -> list[Cluster]:
-    """Return every distinct sub-cluster of the clusters."""
-    parts: dict[tuple[str, ...], Cluster] = {}
-    for cluster in clusters:
-        for members, nodes in sub_clusters(_names(cluster)).items():
-            if members not in parts:
-                parts[members] = Cluster(members=tuple(cluster.members[node] for node in nodes))
-    return list(parts.values())
-
-
-def _names(cluster: Cluster) -> tuple[str, ...]:
-    return tuple(offer.instance_type.name for offer in cluster.members)
-
-
-def _usd_per_second(cluster: Cluster) -> float:
-    return max(cluster.total_usd_per_hour or 0.0, 1e-12) / 3600
+    return launch_of(cluster, [run], limits.costs)
 
 
 def _buy(
@@ -295,7 +241,8 @@ def _buy(
     workloads: Mapping[str, Workload],
 ) -> list[PlannedLaunch]:
     """Buy launch after launch, the best value per share of the caps first."""
-    left, costs = list(runs), limits.costs
+    costs = limits.costs
+    left = dict.fromkeys(runs)
     covering = _covering(clusters, known)
     launches: list[PlannedLaunch] = []
     seconds, usd = limits.max_seconds, limits.max_usd
@@ -310,8 +257,9 @@ def _buy(
             price = _usd_per_second(cluster)
             if costs.minimum_s * price > usd:
                 continue
-            filling = _Filling(cluster=cluster, known=known, workloads=workloads, costs=costs)
-            picked, per_s = filling.fill(valued, min(share, usd / price))
+            first = _before_training(cluster, known, workloads, costs)
+            most_s = min(share, usd / price) - costs.launch_s
+            picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
             value = per_s / max(1 / seconds, price / usd)
             if picked and (best is None or value > most * (1 + ROUNDING)):
                 best, most = (cluster, picked), value
@@ -321,12 +269,11 @@ def _buy(
         if best is None:
             continue
         cluster, picked = best
-        reasons = [replace(run, reason=known.reason(run)) for run in picked]
-        launch = launch_of(cluster, reasons, costs)
+        explained = [replace(run, reason=known.reason(run)) for run in picked]
+        launch = launch_of(cluster, explained, costs)
         for run in picked:
             known.add(run)
-        bought = set(picked)
-        left = [run for run in left if run not in bought]
+            left.pop(run, None)
         launches.append(launch)
         known.revalue()
         seconds -= launch.est_s
@@ -336,95 +283,85 @@ def _buy(
 
 def _covering(clusters: Sequence[Cluster], known: Knowledge) -> list[Cluster]:
     """Return few clusters that hold every instance type with a profile to buy (greedy cover)."""
-    types = [set(_names(cluster)) for cluster in clusters]
-    missing = {name for _, name in known.unprofiled(set().union(*types))}
+    types = {cluster: set(type_names(cluster)) for cluster in clusters}
+    missing = {name for _, name in known.unprofiled(set().union(*types.values()))}
+
+    def gain(cluster: Cluster) -> tuple[int, int, int]:
+        names = types[cluster]
+        return len(missing & names), len(names), len(cluster.members)
+
     cover: list[Cluster] = []
     while missing:
-        best = max(
-            range(len(clusters)),
-            key=lambda at: (
-                len(missing & types[at]),
-                len(types[at]),
-                len(clusters[at].members),
-                -at,
-            ),
-        )
-        cover.append(clusters[best])
-        missing -= types[best]
+        cover.append(max(clusters, key=gain))
+        missing -= types[cover[-1]]
     return cover
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Filling:
-    """The choice of runs for one launch of `cluster`."""
+def _before_training(
+    cluster: Cluster, known: Knowledge, workloads: Mapping[str, Workload], costs: Costs
+) -> list[PlannedRun]:
+    """Return missing profiles, and sweeps over two machines and over all."""
+    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
+    profiles = [
+        profile_of(replace(workloads[workload], modes=(mode,)), kinds[name], costs)
+        for (workload, mode), name in known.unprofiled(kinds)
+    ]
+    names = type_names(cluster)
+    sweeps = [
+        probe_of(members, costs)
+        for members in dict.fromkeys([names[:2], names])
+        if len(members) > 1 and known.explores(members)
+    ]
+    return [*profiles, *sweeps]
 
-    cluster: Cluster
-    known: Knowledge
-    workloads: Mapping[str, Workload]
-    costs: Costs
 
-    def fill(
-        self, valued: Mapping[tuple[str, ...], Sequence[tuple[float, PlannedRun]]], most_s: float
-    ) -> tuple[list[PlannedRun], float]:
-        """Return the best runs within `most_s`, the start included, and their value a billed
-        second.
+def _fill(
+    cluster: Cluster,
+    first: Sequence[PlannedRun],
+    valued: Valued,
+    known: Knowledge,
+    costs: Costs,
+    most_s: float,
+) -> tuple[list[PlannedRun], float]:
+    """Return the best runs within `most_s` for one launch, and their value a billed second.
 
-        Missing profiles come first, then sweeps of collectives, then training runs by value per
-        second (lazily re-valued: values only fall) until one more has less than the launch so far.
-        Seconds within the minimum bill cost nothing.
-        """
-        schedule, trial, costs = Schedule.of(self.cluster), self.known.copy(), self.costs
-        left_s = most_s - costs.launch_s
-        chosen: list[PlannedRun] = []
-        for run in self._before_training():
-            if schedule.seconds + schedule.extra_s(run) <= left_s:
-                chosen.append(run)
-                schedule.add(run)
-                trial.add(run)
-        total = _PROBE_VALUE * sum(run.kind == "probe" for run in chosen)
-        free_s = max(schedule.alone_s)  # profiles are bought anyway: no run is weighed by them
-        parts = sub_clusters(_names(self.cluster))
-        runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
-        heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
-        heapq.heapify(heap)
-        trains: list[PlannedRun] = []
-        while heap:
-            _, at = heapq.heappop(heap)
-            run = runs[at][1]
-            if schedule.seconds + schedule.extra_s(run) > left_s:
-                continue
-            value = trial.value(run)
-            if heap and -_per_second(value, run) > heap[0][0]:
-                heapq.heappush(heap, (-_per_second(value, run), at))
-                continue
-            before_s = costs.billed_s(schedule.seconds - free_s)
-            after_s = costs.billed_s(schedule.seconds - free_s + run.est_s)
-            if value <= 0 or (after_s > before_s and value / run.est_s < total / before_s):
-                break
-            trains.append(run)
+    Training runs follow the `first` by value per second (lazily re-valued: values only fall) until
+    one more has less than the launch so far. Seconds within the minimum bill cost nothing.
+    """
+    schedule, trial = Schedule(cluster), known.copy()
+    chosen: list[PlannedRun] = []
+    for run in first:
+        if schedule.seconds + schedule.extra_s(run) <= most_s:
+            chosen.append(run)
             schedule.add(run)
             trial.add(run)
-            total += value
-        if not trains and not any(run.kind == "profile" for run in chosen):
-            return [], 0.0
-        return [*chosen, *_alternating(trains)], total / costs.billed_s(schedule.seconds - free_s)
-
-    def _before_training(self) -> list[PlannedRun]:
-        """Return missing profiles, and sweeps over two machines and over all."""
-        kinds = {offer.instance_type.name: offer.instance_type for offer in self.cluster.members}
-        profiles = [
-            profile_of(replace(self.workloads[workload], modes=(mode,)), kinds[name], self.costs)
-            for (workload, mode), name in self.known.unprofiled(kinds)
-        ]
-        names = _names(self.cluster)
-        sweeps = [
-            probe_of(members, self.costs)
-            for members in dict.fromkeys([names[:2], names])
-            if len(members) > 1
-            and members not in self.known.probed
-            and self.known.explores(members)
-        ]
-        return [*profiles, *sweeps]
+    total = _PROBE_VALUE * sum(run.kind == "probe" for run in chosen)
+    free_s = max(schedule.alone_s)  # profiles are bought anyway: no run is weighed by them
+    parts = sub_clusters(type_names(cluster))
+    runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
+    heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
+    heapq.heapify(heap)
+    trains: list[PlannedRun] = []
+    while heap:
+        _, at = heapq.heappop(heap)
+        run = runs[at][1]
+        if schedule.seconds + schedule.extra_s(run) > most_s:
+            continue
+        value = trial.value(run)
+        if heap and -_per_second(value, run) > heap[0][0]:
+            heapq.heappush(heap, (-_per_second(value, run), at))
+            continue
+        before_s = costs.billed_s(schedule.seconds - free_s)
+        after_s = costs.billed_s(schedule.seconds - free_s + run.est_s)
+        if value <= 0 or (after_s > before_s and value / run.est_s < total / before_s):
+            break
+        trains.append(run)
+        schedule.add(run)
+        trial.add(run)
+        total += value
+    if not trains and not any(run.kind == "profile" for run in chosen):
+        return [], 0.0
+    return [*chosen, *_alternating(trains)], total / costs.billed_s(schedule.seconds - free_s)
 
 
 def _per_second(value: float, run: PlannedRun) -> float:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
-from ..domain.setup_table import Key, modes_of, rows_of, setup_key
+from ..domain.setup_table import Key, modes_of, setup_key
 from ..domain.workload import MODES, Mode, Setup, Workload, joined
 from ..job.compilation import COMPILE_S
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
 from ..step_time.machine_specs import computes
+from .value_of_information import ChoiceSet, Joint
 
-# Setups as measurement columns -> step_s, step_low_s, step_high_s
-Expected = Callable[[pd.DataFrame], pd.DataFrame]
 Trained = tuple[str, Mode]
 Lines = dict[tuple[str, Mode, str], Line]
 
@@ -128,6 +128,25 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The champion: the open choices of each workload it has met, and joint step times.
+
+    `workloads` and `types` are those it has met, `fresh` runs (with step_s) are new to it;
+    `predict` returns the column step_s of setups.
+    """
+
+    choice_set: Mapping[str, ChoiceSet]
+    joint: Joint
+    workloads: frozenset[Trained]
+    types: frozenset[str]
+    fresh: pd.DataFrame
+    predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+
+    def knows(self, trained: Trained, members: Sequence[str]) -> bool:
+        return trained in self.workloads and self.types.issuperset(members)
+
+
 def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> PlannedRun:
     """Return a profile of the first mode on one machine, at 4 batches up to the most."""
     least = max(1, workload.global_batch_least // 8)
@@ -158,23 +177,21 @@ def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -
 
     Empty where the machines cannot train so, or have more devices than samples.
     """
-    devices = pair.members[0].instance_type.devices
-    share = workload.global_batch_least // (2 * devices)
+    kind = pair.members[0].instance_type
+    share = workload.global_batch_least // (2 * kind.devices)
     if share < 1 or not _trains(pair, mode):
         return []
-    cores = sum(offer.instance_type.cores for offer in pair.members)
-    est_s = costs.build_s + min(LEARNING_STEPS * 2 * costs.core_step_s / cores, LEARNING_MOST_S)
+    train_s = min(LEARNING_STEPS * costs.core_step_s / kind.cores, LEARNING_MOST_S)
     return [
         PlannedRun(
             kind="learn",
             workload=workload.name,
             mode=shown,
-            members=tuple(offer.instance_type.name for offer in pair.members),
-            nodes=(0, 1),
-            devices=(devices, devices) if devices > 1 else (),
+            members=type_names(pair),
+            devices=(kind.devices,) * 2 if kind.devices > 1 else (),
             batches=(share, share),
-            global_batch=2 * devices * share,
-            est_s=est_s + costs.compiling_s(shown),
+            global_batch=2 * kind.devices * share,
+            est_s=costs.build_s + train_s + costs.compiling_s(shown),
             reason=f"does {mode.strategy} learn as {mode.dense.strategy} does",
             seed=seed,
         )
@@ -188,7 +205,7 @@ def training_runs(
     clusters: Sequence[Cluster],
     profiles: pd.DataFrame,
     *,
-    expected_step: Expected | None,
+    model: Model | None = None,
     costs: Costs,
 ) -> dict[Key, PlannedRun]:
     """Return training runs of every workload, in its first mode, on every cluster.
@@ -200,18 +217,30 @@ def training_runs(
     """
     lines = profiled_lines(profiles)
     found: dict[Key, tuple[Setup, Workload]] = {}
-    for workload in workloads:
-        for cluster in clusters:
-            for setup in _setups(workload, cluster, lines):
-                found.setdefault(setup_key(setup), (setup, workload))
-    known = _expected([setup for setup, _ in found.values()], lines, expected_step)
+    for workload, cluster in product(workloads, clusters):
+        for setup in _setups(workload, cluster, lines):
+            found.setdefault(setup_key(setup), (setup, workload))
+    expected = _expected([setup for setup, _ in found.values()], model)
     runs = {}
     for key, (setup, workload) in found.items():
-        step_s = known.get(key) or _prior_step_s(setup, workload, costs)
+        step_s = expected.get(key) or _prior_step_s(setup, workload, costs)
         least, most = workload.global_batch_least, workload.global_batch_most
         run = training_run(setup, step_s, costs)
         runs[key] = replace(run, exact=least <= setup.global_batch <= most)
     return runs
+
+
+def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
+    """Return step seconds of the setups that the model knows."""
+    if model is None or model.predict is None:
+        return {}
+    known = [
+        one for one in setups if model.knows((one.workload, one.mode), type_names(one.cluster))
+    ]
+    if not known:
+        return {}
+    step_s = model.predict(pd.DataFrame([setup.row() for setup in known]))["step_s"]
+    return dict(zip(map(setup_key, known), step_s.astype(float), strict=True))
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
@@ -221,13 +250,17 @@ def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
         kind="train",
         workload=setup.workload,
         mode=setup.mode,
-        members=tuple(offer.instance_type.name for offer in setup.cluster.members),
+        members=type_names(setup.cluster),
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
         global_batch=setup.global_batch,
         est_s=min(costs.run_s(step_s), costs.train_most_s) + costs.compiling_s(setup.mode),
         devices=setup.layout if several else (),
     )
+
+
+def type_names(cluster: Cluster) -> tuple[str, ...]:
+    return tuple(offer.instance_type.name for offer in cluster.members)
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
@@ -243,89 +276,52 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
     Only with three profiled batches or more.
     """
-    lines: Lines = {}
     if not len(profiles):
-        return lines
-    names = zip(profiles["workload"], modes_of(profiles), profiles["instance_type"], strict=True)
-    keys = pd.Series(list(names), index=profiles.index)
-    for key in keys.unique():
-        rows = profiles[[other == key for other in keys]]
-        batch = rows["batch"].to_numpy(dtype=float)
-        seconds = (rows["forward_s"] + rows["backward_s"]).to_numpy(dtype=float)
-        if len(set(batch)) < _LEAST_PROFILED or not np.all(np.isfinite(seconds)):
-            continue
-        slope, intercept = np.polyfit(batch, seconds, 1, w=1 / np.maximum(seconds, 1e-9))
-        if slope > 0:
-            lines[key] = (max(float(intercept), 0.0), float(slope))
+        return {}
+    timed = profiles.assign(
+        mode=pd.Series(modes_of(profiles), index=profiles.index, dtype=object),
+        seconds=profiles["forward_s"] + profiles["backward_s"],
+    ).dropna(subset="seconds")
+    lines: dict[Any, Line] = {}
+    for key, rows in timed.groupby(["workload", "mode", "instance_type"]):
+        if rows["batch"].nunique() >= _LEAST_PROFILED:
+            seconds = rows["seconds"].to_numpy(float)
+            slope, intercept = np.polyfit(rows["batch"], seconds, 1, w=1 / seconds)
+            if slope > 0:
+                lines[key] = (max(float(intercept), 0.0), float(slope))
     return lines
 
 
 def _setups(workload: Workload, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
     mode = workload.modes[0]
-    whole = tuple(offer.instance_type.devices for offer in cluster.members)
+    types = [offer.instance_type for offer in cluster.members]
+    whole = tuple(one.devices for one in types)
     if not _trains(cluster, mode):
         return
-    totals = global_batches(workload.global_batch_least, workload.global_batch_most)
-    first = next(iter(totals))
-    sizes = [*((total, 1) for total in totals), (first // 2, 1), (first, 2)]
+    totals = list(global_batches(workload.global_batch_least, workload.global_batch_most))
+    sizes = [*((total, 1) for total in totals), (totals[0] // 2, 1), (totals[0], 2)]
     layouts = [whole]
     if len(whole) == 1 and whole[0] > 1 and not mode.of_several:
         layouts.append((1,))
-    for total, steps in sizes:
-        for layout in layouts:
-            share = total * sum(layout) // sum(whole)
-            setup = _setup(workload, cluster, layout, share, steps, lines)
-            if setup is not None:
-                yield setup
-
-
-def _setup(
-    workload: Workload,
-    cluster: Cluster,
-    layout: tuple[int, ...],
-    total: int,
-    steps: int,
-    lines: Lines,
-) -> Setup | None:
-    mode = workload.modes[0]
-    types = [offer.instance_type for offer in cluster.members]
-    if total < 1 or total % steps:
-        return None
     keys = [(workload.name, mode.alone, one.name) for one in types]
-    if all(key in lines for key in keys):
+    speeds = [(0.0, one.devices / one.cores) for one in types]
+    if lines.keys() >= set(keys):
         speeds = [lines[key] for key in keys]
-    else:
-        speeds = [(0.0, one.devices / one.cores) for one in types]
-    shares = finish_together(speeds, total // steps, layout)
-    if shares is None or (mode.of_equal_batches and len(set(shares)) > 1):
-        return None
-    return Setup(
-        workload=workload.name,
-        **mode._asdict(),
-        cluster=cluster,
-        layout=layout,
-        batch_per_device=shares,
-        accumulation_steps=steps,
-    )
-
-
-def _expected(
-    setups: Sequence[Setup], lines: Lines, expected_step: Expected | None
-) -> dict[Key, float]:
-    """Return predicted step seconds of setups whose types are all profiled."""
-    profiled = [
-        setup
-        for setup in setups
-        if all(
-            (setup.workload, setup.mode.alone, offer.instance_type.name) in lines
-            for offer in setup.cluster.members
+    for (total, steps), layout in product(sizes, layouts):
+        samples = total * sum(layout) // sum(whole)
+        if samples < 1 or samples % steps:
+            continue
+        shares = finish_together(speeds, samples // steps, layout)
+        if shares is None or (mode.of_equal_batches and len(set(shares)) > 1):
+            continue
+        yield Setup(
+            workload=workload.name,
+            **mode._asdict(),
+            cluster=cluster,
+            layout=layout,
+            batch_per_device=shares,
+            accumulation_steps=steps,
         )
-    ]
-    if expected_step is None or not profiled:
-        return {}
-    rows = rows_of(expected_step(pd.DataFrame([setup.row() for setup in profiled])))
-    pairs = zip(profiled, (float(row["step_s"]) for row in rows), strict=True)
-    return {setup_key(setup): step_s for setup, step_s in pairs if 0 < step_s < np.inf}
 
 
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
@@ -338,23 +334,18 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     cores = sum(one.cores * count / one.devices for one, count in used)
     compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / cores
     gradient_bytes = float(workload.gradient_bytes or costs.gradient_bytes)
-    slowest = min(one.bandwidth_gbps for one in types) * 1e9 / 8
-    ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / slowest
+    bytes_per_s = min(one.bandwidth_gbps for one in types) * 1e9 / 8
+    ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / bytes_per_s
     return compute_s / 3 + max(compute_s * 2 / 3, ring_s)
 
 
-@dataclass(slots=True)
 class Schedule:
     """Seconds of a launch: of each machine's own runs, and of those on several machines."""
 
-    names: tuple[str, ...]
-    alone_s: list[float]
-    together_s: float
-
-    @classmethod
-    def of(cls, cluster: Cluster) -> Schedule:
-        names = tuple(offer.instance_type.name for offer in cluster.members)
-        return cls(names=names, alone_s=[0.0] * len(names), together_s=0.0)
+    def __init__(self, cluster: Cluster) -> None:
+        self.names = type_names(cluster)
+        self.alone_s = [0.0] * len(self.names)
+        self.together_s = 0.0
 
     @property
     def seconds(self) -> float:
@@ -385,6 +376,6 @@ def in_order(
     cluster: Cluster, runs: Sequence[PlannedRun]
 ) -> tuple[list[tuple[PlannedRun, tuple[int, ...]]], float]:
     """Return the runs with their nodes, those of one machine first, and the seconds of all."""
-    schedule = Schedule.of(cluster)
+    schedule = Schedule(cluster)
     ordered = sorted(runs, key=lambda run: len(run.members) > 1)
     return [(run, schedule.add(run)) for run in ordered], schedule.seconds

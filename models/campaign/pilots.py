@@ -1,8 +1,8 @@
 """The few runs that settle an open choice, by the model's own uncertainty.
 
-    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1
+    E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
-for log steps of choice set c and pilots p.
+for log steps of choice set c, one pilot p after the other.
 
 Regret is in logs: the loss of the choice (`planner/choice_rule.py`, overshooting weighed) above the
 least there is.
@@ -17,14 +17,13 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import first_most
-from ..planner.choice_rule import misses, weighed
-from .run_value import Joint
+from ..planner.choice_rule import Meeting, misses, weighed
 from .value_of_information import (
     Belief,
     ChoiceSet,
     Floats,
+    Joint,
     OpenChoice,
-    Places,
     aim_and_meeting,
     choices,
     run_values,
@@ -68,7 +67,7 @@ def choose_pilots(
         return Pilots(chosen=(), regret=0.0, after=())
     first = len(choice_set.setups)
     setups = pd.DataFrame([setup.row() for setup in choice_set.setups])
-    now = _belief(joint, pd.concat([setups, candidates], ignore_index=True))
+    now = Belief(*joint(pd.concat([setups, candidates], ignore_index=True)))
     belief, chosen = now, list[int]()
     doubted = _likeliest(question, now)
     for _ in range(min(count, len(candidates))):
@@ -76,7 +75,7 @@ def choose_pilots(
         if doubted is not None:
             value = belief.mean_shift(left)[doubted] ** 2
         else:
-            value = _value(question, belief, left, question.places)
+            value = _value(question, belief, left)
         chosen.append(left[first_most(value)])
         belief = belief.given(chosen[-1])
     steps = [chosen[: n + 1] for n in range(len(chosen))]
@@ -91,35 +90,32 @@ def choose_pilots(
     )
 
 
-def _belief(joint: Joint, frame: pd.DataFrame) -> Belief:
-    mean, covariance, noise = joint(frame)
-    return Belief(mean=mean, covariance=covariance, noise=noise)
-
-
-def _value(question: OpenChoice, belief: Belief, runs: Sequence[int], shown: Places) -> Floats:
-    """Return (runs,) regret saved, or how far each moves the setups at `shown` if none saves
-    any.
-    """
-    value = run_values([question], belief, runs).regret
+def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
+    """Return (runs,) regret saved, or how far each moves the choice set if none saves any."""
+    value = run_values([question], belief, runs).regret[runs]
     if value.any():
         return value
-    return np.asarray((belief.mean_shift(runs)[shown] ** 2).mean(axis=0))
+    return np.asarray((belief.mean_shift(runs)[question.places] ** 2).mean(axis=0))
 
 
 def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
     """Return the place of the setup likeliest to meet the constraint, if none meets it surely."""
-    mean, variance = belief.mean[question.places], belief.variance[question.places]
-    meeting = aim_and_meeting(question, mean[:, None, None], variance[:, None, None])[1]
+    _, meeting = _judged(question, belief.mean[:, None], belief.variance)
     if meeting is None or question.p_required is None or not misses(question, meeting.chance).all():
         return None
     return int(question.places[np.argmax(meeting.chance[:, 0, 0])])
 
 
+def _judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
+    """Judge the question's setups in each draw of `mean` (n, draws), with `variance` (n,)."""
+    places = question.places
+    return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
+
+
 def _assured(question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
     """Return the chance that some setup surely meets the constraint once `pilots` are measured."""
     _, predicted, left = _after_runs(belief, pilots, seed=seed)
-    mean, variance = predicted[question.places][:, None, :], left[question.places][:, None, None]
-    meeting = aim_and_meeting(question, mean, variance)[1]
+    _, meeting = _judged(question, predicted, left)
     return 1.0 if meeting is None else float(np.mean(~misses(question, meeting.chance).all(axis=0)))
 
 
@@ -128,32 +124,25 @@ def expected_regret(
 ) -> float:
     """Return the mean regret of choosing with the runs at `pilots` measured, over joint draws."""
     truth, predicted, left = _after_runs(belief, pilots, seed=seed)
-    mean, variance = predicted[question.places][:, None, :], left[question.places][:, None, None]
-    picks = choices(question, *aim_and_meeting(question, mean, variance))[0]
-    loss = _loss(question, truth)
-    return float(np.mean(loss[picks, np.arange(loss.shape[1])] - loss.min(axis=0)))
-
-
-def _loss(question: OpenChoice, log_step: Floats) -> Floats:
-    """Return (places, draws) losses at known step times."""
-    known = np.zeros((len(question.places), 1, 1))
-    found = aim_and_meeting(question, log_step[question.places][:, None, :], known)
-    return np.asarray(weighed(question, *found)[:, 0, :])
+    picks = choices(question, *_judged(question, predicted, left))
+    loss = weighed(question, *_judged(question, truth, np.zeros(len(truth))))[:, 0, :]
+    return float(np.mean(np.take_along_axis(loss, picks, axis=0) - loss.min(axis=0)))
 
 
 def _after_runs(
     belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> tuple[Floats, Floats, Floats]:
     """Return (n, draws) truths, (n, draws) predictions with `pilots` measured, (n,) variances."""
-    picked = np.array(pilots, dtype=np.intp)
     random = np.random.default_rng(seed)
     size = len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))
     truth = belief.mean[:, None] + root @ random.standard_normal((size, _TRUTHS))
-    noise = np.sqrt(belief.noise)[:, None] * random.standard_normal((size, _TRUTHS))
-    across = belief.covariance[:, picked]
-    inner = across[picked] + np.diag(belief.noise[picked] + _ROUNDING)
-    weights = np.linalg.solve(inner, across.T).T if len(picked) else across
-    surprise = (truth + noise)[picked] - belief.mean[picked][:, None]
-    left = np.maximum(belief.variance - (weights * across).sum(axis=1), 0.0)
-    return truth, belief.mean[:, None] + weights @ surprise, left
+    measured = truth + np.sqrt(belief.noise)[:, None] * random.standard_normal((size, _TRUTHS))
+    predicted = np.repeat(belief.mean[:, None], _TRUTHS, axis=1)
+    left = belief
+    for place in pilots:
+        total = max(left.covariance[place, place] + left.noise[place], _ROUNDING)
+        weights = left.covariance[:, place] / total
+        predicted = predicted + np.outer(weights, measured[place] - predicted[place])
+        left = left.given(place)
+    return truth, predicted, left.variance

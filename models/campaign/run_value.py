@@ -12,23 +12,21 @@ planned runs show of it; between launches the belief is narrowed by the planned 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..domain.cluster import parse_cluster
-from ..domain.setup_table import Key, mode_of, modes_of, row_key, rows_of, setup_key
-from .candidates import Expected, PlannedRun, Trained
-from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_values
+from ..domain.setup_table import column, mode_of, modes_of, row_key, rows_of, setup_key, types_of
+from .candidates import Model, PlannedRun, Trained
+from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, RunValues, run_values
 
 Feature = tuple[Any, ...]
 Profile = tuple[Trained, str]  # workload in its mode, instance type
-# setups -> mean, covariance, noise of log step
-Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run is enough
 _ENOUGH_FAILURES = 2
@@ -67,86 +65,67 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """The champion: the open choices of each workload it has met, and joint step times.
-
-    `workloads` and `types` are those it has met, `fresh` runs (with step_s) are new to it;
-    `expected_step` predicts setups, NaN where it cannot.
-    """
-
-    choice_set: Mapping[str, ChoiceSet]
-    joint: Joint
-    workloads: frozenset[Trained]
-    types: frozenset[str]
-    fresh: pd.DataFrame
-    expected_step: Expected | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadValues:
     """Regret that runs of one workload save.
 
-    `places` of runs, and `taken` by planned ones, are in `belief`; `regret` is by place.
+    `places` of runs, and `taken` by planned ones, are positions in `belief` and `values`.
     """
 
-    choice_set: ChoiceSet
+    questions: Sequence[OpenChoice]
     belief: Belief
     places: Mapping[PlannedRun, int]
     values: RunValues
-    regret: Floats
     alike: Floats
     taken: tuple[int, ...] = ()
 
     @classmethod
     def of(
-        cls, choice_set: ChoiceSet, belief: Belief, places: Mapping[PlannedRun, int]
+        cls, questions: Sequence[OpenChoice], belief: Belief, places: Mapping[PlannedRun, int]
     ) -> WorkloadValues:
-        at = list(places.values())
-        values = run_values(choice_set.questions, belief, at)
-        regret = np.zeros(len(belief.mean))
-        regret[at] = values.regret
         return cls(
-            choice_set=choice_set,
+            questions=questions,
             belief=belief,
             places=places,
-            values=values,
-            regret=regret,
+            values=run_values(questions, belief, list(places.values())),
             alike=belief.alike(),
         )
 
     def saves(self, run: PlannedRun) -> float:
         """Return the regret that `run` saves beside the planned ones; 0 for one not valued."""
-        place = self.places.get(run)
-        if place is None:
+        if run not in self.places:
             return 0.0
-        return float(self.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
+        place = self.places[run]
+        return float(self.values.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
 
     def revalued(self) -> WorkloadValues:
         """Narrow the belief by the planned runs, and value again what had any value."""
+        if not self.taken:
+            return self
         belief = self.belief
         for place in self.taken:
             belief = belief.given(place)
         left = {
-            run: at
-            for run, at in self.places.items()
-            if self.regret[at] > 0 and at not in self.taken
+            run: place
+            for run, place in self.places.items()
+            if self.values.regret[place] > 0 and place not in self.taken
         }
-        return WorkloadValues.of(self.choice_set, belief, left)
+        return WorkloadValues.of(self.questions, belief, left)
 
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
-    """What measured and planned runs show; `wanted` are the profiles to buy, in order."""
+    """What measured and planned runs show.
 
-    settled: set[Key]
+    `done` are kinds and identities (`_identity`) of runs that are not bought again; `wanted` are
+    the profiles to buy, in order. The `model` has no drifting types and none with stale runs only.
+    """
+
     wanted: list[Profile]
-    profiled: set[Profile]
-    probed: set[tuple[str, ...]]
-    seen: Counter[Feature]
     drifting: Mapping[str, datetime]
+    done: set[tuple[str, Any]] = field(default_factory=set)
+    seen: Counter[Feature] = field(default_factory=Counter)
     ties: Mapping[PlannedRun, float] = field(default_factory=dict)
-    types: frozenset[str] = frozenset()  # that the model knows
-    trained: frozenset[Trained] = frozenset()
+    model: Model | None = None
     values: dict[str, WorkloadValues] = field(default_factory=dict)
 
     @classmethod
@@ -155,75 +134,65 @@ class Knowledge:
 
         Unsteady and stale runs may be repeated; a setup that failed twice may not.
         """
-        known = cls(
-            settled=set(),
-            wanted=list(wanted),
-            profiled=set(),
-            probed=set(),
-            seen=Counter(),
-            drifting=past.drifting,
-        )
-        before = None if past.stale_before is None else _aware(past.stale_before)
-        times: Counter[Key] = Counter()
-        for row in rows_of(past.runs):
-            key = row_key(row, devices)
-            workload, mode, machines, steps = key
-            names, at = [name for name, _, _ in machines], _moment(row.get("measured_at"))
-            drifts = [_aware(past.drifting[name]) for name in names if name in past.drifting]
-            if any(at is None or at <= drifted for drifted in drifts):
+        known = cls(wanted=list(wanted), drifting=past.drifting)
+        before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
+        drifted = {name: pd.to_datetime(at, utc=True) for name, at in past.drifting.items()}
+        times: Counter[tuple[str, Any]] = Counter()
+        for row, at in zip(rows_of(past.runs), _measured_at(past.runs), strict=True):
+            names = types_of(str(row["cluster"]))
+            if any(name in drifted and not at > drifted[name] for name in names):
                 continue
-            times[key] += 1
+            identity = _identity(row | {"kind": "train"}, devices)
+            workload, mode, machines, steps = identity[1]
+            times[identity] += 1
             batch = steps * sum(count * share for _, count, share in machines)
             known.seen.update(_features((workload, mode), names, batch, steps))
-            stale = at is not None and before is not None and at < before
             unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: taken for steady
-            if not stale and (not unsteady or times[key] >= _ENOUGH_RUNS):
-                known.settled.add(key)
+            stale = at < before
+            if not stale and (not unsteady or times[identity] >= _ENOUGH_RUNS):
+                known.done.add(identity)
         if len(past.profiles):
             trained = zip(past.profiles["workload"], modes_of(past.profiles), strict=True)
-            known.profiled.update(zip(trained, past.profiles["instance_type"], strict=True))
+            profiles = zip(trained, past.profiles["instance_type"], strict=True)
+            known.done.update(("profile", profile) for profile in profiles)
         for name, rows in past.probes.groupby("cluster") if len(past.probes) else ():
             if rows["bytes"].nunique() >= _PROBED_SIZES:
-                known.probed.add(parse_cluster(str(name)))
-        failures: Counter[tuple[str, Any]] = Counter()
-        for row in rows_of(past.failures):
-            failures[_attempted(row, devices)] += 1
-        hopeless = [one for one, count in failures.items() if count >= _ENOUGH_FAILURES]
-        known.settled.update(identity for kind, identity in hopeless if kind == "train")
-        known.profiled.update(identity for kind, identity in hopeless if kind == "profile")
-        known.probed.update(identity for kind, identity in hopeless if kind == "probe")
+                known.done.add(("probe", parse_cluster(str(name))))
+        failures = Counter(_identity(row, devices) for row in rows_of(past.failures))
+        known.done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
         return known
 
     def learn(
         self, model: Model, runs: Iterable[PlannedRun], past: Past, devices: Mapping[str, int]
     ) -> None:
-        """Value `runs` that `model` knows; drifting types, and those with stale runs only, are
-        unknown.
-        """
-        self.types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
-        self.trained = model.workloads
-        fresh = [row for row in rows_of(model.fresh) if self._knows_row(row)]
+        """Value `runs` that `model` knows."""
+        types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
+        self.model = replace(model, types=types)
+        fresh = [
+            row
+            for row in rows_of(model.fresh)
+            if self.model.knows((row["workload"], mode_of(row)), types_of(row["cluster"]))
+        ]
         for name, choice_set in model.choice_set.items():
             mine = [run for run in runs if run.workload == name and self._knows(run)]
             new = [row for row in fresh if row["workload"] == name][-_MOST_FRESH:]
-            self.values[name] = _valued(choice_set, mine, model.joint, devices, new)
-
-    def _knows_row(self, row: Mapping[str, Any]) -> bool:
-        trained = str(row["workload"]), mode_of(row)
-        return trained in self.trained and self.types.issuperset(parse_cluster(str(row["cluster"])))
+            self.values[name] = _valued(choice_set, mine, model, devices, new)
 
     def _knows(self, run: PlannedRun) -> bool:
-        return run.trained in self.trained and self.types.issuperset(run.members)
+        return self.model is not None and self.model.knows(run.trained, run.members)
 
     def is_modelled(self, run: PlannedRun) -> bool:
         return run.workload in self.values and self._knows(run)
 
     def unprofiled(self, types: Iterable[str]) -> list[Profile]:
-        return [pair for pair in self.wanted if pair[1] in types and pair not in self.profiled]
+        return [
+            pair for pair in self.wanted if pair[1] in types and ("profile", pair) not in self.done
+        ]
 
     def explores(self, members: tuple[str, ...]) -> bool:
-        """True if collectives are to be timed: no model knows these instance types."""
-        return not self.types.issuperset(members)
+        """True if collectives are to be timed: no sweep, and no model knows these types."""
+        known = self.model is not None and self.model.types.issuperset(members)
+        return not known and ("probe", members) not in self.done
 
     def value(self, run: PlannedRun) -> float:
         """Return the value of a training run; equals are ordered by `ties`."""
@@ -241,51 +210,39 @@ class Knowledge:
 
     def add(self, run: PlannedRun) -> None:
         """Count a planned run as if it were measured."""
-        if run.kind == "profile":
-            self.profiled.add((run.trained, run.members[0]))
-        elif run.kind == "probe":
-            self.probed.add(run.members)
-        else:
-            self.seen.update(_features_of(run))
-            if self.is_modelled(run) and run in self.values[run.workload].places:
-                values = self.values[run.workload]
-                taken = (*values.taken, values.places[run])
-                self.values[run.workload] = replace(values, taken=taken)
+        if run.kind != "train":
+            profile = run.trained, run.members[0]
+            self.done.add((run.kind, profile if run.kind == "profile" else run.members))
+            return
+        self.seen.update(_features_of(run))
+        values = self.values.get(run.workload)
+        if values is not None and run in values.places:
+            taken = (*values.taken, values.places[run])
+            self.values[run.workload] = replace(values, taken=taken)
 
     def copy(self) -> Knowledge:
-        return replace(
-            self,
-            profiled=set(self.profiled),
-            probed=set(self.probed),
-            seen=self.seen.copy(),
-            values=dict(self.values),
-        )
+        return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self) -> None:
-        self.values = {
-            name: values.revalued() if values.taken else values
-            for name, values in self.values.items()
-        }
+        self.values = {name: values.revalued() for name, values in self.values.items()}
 
     def reason(self, run: PlannedRun) -> str:
         """Explain why `run` is planned."""
         if run.kind != "train":
             return f"no {run.kind} of {run.label or run.cluster} yet"
         if self.is_modelled(run):
-            values = self.values[run.workload]
-            at = list(values.places).index(run)
+            values, place = self.values[run.workload].values, self.values[run.workload].places[run]
             return (
-                f"expected to change the choice of {values.values.question[at]} in"
-                f" {values.values.chance[at]:.0%} of outcomes and to save"
-                f" {values.values.regret[at]:.1%}"
+                f"expected to change the choice of {values.question[place]} in"
+                f" {values.chance[place]:.0%} of outcomes and to save {values.regret[place]:.1%}"
             )
         drifted = sorted(self.drifting.keys() & set(run.members))
         return f"{' and '.join(drifted)} drifted" if drifted else "not known well yet"
 
 
-def _attempted(row: Mapping[str, Any], devices: Mapping[str, int]) -> tuple[str, Any]:
-    """Return the kind and identity of a failed run."""
-    kind, members = str(row["kind"]), parse_cluster(str(row["cluster"]))
+def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> tuple[str, Any]:
+    """Return the kind of a run, and the setup, the profile or the machines of a sweep."""
+    kind, members = str(row["kind"]), types_of(str(row["cluster"]))
     if kind == "train":
         return kind, row_key(row, devices)
     trained = str(row["workload"]), mode_of(row)
@@ -310,7 +267,7 @@ def _features(trained: Trained, members: Sequence[str], batch: int, steps: int) 
 def _valued(
     choice_set: ChoiceSet,
     runs: Sequence[PlannedRun],
-    joint: Joint,
+    model: Model,
     devices: Mapping[str, int],
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
@@ -318,40 +275,33 @@ def _valued(
     keys = {setup_key(setup) for setup in choice_set.setups}
 
     def order(run: PlannedRun) -> tuple[bool, float, str]:
-        row = run.row()
-        return row_key(row, devices) not in keys, run.est_s * len(run.members), run.cluster
+        is_other = row_key(run.row(), devices) not in keys
+        return is_other, run.est_s * len(run.members), run.cluster
 
     valued = sorted(runs, key=order)[:_MOST_RUNS] if choice_set.questions else []
     if not valued:
         nothing = Belief(mean=np.zeros(0), covariance=np.zeros((0, 0)), noise=np.zeros(0))
-        return WorkloadValues.of(replace(choice_set, questions=()), nothing, {})
+        return WorkloadValues.of((), nothing, {})
     rows = [*(setup.row() for setup in choice_set.setups), *(run.row() for run in valued), *fresh]
     frame = pd.DataFrame(rows).drop(columns=["step_s", "sync_s"], errors="ignore")
-    mean, covariance, noise = joint(frame)
-    belief = Belief(mean=mean, covariance=covariance, noise=noise)
+    belief = Belief(*model.joint(frame))
     first = len(choice_set.setups)
-    for at, row in enumerate(fresh, start=first + len(valued)):
-        belief = belief.given(at, float(np.log(row["step_s"])))
-    places = {run: at for at, run in enumerate(valued, start=first)}
-    return WorkloadValues.of(choice_set, belief, places)
+    for place, row in enumerate(fresh, start=first + len(valued)):
+        belief = belief.given(place, float(np.log(row["step_s"])))
+    places = {run: place for place, run in enumerate(valued, start=first)}
+    return WorkloadValues.of(choice_set.questions, belief, places)
+
+
+def _measured_at(runs: pd.DataFrame) -> pd.Series[Any]:
+    """Return when each run was measured, NaT if that is unknown."""
+    return pd.to_datetime(column(runs, "measured_at", None), utc=True)
 
 
 def stale_types(runs: pd.DataFrame, before: datetime | None) -> frozenset[str]:
     """Return instance types of which every run with a known time is from before `before`."""
-    newest: dict[str, datetime] = {}
-    if before is None or "measured_at" not in runs:
+    if before is None or not len(runs):
         return frozenset()
-    for cluster, measured_at in zip(runs["cluster"], runs["measured_at"], strict=True):
-        at = _moment(measured_at)
-        if at is not None:
-            for name in parse_cluster(str(cluster)):
-                newest[name] = max(newest.get(name, at), at)
-    return frozenset(name for name, at in newest.items() if at < _aware(before))
-
-
-def _moment(measured_at: Any) -> datetime | None:
-    return None if pd.isna(measured_at) else _aware(pd.Timestamp(measured_at).to_pydatetime())
-
-
-def _aware(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    types = runs["cluster"].map(parse_cluster)
+    timed = pd.DataFrame({"type": types, "at": _measured_at(runs)}).explode("type")
+    newest = timed.groupby("type")["at"].max()
+    return frozenset(newest.index[newest < pd.to_datetime(before, utc=True)])

@@ -11,7 +11,7 @@ the loss falls by as much as the regret (Frazier, Powell and Dayanik 2009).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,8 @@ from ..planner.ranking import goals_of
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
+# setups -> mean, covariance, noise of log step seconds
+Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]
 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
@@ -40,7 +42,7 @@ _OUTCOMES = 41  # quantiles of a setup's step time at which the remaining spread
 _MOST, _MOST_SAFE = 30, 10  # setups of a goal by objective, and by loss
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Belief:
     """Joint normal of log step seconds: `mean` (n,), `covariance` (n, n), `noise` (n,) of a run."""
 
@@ -57,11 +59,8 @@ class Belief:
         across = self.covariance[:, place]
         total = max(float(across[place] + self.noise[place]), 1e-12)
         moved = 0.0 if log_step is None else (log_step - float(self.mean[place])) / total
-        return Belief(
-            mean=self.mean + across * moved,
-            covariance=self.covariance - np.outer(across, across) / total,
-            noise=self.noise,
-        )
+        covariance = self.covariance - np.outer(across, across) / total
+        return Belief(self.mean + across * moved, covariance, self.noise)
 
     def mean_shift(self, places: Sequence[int]) -> Floats:
         """Return (n, places) shifts of the means by an outcome one standard deviation off."""
@@ -99,7 +98,7 @@ class OpenChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunValues:
-    """Of each run the regret it saves, and of the choice it betters most the chance and name."""
+    """By place: the regret that a run saves, and chance and name of the choice it betters most."""
 
     regret: Floats
     chance: Floats
@@ -169,18 +168,17 @@ def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> P
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> RunValues:
-    """Return the value of each of `runs` (places in `belief`) for all `questions`."""
-    none = np.zeros((1, len(runs)))
-    found = [gain(question, belief, runs) for question in questions]
-    regret = np.vstack([none, *(saved for saved, _ in found)])
-    chance = np.vstack([none, *(changed for _, changed in found)])
-    regret = np.where((regret >= LEAST_REGRET) & (chance >= LEAST_CHANCE), regret, 0.0)
+    """Return the value for all `questions` of the runs at these places; elsewhere it is 0."""
+    regret, chance = np.zeros((2, 1 + len(questions), len(belief.mean)))
+    for row, question in enumerate(questions, start=1):
+        regret[row, runs], chance[row, runs] = gain(question, belief, runs)
+    regret[(regret < LEAST_REGRET) | (chance < LEAST_CHANCE)] = 0.0
     most = regret.argmax(axis=0)
     names = ["", *(question.name for question in questions)]
     return RunValues(
         regret=regret.sum(axis=0),
-        chance=chance[most, np.arange(len(runs))],
-        question=tuple(names[at] for at in most),
+        chance=chance[most, np.arange(len(most))],
+        question=tuple(names[row] for row in most),
     )
 
 
@@ -212,30 +210,31 @@ def choice_set_of(
     goals = goals_of(workload)
     if not setups:
         return ChoiceSet(workload=workload.name, setups=(), questions=())
-    step_s, low_s, high_s = (
-        predictions[name].to_numpy(float) for name in ("step_s", "step_low_s", "step_high_s")
-    )
+    columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
+    step_s, low_s, high_s = columns.T
     sd = np.log(high_s / low_s) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(sd[:, None] * outcomes)
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
+    fixed = costs.conditions.startup_s / 3600
     places: dict[Key, int] = {}
+    chosen: list[Setup] = []
     questions = []
     for goal in goals:
         picked = _contending(goal, costs)
         if len(picked) < 2:
             continue
-        keys = [setup_key(setups[at]) for at in picked]
-        fixed = costs.conditions.startup_s[picked] / 3600
+        for at in picked:
+            if setup_key(setups[at]) not in places:
+                places[setup_key(setups[at])] = len(chosen)
+                chosen.append(setups[at])
         questions.append(
             OpenChoice(
                 name=goal.goal,
-                places=np.array(
-                    [places.setdefault(key, len(places)) for key in keys], dtype=np.intp
-                ),
-                fixed_hours=fixed,
-                hours_per_step_s=np.maximum(costs.hours[picked] - fixed, 1e-12) / step_s[picked],
+                places=np.array([places[setup_key(setups[at])] for at in picked], dtype=np.intp),
+                fixed_hours=fixed[picked],
+                hours_per_step_s=np.maximum(costs.hours - fixed, 1e-12)[picked] / step_s[picked],
                 usd_per_hour=costs.usd_per_hour[picked],
                 irreducible_sd=np.std(irreducible[picked], axis=1),
                 irreducible_mean=np.mean(irreducible[picked], axis=1),
@@ -246,9 +245,7 @@ def choice_set_of(
                 overshoot_price=goal.overshoot_price,
             )
         )
-    by_key = {setup_key(setup): setup for setup in reversed(setups)}
-    chosen = tuple(by_key[key] for key in places)
-    return ChoiceSet(workload=workload.name, setups=chosen, questions=tuple(questions))
+    return ChoiceSet(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:
@@ -256,22 +253,18 @@ def _contending(goal: Goal, costs: JobCosts) -> Places:
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
     aim = costs.expected(goal.objective)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
-    meeting = None
-    hopeful = usable
+    meeting, hopeful = None, usable
     if goal.constraint is not None and goal.limit is not None:
         meeting = drawn_meeting(costs.drawn(goal.constraint), goal.limit)
         hopeful = usable & (meeting.chance >= LEAST_CHANCE)
     if not hopeful.any():
         return np.zeros(0, dtype=np.intp)
     loss = losses(goal, log_aim, meeting)
-    by_aim, by_loss = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
-    cheapest = by_aim[hopeful[by_aim]]
-    safest = by_loss[(usable & np.isfinite(loss))[by_loss]]
-    kept = {*_one_of_each(cheapest, costs, _MOST), *_one_of_each(safest, costs, _MOST_SAFE)}
-    return np.array([at for at in by_aim if at in kept], dtype=np.intp)
-
-
-def _one_of_each(order: Places, costs: JobCosts, most: int) -> list[int]:
-    """Return the first position of each cluster, at most `most`."""
-    _, firsts = np.unique(costs.cluster[order], return_index=True)
-    return [int(at) for at in order[np.sort(firsts)[:most]]]
+    ranked = pd.DataFrame({"cluster": costs.cluster, "aim": aim, "loss": loss})
+    cheapest = ranked[hopeful].sort_values("aim", kind="stable")
+    safest = ranked[usable & np.isfinite(loss)].sort_values("loss", kind="stable")
+    kept = [
+        *cheapest.drop_duplicates("cluster").index[:_MOST],
+        *safest.drop_duplicates("cluster").index[:_MOST_SAFE],
+    ]
+    return ranked.loc[list(dict.fromkeys(kept))].sort_values("aim", kind="stable").index.to_numpy()

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pandas as pd
 
 from models.campaign.campaign import (
@@ -21,9 +20,10 @@ from models.campaign.campaign import (
     learning_launches,
     shopping_list,
 )
-from models.campaign.run_value import Model, Past
-from models.domain.cluster import Cluster, Offer, parse_cluster
-from models.domain.setup_table import modes_of, rows_of
+from models.campaign.candidates import Model
+from models.campaign.run_value import Past
+from models.domain.cluster import Cluster, Offer
+from models.domain.setup_table import rows_of
 from models.domain.workload import Workload
 from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import valid_runs
@@ -265,22 +265,6 @@ def _model(
         if found.ranked:
             choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
     trained = measured & {(one.name, one.modes[0]) for one in in_each_mode(met)}
-    types = {one.instance_type.name for one in offers if model.met_type(one.instance_type)}
-
-    def expected_step(setups: pd.DataFrame) -> pd.DataFrame:
-        columns = ["step_s", "step_low_s", "step_high_s"]
-        pairs = zip(setups["workload"], modes_of(setups), setups["cluster"], strict=True)
-        able = np.array(
-            [
-                (str(name), mode) in trained and types.issuperset(parse_cluster(str(cluster)))
-                for name, mode, cluster in pairs
-            ],
-            dtype=bool,
-        )
-        if not able.any():
-            return pd.DataFrame(np.nan, index=setups.index, columns=columns)
-        return model.predict(setups[able])[columns].reindex(setups.index)
-
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         choice_set=choice_set,
@@ -288,7 +272,7 @@ def _model(
         workloads=trained,
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(fresh),
-        expected_step=expected_step,
+        predict=model.predict,
     )
 
 

@@ -226,7 +226,7 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     run = _quickest(case, cluster, costs)
     if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
-        found = training_runs([first], [cluster], pd.DataFrame(), expected_step=None, costs=costs)
+        found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
         whole = tuple(offer.instance_type.devices for offer in cluster.members)
         exact = [one for one in found.values() if one.exact and one.layout == whole]
         if not exact:

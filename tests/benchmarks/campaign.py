@@ -20,8 +20,8 @@ import pandas as pd
 import typer
 
 from models.campaign.campaign import CampaignLimits, shopping_list
-from models.campaign.candidates import EC2_COSTS, Costs, PlannedRun, in_order
-from models.campaign.run_value import Model, Past
+from models.campaign.candidates import EC2_COSTS, Costs, Model, PlannedRun, in_order
+from models.campaign.run_value import Past
 from models.campaign.value_of_information import (
     Belief,
     ChoiceSet,

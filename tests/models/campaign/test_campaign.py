@@ -22,8 +22,8 @@ from models.campaign.campaign import (
     learning_launches,
     shopping_list,
 )
-from models.campaign.candidates import Costs, PlannedRun, training_runs
-from models.campaign.run_value import Knowledge, Model, Past
+from models.campaign.candidates import Costs, Model, PlannedRun, training_runs
+from models.campaign.run_value import Knowledge, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key
@@ -371,9 +371,7 @@ def test_the_choice_set_has_the_choice_of_the_table() -> None:
 
 def test_a_planned_run_lowers_the_value_of_what_it_shows() -> None:
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
-    runs = training_runs(
-        JOBS, clusters, PROFILES, expected_step=UNSURE.predict, costs=Costs()
-    ).values()
+    runs = training_runs(JOBS, clusters, PROFILES, costs=Costs()).values()
     past = Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING)
     known = Knowledge.of(past, [], {})
     known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), list(runs), past, {})
@@ -431,7 +429,7 @@ JOB = workload("mlp", 64, 256)
 
 def test_machines_are_measured_full_and_with_one_device() -> None:
     clusters = [Cluster(members=members) for members in ((FOUR,), (FOUR, FOUR), (FOUR, ONE))]
-    runs = training_runs([JOB], clusters, NOTHING, expected_step=None, costs=Costs()).values()
+    runs = training_runs([JOB], clusters, NOTHING, costs=Costs()).values()
     assert {(run.cluster, run.devices) for run in runs} == {
         ("1xlarge", (4,)),
         ("1xlarge", (1,)),
