@@ -22,17 +22,10 @@ def refresh(
 ) -> None:
     """Run the whole flow once: prices, measurements, model, table."""
     from tasks.reporting import tables
-    from tasks.workspace.workspace import capabilities, open_workspace
+    from tasks.workspace.workspace import open_workspace
 
-    if dry_run and capabilities(provider).spends_money:
-        _show_requests(as_json, provider, max_usd)
-        return
     if dry_run:
-        from tasks.campaign.campaign import dry_run as planned
-
-        launches = planned(provider, max_usd)
-        body = tables.launches_as_rows(launches)
-        show(as_json, body, lambda: tables.print_launches(launches))
+        _show_launches(as_json, provider, max_usd)
         return
     settings()
 
@@ -75,18 +68,10 @@ def measure(
     from tasks.campaign.named import Wish
     from tasks.providers.base import ProviderError
     from tasks.reporting import tables
-    from tasks.workspace.workspace import capabilities
 
     wish = Wish(workload=workload, clusters=tuple(on or ()), pilots=pilots)
-    if dry_run and capabilities(provider).spends_money:
-        _show_requests(as_json, provider, max_usd, wish)
-        return
     if dry_run:
-        from tasks.campaign.named import dry_run as planned
-
-        launches = planned(provider, wish)
-        body = tables.launches_as_rows(launches)
-        show(as_json, body, lambda: tables.print_launches(launches))
+        _show_launches(as_json, provider, max_usd, wish)
         return
     settings()
 
@@ -101,11 +86,12 @@ def measure(
         raise ProviderError("nothing was measured")
 
 
-def _show_requests(as_json: bool, provider: str, max_usd: float | None, *wish: Any) -> None:
-    from tasks.campaign.dry_run import as_rows, as_text, dry_run
+def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: Any) -> None:
+    from tasks.campaign.dry_run import dry_run
+    from tasks.reporting.tables import print_launches
 
-    plan, cap_usd = dry_run(provider, max_usd, *wish)
-    show(as_json, as_rows(plan), as_text(plan, cap_usd))
+    rows = dry_run(provider, max_usd, *wish)
+    show(as_json, rows, lambda: print_launches(rows))
 
 
 def _served(run: Callable[[], Any], provider: str, max_usd: float | None) -> Any:

@@ -107,12 +107,15 @@ class PlannedRun:
         return self.devices or (1,) * len(self.members or self.nodes)
 
     def row(self) -> dict[str, object]:
-        """Return the columns of `Setup.row`."""
+        """Return the columns of `Setup.row`; a profile's batches are listed."""
+        is_profile = self.kind == "profile"
         return {
             "workload": self.workload,
             "cluster": self.cluster,
             "layout": joined(self.layout),
-            "batch_per_device": joined(self.batches),
+            "batch_per_device": ", ".join(map(str, self.batches))
+            if is_profile
+            else joined(self.batches),
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
         }

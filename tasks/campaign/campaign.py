@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pandas as pd
 
@@ -39,7 +40,7 @@ from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, full_mailbox, item_row, launch_row, planned_id
 from ..execution.session import Session
 from ..market.job_conditions import costs_of, job_conditions
-from ..market.offers import current_offers, nothing_to_buy, offers_now, with_facts
+from ..market.offers import current_offers, nothing_to_buy, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
@@ -47,7 +48,7 @@ from ..recommendation.recommend import comparable, contending, planned, with_usu
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
-from ..workspace.workspace import Workspace, open_workspace
+from ..workspace.workspace import Workspace
 from .budget import Tally, allowance, patience_s
 
 MOST_LISTS = 4  # of one campaign; with a champion, those without a run
@@ -172,18 +173,16 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
         reporter().say(f"no elastic run: machines of {provider} share no folder for checkpoints")
         return
     runs = reads.mart(workspace.warehouse, "elastic_runs", provider=provider)
-    keys = list(zip(runs["workload"], runs["workload_digest"], strict=True))
-    done = {key for key, status in zip(keys, runs["status"], strict=True) if status == "measured"}
-    done |= {key for key, count in Counter(keys).items() if count >= MOST_TRIES}
+    tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
     rows = rows_of(reads.mart(workspace.warehouse, "recommendations", provider=provider))
     for workload in workspace.without(tally.lacking).measurable:
-        if (workload.name, workload.digest) in done:
+        tried = tries.get((workload.name, workload.digest), [])
+        if "measured" in tried or len(tried) >= MOST_TRIES:
             continue
         limits = _limits(workspace, tally.left_usd, tally.left_s, tally.refused)
-        found = (
-            elastic_launch(limits, row, offers) for row in rows if row["workload"] == workload.name
-        )
+        mine = [row for row in rows if row["workload"] == workload.name]
+        found = (elastic_launch(limits, row, offers) for row in mine)
         launch = next((one for one in found if one is not None and tally.affords(one)), None)
         if launch is None or launch.est_s > tally.left_s:
             continue
@@ -300,16 +299,6 @@ def launch_seed(seed: int, lease_id: str) -> int:
     return zlib.crc32(f"{seed}/{lease_id}".encode())
 
 
-def dry_run(provider: str, max_usd: float | None) -> list[PlannedLaunch]:
-    """Return what a refresh would buy now; starts and writes nothing."""
-    workspace = open_workspace(provider)
-    launches = list_of(workspace, offers_now(workspace, datetime.now(UTC)), max_usd)
-    measured = dict.fromkeys(name for launch in launches for name in workload_names(launch))
-    for plan in DataCarrier(workspace).plans(measured, ""):
-        reporter().say(str(plan))
-    return launches
-
-
 def list_of(
     workspace: Workspace, offers: Sequence[Offer], max_usd: float | None
 ) -> list[PlannedLaunch]:
@@ -338,16 +327,18 @@ def _say_why(champion: Champion | None, left_usd: float) -> None:
 
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
-) -> dict[str, pd.DataFrame]:
+) -> Mapping[str, pd.DataFrame]:
     """Leave out measurements here under a definition that has changed since the last refresh."""
-    current, noted = dict(frames), frames["workloads"]
-    if len(noted):
-        digests = dict(zip(noted["workload"], noted["digest"], strict=True))
-        changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
-        runs, profiles = frames["runs"], frames["profiles"]
-        current["runs"] = runs[~runs["workload"].isin(changed) | (runs["source"] != "srift")]
-        current["profiles"] = profiles[~profiles["workload"].isin(changed)]
-    return current
+    noted, runs, profiles = frames["workloads"], frames["runs"], frames["profiles"]
+    if not len(noted):
+        return frames
+    digests = dict(zip(noted["workload"], noted["digest"], strict=True))
+    changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
+    return {
+        **frames,
+        "runs": runs[~runs["workload"].isin(changed) | (runs["source"] != "srift")],
+        "profiles": profiles[~profiles["workload"].isin(changed)],
+    }
 
 
 def serve_launch(
@@ -439,19 +430,10 @@ def serve(
             try:
                 session.prepare()
                 session.serve()
-            except OSError as error:
-                session.lose(AttemptEnd(how="lost", reason=full_mailbox(error, running.mailbox)))
-            except WorkloadChanged as error:
-                session.lose(AttemptEnd(how="lost", reason=str(error)))
-            except Exception as error:
-                session.lose(AttemptEnd(how="lost", reason=str(error) or type(error).__name__))
-                raise
             except BaseException as error:
-                stopped = isinstance(error, KeyboardInterrupt)
-                why = "by hand (Ctrl-C)" if stopped else f"({type(error).__name__})"
-                reason = f"the controller was stopped {why}"
-                session.lose(AttemptEnd(how="lost", reason=reason, interrupted=True))
-                raise
+                session.lose(_lost_by(error, running.mailbox))
+                if not isinstance(error, OSError | WorkloadChanged):
+                    raise
             finally:
                 session.finish()
     except NoCapacity as error:
@@ -462,6 +444,17 @@ def serve(
         write_rows(served)  # rows that a full disk refused before: the scratch is gone now
     laps.lap("release hosts")
     return served
+
+
+def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
+    if isinstance(error, OSError):
+        return AttemptEnd(how="lost", reason=full_mailbox(error, mailbox))
+    if isinstance(error, Exception):
+        return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
+    stopped = isinstance(error, KeyboardInterrupt)
+    why = "by hand (Ctrl-C)" if stopped else f"({type(error).__name__})"
+    reason = f"the controller was stopped {why}"
+    return AttemptEnd(how="lost", reason=reason, interrupted=True)
 
 
 def _not_served(served: Served, job: Job, status: str, why: str) -> Served:

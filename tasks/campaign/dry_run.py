@@ -1,4 +1,4 @@
-"""The launches of a refresh on EC2 with their worst cost and their requests; starts nothing.
+"""The launches of a refresh with, on EC2, their worst cost and their requests; starts nothing.
 
 With credentials, image, network and zones are read; without, names in brackets stand for them.
 """
@@ -6,7 +6,7 @@ With credentials, image, network and zones are read; without, names in brackets 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..market.offers import offers_now
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2.api import Clients, Ec2Api
-from ..providers.ec2.attempts import Attempt, attempts
+from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
 from ..providers.ec2.survey import Surveyor, archive
@@ -33,41 +33,29 @@ from .budget import Tally, allowance
 from .campaign import list_of
 from .named import Wish, launches_for
 
+Row = dict[str, Any]
 _UNCHECKED = (
     "not checked: image, network, zones, quotas, capacity; see `srift doctor --provider ec2`"
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DryLaunch:
-    """A launch and its requests; `worst_usd` None: a cap refuses it. `notes` say what is
-    assumed.
-    """
-
-    launch: PlannedLaunch
-    deadline_s: float
-    worst_usd: float | None
-    requests: Sequence[tuple[str, Mapping[str, Any]]]
-    notes: Sequence[str]
-
-
-def dry_run(
-    provider: str, max_usd: float | None, wish: Wish | None = None
-) -> tuple[list[DryLaunch], float]:
-    """Return what a refresh, or a measurement of `wish`, would request now, and its cap."""
+def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:
+    """Return the launches that a refresh, or a measurement of `wish`, would make now."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
-    if max_usd is None:
-        assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
-        reporter().say(f"no --max-usd: this dry run assumes {assumed}; {provider} requires it")
-    offers, note = with_spot(offers_now(workspace, now), workspace.settings.campaign.market)
-    if note:
-        reporter().say(note)
+    offers = offers_now(workspace, now)
+    if workspace.spends_money:
+        if max_usd is None:
+            assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
+            reporter().say(f"no --max-usd: this dry run assumes {assumed}; {provider} requires it")
+        offers, note = with_spot(offers, workspace.settings.campaign.market)
+        if note:
+            reporter().say(note)
     if wish is None:
         launches: Sequence[PlannedLaunch] = list_of(workspace, offers, max_usd)
     else:
         champion = load_champion(workspace.home, provider)
         launches = launches_for(workspace, champion, wish, offers).launches
-    return planned(workspace, launches, offers, max_usd, now), cap_of(workspace, max_usd)
+    return planned(workspace, launches, offers, max_usd, now)
 
 
 def planned(
@@ -77,36 +65,33 @@ def planned(
     max_usd: float | None,
     now: datetime,
     clients: Clients | None = None,
-) -> list[DryLaunch]:
-    """Plan each launch as if every one before it had its expected cost."""
+) -> list[Row]:
+    """Return a row for each launch, as if every launch before it had its expected cost.
+
+    `worst_usd` is None where nothing is paid and where a cap refuses the launch. `said` are the
+    assumptions, and why a launch is refused.
+    """
     tally = Tally(cap_usd=cap_of(workspace, max_usd), stop_at=float("inf"), refresh_id="dry-run")
-    surveyor, why = _surveyor(workspace, clients)
+    surveyor, why = _surveyor(workspace, clients) if workspace.spends_money else (None, "")
     carrier = DataCarrier(workspace, clients)
-    found = []
-    for number, launch in enumerate(launches):
+    rows = launches_as_rows(launches)
+    for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
         tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
-        requests: list[tuple[str, Mapping[str, Any]]] = []
-        notes = [f"not launched: {allowed.refusal}"]
-        if not allowed.refusal:
+        worst_usd, requests, said = None, list[Row](), [why, *map(str, plans)]
+        if allowed.refusal:
+            said = [f"not launched: {allowed.refusal}"]
+        elif workspace.spends_money:
             tally.usd += launch.est_usd
-            name = f"dry-run-{number:02d}"
-            requests, more = _requests(
+            worst_usd, name = allowed.worst_usd, f"dry-run-{number:02d}"
+            requests, problem = _requests(
                 workspace, launch.cluster, name, allowed.deadline_s, offers, now, surveyor
             )
-            notes = [why] if why else []
-            notes += [*more, *(str(plan) for plan in plans)]
-        found.append(
-            DryLaunch(
-                launch=launch,
-                deadline_s=allowed.deadline_s,
-                worst_usd=None if allowed.refusal else allowed.worst_usd,
-                requests=requests,
-                notes=notes,
-            )
-        )
-    return found
+            said.append(problem)
+        row |= {"deadline_s": allowed.deadline_s, "worst_usd": worst_usd, "requests": requests}
+        row["said"] = list(filter(None, said))
+    return rows
 
 
 def cap_of(workspace: Workspace, max_usd: float | None) -> float:
@@ -123,44 +108,6 @@ def with_spot(offers: Sequence[Offer], market: str) -> tuple[list[Offer], str]:
     listed = [offer for offer in offers if offer.market == "on-demand"]
     bound = [replace(offer, market="spot", zone=f"{offer.region}a") for offer in listed]
     return [*listed, *bound], "no spot price is known: on-demand prices, which bound it, are used"
-
-
-def as_rows(plan: Sequence[DryLaunch]) -> list[dict[str, Any]]:
-    """Return the launches with their requests, as `--json` prints them."""
-    rows = launches_as_rows([one.launch for one in plan])
-    return [
-        row
-        | {
-            "deadline_s": one.deadline_s,
-            "worst_usd": one.worst_usd,
-            "requests": [
-                {"action": action, "request": shortened(request)}
-                for action, request in one.requests
-            ],
-            "said": list(one.notes),
-        }
-        for row, one in zip(rows, plan, strict=True)
-    ]
-
-
-def as_text(plan: Sequence[DryLaunch], cap_usd: float) -> str:
-    """Return a table of launches with expected and worst dollars, and the notes once each."""
-    rows = [("cluster", "market", "runs", "about usd", "worst usd", "seconds")]
-    for one in plan:
-        market = one.launch.cluster.members[0].market
-        worst = "-" if one.worst_usd is None else f"{one.worst_usd:.2f}"
-        numbers = (f"{one.launch.est_usd:.4f}", worst, f"{one.deadline_s:.0f}")
-        rows.append((one.launch.cluster.name, market, str(len(one.launch.items)), *numbers))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    lines += dict.fromkeys(note for one in plan for note in one.notes)
-    worst_usd = [one.worst_usd for one in plan if one.worst_usd is not None]
-    total = min(cap_usd, sum(worst_usd))
-    lines.append(f"{len(worst_usd)} launches, at worst ${total:.2f}; --json shows the requests")
-    return "\n".join(lines)
 
 
 def _surveyor(workspace: Workspace, clients: Clients | None) -> tuple[Surveyor | None, str]:
@@ -180,23 +127,21 @@ def _requests(
     offers: Sequence[Offer],
     now: datetime,
     surveyor: Surveyor | None,
-) -> tuple[list[tuple[str, Mapping[str, Any]]], list[str]]:
-    """Return (action, request) of the lease and then of each attempt, and notes."""
-    ec2, region, notes = workspace.settings.ec2, cluster.members[0].region, list[str]()
+) -> tuple[list[Row], str]:
+    """Return action and request of the lease and then of each attempt, and what was not read."""
+    ec2, region, problem = workspace.settings.ec2, cluster.members[0].region, ""
     here_offers = [offer for offer in offers if offer.region == region]
     words: dict[str, Any] = {
         "lease_id": lease_id,
         "controller": "(this home)",
         "deadline_unix": int(now.timestamp() + deadline_s),
     }
-    try:
-        if surveyor is None:
-            raise ProviderError("")
-        spec = surveyor.launch_spec(cluster, **words)
-    except ProviderError as error:
-        notes += [f"{error}; {_UNCHECKED}"] if str(error) else []
-        spec = _spec_without_asking(workspace, cluster, here_offers, **words)
-    planned_attempts = attempts(cluster, here_offers, spec.subnets, ec2.markets)
+    spec = _spec_without_asking(workspace, cluster, here_offers, **words)
+    if surveyor is not None:
+        try:
+            spec = surveyor.launch_spec(cluster, **words)
+        except ProviderError as error:
+            problem = f"{error}; {_UNCHECKED}"
     boot = NodeBoot(
         bucket=ec2.bucket or "no-bucket-is-set",
         prefix=ec2.prefix,
@@ -206,19 +151,13 @@ def _requests(
         role_id=spec.role_id,
         python=ec2.python,
     )
-    return list(_in_order(spec, planned_attempts, user_data(boot, deadline_s))), notes
-
-
-def _in_order(
-    spec: LaunchSpec, planned_attempts: Sequence[Attempt], script: str
-) -> list[tuple[str, Mapping[str, Any]]]:
-    group = "(the security group's id)"
+    group, script = "(the security group's id)", user_data(boot, deadline_s)
     made: list[tuple[str, Mapping[str, Any]]] = [("ec2:CreateSecurityGroup", security_group(spec))]
     for action, ruled in rules(group):
         made.append((action, {"GroupId": group, "IpPermissions": ruled}))
-    for attempt in planned_attempts:
+    for attempt in attempts(cluster, here_offers, spec.subnets, ec2.markets):
         made += requests_of(spec, attempt, security=group, user_data=script)
-    return made
+    return [{"action": action, "request": shortened(body)} for action, body in made], problem
 
 
 def _spec_without_asking(

@@ -5,10 +5,8 @@ The caps, the leases, the checks and the loading are those of a campaign.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -22,10 +20,10 @@ from models.campaign.candidates import (
     training_run,
     training_runs,
 )
-from models.domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
-from models.domain.setup_table import mode_of, rows_of
+from models.domain.cluster import Cluster, Offer, parse_cluster
+from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
-from models.domain.workload import Goal, Setup, joined
+from models.domain.workload import Goal
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import price_or_inf, sold_together
@@ -36,14 +34,14 @@ from warehouse.database import WarehouseMissing
 from ..execution.job import Served
 from ..execution.outcomes import planned_id
 from ..market.job_conditions import costs_of
-from ..market.offers import current_offers, offers_now
+from ..market.offers import current_offers
 from ..recommendation.pilots import for_sale, pilots_for
 from ..recommendation.recommend import Case, plan_one
 from ..reporting.progress import reporter
-from ..training.registry import Champion, load_champion
+from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
-from ..workspace.workspace import Workspace, open_workspace
+from ..workspace.workspace import Workspace
 from .budget import Tally
 from .campaign import obstacle, outdating
 
@@ -53,9 +51,7 @@ _STEP = ("step_s", "step_low_s", "step_high_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A workload, and clusters such as 2xNAME+1xOTHER to measure it on; or at most `pilots`
-    pilots.
-    """
+    """A workload, and clusters such as 2xNAME+1xOTHER to measure it on, or at most `pilots`."""
 
     workload: str
     clusters: tuple[str, ...] = ()
@@ -108,14 +104,6 @@ def launches_for(
         return Wished(launches=launches, predicted=_predicted(case, launches))
 
 
-def dry_run(provider: str, wish: Wish) -> list[PlannedLaunch]:
-    """Return what would be bought now; starts and writes nothing."""
-    workspace = open_workspace(provider)
-    offers = offers_now(workspace, datetime.now(UTC))
-    champion = load_champion(workspace.home, provider)
-    return list(launches_for(workspace, champion, wish, offers).launches)
-
-
 def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield launches that may be made; note in `tally` why others may not."""
     offers, warning = current_offers(workspace), outdating(workspace)
@@ -148,27 +136,19 @@ def outcomes(
         recorded = {planned_id(run_id) for run_id in served.recorded}
         for number, run in enumerate(launch.items):
             run_id = f"{served.lease_id}-{number:03d}"
-            step_s = measured.get(run_id)
-            reason = ""
+            step_s, reason = measured.get(run_id), ""
             if step_s is None:
                 reason = failed.get(run_id, "" if run_id in recorded else served.outcome)
                 if run.kind == "train" and not reason:
                     reason = "stored under a definition of the workload or machines that changed"
-            predicted = wished.predicted.get(_bare(run), dict.fromkeys(_STEP))
+            predicted = wished.predicted.get(_bare(run), {})
             rows.append(
                 {
                     "run_id": run_id,
                     "kind": run.kind,
-                    "workload": run.workload,
-                    **run.mode._asdict(),
-                    "cluster": run.cluster,
+                    **run.row(),
                     "market": launch.cluster.members[0].market,
-                    "layout": joined(run.layout),
-                    "batch_per_device": joined(run.batches)
-                    if run.kind == "train"
-                    else ", ".join(map(str, run.batches)),
-                    "accumulation_steps": run.accumulation_steps,
-                    **{f"predicted_{column}": value for column, value in predicted.items()},
+                    **{f"predicted_{column}": predicted.get(column) for column in _STEP},
                     "step_s": step_s,
                     "measured": step_s is not None or (run_id in recorded and not reason),
                     "reason": reason,
@@ -235,8 +215,16 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
                 f" global batch of {first.global_batch_least}, or do not compute in its precision"
             )
         run = min(exact, key=lambda one: one.accumulation_steps)
-    runs = [*_profiles(case, run, cluster, costs), run]
-    return [replace(one, reason="named by hand") for one in runs]
+    alone = replace(case.workload, modes=(run.mode.alone,))
+    profiles = _mart(case.workspace, "profiles", provider=case.workspace.provider.name)
+    lines = profiled_lines(profiles)
+    types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
+    missing = [
+        profile_of(alone, instance_type, costs)
+        for name, instance_type in types.items()
+        if (alone.name, run.mode.alone, name) not in lines
+    ]
+    return [replace(one, reason="named by hand") for one in (*missing, run)]
 
 
 def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
@@ -252,32 +240,13 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
         vetoes=vetoes(learned, case.workload),
     )
     found = planner.candidates(case.workload, supply, case.model)
-    setups = [setup for setup in found if _types(setup.cluster) == _types(cluster)]
+    setups = [one for one in found if one.cluster.name == cluster.name]
     if not setups:
         return None
-    step_s = case.model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"]
-
-    def sample_s(pair: tuple[Setup, float]) -> float:
-        return pair[1] / pair[0].global_batch
-
-    setup, seconds = min(zip(setups, step_s.astype(float), strict=True), key=sample_s)
-    return training_run(setup, seconds, costs)
-
-
-def _types(cluster: Cluster) -> list[str]:
-    return sorted(offer.instance_type.name for offer in cluster.members)
-
-
-def _profiles(case: Case, run: PlannedRun, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
-    alone = replace(case.workload, modes=(run.mode.alone,))
-    profiles = _mart(case.workspace, "profiles", provider=case.workspace.provider.name)
-    lines = profiled_lines(profiles)
-    types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
-    return [
-        profile_of(alone, instance_type, costs)
-        for name, instance_type in types.items()
-        if (alone.name, run.mode.alone, name) not in lines
-    ]
+    frame = pd.DataFrame([setup.row() for setup in setups])
+    step_s = case.model.predict(frame)["step_s"].to_numpy(float)
+    best = int((step_s / [setup.global_batch for setup in setups]).argmin())
+    return training_run(setups[best], float(step_s[best]), costs)
 
 
 def _pilots(case: Case, count: int, costs: Costs) -> list[PlannedLaunch]:
@@ -290,7 +259,7 @@ def _pilots(case: Case, count: int, costs: Costs) -> list[PlannedLaunch]:
     except WarehouseMissing:
         measured = pd.DataFrame()
     goals = case.workload.goals or (Goal(goal="cheapest"),)
-    runs: dict[PlannedRun, tuple[PlannedRun, str, str]] = {}
+    runs: dict[PlannedRun, tuple[Cluster, PlannedRun]] = {}
     for goal in sorted(goals, key=lambda one: one.constraint is None):
         part = replace(case, workload=replace(case.workload, goals=(goal,)))
         found = pilots_for(part, plan_one(part, measured), buyable=case.offers, count=count)
@@ -300,18 +269,13 @@ def _pilots(case: Case, count: int, costs: Costs) -> list[PlannedLaunch]:
             why = "its choice is settled" if found["settled"] else open_why
             reporter().say(f"{name}, {goal.goal}{limit}: {why}")
         for row in found["runs"]:
-            run = _run_of(row, name, costs, f"a pilot of {goal.goal}{limit}")
-            runs.setdefault(_bare(run), (run, str(row["cluster"]), str(row["market"])))
-    by_place: dict[tuple[str, str], list[PlannedRun]] = defaultdict(list)
-    for run, cluster, market in list(runs.values())[:count]:
-        by_place[cluster, market].append(run)
-    launches = []
-    for (cluster, market), picked in by_place.items():
-        sold = [offer for offer in case.offers if offer.market == market]
-        cheapest = _cheapest(parse_cluster(cluster), sold)
-        if cheapest is not None:
-            launches.append(launch_of(cheapest, picked, costs))
-    return launches
+            cluster, run = row["planned"]
+            run = replace(run, reason=f"a pilot of {goal.goal}{limit}")
+            runs.setdefault(_bare(run), (cluster, run))
+    launches: dict[tuple[str, str], tuple[Cluster, list[PlannedRun]]] = {}
+    for cluster, run in list(runs.values())[:count]:
+        launches.setdefault((cluster.name, cluster.market), (cluster, []))[1].append(run)
+    return [launch_of(cluster, picked, costs) for cluster, picked in launches.values()]
 
 
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
@@ -326,31 +290,6 @@ def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
     return min(able, key=lambda one: sum(map(price_or_inf, one.members)), default=None)
 
 
-def _run_of(row: Mapping[str, Any], workload: str, costs: Costs, reason: str) -> PlannedRun:
-    """Return the run that a pilot's row names."""
-    members = parse_cluster(str(row["cluster"]))
-    devices = parse_numbers(str(row["layout"]), len(members), "layout")
-    text, steps = str(row["batch_per_device"]), int(row["accumulation_steps"])
-    if row["kind"] == "train":
-        batches = parse_numbers(text, len(members), "batch_per_device")
-        pairs = zip(devices, batches, strict=True)
-        global_batch = steps * sum(count * share for count, share in pairs)
-    else:
-        batches, global_batch = tuple(map(int, text.split(", "))), 0
-    return PlannedRun(
-        kind=str(row["kind"]),
-        workload=workload,
-        mode=mode_of(row),
-        members=members,
-        batches=batches,
-        accumulation_steps=steps,
-        global_batch=global_batch,
-        devices=devices if max(devices) > 1 else (),
-        est_s=max(float(row["seconds"]) - costs.launch_s, 0.0),
-        reason=reason,
-    )
-
-
 def _known(case: Case) -> set[str]:
     return {offer.instance_type.name for offer in case.known}
 
@@ -362,14 +301,10 @@ def _bare(run: PlannedRun) -> PlannedRun:
 
 def _predicted(case: Case, launches: Sequence[PlannedLaunch]) -> dict[PlannedRun, Row]:
     """Return predictions of the training runs that the model knows."""
-    model, known = case.model, _known(case)
-    runs = {
-        _bare(run): None
-        for launch in launches
-        for run in launch.items
-        if run.kind == "train" and known.issuperset(run.members) and run.mode in case.workload.modes
-    }
-    if model is None or not runs:
+    known, modes = _known(case), case.workload.modes
+    items = [run for launch in launches for run in launch.items if run.kind == "train"]
+    runs = [run for run in items if known.issuperset(run.members) and run.mode in modes]
+    if case.model is None or not runs:
         return {}
-    frame = model.predict(pd.DataFrame([run.row() for run in runs]))[[*_STEP]].astype(float)
-    return dict(zip(runs, rows_of(frame), strict=True))
+    frame = case.model.predict(pd.DataFrame([run.row() for run in runs]))[[*_STEP]].astype(float)
+    return dict(zip(map(_bare, runs), rows_of(frame), strict=True))

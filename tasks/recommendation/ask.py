@@ -72,6 +72,8 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         filters = tuple(one for one in question.machines.filters if one[0] != "market")
         buyable = replace(question.machines, filters=filters).among(everything)
         named = pilots_for(case, found, buyable=buyable, count=pilots)
+        for run in named["runs"]:
+            del run["planned"]
     first, *others = found.rows
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
     return [first | more, *others]

@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 
 from models.campaign.campaign import CampaignLimits, shopping_list
-from models.campaign.candidates import Costs
+from models.campaign.candidates import Costs, training_run
 from models.campaign.pilots import Pilots, choose_pilots
 from models.campaign.run_value import Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
-from models.domain.workload import Setup, joined
+from models.domain.workload import Setup
 from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.enumeration import sold_together
@@ -42,7 +42,8 @@ Found = dict[str, Any]
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
     """Return `settled`, the expected `regret` of choosing now, `runs` to measure, and `reason`.
 
-    A run has its cluster, layout, batch, seconds, dollars, and `regret_after` it. If no cluster
+    A run has its cluster, layout, batch, seconds, dollars, `planned` (cluster, PlannedRun), and
+    `regret_after` it. If no cluster
     meets a required probability, `assured_after` is the chance that one then does. `settled` is
     None if no few runs would settle the choice, or if none can be named: `reason` says why.
     Runs are bought from `buyable` in the campaign's market, or, without a price there, in another.
@@ -70,7 +71,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         chosen = [candidates[at] for at in found.chosen]
         seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"] if chosen else ()
         costs = costs_of(workspace)
-        pairs = zip(chosen, seconds, strict=True)
+        pairs = zip(chosen, map(float, seconds), strict=True)
         return _judged(plan.rows[0], found, [_run(costs, *pair) for pair in pairs])
 
 
@@ -161,9 +162,14 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
     row = setup.row()
     del row["workload"], row["provider"]
-    run_s = costs.run_s(float(step_s)) + costs.compiling_s(setup.mode)
-    market = setup.cluster.members[0].market
-    return {"kind": "train", **row, "market": market, **_billed(costs, setup.cluster, run_s)}
+    run_s = costs.run_s(step_s) + costs.compiling_s(setup.mode)
+    return {
+        "kind": "train",
+        **row,
+        "market": setup.cluster.members[0].market,
+        **_billed(costs, setup.cluster, run_s),
+        "planned": (setup.cluster, training_run(setup, step_s, costs)),
+    }
 
 
 def _billed(costs: Costs, cluster: Cluster, run_s: float) -> Found:
@@ -196,19 +202,17 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     runs = []
     for launched, item in sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]:
         cluster = Cluster(members=tuple(launched.members[node] for node in item.nodes))
-        batches = ", ".join(map(str, item.batches))
+        row = item.row()
+        del row["workload"]
         runs.append(
             {
                 "kind": item.kind,
-                "cluster": cluster.name,
-                "layout": joined(item.layout),
+                **row,
                 "market": cluster.members[0].market,
-                "batch_per_device": joined(item.batches) if item.kind == "train" else batches,
-                "accumulation_steps": item.accumulation_steps,
-                **item.mode._asdict(),
                 **_billed(costs, cluster, item.est_s),
                 "regret_after": None,
                 "assured_after": None,
+                "planned": (cluster, item),
             }
         )
     if not runs:

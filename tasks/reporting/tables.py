@@ -274,20 +274,25 @@ def _mode(row: Row) -> Mode:
     return Mode(**{name: row.get(name) or value for name, value in usual.items()})
 
 
-def print_launches(launches: Sequence[PlannedLaunch]) -> None:
-    """Print what a dry run would launch, and the most it would cost."""
+def print_launches(rows: Sequence[Row]) -> None:
+    """Print the launches of a dry run, with the notes once each."""
     console = _console()
     columns = """
         cluster: {cluster}
+        market: {market}
         runs: {runs:}
         about s: {est_s:.0f}
         about usd: {est_usd:.4f}
+        worst usd: {worst_usd:?.2f}
         why: {reason}
     """
-    _print_table(console, launches_as_rows(launches), columns)
-    seconds, usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
+    _print_table(console, rows, columns)
+    _print_notes(console, (note for row in rows for note in row["said"]))
+    seconds, usd = sum(row["est_s"] for row in rows), sum(row["est_usd"] for row in rows)
+    worst = [row["worst_usd"] for row in rows if row["worst_usd"] is not None]
+    at_worst = f", at worst ${sum(worst):.2f} before the cap" if worst else ""
     console.print(
-        f"{len(launches)} launches, about {seconds:.0f} s and ${usd:.4f}; nothing was started"
+        f"{len(rows)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst}; nothing was started"
     )
 
 

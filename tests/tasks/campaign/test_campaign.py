@@ -16,7 +16,7 @@ from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import row_key, rows_of
 from models.domain.workload import Mode, Workload
-from tasks.campaign import campaign
+from tasks.campaign import campaign, dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served, job_of
@@ -129,14 +129,14 @@ def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here.home / "warehouse.duckdb").unlink()
-    monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
-    first, again = (items_of(campaign.dry_run("local", None)) for _ in range(2))
+    monkeypatch.setattr(dry_run, "open_workspace", lambda provider: here)
+    first, again = (dry_run.dry_run("local", None) for _ in range(2))
     assert first and first == again
     assert list(here.home.rglob("*")) == [] and capsys.readouterr().err == ""
     machines = here.provider
     assert isinstance(machines, DescribedMachines)
     machines.unpriced = frozenset(one.name for one in machines.instance_types())
-    assert campaign.dry_run("local", None) == [] and capsys.readouterr().err
+    assert dry_run.dry_run("local", None) == [] and capsys.readouterr().err
 
 
 def test_each_lease_has_a_seed_of_its_own() -> None:
@@ -203,26 +203,24 @@ def test_a_mode_that_physics_alone_predicts_counts_as_never_measured(here: Works
     assert known.workloads == {("conv", Mode())} and "conv" in known.choice_set
 
 
-def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
-    columns = {"workload": ["conv", "lm"], "cluster": ["1xs.whole", "1xs.small"]}
-    setups = pd.DataFrame(columns | {"batch_per_device": 8})
+def test_the_model_knows_workloads_and_types_as_they_are_defined_today(here: Workspace) -> None:
     conv, lm = here.workloads
     offers = here.provider.offers(NOON)
 
-    def expected(workloads: list[Workload], sold: list[Offer] = offers) -> list[bool]:
-        expects = campaign._model(here, model(), workloads, sold, measured().runs).expected_step
-        assert expects is not None
-        return list(expects(setups)["step_s"].notna())
+    def known(workloads: list[Workload], sold: list[Offer]) -> tuple[set[str], frozenset[str]]:
+        found = campaign._model(here, model(), workloads, sold, measured().runs)
+        return {name for name, _ in found.workloads}, found.types
 
-    assert expected([conv, lm]) == [True, True]
-    assert expected([replace(conv, digest="edited"), lm]) == [False, True]
+    workloads, types = known([conv, lm], offers)
+    assert workloads == {"conv", "lm"}
     slower = [
         replace(one, instance_type=replace(one.instance_type, cores=0.1))
         if one.instance_type.name == "s.small"
         else one
         for one in offers
     ]
-    assert expected([conv, lm], slower) == [True, False]
+    edited = [replace(conv, digest="edited"), lm]
+    assert known(edited, slower) == ({"lm"}, types - {"s.small"})
 
 
 def test_stale_measurements_are_repeated(here: Workspace) -> None:

@@ -116,7 +116,8 @@ def test_launches_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     launch = PlannedLaunch(
         cluster=Cluster.of((2, offer)), items=(), est_s=10.0, est_usd=0.25, reason="two [profiles]"
     )
-    printing.print_launches([launch] * 2)
+    rows = printing.launches_as_rows([launch] * 2)
+    printing.print_launches([row | {"said": [], "worst_usd": None} for row in rows])
     shown = capsys.readouterr().out
     assert "2xs.small" in shown and "two [profiles]" in shown and "$0.5000" in shown
 
