@@ -10,7 +10,6 @@ A wished deadline is shortened to what the caps can pay, but not below the least
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -86,22 +85,20 @@ def dearest_usd_per_hour(
     Spot rises to the on-demand price, in any zone of the region; without that, to the bid,
     `spot_margin` times the known price. Discounts do not count: a savings plan may be used up.
     """
-    known: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    known: dict[tuple[str, str, str], float] = {}
     for offer in (*offers, *cluster.members):
-        if offer.worst_usd_per_hour is not None:
-            key = (offer.instance_type.name, offer.region, offer.market)
-            known[key].append(offer.worst_usd_per_hour)
+        key = (offer.instance_type.name, offer.region, offer.market)
+        known[key] = max(known.get(key, 0.0), offer.worst_usd_per_hour or 0.0)
     total = 0.0
     for member in cluster.members:
         name, region = member.instance_type.name, member.region
-        prices = list(known[name, region, "on-demand"])
+        dearest = known.get((name, region, "on-demand"), 0.0)
         if member.market == "spot":
-            bid = 1.0 if prices else spot_margin
-            if bid is not None:
-                prices += [bid * price for price in known[name, region, "spot"]]
-        if member.usd_per_hour is None or not prices:
+            bid = 1.0 if dearest else spot_margin or 0.0
+            dearest = max(dearest, bid * known[name, region, "spot"])
+        if member.usd_per_hour is None or not dearest:
             return None
-        total += max(prices)
+        total += dearest
     return total
 
 

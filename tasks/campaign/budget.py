@@ -64,24 +64,29 @@ def allowance(
     caps, unknown = caps_of(workspace, tally, now, known)
     if unknown:
         return Allowance(refusal=unknown)
-    installs, fetch_s = _installs(workspace, launch), tally.fetch_s_of(launch)
+    start_up_s, least_s = _start_up_s(workspace, launch, tally)
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     if price is not None:
         price += len(launch.cluster.members) * _beside(workspace)
     return pure.allow(
         price,
-        wished_s=2 * launch.est_s + EC2_START_UP_S + installs * INSTALL_S + fetch_s,
-        least_s=launch.est_s + EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + fetch_s,
+        wished_s=2 * launch.est_s + start_up_s,
+        least_s=launch.est_s + least_s,
         caps=caps,
         late=LATE_S,
     )
 
 
-def _installs(workspace: Workspace, launch: PlannedLaunch) -> int:
-    """Count workloads with requirements, which paid machines install one after the other."""
-    known = workspace.settings.workloads
-    names = [name for name in workload_names(launch) if name in known]
-    return sum(known[name].requirements is not None for name in names)
+def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
+    """Return usual and least seconds before the first run on paid machines.
+
+    Machines install the requirements of workloads one after the other, and fetch data.
+    """
+    known, names = workspace.settings.workloads, workload_names(launch)
+    installs = sum(known[name].requirements is not None for name in names if name in known)
+    fetch_s = sum(tally.fetch_s.get(name, 0.0) for name in names)
+    usual_s = EC2_START_UP_S + installs * INSTALL_S + fetch_s
+    return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + fetch_s
 
 
 def patience_s(
@@ -90,9 +95,7 @@ def patience_s(
     """Return seconds for measuring disturbed runs again, within the deadline and the campaign."""
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
     if workspace.spends_money:
-        installs_s = _installs(workspace, launch) * INSTALL_S
-        start_up_s = EC2_START_UP_S + installs_s + tally.fetch_s_of(launch)
-        share = _EC2_PATIENCE
+        (start_up_s, _), share = _start_up_s(workspace, launch, tally), _EC2_PATIENCE
     spare_s = deadline_s - launch.est_s - start_up_s
     left_s = tally.stop_of(launch) - time.monotonic() - launch.est_s
     return max(0.0, min(share * launch.est_s, _CAMPAIGN_PATIENCE * tally.left_s, spare_s, left_s))
@@ -225,10 +228,6 @@ class Tally:
     def left_s(self) -> float:
         return max(0.0, self.stop_at - time.monotonic())
 
-    def fetch_s_of(self, launch: PlannedLaunch) -> float:
-        """Return known seconds of fetching data in the launch's start-up."""
-        return sum(self.fetch_s.get(name, 0.0) for name in workload_names(launch))
-
     def affords(self, launch: PlannedLaunch) -> bool:
         """True if `launch` may start by its estimate; `allowance` checks the worst case."""
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
@@ -255,12 +254,9 @@ class Tally:
         self.by_status.update(collected.by_status)
         if served.mailbox is None:
             self.by_status.update(row["status"] for row in served.rows)
-        self.spend(served.seconds | {"load records": load_s})
+        for phase, spent_s in (served.seconds | {"load records": load_s}).items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent_s
         self.notes += collected.notes
-
-    def spend(self, seconds: Mapping[str, float]) -> None:
-        for phase, spent in seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
     def summary(self) -> dict[str, Any]:
         return {

@@ -17,7 +17,6 @@ from models.campaign.campaign import (
     CampaignLimits,
     PlannedLaunch,
     elastic_launch,
-    in_each_mode,
     learning_launches,
     shopping_list,
 )
@@ -253,22 +252,17 @@ def _model(
         model = with_compressed(model, workload)
     known, _, _ = comparable(model, offers)
     conditions = job_conditions(workspace)
-    met = [
-        with_usual_goals(model.as_measured(workload))
-        for workload in workloads
-        if model.met_workload(workload)
-    ]
+    met = [model.as_measured(one) for one in workloads if model.met_workload(one)]
     choice_set = {}
-    for workload in met if known else ():
+    for workload in map(with_usual_goals, met if known else ()):
         found = planned(workspace, model, workload, known, conditions=conditions)
         if found.ranked:
             choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
-    trained = measured & {(one.name, one.modes[0]) for one in in_each_mode(met)}
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         choice_set=choice_set,
         joint=model.joint,
-        workloads=trained,
+        workloads=measured & {(one.name, mode) for one in met for mode in one.modes},
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(fresh),
         predict=model.predict,

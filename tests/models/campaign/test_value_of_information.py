@@ -85,11 +85,8 @@ def test_a_run_on_a_near_rival_has_value_and_one_on_a_loser_has_none() -> None:
     regret, chance = gain(question(3), belief([1.0, 1.05, 3.0], [0.1] * 3), [1, 2])
     assert regret[0] > 0.01 and regret[1] < 1e-6
     assert chance[0] > 0.2 and chance[1] < 1e-3
-    regret, _ = gain(question(2), belief([1.0, 1.01], [1e-8] * 2), [0, 1])
-    assert regret.tolist() == [0.0, 0.0]
-    noisy, _ = gain(question(2), belief([1.0, 1.01], [0.1] * 2, noise=10.0), [1])
-    clear, _ = gain(question(2), belief([1.0, 1.01], [0.1] * 2), [1])
-    assert noisy[0] < clear[0] / 10
+    noisy, _ = gain(question(3), belief([1.0, 1.05, 3.0], [0.1] * 3, noise=10.0), [1])
+    assert noisy[0] < regret[0] / 10
 
 
 def test_the_value_is_that_of_the_textbook() -> None:
@@ -117,11 +114,6 @@ def test_the_choice_meets_the_constraint_with_the_required_probability(
     assert choice(sold, belief([1.0, 1.5], sd)) == expected
 
 
-def test_without_setups_there_is_no_choice() -> None:
-    with pytest.raises(ValueError):
-        choice(question(0), belief([1.0], [0.1]))
-
-
 def test_a_run_conditions_the_joint_normal() -> None:
     before = belief([1.0, 1.0, 1.0], [0.2, 0.1, 0.1], alike=0.5, noise=0.01)
     after = before.given(0, 0.1)
@@ -135,10 +127,10 @@ def test_a_run_conditions_the_joint_normal() -> None:
 def test_values_of_goals_add_up_and_tiny_ones_count_nothing() -> None:
     believed = belief([1.0, 1.05, 3.0], [0.1] * 3)
     dollars = question(3, name="cheapest", aim="usd")
-    both = run_values([question(3), dollars], believed, [0, 1, 2])
-    regret, _ = gain(question(3), believed, [0, 1, 2])
-    assert both.regret[1] == pytest.approx(2 * regret[1]) and both.question[1] == "fastest"
-    assert both.regret[2] == 0.0 and both.question[2] == ""
+    both = run_values([question(3), dollars], believed, [1, 2])
+    regret, _ = gain(question(3), believed, [1])
+    assert both.regret == pytest.approx([0.0, 2 * regret[0], 0.0])
+    assert both.question == ("", "fastest", "")
     twins = belief([1.0, 1.0], [0.001, 0.001])
     regret, chance = gain(question(2), twins, [0])
     assert chance[0] > 0.3 and regret[0] < LEAST_REGRET
@@ -158,11 +150,6 @@ def test_without_a_required_probability_overshooting_is_weighed() -> None:
     assert choice(budget(2.2), belief([1.0, 1.6], [0.2, 0.01])) == 0
     assert choice(budget(2.2), belief([1.0, 1.4], [0.2, 0.01])) == 1
     assert choice(budget(2.2, overshoot_price=5.0), belief([1.0, 1.3], [0.2, 0.01])) == 0
-    free, dear = (
-        gain(budget(2.2, overshoot_price=price), belief([1.0, 1.3], [0.2, 0.01]), [0])[0][0]
-        for price in (0.0, 10.0)
-    )
-    assert free < 0.01 < dear
 
 
 @settings(max_examples=40, deadline=None)

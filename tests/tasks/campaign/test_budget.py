@@ -136,7 +136,6 @@ WHOLE_S = 2 * 600.0 + caps.EC2_START_UP_S
     ("deadline_s", "installs", "expected"),
     [
         (WHOLE_S, False, 150.0),  # a quarter of the launch's seconds
-        (WHOLE_S - 500.0, False, 100.0),
         (600.0 + caps.EC2_LEAST_START_UP_S, False, 0.0),
         (WHOLE_S + 300.0, True, 150.0),
         (WHOLE_S - 200.0, True, 100.0),
@@ -218,12 +217,6 @@ def test_ended_leases_count_before_they_are_in_the_ledger(here: Workspace, tmp_p
     machines(here).over = [replace(over, usd=None)]
     assert "o-00" in refusal(here)
 
-    class Slow(DescribedMachines):
-        def closed(self) -> list[EndedLease]:
-            return [over]
-
-    assert "9.95" in refusal(replace(here, provider=Slow(name="ec2")))
-
 
 def test_unknown_spending_stops_the_month(here: Workspace) -> None:
     spent(here, None, NOON, "a-00")
@@ -280,19 +273,13 @@ def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here: Workspace) 
 def test_machines_get_the_allowed_deadline(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[float, float]] = []
-    monkeypatch.setattr(
-        campaign, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s))
-    )
-    campaign.serve_launch(here, launch(here), LAUNCHED, tally(1.0))
-    campaign.serve_launch(here, launch(here), LAUNCHED, tally(0.21))
-    (longest_s, patience_s), (deadline_s, less_s) = seen
-    assert (
-        patience_s == 150.0
-        and less_s == caps.patience_s(here, launch(here), tally(0.21), deadline_s) < 150.0
-    )
+    seen: list[float] = []
+    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append(job.deadline_s))
+    for cap_usd in (1.0, 0.21):
+        campaign.serve_launch(here, launch(here), LAUNCHED, tally(cap_usd))
+    longest_s, deadline_s = seen
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
-    assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < 2 * 600.0 + caps.EC2_START_UP_S
+    assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < longest_s
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.21
 
 
