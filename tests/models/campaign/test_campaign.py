@@ -127,7 +127,6 @@ def test_caps_are_kept_and_clusters_fit(
     for launch in launches:
         members = launch.cluster.members
         assert not cores_fit(launch.cluster) and len(members) <= max_hosts
-        assert {one.market for one in members} == {"spot"}
         alone = [0.0] * len(members)  # runs of one machine go side by side
         for run in launch.items:
             if len(run.nodes) == 1:
@@ -136,16 +135,15 @@ def test_caps_are_kept_and_clusters_fit(
         assert launch.est_s == pytest.approx(Costs().launch_s + max(alone) + together)
         usd_per_s = (launch.cluster.usd_per_hour or 0) / 3600
         assert launch.est_usd == pytest.approx(launch.est_s * usd_per_s)
-        assert all(run.reason for run in launch.items)
     assert len(keys(launches)) == len(set(keys(launches)))
 
 
 def test_the_first_campaign_covers_everything_early() -> None:
     launches = first_list()
     everything = {(job.name, name) for job in WORKLOADS for name in CORES}
-    profiles = [(run.workload, run.members[0]) for run in runs_of(launches[:2], "profile")]
-    assert set(profiles) == everything and len(profiles) == len(everything)
-    assert len(list(runs_of(launches, "profile"))) == len(everything)
+    profiles = [(run.workload, run.members[0]) for run in runs_of(launches, "profile")]
+    assert sorted(profiles) == sorted(everything)
+    assert not list(runs_of(launches[2:], "profile"))
     trains = list(runs_of(launches))
     assert len(trains) >= 70 and {len(run.members) for run in trains} == {1, 2, 3, 4}
     assert min(Counter(run.workload for run in trains).values()) >= 12
@@ -181,25 +179,22 @@ def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(
 
 @pytest.mark.parametrize(
     ("slowness", "strategy", "expected"),
-    [(None, "ddp", {(80, 20)}), (3, "ddp", {(75, 25)}), (None, "adasum-delta", set())],
+    [(0, "ddp", {(80, 20)}), (3, "ddp", {(75, 25)}), (0, "adasum-delta", set())],
 )
 def test_unequal_machines_share_a_batch_by_cores_or_profiles(
-    slowness: int | None, strategy: str, expected: set[tuple[int, ...]]
+    slowness: int, strategy: str, expected: set[tuple[int, ...]]
 ) -> None:
-    rows = [
-        ("mlp", name, batch, 0.0, 0.01 * batch * factor)
-        for name, factor in (("large", 1), ("small", slowness or 0))
-        for batch in (10, 50, 100)
-    ]
-    columns = ["workload", "instance_type", "batch", "forward_s", "backward_s"]
-    profiles = pd.DataFrame(rows if slowness else [], columns=columns)
-    jobs = [replace(workload("mlp", 100), modes=(Mode(strategy=strategy),))]
-    sold = [offer("large", "spot"), offer("small", "spot")]
-    launches = shop(
-        (NOTHING, profiles, NOTHING), jobs=jobs, sold=sold, max_seconds=300.0, max_hosts=2, seed=1
+    batches = [10, 50, 100]
+    line = {"workload": "mlp", "batch": batches, "forward_s": 0.0}
+    profiles = pd.concat(
+        pd.DataFrame(line | {"instance_type": name, "backward_s": [0.01 * b * k for b in batches]})
+        for name, k in (("large", 1), ("small", slowness))
     )
-    shares = {run.batches for run in runs_of(launches) if run.members == ("large", "small")}
-    assert {batches for batches in shares if sum(batches) == 100} & {(80, 20), (75, 25)} == expected
+    pair = Cluster(members=(offer("large", "spot"), offer("small", "spot")))
+    jobs = [replace(workload("mlp", 100), modes=(Mode(strategy=strategy),))]
+    runs = training_runs(jobs, [pair], profiles if slowness else NOTHING, costs=Costs()).values()
+    found = {run.batches for run in runs if sum(run.batches) == 100}
+    assert found & {(80, 20), (75, 25)} == expected
 
 
 def test_known_setups_are_not_bought_again() -> None:

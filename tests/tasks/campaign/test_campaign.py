@@ -84,14 +84,9 @@ def test_the_caps_hold(here: Workspace) -> None:
 def test_a_compressed_strategy_is_shown_to_learn_once(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conv, _ = here.workloads
-
-    def with_sparse(known: list[Workload], _: object) -> list[Workload]:
-        return [
-            replace(one, modes=(Mode(), SPARSE)) if one.name == "conv" else one for one in known
-        ]
-
-    monkeypatch.setattr(campaign, "with_facts", with_sparse)
+    conv, lm = here.workloads
+    sparse = [replace(conv, modes=(Mode(), SPARSE)), lm]
+    monkeypatch.setattr(campaign, "with_facts", lambda *_: sparse)
     launches = shop(here)
     assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
     launch = launches[0]
@@ -100,18 +95,13 @@ def test_a_compressed_strategy_is_shown_to_learn_once(
     ]
     assert len(launch.cluster.members) == 2 and len(types_of(launch)) == 1
     job = job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
+    assert {(item.most_steps, item.windows) for item in job.items} == {(200, 40)}
     values = {"losses": [3.0] * 4 + [0.5] * 4, "steps_a_window": 5, "diverged": False}
-    rows = []
-    for item in job.items:
-        assert (item.most_steps, item.windows) == (200, 40)
-        row = body(
-            item.run_id,
-            of=dict(job.run_setups[item.run_id]),
-            kind="learn",
-            values=values,
-            item=asdict(item),
-        )
-        rows.append(row | {"workload_digest": conv.digest})
+    rows = [
+        body(item.run_id, of=dict(setup), kind="learn", values=values, item=asdict(item))
+        | {"workload_digest": conv.digest}
+        for item, setup in zip(job.items, job.run_setups.values(), strict=True)
+    ]
     with here.warehouse.transact() as connection:
         append_records(connection, rows, refresh_id="r", loaded_at=NOON)
     assert "learn" not in {item.kind for item in items_of(shop(here))}
@@ -178,13 +168,11 @@ def test_workloads_and_types_that_are_new_to_the_champion_are_bought(
     more = install(tmp_path / "more", "conv", "new_workload")
     launches = shop(more, known=champion(), frames=FRAMES)
     assert "new_workload" in {item.workload for item in items_of(launches)}
-    old, *_ = offers = here.provider.offers(NOON)
-    for new in ({"name": "x.new"}, {"bandwidth_gbps": 7.0}):
-        stranger = replace(old.instance_type, **new)
-        sold = [one for one in offers if one.instance_type.name != stranger.name]
-        sold.append(replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001))
-        launches = campaign.shop(here, sold, FRAMES, champion(), None)
-        assert stranger.name in set().union(*map(types_of, launches))
+    old, *others = here.provider.offers(NOON)
+    stranger = replace(old.instance_type, name="x.new")
+    new = replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001)
+    launches = campaign.shop(here, [*others, new], FRAMES, champion(), None)
+    assert "x.new" in set().union(*map(types_of, launches))
 
 
 def test_a_mode_that_physics_alone_predicts_counts_as_never_measured(here: Workspace) -> None:
@@ -256,10 +244,9 @@ def test_with_a_champion_every_launch_is_chosen_anew(
     spent = tally()
     for _ in campaign.within(here, champion(), spent):
         spent.runs += 1
-    assert lists == [0, 1, 2, 3, 4, 5, 6]
-    lists.clear()
-    launches = list(campaign.within(here, champion(), tally()))  # no run is measured
-    assert len(launches) == campaign.MOST_LISTS
+    assert lists == list(range(7))
+    lists.clear()  # where no run is measured, the lists end
+    assert len(list(campaign.within(here, champion(), tally()))) == campaign.MOST_LISTS
 
 
 def stored(here: Workspace, *versions: str) -> Workspace:
