@@ -11,6 +11,7 @@ from email.utils import format_datetime
 from typing import Any, BinaryIO
 
 from botocore.exceptions import ClientError
+from botocore.response import StreamingBody
 
 ROLE = "AROAEXAMPLEROLE"
 
@@ -81,7 +82,8 @@ class FakeS3:
         if self.cut:
             self.cut -= 1
             content = content[: whole // 2]
-        answer = {"Body": io.BytesIO(content), "ContentLength": whole, "LastModified": moment}
+        body = StreamingBody(io.BytesIO(content), whole)
+        answer = {"Body": body, "ContentLength": whole, "LastModified": moment}
         return answer | {"ResponseMetadata": self._headers(now)}
 
     def put_object(

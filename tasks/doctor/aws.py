@@ -21,7 +21,7 @@ from ..providers.ec2.api import Clients, Ec2Api
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import TypeFacts, quota_of
 from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
-from ..providers.ec2.provider import Ec2Provider
+from ..providers.ec2.provider import left_out, misspelt, packaged_types
 from ..providers.ec2.requests import LaunchSpec, requests_of, security_group
 from ..providers.ec2.settings import Ec2
 from ..providers.ec2.survey import network_of, root_device, too_small
@@ -75,12 +75,11 @@ def _settings(ec2: Ec2) -> Finding:
 
 def _types(ec2: Ec2) -> list[Finding]:
     """Return notes only: AWS may have types that are newer than this package."""
-    provider = Ec2Provider(ec2)
-    notes = [Finding("instance types", "note", one) for one in provider.misspelt()]
+    notes = [Finding("instance types", "note", one) for one in misspelt(ec2)]
     if not notes:
-        count = len(provider.packaged_types())
+        count = len(packaged_types(ec2))
         notes = [Finding("instance types", "ok", f"{count} match {', '.join(ec2.instance_types)}")]
-    return notes + [Finding("instance types", "note", one) for one in provider.off_image()]
+    return notes + [Finding("instance types", "note", one) for one in left_out(ec2)]
 
 
 def _credentials(clients: Clients | None) -> str:
@@ -197,7 +196,7 @@ def _spec(account: Ec2Account, ec2: Ec2, region: str) -> LaunchSpec:
 
 
 def _smallest(ec2: Ec2) -> str:
-    types = Ec2Provider(ec2).packaged_types()
+    types = packaged_types(ec2)
     return min(types, key=lambda one: one.cores).name if types else "g4dn.xlarge"
 
 
@@ -256,7 +255,7 @@ def _offer(region: str, name: str) -> Offer:
 def _quotas(account: Ec2Account, settings: Settings, region: str) -> Iterator[Finding]:
     """Check that the smallest type fits under a quota of the campaign's market."""
     check, smallest = f"quotas in {region}", dict[str, InstanceType]()
-    for kind in Ec2Provider(settings.ec2).packaged_types():
+    for kind in packaged_types(settings.ec2):
         code = quota_of(kind.name, settings.campaign.market)
         if code is not None and (code not in smallest or kind.cores < smallest[code].cores):
             smallest[code] = kind

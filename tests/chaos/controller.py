@@ -6,17 +6,15 @@ Only the orders are scripted; caps, launches, loading and reaping are real.
 from __future__ import annotations
 
 import atexit
-import errno
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
@@ -30,7 +28,7 @@ from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import load_settings
 from tasks.workspace.workspace import Workspace
-from tests.chaos.scenario import UNKNOWN_KEY, Order, Scenario
+from tests.chaos.scenario import Order, Scenario
 from tests.chaos.world import ChaosAws
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws, Killed
@@ -102,7 +100,7 @@ class Campaigns:
             warehouse=Warehouse(state / "warehouse.duckdb"),
             todo=[*scenario.orders],
         )
-        world.visitors = [(one.after_s, partial(made.visit, one.why)) for one in scenario.visits]
+        world.visitors = [(after_s, made.visit) for after_s in scenario.visits]
         return made
 
     @property
@@ -163,27 +161,24 @@ class Campaigns:
             self.todo.pop(0)
         return True
 
-    def visit(self, why: str) -> None:
+    def visit(self) -> None:
         """Another process reaps while a controller has its machines, and can read no lease."""
         world = self.home.world
-        world.struck[f"another reaper: {why}"] += 1
+        world.struck["another reaper"] += 1
         files = self._lease_files()
         alive = {
             machine.instance_id
             for machine in world.alive()
             if float(machine.tags["srift:deadline"]) > world.now.timestamp()
         }
-        with ExitStack() as stack:
-            if why == UNKNOWN_KEY:
-                for file in files:
-                    _spoil(file)
-                    stack.callback(_mend, file)
-            else:
-                stack.enter_context(patch.object(Path, "read_text", _refused(Path.read_text)))
-            try:
-                self.home.controller().reap(world.now)
-            except NotSwept as error:
-                world.note(f"another reaper: {error}")
+        for file in files:
+            _spoil(file)
+        try:
+            self.home.controller().reap(world.now)
+        except NotSwept as error:
+            world.note(f"another reaper: {error}")
+        for file in files:
+            _mend(file)
         ended = [
             name for name in alive if world.instances[name].reason == "Client.UserInitiatedShutdown"
         ]
@@ -270,15 +265,6 @@ def _mend(file: Path) -> None:
         body = json.loads(file.read_text())
         body.pop("of_a_newer_version", None)
         file.write_text(json.dumps(body))
-
-
-def _refused(read_text: Callable[..., str]) -> Callable[..., str]:
-    def read(self: Path, *words: Any, **more: Any) -> str:
-        if self.name == "lease.json":
-            raise OSError(errno.EMFILE, "Too many open files")
-        return read_text(self, *words, **more)
-
-    return read
 
 
 def launch_of(order: Order) -> PlannedLaunch:

@@ -19,7 +19,6 @@ NOT_FOUND_YET = (
     ("ec2:CreateFleet", "InvalidPlacementGroup.Unknown"),
     ("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
 )
-UNKNOWN_KEY, TOO_MANY_FILES = "an unknown key", "too many open files"
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 FREQUENT = (
     "s3:list_objects_v2",
@@ -86,14 +85,6 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """Another process reaps this home and cannot read any lease: `why`."""
-
-    after_s: float
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One launch: instance types with counts, a market, and the nodes of each run."""
 
@@ -106,6 +97,7 @@ class Order:
 class Scenario:
     """`skew_s`: the store's clock against the controller's. `lag_s`: until machines are shown.
 
+    `visits`: seconds after which another process reaps this home and cannot read any lease.
     `unreadable`: after a death no lease can be read until a person fixes that, half an hour later.
     """
 
@@ -123,203 +115,129 @@ class Scenario:
     troubles: list[Trouble] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    visits: list[Visit] = field(default_factory=list)
+    visits: Sequence[float] = ()
     capacity: dict[tuple[str, str], int] = field(default_factory=dict)
     spot: dict[str, float] = field(default_factory=dict)
     fleet_errors: list[list[str]] = field(default_factory=list)
 
-    def every_machine(self, *kinds: str) -> None:
-        for machine in range(4):
-            self.troubles += [Trouble(machine=machine, kind=kind) for kind in kinds]
+
+Effect = Callable[[Scenario, random.Random], None]
 
 
-Mix = Callable[[Scenario, random.Random], None]
+def choose(**values: Sequence[Any]) -> Effect:
+    """Each field is one of some values."""
+
+    def effect(one: Scenario, rng: random.Random) -> None:
+        for name, some in values.items():
+            setattr(one, name, rng.choice(some))
+
+    return effect
 
 
-def _at_any_stage(one: Scenario, rng: random.Random, kinds: Sequence[str]) -> None:
-    """Of a machine of the first launch, or of the next one."""
-    machines = sum(count for count, _ in one.orders[0].types)
-    stage = rng.choice(STAGES)
-    soon_s = 2.0 if stage in ("finished", "done") else 12.0
-    one.troubles.append(
-        Trouble(
-            machine=rng.randrange(machines + (rng.random() < 0.3)),
-            kind=rng.choice(kinds),
-            stage=stage,
-            after_s=rng.uniform(0.0, soon_s),
-        )
-    )
+def befall(
+    *kinds: str,
+    most: int = 1,
+    stages: Sequence[str] = STAGES,
+    machines: Sequence[int] = (0, 0, 1, 1, 2, 3),
+) -> Effect:
+    """Up to `most` machines suffer one of `kinds`; a machine of the next launch may be the one."""
+
+    def effect(one: Scenario, rng: random.Random) -> None:
+        for _ in range(rng.randint(1, most)):
+            stage = rng.choice(stages)
+            trouble = Trouble(
+                machine=rng.choice(machines),
+                kind=rng.choice(kinds),
+                stage=stage,
+                after_s=rng.uniform(0.0, 2.0 if stage in ("finished", "done") else 12.0),
+            )
+            one.troubles.append(trouble)
+
+    return effect
+
+
+def every(*kinds: str, share: float = 1.0) -> Effect:
+    """Each of the first machines suffers each of `kinds`, or a `share` of them."""
+
+    def effect(one: Scenario, rng: random.Random) -> None:
+        pairs = [(machine, kind) for machine in range(4) for kind in kinds]
+        found = [pair for pair in pairs if rng.random() < share]
+        one.troubles += [Trouble(machine=machine, kind=kind) for machine, kind in found]
+
+    return effect
+
+
+def refuse(
+    actions: Sequence[str],
+    codes: Sequence[str],
+    *,
+    most: int = 1,
+    times: Sequence[int] = (1,),
+    skips: Sequence[int] = (0,),
+    afters: Sequence[bool] = (False,),
+) -> Effect:
+    """AWS refuses up to `most` actions, some of them after it has served them."""
+
+    def effect(one: Scenario, rng: random.Random) -> None:
+        for _ in range(rng.randint(1, most)):
+            fault = Fault(
+                action=rng.choice(actions),
+                code=rng.choice(codes),
+                times=rng.choice(times),
+                skip=rng.choice(skips),
+                after=rng.choice(afters),
+            )
+            one.faults.append(fault)
+
+    return effect
+
+
+def kill(
+    names: Sequence[str] = STEPS,
+    away_s: Sequence[float] = (2.0, 60.0, 400.0),
+    *,
+    by_hand: bool = False,
+) -> Effect:
+    def effect(one: Scenario, rng: random.Random) -> None:
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            name = rng.choice(names)
+            death = Death(
+                name=name,
+                nth=int(2 ** rng.uniform(0, 10)) if name in FREQUENT else rng.randrange(3),
+                after=rng.random() < 0.5,
+                away_s=rng.choice(away_s),
+                by_hand=by_hand,
+            )
+            one.deaths.append(death)
+
+    return effect
 
 
 def capacity(one: Scenario, rng: random.Random) -> None:
     for zone in ZONES:
         for market in ("spot", "on-demand"):
-            if rng.random() < 0.6:
-                one.capacity[zone, market] = rng.choice([0, 0, 1, 2, 3])
+            one.capacity[zone, market] = rng.choice([0, 0, 1, 2, 3, 99, 99, 99])
 
 
 def second_group(one: Scenario, rng: random.Random) -> None:
     mixed = ((2, "g4dn.12xlarge"), (1, "g4dn.xlarge"))
     runs = (("profile", (2,)), ("train", (0, 1)), ("train", (0, 1, 2)))
     one.orders = (Order(types=mixed, market="spot", runs=runs), *one.orders[1:])
-    for zone in rng.sample(ZONES, rng.randint(1, 3)):
-        one.capacity[zone, "spot"] = 2
-    if rng.random() < 0.4:
-        one.capacity |= {(zone, "on-demand"): 2 for zone in ZONES}
-
-
-def throttling(one: Scenario, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 4)):
-        action, skip = rng.choice(LAUNCHING), rng.randint(0, 40)
-        one.faults.append(
-            Fault(
-                action=action,
-                code=rng.choice(THROTTLED),
-                times=rng.choice([1, 2, 3, 4, 7]),
-                after=rng.random() < 0.4,
-                skip=skip if action == "ec2:DescribeInstances" else skip % 3,
-            )
-        )
+    for zone in ZONES:
+        one.capacity |= {(zone, market): rng.choice([2, 2, 99]) for market in ("spot", "on-demand")}
 
 
 def many_tries(one: Scenario, rng: random.Random) -> None:
     """Fleets fail, requests are throttled all along, and the last one is not answered."""
-    code = rng.choice(["RequestLimitExceeded", "Throttling"])
-    one.lag_s = rng.choice([0.0, 20.0, 60.0])
     one.fleet_errors = [["InternalError"], ["InternalError"]]
-    for action, skip in (
-        ("ec2:CreateLaunchTemplate", 0),
-        *(("ec2:CreateFleet", n) for n in range(3)),
-    ):
-        one.faults.append(Fault(action=action, code=code, times=5, skip=skip))
-    one.faults.append(Fault(action="ec2:CreateFleet", code=SILENT, after=True, skip=2))
-
-
-def quota(one: Scenario, rng: random.Random) -> None:
-    codes = [rng.choice(["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow"])]
-    codes += ["VcpuLimitExceeded"] * (rng.random() < 0.5)
-    for code in codes:
-        one.faults.append(Fault(action="ec2:CreateFleet", code=code, times=rng.randint(1, 3)))
+    fleet, code = "ec2:CreateFleet", rng.choice(["RequestLimitExceeded", "Throttling"])
+    one.faults.append(Fault(action="ec2:CreateLaunchTemplate", code=code, times=5))
+    one.faults += [Fault(action=fleet, code=code, times=5, skip=skip) for skip in range(3)]
+    one.faults.append(Fault(action=fleet, code=SILENT, after=True, skip=2))
 
 
 def dearer(one: Scenario, rng: random.Random) -> None:
     one.spot = {zone: round(rng.uniform(0.8, 3.9), 2) for zone in ZONES}
-
-
-def notice(one: Scenario, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 3)):
-        _at_any_stage(one, rng, ["notice", "notice", "notice", "rebalance"])
-
-
-def taken(one: Scenario, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 3)):
-        _at_any_stage(one, rng, ["taken", "taken", "retired"])
-
-
-def never_boots(one: Scenario, rng: random.Random) -> None:
-    one.troubles.append(Trouble(machine=0, kind=rng.choice(["never boots", "mute"])))
-
-
-def hangs(one: Scenario, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 2)):
-        _at_any_stage(one, rng, ["hangs"])
-
-
-def killed(one: Scenario, rng: random.Random) -> None:
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        name = rng.choice(STEPS)
-        one.deaths.append(
-            Death(
-                name=name,
-                nth=int(2 ** rng.uniform(0, 10)) if name in FREQUENT else rng.randrange(3),
-                after=rng.random() < 0.5,
-                away_s=rng.choice([2.0, 60.0, 400.0]),
-            )
-        )
-
-
-def by_hand(one: Scenario, rng: random.Random) -> None:
-    killed(one, rng)
-    for death in one.deaths:
-        death.by_hand = True
-
-
-def away(one: Scenario, rng: random.Random) -> None:
-    killed(one, rng)
-    if rng.random() < 0.4:  # machines are bought, and never heard of
-        nth = rng.randrange(2)
-        one.deaths[0] = Death(name="ec2:create_fleet", nth=nth, after=True, away_s=0.0)
-    for death in one.deaths:
-        death.away_s = rng.choice([1800.0, 3600.0, 9000.0])
-
-
-def store(one: Scenario, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 4)):
-        one.faults.append(
-            Fault(
-                action=rng.choice(["s3:ListBucket", "s3:GetObject", "s3:PutObject"]),
-                code=rng.choice(STORE),
-                times=rng.choice([1, 5, 30]),
-                skip=rng.randint(0, 60),
-            )
-        )
-    one.cut = rng.choice([0, 1, 5])
-    one.page = rng.choice([2, 7, 1000])
-
-
-def uploads(one: Scenario, rng: random.Random) -> None:
-    for machine in range(4):
-        kinds = [kind for kind in ("uploads fail", "garbage", "crash") if rng.random() < 0.45]
-        one.troubles += [Trouble(machine=machine, kind=kind) for kind in kinds]
-
-
-def last_words(one: Scenario, rng: random.Random) -> None:
-    """Records go up late, and their reader dies and is back at once."""
-    one.every_machine("uploads fail")
-    for _ in range(rng.randint(1, 3)):
-        name, nth = rng.choice(["disk:appear", "s3:get_object"]), rng.randint(5, 60)
-        one.deaths.append(Death(name=name, nth=nth, after=True, away_s=2.0))
-
-
-def skew(one: Scenario, rng: random.Random) -> None:
-    one.skew_s = rng.choice([0.0, 45.0, -45.0, 840.0, -840.0])
-    one.every_machine("skew")
-
-
-def terminate(one: Scenario, rng: random.Random) -> None:
-    code = rng.choice(["InternalError", "RequestLimitExceeded", SILENT, "UnauthorizedOperation"])
-    times, after = rng.choice([1, 3, 6, 7, 14]), rng.random() < 0.3
-    one.faults.append(Fault(action="ec2:TerminateInstances", code=code, times=times, after=after))
-
-
-def twice(one: Scenario, rng: random.Random) -> None:
-    one.every_machine("twice")
-
-
-def tight(one: Scenario, rng: random.Random) -> None:
-    one.cap_usd, one.month_usd = rng.uniform(1.0, 9.0), rng.uniform(4.0, 14.0)
-
-
-def devices(one: Scenario, rng: random.Random) -> None:
-    """A driver that never comes up, noticed by the node or not."""
-    for machine in rng.sample(range(4), rng.randint(1, 2)):
-        kind = rng.choice(["no devices", "no devices", "wrong device"])
-        one.troubles.append(Trouble(machine=machine, kind=kind))
-
-
-def unseen(one: Scenario, rng: random.Random) -> None:
-    one.lag_s = rng.choice([4.0, 20.0, 60.0])
-
-
-def visited(one: Scenario, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 2)):
-        why = rng.choice([UNKNOWN_KEY, TOO_MANY_FILES])
-        one.visits.append(Visit(after_s=rng.uniform(1.0, 70.0), why=why))
-
-
-def unreadable(one: Scenario, rng: random.Random) -> None:
-    killed(one, rng)
-    one.unreadable = True
 
 
 def is_sweep(words: dict[str, Any]) -> bool:
@@ -330,7 +248,6 @@ def is_sweep(words: dict[str, Any]) -> bool:
 
 def blind(one: Scenario, rng: random.Random) -> None:
     """The session expires while the controller is away."""
-    killed(one, rng)
     code, times, skip = rng.choice(SESSION), rng.randint(1, 4), rng.randint(0, 2)
     action = "ec2:DescribeInstances"
     one.faults.append(Fault(action=action, code=code, times=times, skip=skip, when=is_sweep))
@@ -341,46 +258,70 @@ def not_found_yet(one: Scenario, rng: random.Random) -> None:
         one.faults.append(Fault(action=action, code=code, skip=rng.randint(0, 1)))
 
 
-def floods(one: Scenario, rng: random.Random) -> None:
-    stage, after_s = rng.choice(["ready", "armed", "running"]), rng.uniform(0.0, 8.0)
-    machine = rng.randrange(3)
-    one.troubles.append(Trouble(machine=machine, kind="floods", stage=stage, after_s=after_s))
+_FLEET, _END = ["ec2:CreateFleet"], ["ec2:TerminateInstances"]
+_QUOTA = ["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow", "VcpuLimitExceeded"]
+_S3 = ["s3:ListBucket", "s3:GetObject", "s3:PutObject"]
+_SOON, _HOURS = (2.0,), (1800.0, 3600.0, 9000.0)
+_FIRST = ("booted",)
+_USD = tuple(range(1, 15))
 
-
-def nests(one: Scenario, rng: random.Random) -> None:
-    for machine in rng.sample(range(3), 2):
-        one.troubles.append(Trouble(machine=machine, kind="nests", stage=rng.choice(STAGES)))
-
-
-KINDS: dict[str, Mix] = {
-    "capacity refused": capacity,
-    "second group of a mixed cluster refused": second_group,
-    "throttling": throttling,
-    "quota or price": quota,
-    "spot prices moved": dearer,
-    "spot notice before, during, after": notice,
-    "taken without notice": taken,
-    "a machine that never boots or speaks": never_boots,
-    "a machine that hangs": hangs,
-    "controller killed and restarted": killed,
-    "deadline passed while away": away,
-    "controller stopped by Ctrl-C": by_hand,
-    "S3 errors, short answers": store,
-    "partial uploads, garbage, crashes": uploads,
-    "uploads while machines are ended": last_words,
-    "clock skew": skew,
-    "terminate fails": terminate,
-    "records delivered twice": twice,
-    "caps that are tight": tight,
-    "machines shown late": unseen,
-    "a lease that another reaper cannot read": visited,
-    "a lease that its successor cannot read": unreadable,
-    "a reaper without a session": blind,
-    "not found right after creation": not_found_yet,
-    "a node that floods names": floods,
-    "a node that nests deeply": nests,
-    "devices that are not there": devices,
-    "a launch of many tries": many_tries,
+KINDS: dict[str, tuple[Effect, ...]] = {
+    "capacity refused": (capacity,),
+    "second group of a mixed cluster refused": (second_group,),
+    "throttling": (
+        refuse(
+            LAUNCHING,
+            THROTTLED,
+            most=4,
+            times=(1, 2, 3, 4, 7),
+            skips=(0, 1, 2, 20),
+            afters=(False, False, True),
+        ),
+    ),
+    "quota or price": (refuse(_FLEET, _QUOTA, most=2, times=(1, 2, 3)),),
+    "spot prices moved": (dearer,),
+    "spot notice before, during, after": (
+        befall("notice", "notice", "notice", "rebalance", most=3),
+    ),
+    "taken without notice": (befall("taken", "taken", "retired", most=3),),
+    "a machine that never boots or speaks": (
+        befall("never boots", "mute", stages=_FIRST, machines=(0,)),
+    ),
+    "a machine that hangs": (befall("hangs", most=2),),
+    "controller killed and restarted": (kill(),),
+    "deadline passed while away": (kill((*STEPS, *["ec2:create_fleet"] * 10), _HOURS),),
+    "controller stopped by Ctrl-C": (kill(by_hand=True),),
+    "S3 errors, short answers": (
+        refuse(_S3, STORE, most=4, times=(1, 5, 30), skips=range(60)),
+        choose(cut=(0, 1, 5), page=(2, 7, 1000)),
+    ),
+    "partial uploads, garbage, crashes": (every("uploads fail", "garbage", "crash", share=0.45),),
+    "uploads while machines are ended": (
+        every("uploads fail"),
+        kill(("disk:appear", "s3:get_object"), _SOON),
+    ),
+    "clock skew": (every("skew"), choose(skew_s=(0.0, 45.0, -45.0, 840.0, -840.0))),
+    "terminate fails": (
+        refuse(
+            _END,
+            ["InternalError", "RequestLimitExceeded", SILENT, "UnauthorizedOperation"],
+            times=(1, 3, 6, 7, 14),
+            afters=(False, False, True),
+        ),
+    ),
+    "records delivered twice": (every("twice"),),
+    "caps that are tight": (choose(cap_usd=_USD[:9], month_usd=_USD[3:]),),
+    "machines shown late": (choose(lag_s=(4.0, 20.0, 60.0)),),
+    "a lease that another reaper cannot read": (choose(visits=((5.0,), (20.0, 60.0))),),
+    "a lease that its successor cannot read": (kill(), choose(unreadable=(True,))),
+    "a reaper without a session": (kill(), blind),
+    "not found right after creation": (not_found_yet,),
+    "a node that floods names": (befall("floods", stages=("ready", "armed", "running")),),
+    "a node that nests deeply": (befall("nests", most=2),),
+    "devices that are not there": (
+        befall("no devices", "no devices", "wrong device", most=2, stages=_FIRST),
+    ),
+    "a launch of many tries": (many_tries, choose(lag_s=(0.0, 20.0, 60.0))),
 }
 
 
@@ -411,5 +352,6 @@ def scenario(seed: int, number: int) -> Scenario:
     orders = tuple(order(rng) for _ in range(rng.randint(1, 3)))
     one = Scenario(seed=number, kinds=(first, *others), orders=orders)
     for name in one.kinds:
-        KINDS[name](one, rng)
+        for effect in KINDS[name]:
+            effect(one, rng)
     return one

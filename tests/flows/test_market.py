@@ -94,15 +94,20 @@ class Market:
             listed[region] |= dict.fromkeys(UNPRICED)
             spot[region] = {key: usd for key, usd in spot[region].items() if key[0] not in UNPRICED}
         self.world = FakeAws(account=Account(usd=listed, spot_usd=spot))
+        self.world_home = settings.home
         self.here = Workspace(
             settings=settings,
             warehouse=fresh(settings.home),
-            provider=Ec2Provider(self.choices, self.world.clients),
+            provider=self._provider(),
         )
+
+    def _provider(self) -> Ec2Provider:
+        home = self.world_home
+        return Ec2Provider(self.choices, self.world.clients, home=home, node_package=home)
 
     def take_prices(self, snapshot: str) -> str:
         """As the flow `market` does, with a provider that has asked nothing yet."""
-        self.here = replace(self.here, provider=Ec2Provider(self.choices, self.world.clients))
+        self.here = replace(self.here, provider=self._provider())
         now = datetime.now(UTC)
         prices.note_definitions(self.here, now)
         return prices.snapshot_offers(self.here, snapshot, now)

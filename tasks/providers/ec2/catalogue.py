@@ -202,11 +202,9 @@ def _devices(answer: Answer) -> tuple[str, int, float, float | None] | None:
             float(gpu["MemoryInfo"]["SizeInMiB"]) / 1024,
             None if whole is None else whole * fraction,
         )
-    neuron = answer.get("NeuronInfo", {}).get("NeuronDevices", [])
-    others = neuron or answer.get("InferenceAcceleratorInfo", {}).get("Accelerators", [])
-    if others:
-        gib = float(others[0].get("MemoryInfo", {}).get("SizeInMiB", 0)) / 1024
-        return str(others[0]["Name"]), int(others[0].get("Count") or 1), gib, None
+    if neuron := answer.get("NeuronInfo", {}).get("NeuronDevices", []):
+        gib = float(neuron[0]["MemoryInfo"]["SizeInMiB"]) / 1024
+        return str(neuron[0]["Name"]), int(neuron[0]["Count"]), gib, None
     return None
 
 
@@ -258,14 +256,11 @@ def is_gpu(kind: InstanceType) -> bool:
 
 
 # vCPU quotas by family and market, as Service Quotas has them (November 2026).
-_FAMILIES = {
-    "G and VT": (re.compile(r"(gr?|vt)\d"), {"on-demand": "L-DB2E81BA", "spot": "L-3819A6DF"}),
-    "P2 to P4": (re.compile(r"p[2-4]"), {"on-demand": "L-417A185B", "spot": "L-7212CCBC"}),
-    "P5 and P6": (re.compile(r"p[56]"), {"on-demand": "L-417A185B", "spot": "L-C4BD4855"}),
-    "standard": (
-        re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d"),
-        {"on-demand": "L-1216C47A", "spot": "L-34B43A08"},
-    ),
+_QUOTAS = {
+    r"(gr?|vt)\d": {"on-demand": "L-DB2E81BA", "spot": "L-3819A6DF"},
+    r"p[2-4]": {"on-demand": "L-417A185B", "spot": "L-7212CCBC"},
+    r"p[56]": {"on-demand": "L-417A185B", "spot": "L-C4BD4855"},
+    r"(a|c|d|h|i|im|is|m|r|t|z)\d": {"on-demand": "L-1216C47A", "spot": "L-34B43A08"},
 }
 
 
@@ -298,5 +293,5 @@ def facts_of(answer: Mapping[str, Any]) -> TypeFacts:
 def quota_of(instance_type: str, market: str) -> str | None:
     """Code of the vCPU quota that counts the type; None for unknown families."""
     return next(
-        (codes[market] for form, codes in _FAMILIES.values() if form.match(instance_type)), None
+        (codes[market] for form, codes in _QUOTAS.items() if re.match(form, instance_type)), None
     )

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from models.domain.cluster import Cluster, Offer
-from tasks.providers.base import EndedLease, NotSupported, ProviderError
+from tasks.providers.base import NotSupported, ProviderError
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2.api import Ec2Api, Store
 from tasks.providers.ec2.attempts import Attempt, attempts
@@ -118,12 +118,6 @@ class Ec2Machines:
         if self.threaded:
             running.mirror.start()
         return running
-
-    def ended(self) -> list[EndedLease]:
-        """Ended leases whose uploads are all here; missing uploads are fetched first."""
-        over = (lease for lease in self.leases.all() if lease.ended_at is not None)
-        fetched = (self.fetched(lease, pulls=1) for lease in over)
-        return [self.leases.over(lease) for lease in fetched if lease.fetched]
 
     def fetched(self, lease: Ec2Lease, *, pulls: int = _PULLS) -> Ec2Lease:
         """The lease after its uploads were fetched, if the store can be read now."""

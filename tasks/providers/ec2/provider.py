@@ -15,7 +15,6 @@ from tasks.providers.base import (
     Capabilities,
     EndedLease,
     Lease,
-    NotSupported,
     NotSwept,
     Provider,
     ProviderError,
@@ -51,8 +50,7 @@ CAPABILITIES = Capabilities(spends_money=True, simulated=False)
 class Ec2Provider(Provider):
     """Types and prices of the regions in `choices`; leases under `home`/leases-ec2.
 
-    `clients` replaces boto3's. Without `home` there are prices only. `node_package` is what
-    machines run.
+    `clients` replaces boto3's. `node_package` is what machines run.
     """
 
     name = "ec2"
@@ -62,17 +60,15 @@ class Ec2Provider(Provider):
         choices: Ec2,
         clients: Clients | None = None,
         *,
-        home: Path | None = None,
-        node_package: Path | None = None,
+        home: Path,
+        node_package: Path,
         clock: AwsClock | None = None,
         threaded: bool = True,
     ) -> None:
-        self._choices, self._given = choices, clients
-        self._node_package = node_package
+        self._choices, self._given, self._node_package = choices, clients, node_package
         self._clock, self._threaded = clock or AwsClock(), threaded
-        self._leases = None if home is None else Ec2Leases(home)
+        self._leases = Ec2Leases(home)
         self._latest_offers: list[Offer] = []
-        self._line = image_line(choices.ami_parameter)
         self._several_interfaces = set(packaged().several_interfaces)
 
     def instance_types(self) -> list[InstanceType]:
@@ -91,10 +87,7 @@ class Ec2Provider(Provider):
         return self._latest_offers
 
     def packaged_types(self) -> list[InstanceType]:
-        snapshot = packaged()
-        names = {name for region in self._choices.regions for name in snapshot.usd.get(region, {})}
-        here = (kind for kind in snapshot.instance_types if kind.name in names)
-        return wanted(here, self._choices.instance_types, self._line)
+        return packaged_types(self._choices)
 
     def packaged_offers(self) -> list[Offer]:
         """On demand only: a snapshot has no spot prices."""
@@ -122,38 +115,7 @@ class Ec2Provider(Provider):
                 f"{why}. Until then, prices are the last known ones, at first the packaged ones of "
                 f"{snapshot.prices_as_of:%Y-%m-%d}"
             )
-        return found + self.misspelt() + self.off_image()
-
-    def off_image(self) -> list[str]:
-        """Families that `gpu` leaves out because the image does not run on them."""
-        if GPU not in self._choices.instance_types:
-            return []
-        if self._line is None:
-            return [
-                "[ec2] ami_parameter: unknown image line, so `gpu` stands for every NVIDIA type"
-            ]
-        left = [
-            kind
-            for kind in packaged().instance_types
-            if is_gpu(kind) and off_image(kind, self._line)
-        ]
-        named = wanted(left, self._choices.instance_types, self._line)
-        families = sorted({family(kind.name) for kind in left if kind not in named})
-        if not families:
-            return []
-        return [f"`gpu` leaves out {', '.join(families)}: the image of ami_parameter lacks support"]
-
-    def misspelt(self) -> list[str]:
-        """Regions and type patterns of [ec2] that the package does not know."""
-        snapshot, choices = packaged(), self._choices
-        patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
-        unknown = [region for region in choices.regions if region not in snapshot.usd]
-        unknown += [
-            pattern for pattern in patterns if not wanted(snapshot.instance_types, [pattern])
-        ]
-        return [
-            f"[ec2] {name!r} matches no region or type that the package knows" for name in unknown
-        ]
+        return found + misspelt(self._choices) + left_out(self._choices)
 
     @staticmethod
     def fits(cluster: Cluster) -> str:
@@ -179,8 +141,6 @@ class Ec2Provider(Provider):
 
     def leases(self) -> list[Lease]:
         """Held leases, ended leases that are not fetched yet, and unreadable ones."""
-        if self._leases is None:
-            return []
         found, unreadable = self._leases.read_all()
         held = [lease.held("ec2") for lease in found if lease.ended_at is None or not lease.fetched]
         return held + [
@@ -189,29 +149,22 @@ class Ec2Provider(Provider):
 
     def ended(self) -> list[EndedLease]:
         """Ended leases whose uploads are here; missing uploads are fetched if AWS answers."""
-        if self._leases is None:
-            return []
         over = [lease for lease in self._leases.all() if lease.ended_at is not None]
         if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
-                return self._machines.ended()
+                over = [self._machines.fetched(lease, pulls=1) for lease in over]
         return [self._leases.over(lease) for lease in over if lease.fetched]
 
     def closed(self) -> list[EndedLease]:
-        if self._leases is None:
-            return []
         return [
             self._leases.over(lease) for lease in self._leases.known() if lease.ended_at is not None
         ]
 
     def forget(self, lease_id: str) -> None:
-        if self._leases is not None:
-            self._leases.forget_ended(lease_id)
+        self._leases.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End orphaned leases, and machines with our tags past their deadline, in every region."""
-        if self._leases is None:
-            return []
         if self._choices.bucket is None and not self._leases.root.is_dir():
             return [NOT_LOOKED]
         try:
@@ -227,7 +180,7 @@ class Ec2Provider(Provider):
         """A sweep in the future, by a wrong clock, does not count."""
         swept, now = dict[str, datetime](), self._clock.now()
         with suppress(ProviderError):
-            swept = {} if self._leases is None else self._leases.swept()
+            swept = self._leases.swept()
         return [
             region
             for region in self._choices.regions
@@ -235,13 +188,10 @@ class Ec2Provider(Provider):
         ]
 
     def was_used(self) -> bool:
-        leases = self._leases
-        return leases is not None and bool(leases.ids() or leases.swept_file.exists())
+        return bool(self._leases.ids() or self._leases.swept_file.exists())
 
     @cached_property
     def _machines(self) -> Ec2Machines:
-        if self._leases is None or self._node_package is None:
-            raise NotSupported("this provider was opened for prices alone, without a home")
         return Ec2Machines(
             api=self._api,
             choices=self._choices,
@@ -288,7 +238,8 @@ class Ec2Provider(Provider):
             answers += self._api.instance_types(region, sorted(left & names))
             left -= names
         self._several_interfaces |= set(several_interfaces(answers))
-        kept = wanted(described(answers), self._choices.instance_types, self._line)
+        line = image_line(self._choices.ami_parameter)
+        kept = wanted(described(answers), self._choices.instance_types, line)
         return {kind.name: kind for kind in kept}
 
     def _offers_of(
@@ -304,3 +255,35 @@ class Ec2Provider(Provider):
             buckets = ec2_prices.advised_buckets(advisor, region)
             found += ec2_prices.spot_offers(here, spot, buckets, region=region, price_as_of=now)
         return found
+
+
+def packaged_types(choices: Ec2) -> list[InstanceType]:
+    """Wanted types of the package that a region of `choices` offers."""
+    snapshot = packaged()
+    names = {name for region in choices.regions for name in snapshot.usd.get(region, {})}
+    here = (kind for kind in snapshot.instance_types if kind.name in names)
+    return wanted(here, choices.instance_types, image_line(choices.ami_parameter))
+
+
+def left_out(choices: Ec2) -> list[str]:
+    """Families that `gpu` leaves out because the image does not run on them."""
+    line = image_line(choices.ami_parameter)
+    if GPU not in choices.instance_types:
+        return []
+    if line is None:
+        return ["[ec2] ami_parameter: unknown image line, so `gpu` stands for every NVIDIA type"]
+    left = [kind for kind in packaged().instance_types if is_gpu(kind) and off_image(kind, line)]
+    named = wanted(left, choices.instance_types, line)
+    families = sorted({family(kind.name) for kind in left if kind not in named})
+    if not families:
+        return []
+    return [f"`gpu` leaves out {', '.join(families)}: the image of ami_parameter lacks support"]
+
+
+def misspelt(choices: Ec2) -> list[str]:
+    """Regions and type patterns of [ec2] that the package does not know."""
+    snapshot = packaged()
+    patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
+    unknown = [region for region in choices.regions if region not in snapshot.usd]
+    unknown += [pattern for pattern in patterns if not wanted(snapshot.instance_types, [pattern])]
+    return [f"[ec2] {name!r} matches no region or type that the package knows" for name in unknown]

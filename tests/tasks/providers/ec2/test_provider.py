@@ -6,15 +6,17 @@ import io
 import json
 import urllib.request
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from moto import mock_aws
 
 from models.domain.cluster import ANY_ZONE, Cluster, bucket_hazard
-from tasks.providers.base import NotSupported, ProviderError
+from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
+from tasks.providers.ec2.api import Clients
 from tasks.providers.ec2.errors import explained
-from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.provider import Ec2Provider, left_out, misspelt
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import NOON, FakeAws, Fault
 from tests.fake_ec2_account import Account, client_error
@@ -34,6 +36,11 @@ SPOT = {
 NARROW = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*", "g5.xlarge"))
 
 
+def provider_of(choices: Ec2, clients: Clients | None = None) -> Ec2Provider:
+    """A provider with a home that nobody has used."""
+    return Ec2Provider(choices, clients, home=Path("/no/home"), node_package=Path("/no/package"))
+
+
 @pytest.fixture(autouse=True)
 def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
@@ -41,7 +48,7 @@ def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
 
 
 def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws: FakeAws) -> None:
-    provider = Ec2Provider(NARROW, aws.clients)
+    provider = provider_of(NARROW, aws.clients)
     offers = provider.offers(NOON)
     found = {(o.instance_type.name, o.market, o.region, o.zone): o.usd_per_hour for o in offers}
     assert found == {
@@ -73,7 +80,7 @@ def test_a_refusal_names_action_code_and_fix_and_no_secret(
 ) -> None:
     aws.faults = [Fault(action=action, code=code, times=9)]
     with pytest.raises(ProviderError) as refused:
-        Ec2Provider(NARROW, aws.clients).offers(NOON)
+        provider_of(NARROW, aws.clients).offers(NOON)
     assert all(one in str(refused.value) for one in (action, code, says))
     assert "very-secret-key" not in str(refused.value)
     assert refused.value.__cause__ is None and refused.value.__suppress_context__
@@ -100,7 +107,7 @@ def test_a_code_has_the_kind_by_which_a_launch_goes_on(code: str, kind: str) -> 
 
 
 def test_without_credentials_it_has_the_package() -> None:
-    provider = Ec2Provider(Ec2())
+    provider = provider_of(Ec2())
     for question in (lambda: provider.offers(NOON), provider.instance_types):
         with pytest.raises(ProviderError, match="AWS_PROFILE"):
             question()
@@ -114,37 +121,37 @@ def test_without_credentials_it_has_the_package() -> None:
 def test_a_profile_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(ProviderError, match="ProfileNotFound"):
-        Ec2Provider(Ec2()).offers(NOON)
-    assert any("ProfileNotFound" in one for one in Ec2Provider(Ec2()).limits())
+        provider_of(Ec2()).offers(NOON)
+    assert any("ProfileNotFound" in one for one in provider_of(Ec2()).limits())
 
 
 def test_unknown_regions_and_patterns_are_named() -> None:
     wrong = Ec2(regions=("us-esat-1",), instance_types=("gpus", "p4d.24xlarg", "g5.*", "gpu"))
-    provider = Ec2Provider(wrong)
-    said = provider.misspelt()
+    provider = provider_of(wrong)
+    said = misspelt(wrong)
     assert len(said) == 3 and set(said) <= {*provider.limits()}
     assert provider.packaged_offers() == []
 
 
 def test_it_launches_nothing_without_a_bucket() -> None:
     regions = ("us-east-1", "us-west-2")
-    provider = Ec2Provider(Ec2(regions=regions, instance_types=("g4dn.xlarge",)))
+    provider = provider_of(Ec2(regions=regions, instance_types=("g4dn.xlarge",)))
     east, west = provider.packaged_offers()
     assert provider.fits(Cluster.of((2, east))) == ""
     assert provider.fits(Cluster.of((1, east), (1, west))) != ""
     with (
-        pytest.raises(NotSupported),
+        pytest.raises(ProviderError),
         provider.acquire(Cluster.of((1, east)), lease_id="x", deadline_s=1.0, seed=1),
     ):
         pass
-    assert (provider.leases(), provider.ended(), provider.reap(NOON)) == ([], [], [])
+    assert (provider.leases(), provider.ended(), len(provider.reap(NOON))) == ([], [], 1)
 
 
 def test_only_the_wanted_markets_are_asked_for(aws: FakeAws) -> None:
     choices = Ec2(instance_types=("g4dn.*",), markets=("spot",))
-    assert {o.market for o in Ec2Provider(choices, aws.clients).offers(NOON)} == {"spot"}
+    assert {o.market for o in provider_of(choices, aws.clients).offers(NOON)} == {"spot"}
     assert aws.count("pricing:GetProducts") == 0
-    assert Ec2Provider(choices).packaged_offers() == []
+    assert provider_of(choices).packaged_offers() == []
 
 
 def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(
@@ -153,7 +160,7 @@ def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(
     assert not ec2_api.has_credentials()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
-    provider = Ec2Provider(Ec2(instance_types=("g4dn.xlarge",)))
+    provider = provider_of(Ec2(instance_types=("g4dn.xlarge",)))
     with mock_aws():
         (one,) = provider.instance_types()
     assert (one.name, one.device, one.bandwidth_gbps) == ("g4dn.xlarge", "T4", 5.0)
@@ -179,12 +186,12 @@ def test_the_advisor_is_a_prior_that_may_be_missing(monkeypatch: pytest.MonkeyPa
 
 
 def test_types_that_the_image_does_not_run_on_are_not_offered_and_not_launched() -> None:
-    ours, own = Ec2Provider(Ec2()), Ec2Provider(Ec2(ami_parameter="/ours/ami"))
-    [said] = ours.off_image()
-    assert "p3dn" in said and "g7e" in said and len(own.off_image()) == 1
+    ours, own = provider_of(Ec2()), provider_of(Ec2(ami_parameter="/ours/ami"))
+    [said] = left_out(Ec2())
+    assert "p3dn" in said and "g7e" in said and len(left_out(Ec2(ami_parameter="/ours/ami"))) == 1
     assert "p3dn.24xlarge" not in {kind.name for kind in ours.packaged_types()}
     assert "p3dn.24xlarge" in {kind.name for kind in own.packaged_types()}
-    named = Ec2Provider(Ec2(instance_types=("p3dn.24xlarge", "p4d.24xlarge", "c7i.xlarge")))
+    named = provider_of(Ec2(instance_types=("p3dn.24xlarge", "p4d.24xlarge", "c7i.xlarge")))
     offers = {offer.instance_type.name: offer for offer in named.packaged_offers()}
     volta, ampere = offers["p3dn.24xlarge"], offers["p4d.24xlarge"]
     processor = offers["c7i.xlarge"]
@@ -193,5 +200,5 @@ def test_types_that_the_image_does_not_run_on_are_not_offered_and_not_launched()
     assert named.fits(Cluster.of((1, ampere), (1, volta))) == ""
     assert named.fits(Cluster.of((1, ampere), (1, processor))) != ""
     assert named.launches(Cluster.of((2, ampere))) != ""
-    private = Ec2Provider(Ec2(instance_types=("p4d.24xlarge",), subnets="private"))
+    private = provider_of(Ec2(instance_types=("p4d.24xlarge",), subnets="private"))
     assert private.launches(Cluster.of((2, ampere))) == ""
