@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..domain.numeric import FloatArray
-from .log_seconds import LogSeconds, Prior, fit_log_seconds
+from .log_seconds import LogSeconds
 
 TypeInMarket = tuple[str, str]  # instance type, market
 
@@ -42,21 +42,16 @@ def fit_startup(
     seconds.
 
     Raises:
-        ValueError: for an unknown market, a launch without machines or seconds that are not above
-        0.
+        ValueError: for an unknown market, or seconds that are not above 0.
     """
-    machines = launches["machines"].to_numpy(dtype=float)
-    if not (machines >= 1).all():
-        raise ValueError("a launch has at least one machine")
-    prior = Prior(
-        median_s=prior_s,
-        group_sd=_MARKET_SD,
+    prior = LogSeconds(
+        groups={market: (float(np.log(s)), _MARKET_SD) for market, s in prior_s.items()},
         member_sd=_TYPE_SD,
         noise_sd=_LAUNCH_SD,
         slope=slope,
     )
     rows = launches.rename(columns={"market": "group", "instance_type": "member"})
-    return fit_log_seconds(rows.assign(x=np.log(machines)), prior)
+    return prior.fitted(rows.assign(x=np.log(launches["machines"].astype(float))))
 
 
 def gang_startup(
@@ -67,11 +62,8 @@ def gang_startup(
 
     A gang has at least one machine, and is ready when its slowest type is.
     """
-    if not len(counts):
-        return np.zeros(0), np.zeros(0)
     medians = model.log_medians([(market, name) for name, market in pools])
-    slowest = np.where(counts > 0, medians[:, 0], -np.inf).argmax(axis=1)
-    middle, sd = medians[slowest].T
+    middle, sd = medians[np.where(counts > 0, medians[:, 0], -np.inf).argmax(axis=1)].T
     growth = np.log(counts.sum(axis=1)) - model.centre
     log_sd = np.sqrt(sd**2 + (model.slope[1] * growth) ** 2 + model.noise_sd**2)
     return np.exp(middle + model.slope[0] * growth + log_sd**2 / 2), log_sd
@@ -97,7 +89,7 @@ class AvailabilityModel:
         """
         chances = [self.granted.get(pool, _GRANTED[pool[1]]) for pool in pools]
         exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
-        return np.asarray(np.exp(exponent @ np.log(np.array(chances, dtype=float))), dtype=float)
+        return np.asarray(np.exp(exponent @ np.log(chances)), dtype=float)
 
 
 def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
@@ -106,9 +98,7 @@ def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
     A request for many machines counts as one for one machine, so that refusals make a type look
     scarcer than it is.
     """
-    columns = ["instance_type", "market", "zone"]
-    found = requests.groupby(columns)["granted"].agg(["sum", "size"]).reset_index()
-    prior = _REQUESTS * found["market"].map(_GRANTED).astype(float)
-    chance = (prior + found["sum"].astype(float)) / (_REQUESTS + found["size"])
-    keys = found[columns].itertuples(index=False, name=None)
-    return AvailabilityModel(granted=dict(zip(keys, chance.tolist(), strict=True)))
+    found = requests.groupby(["instance_type", "market", "zone"])["granted"].agg(["sum", "size"])
+    prior = found.index.get_level_values("market").map(_GRANTED).to_numpy(float)
+    chance = (_REQUESTS * prior + found["sum"].astype(float)) / (_REQUESTS + found["size"])
+    return AvailabilityModel(granted=dict(zip(found.index, chance.tolist(), strict=True)))

@@ -46,14 +46,14 @@ class CheckpointModel:
 
     def seconds(self, state_bytes: float, types: Sequence[str]) -> tuple[FloatArray, FloatArray]:
         """Return (types,) expected seconds and standard deviations of their logs."""
-        parts = np.exp(self.location[:2]) * [1.0, state_bytes / 1e6]
-        is_type = np.array([[name == known for known in self.types] for name in types], dtype=float)
-        is_type = is_type.reshape(len(types), len(self.types))
-        gradient = np.hstack([np.tile(parts / parts.sum(), (len(types), 1)), is_type])
-        variance = np.einsum("ij,jk,ik->i", gradient, self.covariance, gradient)
+        terms = np.exp(self.location[:2]) * [1.0, state_bytes / 1e6]
+        names, known = (np.array(list(one), dtype=object) for one in (types, self.types))
+        is_type = (names[:, None] == known).astype(float)
+        gradient = np.hstack([np.tile(terms / terms.sum(), (len(types), 1)), is_type])
+        variance = ((gradient @ self.covariance) * gradient).sum(axis=1)
         variance += np.where(is_type.any(axis=1), 0.0, _TYPE_SD**2)
         variance += _WORKLOAD_SD**2 + self.repeat_sd**2
-        return parts.sum() * np.exp(is_type @ self.location[2:]), np.sqrt(variance)
+        return terms.sum() * np.exp(is_type @ self.location[2:]), np.sqrt(variance)
 
 
 PRIOR = CheckpointModel(_PRIOR_LOG, np.diag([_PRIOR_SD**2] * 2))
@@ -67,33 +67,25 @@ def fit_reads(read: pd.DataFrame) -> CheckpointModel | None:
 def fit_checkpoints(written: pd.DataFrame, *, prior_sd: float = _PRIOR_SD) -> CheckpointModel:
     """Fit columns workload, instance_type, bytes, seconds, a row a checkpoint; the prior without
     rows.
-
-    Raises:
-        ValueError: for bytes or seconds that are not above 0.
     """
     if not len(written):
         return PRIOR
-    numbers = written[["bytes", "seconds"]].to_numpy(dtype=float)
-    if not ((numbers > 0) & np.isfinite(numbers)).all():
-        raise ValueError("bytes and seconds of checkpoints must be above 0")
-    logs = written.assign(mb=numbers[:, 0] / 1e6, log_s=np.log(numbers[:, 1]))
-    repeats = logs.groupby(["workload", "instance_type", "mb"])["log_s"]
-    square = float(((logs["log_s"] - repeats.transform("mean")) ** 2).sum())
-    freedom = len(logs) - repeats.ngroups + _SPREAD_WEIGHT
-    repeat_sd = float(np.sqrt((square + _SPREAD_WEIGHT * _REPEAT_SD**2) / freedom))
+    logs = written.assign(log_s=np.log(written["seconds"].to_numpy(float)))
+    repeats = logs.groupby(["workload", "instance_type", "bytes"])["log_s"]
     # the median: a checkpoint written while the disk was busy does not move it
-    cells = repeats.agg(["median", "size"]).reset_index()
-    noise = repeat_sd * np.sqrt(np.pi / 2 / cells["size"].to_numpy())
-    types, workloads = (
-        pd.get_dummies(cells[name].astype(str)) for name in ("instance_type", "workload")
-    )
+    cells = repeats.agg(["median", "var", "size"]).reset_index()
+    square = (cells["var"].fillna(0.0) * (cells["size"] - 1)).sum()
+    freedom = len(logs) - len(cells) + _SPREAD_WEIGHT
+    repeat_sd = float(np.sqrt((square + _SPREAD_WEIGHT * _REPEAT_SD**2) / freedom))
+    noise = repeat_sd * np.sqrt(np.pi / 2 / cells["size"])
+    types, workloads = (pd.get_dummies(cells[name]) for name in ("instance_type", "workload"))
     dummies = np.hstack([types.to_numpy(float), workloads.to_numpy(float)])
     mean = np.concatenate([_PRIOR_LOG, np.zeros(dummies.shape[1])])
     sd = np.repeat([prior_sd, _TYPE_SD, _WORKLOAD_SD], [2, types.shape[1], workloads.shape[1]])
 
     def residuals(location: FloatArray) -> FloatArray:
-        line = np.log(np.exp(location[0]) + np.exp(location[1]) * cells["mb"].to_numpy())
-        error = (line + dummies @ location[2:] - cells["median"].to_numpy()) / noise
+        line = np.log(np.exp(location[0]) + np.exp(location[1]) * cells["bytes"] / 1e6)
+        error = (line + dummies @ location[2:] - cells["median"]) / noise
         return np.concatenate([error, (location - mean) / sd])
 
     from scipy.optimize import least_squares  # slow to import, and not every answer fits

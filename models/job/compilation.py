@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import rows_of
 from ..domain.workload import Mode
 
 # Of one shape of a small network on one core; of a sharded one each part is compiled. How far
@@ -40,13 +39,12 @@ def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
     """Learned from `compiled`: workload, the columns of its mode, and seconds, one row a run that
     compiled.
     """
-    logs: dict[tuple[str, Mode], list[float]] = {}
-    for row in rows_of(compiled):
-        at = str(row["workload"]), Mode(*(str(row[name]) for name in Mode._fields))
-        logs.setdefault(at, []).append(float(np.log(row["seconds"])))
     learned = {}
-    for (workload, mode), own in logs.items():
-        part = len(own) / (len(own) + (_REPEAT_SD / _PRIOR_SD) ** 2)
+    for names, rows in compiled.groupby(["workload", *Mode._fields]):
+        workload, *values = map(str, names)
+        mode = Mode(*values)
+        weight = len(rows) / (len(rows) + (_REPEAT_SD / _PRIOR_SD) ** 2)
         prior = np.log(prior_s(mode))
-        learned[workload, mode] = float(np.exp(prior + part * (np.mean(own) - prior)))
+        mean = np.log(rows["seconds"].to_numpy(float)).mean()
+        learned[workload, mode] = float(np.exp(prior + weight * (mean - prior)))
     return CompileModel(learned=learned)

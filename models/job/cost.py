@@ -50,23 +50,18 @@ class JobCosts:
 
     def expected(self, what: str) -> FloatArray:
         """Expected "hours" or "usd" of each setup."""
-        return self.hours if what == "hours" else self.usd_per_hour * self.hours
+        return self._priced(what, self.hours)
 
     def drawn(self, what: str) -> FloatArray:
         """ "hours" or "usd" under joint draws of step times and interruptions."""
-        return (
-            self.sampled_hours
-            if what == "hours"
-            else self.usd_per_hour[:, None] * self.sampled_hours
-        )
+        return self._priced(what, self.sampled_hours)
 
     def expected_by_draw(self, what: str) -> FloatArray:
         """Expected "hours" or "usd" under each draw of the step times: what tells setups apart."""
-        return (
-            self.hours_by_draw
-            if what == "hours"
-            else self.usd_per_hour[:, None] * self.hours_by_draw
-        )
+        return self._priced(what, self.hours_by_draw)
+
+    def _priced(self, what: str, hours: FloatArray) -> FloatArray:
+        return hours if what == "hours" else (self.usd_per_hour * hours.T).T
 
 
 def cost_at(
@@ -76,8 +71,6 @@ def cost_at(
 
     `conditions` are those of one cluster. Only the hours of work scale with the step.
     """
-    if not np.isfinite(step_s):
-        return float("nan"), float("nan")
     hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
     return hours, hours * usd_per_hour
 
@@ -95,29 +88,20 @@ def job_costs(
 
     `predictions` (columns of StepTimeModel.predict) and `step_draws` (setups, draws; joint seconds)
     are aligned with `setups` by position.
-
-    Raises:
-        ValueError: for inputs that are not aligned.
     """
-    draws = np.asarray(step_draws, dtype=float)
-    if not len(setups) == len(predictions) == len(draws):
-        raise ValueError("setups, predictions and draws differ in length")
-    steps = [-(-workload.samples // setup.global_batch) for setup in setups]
-    step_hours = np.array(steps, dtype=float) / 3600
+    step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours
-    state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
+    work_by_draw = step_draws * step_hours[:, None]
     known = job_conditions or Stated()
     compile_s = [known.compilation.seconds(workload.name, setup.mode) for setup in setups]
-    pools, counts = pools_of([setup.cluster for setup in setups])
-    conditions = known.gangs(pools, counts, state_bytes).later(compile_s)
-    work_by_draw = draws * step_hours[:, None]
-    usd_per_hour = [setup.cluster.total_usd_per_hour for setup in setups]
+    state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
+    clusters = [setup.cluster for setup in setups]
+    conditions = known.gangs(*pools_of(clusters), state_bytes).later(compile_s)
     machines = (
-        tuple(
-            (offer.instance_type.name, offer.market, offer.zone) for offer in setup.cluster.members
-        )
-        for setup in setups
+        tuple((offer.instance_type.name, offer.market, offer.zone) for offer in cluster.members)
+        for cluster in clusters
     )
+    usd_per_hour = [cluster.total_usd_per_hour for cluster in clusters]
     return JobCosts(
         setups=setups,
         predictions=predictions.reset_index(drop=True),

@@ -14,7 +14,6 @@ Bunching widens the draws: the rate is drawn from Gammas.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -62,26 +61,28 @@ class Conditions:
         replacement_s: float,
     ) -> Conditions:
         """Return known, memoryless rates with the same seconds for all clusters."""
-        nothing, same = np.zeros(len(hazard_per_hour)), np.ones(len(hazard_per_hour))
+        nothing = np.zeros(len(hazard_per_hour))
         return cls(
             hazard_per_hour=hazard_per_hour,
             doubt=nothing,
             bunching=nothing,
-            startup_s=startup_s * same,
+            startup_s=startup_s + nothing,
             startup_log_sd=nothing,
-            checkpoint_s=checkpoint_s * same,
+            checkpoint_s=checkpoint_s + nothing,
             checkpoint_log_sd=nothing,
-            replacement_s=replacement_s * same,
+            replacement_s=replacement_s + nothing,
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
         """Concatenate the clusters of `parts`."""
-        columns = {}
-        for column in fields(cls):
-            arrays = [getattr(part, column.name) for part in parts]
-            columns[column.name] = np.concatenate([np.zeros(0), *arrays])
-        return cls(**columns)
+        names = [column.name for column in fields(cls)]
+        return cls(
+            **{
+                name: np.concatenate([[], *(getattr(part, name) for part in parts)])
+                for name in names
+            }
+        )
 
     def take(self, rows: IntArray | slice) -> Conditions:
         return Conditions(**{one.name: getattr(self, one.name)[rows] for one in fields(Conditions)})
@@ -159,15 +160,6 @@ def drawn_hours(
     return np.asarray(hours, dtype=float)
 
 
-def least_startup(conditions: Conditions, *, draws: int, part: float) -> FloatArray:
-    """Return (clusters,) start-up seconds that a `part` of the draws of `drawn_hours` keeps to,
-    for any seed.
-    """
-    rank = max(math.ceil(part * draws - 1e-9), 1)
-    quantile = _lognormal(np.array([(rank - 0.5) / draws]), conditions.startup_log_sd)
-    return np.asarray(conditions.startup_s * quantile[:, 0], dtype=float)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """Hours, and the mean number of interruptions, before any is drawn."""
@@ -237,28 +229,24 @@ def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray
 
     Variances within 5 % share their quantiles: thousands of setups have few kinds of bunching.
     """
-    if not np.any(variance > _NO_VARIANCE):
-        return np.ones(())
-    steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
-    kinds, at = np.unique(steps, return_inverse=True)
-    level = np.exp(kinds * _ALIKE)[:, None]
-    quantiles = np.where(level > 2 * _NO_VARIANCE, gammaincinv(1 / level, probability) * level, 1.0)
-    return np.asarray(quantiles[at], dtype=float)
+    known = np.maximum(variance, _NO_VARIANCE)
+    levels, at = np.unique(np.round(np.log(known) / _ALIKE), return_inverse=True)
+    level = np.exp(levels * _ALIKE)[:, None]
+    quantiles = (gammaincinv(1 / level, probability) * level)[at]
+    return np.where(variance[:, None] > _NO_VARIANCE, quantiles, 1.0)
 
 
 def _poisson_quantile(probability: FloatArray, mean: FloatArray) -> FloatArray:
     """Return Poisson quantiles at `probability` (draws,) for `mean` (..., draws)."""
     z = ndtri(probability)
     large = np.maximum(mean + z * np.sqrt(mean) + (z**2 - 1) / 6, 0.0)
-    few = mean <= _EXACT
-    chance = np.exp(-np.where(few, mean, 0.0))
-    below = chance.copy()
-    count = np.zeros_like(mean)
+    chance = np.exp(-np.minimum(mean, _EXACT))
+    below, count = chance, np.zeros_like(mean)
     for number in range(1, 60):
-        short = few & (below < probability)
-        if not np.any(short):
+        short = (below < probability) & (mean <= _EXACT)
+        if not short.any():
             break
         count += short
-        chance = chance * mean / number
-        below = below + np.where(few, chance, 0.0)
-    return np.where(few, count, large)
+        chance = chance * np.minimum(mean, _EXACT) / number
+        below = below + chance
+    return np.where(mean <= _EXACT, count, large)

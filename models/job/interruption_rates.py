@@ -25,6 +25,7 @@ from ..domain.cluster import bucket_hazard
 from ..domain.numeric import FloatArray
 
 TypeInZone = tuple[str, str]  # instance type, zone
+Pair = tuple[float, float] | FloatArray
 SpotPool = tuple[str, str, float]  # instance type, zone, advised interruptions an hour
 
 # Standard deviations in logs of the factor between Spot Advisor's rates and ours (how it counts is
@@ -55,8 +56,8 @@ class HazardModel:
     `offset` is the log factor over advised rates, with its doubt; `shape` is that of the zones.
     """
 
-    types: Mapping[str, tuple[float, float]]
-    zones: Mapping[TypeInZone, tuple[float, float]]
+    types: Mapping[str, Pair]
+    zones: Mapping[TypeInZone, Pair]
     offset: tuple[float, float]
     shape: float
     bunching: float
@@ -69,12 +70,11 @@ class HazardModel:
 
         `counts` is (gangs, pools). Several zones even out their bunching.
         """
-        rates = self.rates(pools)
-        of_gang = self.shared + counts * (1 - self.shared)
-        parts = np.where(counts > 0, rates[:, 0] * of_gang, 0.0)
-        total = parts.sum(axis=1)
-        weights = (parts / np.maximum(total, 1e-300)[:, None]) ** 2
-        return total, weights @ rates[:, 1], self.bunching * weights.sum(axis=1)
+        rate, doubt = self.rates(pools).T
+        of_pool = np.where(counts > 0, self.shared + counts * (1 - self.shared), 0.0) * rate
+        total = of_pool.sum(axis=1)
+        weights = (of_pool / np.maximum(total, 1e-300)[:, None]) ** 2
+        return total, weights @ doubt, self.bunching * weights.sum(axis=1)
 
     def rates(self, pools: Sequence[SpotPool]) -> FloatArray:
         """Return (pools, 2) interruptions an hour of one machine and the variance of their
@@ -83,19 +83,16 @@ class HazardModel:
         return np.array([self._rate(*pool) for pool in pools], dtype=float).reshape(-1, 2)
 
     def _rate(self, instance_type: str, zone: str, advised: float) -> tuple[float, float]:
-        if instance_type in self.types:
-            middle, doubt = self.types[instance_type]
-        elif advised > 0:
-            middle = float(np.log(advised)) + self.offset[0]
-            doubt = float(np.hypot(self.offset[1], _TYPE_SD))
-        else:
+        if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
+        unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
+        middle, doubt = self.types.get(instance_type, unseen)
         # The advised rate is taken for the mean, not the median: doubt of a factor of four must
         # not make spot look four times as bad before the first launch. Doubt of the type counts
         # less where its zone was observed.
-        unseen = self.shape, self.shape / float(np.exp(middle))
-        shape, rate = self.zones.get((instance_type, zone), unseen)
-        of_type = float(np.expm1((self.shape / shape * doubt) ** 2))
+        prior = self.shape, self.shape / np.exp(middle)
+        shape, rate = self.zones.get((instance_type, zone), prior)
+        of_type = np.expm1((self.shape / shape * doubt) ** 2)
         return shape / rate, (1 + 1 / shape) * (1 + of_type) - 1
 
 
@@ -115,32 +112,32 @@ def fit_hazard(
     Raises:
         ValueError: for hours that are not above 0.
     """
-    if not (windows["hours"].to_numpy(dtype=float) > 0).all():
+    if not (windows["hours"] > 0).all():
         raise ValueError("windows of exposure must have hours above 0")
-    model = HazardModel(
-        types={},
-        zones={},
-        offset=(0.0, _OFFSET_SD),
-        shape=1.0,
-        bunching=_BUNCHING,
-        shared=_shared(together),
-    )
+    shared = _shared(together)
     if not len(windows):
-        return model
+        return HazardModel(
+            types={},
+            zones={},
+            offset=(0.0, _OFFSET_SD),
+            shape=1.0,
+            bunching=_BUNCHING,
+            shared=shared,
+        )
     pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum()
-    hours, count = (pools[name].to_numpy(dtype=float) for name in ("hours", "interruptions"))
-    at, names = pd.factorize(pools.index.get_level_values("instance_type"), sort=True)
-    advised = {name: rate for name, rate in (advised or {}).items() if rate > 0}
-    prior = np.log([advised.get(name, bucket_hazard(None)) for name in names])
+    hours, count = pools.to_numpy(dtype=float).T
+    at, names = pools.index.get_level_values("instance_type").factorize(sort=True)
+    listed = pd.Series(advised or {}, dtype=float).reindex(names)
+    prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
 
     def minus_log_posterior(theta: FloatArray) -> float:
         """`theta` is the types' deviations, the offset and the log shape."""
         shape = np.exp(theta[-1])
         expected = np.exp(prior + theta[-2] + theta[:-2])[at] * hours
-        fit = gammaln(count + shape) - gammaln(shape) - count * np.log1p(shape / expected)
-        fit -= shape * np.log1p(expected / shape)
+        likelihood = gammaln(count + shape) - gammaln(shape) - count * np.log1p(shape / expected)
+        likelihood -= shape * np.log1p(expected / shape)
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD, _SHAPE_SD])
-        return float(0.5 * deviations @ deviations - fit.sum())
+        return float(0.5 * deviations @ deviations - likelihood.sum())
 
     from scipy.optimize import minimize  # slow to import, and an answer without exposure fits none
 
@@ -151,31 +148,30 @@ def fit_hazard(
     logs, shape = prior + best[-2] + best[:-2], float(np.exp(best[-1]))
     interrupted = float(np.sum(np.bincount(at, count) > 0))
     offset_sd = float((1 / _OFFSET_SD**2 + interrupted / _TYPE_SD**2) ** -0.5)
-    expected = np.exp(logs)[at] * hours
+    rate = np.exp(logs)[at]
+    expected = rate * hours
     information = np.bincount(at, shape * expected / (shape + expected))
     doubt = (1 / (_TYPE_SD**2 + offset_sd**2) + information) ** -0.5
-    zone_rate = (shape + count) / (shape + expected) * np.exp(logs)[at]
-    bunching = _bunching(windows, dict(zip(pools.index, zone_rate, strict=True)))
+    zone_rate = pd.Series((shape + count) / (shape + expected) * rate, pools.index)
+    bunching = _bunching(windows, zone_rate)
     # a drifting zone's past counts less for its future: at most 1 / bunching interruptions
     weight = 1 / (1 + bunching * expected)
-    shapes, rates = shape + weight * count, shape / np.exp(logs)[at] + weight * hours
+    posterior = np.column_stack([shape + weight * count, shape / rate + weight * hours])
     return HazardModel(
-        types=dict(zip(names, zip(logs.tolist(), doubt.tolist(), strict=True), strict=True)),
-        zones=dict(
-            zip(pools.index, zip(shapes.tolist(), rates.tolist(), strict=True), strict=True)
-        ),
+        types=dict(zip(names, np.column_stack([logs, doubt]), strict=True)),
+        zones=dict(zip(pools.index, posterior, strict=True)),
         offset=(float(best[-2]), offset_sd),
         shape=shape,
         bunching=bunching,
-        shared=model.shared,
+        shared=shared,
     )
 
 
-def _bunching(windows: pd.DataFrame, rate: Mapping[TypeInZone, float]) -> float:
+def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     """Estimate bunching by moments of the windows around each zone's rate, shrunk to the prior."""
-    hours, count = (windows[name].to_numpy(dtype=float) for name in ("hours", "interruptions"))
-    pools = zip(windows["instance_type"], windows["zone"], strict=True)
-    expected = np.array([rate[pool] for pool in pools]) * hours
+    pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
+    hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T
+    expected = zone_rate.loc[pools].to_numpy() * hours
     felt = 1 / _AHEAD + float(passing(np.average(hours, weights=expected)))
     excess = float(np.sum((count - expected) ** 2 - expected))
     weight = float(np.sum(expected**2)) + _BUNCHING_WEIGHT
@@ -189,7 +185,7 @@ def _shared(together: pd.DataFrame | None) -> float:
     whole, single = _SHARED
     if together is not None:
         gangs = together[together["machines"] > 1]
-        all_lost = (gangs["lost"] == gangs["machines"]).to_numpy()
-        whole += float(gangs.loc[all_lost, "machines"].sum())
-        single += float(gangs.loc[~all_lost, "lost"].sum())
+        all_lost = gangs["lost"] == gangs["machines"]
+        whole += float(gangs["lost"][all_lost].sum())
+        single += float(gangs["lost"][~all_lost].sum())
     return whole / (whole + single)

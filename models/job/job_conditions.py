@@ -1,11 +1,12 @@
 """Start-up, checkpoints and interruptions of jobs on clusters: as stated, or learned from launches.
 
-A cluster may mix markets: all of its machines must start, only its spot machines are interrupted.
-The replaced machine is a spot machine, its type as likely as its share of the interruptions.
+All machines of a cluster must start, only spot machines are interrupted. The type of the replaced
+machine is as likely as its share of the interruptions.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,7 +62,8 @@ class Stated:
         if checkpoint_s is None:
             checkpoint_s = float(PRIOR.seconds(state_bytes, [""])[0][0])
         return Conditions.certain(
-            advised_hazards(pools, counts),
+            counts
+            @ np.array([pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]),
             startup_s=self.startup_s,
             checkpoint_s=checkpoint_s,
             replacement_s=self.replacement_s,
@@ -81,7 +83,6 @@ class Learned:
     checkpoints: CheckpointModel = PRIOR
     hazard: HazardModel | None = None
     availability: AvailabilityModel | None = None
-    retry_s: float = RETRY_S
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
     reads: CheckpointModel | None = None
     restarts: LogSeconds = NO_RESTARTS
@@ -93,49 +94,51 @@ class Learned:
         `state_bytes`.
 
         One machine writes a checkpoint and all read it: the slowest of the cluster counts.
-
-        Raises:
-            ValueError: for an unknown market.
         """
+        if not len(counts):
+            return Conditions.joined([])
+        spot = counts * np.array([pool.market == "spot" for pool in pools])
+        advised = np.array([pool.interruptions_per_hour for pool in pools], dtype=float)
+        losses: FloatArray = spot * advised
+        hazard: FloatArray = losses.sum(axis=1)
+        doubt: FloatArray = np.zeros(len(counts))
+        bunching = doubt
+        if self.hazard is not None:
+            places = [
+                (pool.instance_type, pool.zone, pool.interruptions_per_hour) for pool in pools
+            ]
+            hazard, doubt, bunching = self.hazard.gangs(places, spot)
+            losses = spot * self.hazard.rates(places)[:, 0]
         startup_s, startup_log_sd = self._startup(pools, counts)
-        spot = np.array([pool.market == "spot" for pool in pools], dtype=bool)
-        hazard, doubt, bunching, rates = self._hazards(pools, counts * spot)
-        types = [pool.instance_type for pool in pools]
-        write_s, log_sd = self.checkpoints.seconds(state_bytes, types)
-        read_s = write_s if self.reads is None else self.reads.seconds(state_bytes, types)[0]
-        # without a last column of zeros, no clusters of no pools would have no slowest machine
-        padded = np.hstack([np.where(counts > 0, write_s, 0.0), np.zeros((len(counts), 1))])
-        writer = padded.argmax(axis=1)
-        losses = counts * spot * rates
-        losses = np.where(losses.sum(axis=1, keepdims=True) > 0, losses, counts * spot)
         replaced_s = losses @ self._replacement_s(pools) / np.maximum(losses.sum(axis=1), 1e-300)
+        types = [pool.instance_type for pool in pools]
+        write_s, write_log_sd = self.checkpoints.seconds(state_bytes, types)
+        read_s = write_s if self.reads is None else self.reads.seconds(state_bytes, types)[0]
+        writer = np.where(counts > 0, write_s, 0.0).argmax(axis=1)
         return Conditions(
             hazard_per_hour=hazard,
             doubt=doubt,
             bunching=bunching,
             startup_s=startup_s,
             startup_log_sd=startup_log_sd,
-            checkpoint_s=padded.max(axis=1),
-            checkpoint_log_sd=np.append(log_sd, 0.0)[writer],
-            replacement_s=np.where(counts > 0, read_s, 0.0).max(axis=1, initial=0.0) + replaced_s,
+            checkpoint_s=write_s[writer],
+            checkpoint_log_sd=write_log_sd[writer],
+            replacement_s=np.where(counts > 0, read_s, 0.0).max(axis=1) + replaced_s,
         )
 
     def _startup(
         self, pools: Sequence[Pool], counts: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
-        launch_s, log_sd = gang_startup(
-            self.startup, [(pool.instance_type, pool.market) for pool in pools], counts
-        )
-        return self._with_refusals(launch_s, log_sd, pools, counts)
+        places = [(pool.instance_type, pool.market) for pool in pools]
+        return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
 
     def _replacement_s(self, pools: Sequence[Pool]) -> FloatArray:
         """Return (pools,) seconds from a machine's loss until the job has another at work."""
         alone = np.eye(len(pools), dtype=np.int64)
         if not any(outcome == "replaced" for outcome, _ in self.restarts.members):
             return self._startup(pools, alone)[0]
-        types = [pool.instance_type for pool in pools]
-        again_s = self.restarts.expected_s("replaced", types)
-        return self._with_refusals(again_s, np.zeros_like(again_s), pools, alone)[0]
+        again_s = self.restarts.expected_s("replaced", [pool.instance_type for pool in pools])
+        return self._with_refusals(again_s, np.zeros(len(pools)), pools, alone)[0]
 
     def _with_refusals(
         self,
@@ -150,40 +153,17 @@ class Learned:
         if self.availability is None:
             return launch_s, log_sd
         chance = self.availability.gangs([pool[:3] for pool in pools], counts.astype(float))
-        mean = launch_s + self.retry_s * (1 - chance) / chance
-        variance = launch_s**2 * np.expm1(log_sd**2) + self.retry_s**2 * (1 - chance) / chance**2
+        mean = launch_s + RETRY_S * (1 - chance) / chance
+        variance = launch_s**2 * np.expm1(log_sd**2) + RETRY_S**2 * (1 - chance) / chance**2
         return mean, np.asarray(np.sqrt(np.log1p(variance / mean**2)), dtype=float)
-
-    def _hazards(
-        self, pools: Sequence[Pool], spot_counts: NDArray[np.int64]
-    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Return (clusters,) hazard, doubt and bunching, and (pools,) the rate of one machine."""
-        if self.hazard is None:
-            rates = np.array([pool.interruptions_per_hour for pool in pools], dtype=float)
-            nothing = np.zeros(len(spot_counts))
-            return advised_hazards(pools, spot_counts), nothing, nothing, rates
-        spots = [(pool.instance_type, pool.zone, pool.interruptions_per_hour) for pool in pools]
-        gangs = self.hazard.gangs(spots, spot_counts.astype(float))
-        return *gangs, self.hazard.rates(spots)[:, 0]
 
 
 JobConditions = Stated | Learned
 
 
-def advised_hazards(pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
-    """Return (clusters,) interruptions an hour: the sum over the spot machines."""
-    rates = [pool.interruptions_per_hour if pool.market == "spot" else 0.0 for pool in pools]
-    return np.asarray(counts @ np.array(rates, dtype=float), dtype=float)
-
-
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
     """Return the pools that the clusters buy from, and (clusters, pools) machines from each."""
-    column: dict[Pool, int] = {}
-    bought = []
-    for row, cluster in enumerate(clusters):
-        for count, offer in cluster.counted():
-            bought.append((row, column.setdefault(Pool.of(offer), len(column)), count))
-    counts = np.zeros((len(clusters), len(column)), dtype=np.int64)
-    for row, at, count in bought:
-        counts[row, at] += count
-    return list(column), counts
+    bought = [Counter(map(Pool.of, cluster.members)) for cluster in clusters]
+    pools = list(dict.fromkeys(pool for counted in bought for pool in counted))
+    counts = [[counted[pool] for pool in pools] for counted in bought]
+    return pools, np.array(counts, dtype=np.int64).reshape(len(clusters), len(pools))

@@ -2,15 +2,14 @@
 
     log seconds = mu_group + u_group,member + b (x - mean x) + noise
 
-mu_group is normal about the log of a stated prior, u about 0 and b about its prior, so that the
-posterior is that of a linear regression. The noise is the spread around each member's mean, pooled
-and shrunk to its prior.
+mu_group and b are normal about their priors, u about 0, so that the posterior is that of a linear
+regression. The noise is the spread around each member's mean, pooled and shrunk to its prior.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -22,44 +21,25 @@ _SPREAD_WEIGHT = 6.0  # observations that the prior of a spread counts as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prior:
-    """Medians in seconds by group, and standard deviations in logs of groups, members and
-    repeats.
-    """
-
-    median_s: Mapping[str, float]
-    group_sd: float
-    member_sd: float
-    noise_sd: float
-    slope: Normal = (0.0, 1e-9)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSeconds:
-    """Normal log medians by group and by (group, member) at `centre`, the slope, and the spread of
-    repeats.
+    """Normal log medians by group and by (group, member) at `centre`, the slope, and the spreads
+    of members and of repeats. A prior has no members.
     """
 
     groups: Mapping[str, Normal]
     member_sd: float
     noise_sd: float
     members: Mapping[tuple[str, str], Normal] = field(default_factory=dict)
-    slope: Normal = (0.0, 0.0)
+    slope: Normal = (0.0, 1e-9)
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return (keys, 2) log medians and their standard deviations by (group, member).
-
-        Raises:
-            ValueError: for an unknown group.
-        """
+        """Return (keys, 2) log medians and their standard deviations by (group, member)."""
         found = []
-        for group, member in keys:
-            if group not in self.groups:
-                raise ValueError(f"{group!r} is none of {', '.join(self.groups)}")
-            middle, sd = self.groups[group]
+        for key in keys:
+            middle, sd = self.groups[key[0]]
             unseen = middle, float(np.hypot(sd, self.member_sd))
-            found.append(self.members.get((group, member), unseen))
+            found.append(self.members.get(key, unseen))
         return np.array(found, dtype=float).reshape(-1, 2)
 
     def expected_s(self, group: str, members: Sequence[str]) -> FloatArray:
@@ -67,73 +47,52 @@ class LogSeconds:
         middle, sd = self.log_medians([(group, member) for member in members]).T
         return np.asarray(np.exp(middle + (sd**2 + self.noise_sd**2) / 2), dtype=float)
 
+    def fitted(self, observed: pd.DataFrame) -> LogSeconds:
+        """Return the posterior of this prior after rows of group, member, seconds and x.
 
-def prior_of(prior: Prior) -> LogSeconds:
-    """Return the model before any observation."""
-    groups = {name: (float(np.log(s)), prior.group_sd) for name, s in prior.median_s.items()}
-    return LogSeconds(
-        groups=groups, member_sd=prior.member_sd, noise_sd=prior.noise_sd, slope=prior.slope
-    )
-
-
-def fit_log_seconds(observed: pd.DataFrame, prior: Prior) -> LogSeconds:
-    """Fit columns group, member, seconds and x.
-
-    Raises:
-        ValueError: for seconds that are not above 0, or an unknown group.
-    """
-    seconds = observed["seconds"].to_numpy(dtype=float)
-    if not (seconds > 0).all():
-        raise ValueError("seconds must be above 0")
-    if unknown := sorted(set(observed["group"].astype(str)) - set(prior.median_s)):
-        raise ValueError(f"{unknown[0]!r} is none of {', '.join(prior.median_s)}")
-    if not len(observed):
-        return prior_of(prior)
-    groups = list(prior.median_s)
-    keys = list(zip(observed["group"].astype(str), observed["member"].astype(str), strict=True))
-    members = sorted(set(keys))
-    cell = np.array([members.index(key) for key in keys])
-    x = observed["x"].to_numpy(dtype=float)
-    centre = float(x.mean())
-    design = np.column_stack(
-        [
-            np.eye(len(groups))[[groups.index(group) for group, _ in keys]],
+        Raises:
+            ValueError: for seconds that are not above 0, or an unknown group.
+        """
+        if not len(observed):
+            return self
+        if not (observed["seconds"] > 0).all():
+            raise ValueError("seconds must be above 0")
+        logs = np.log(observed["seconds"].to_numpy(dtype=float))
+        x = observed["x"].to_numpy(dtype=float)
+        groups = list(self.groups)
+        cell, members = observed.set_index(["group", "member"]).index.factorize(sort=True)
+        group = np.array([groups.index(name) for name, _ in members])
+        parts = [
+            np.eye(len(groups))[group[cell]],
             np.eye(len(members))[cell],
-            x - centre,
+            x[:, None] - x.mean(),
         ]
-    )
-    mean = np.array(
-        [*np.log(list(prior.median_s.values())), *np.zeros(len(members)), prior.slope[0]]
-    )
-    sd = np.repeat(
-        [prior.group_sd, prior.member_sd, prior.slope[1]], [len(groups), len(members), 1]
-    )
-    location, _ = _posterior(design, np.log(seconds), mean, sd, prior.noise_sd)
-    residual = np.log(seconds) - location[-1] * design[:, -1]
-    residual = residual - (np.bincount(cell, residual) / np.bincount(cell))[cell]
-    freedom = len(keys) - len(members) + _SPREAD_WEIGHT
-    noise = float(np.sqrt((residual @ residual + _SPREAD_WEIGHT * prior.noise_sd**2) / freedom))
-    location, covariance = _posterior(design, np.log(seconds), mean, sd, noise)
+        design = np.hstack(parts)
+        unseen = [(0.0, self.member_sd)] * len(members)
+        mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
 
-    def normal(*terms: int) -> Normal:
-        at = list(terms)
-        return float(location[at].sum()), float(np.sqrt(covariance[np.ix_(at, at)].sum()))
+        def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
+            covariance = np.linalg.inv(design.T @ design / noise_sd**2 + np.diag(sd**-2.0))
+            shift = covariance @ (design.T @ (logs - design @ mean)) / noise_sd**2
+            return mean + shift, covariance
 
-    return LogSeconds(
-        groups={name: normal(at) for at, name in enumerate(groups)},
-        members={
-            key: normal(groups.index(key[0]), len(groups) + at) for at, key in enumerate(members)
-        },
-        member_sd=prior.member_sd,
-        noise_sd=noise,
-        slope=normal(len(location) - 1),
-        centre=centre,
-    )
+        residual = logs - posterior(self.noise_sd)[0][-1] * design[:, -1]
+        residual = residual - (np.bincount(cell, residual) / np.bincount(cell))[cell]
+        freedom = len(logs) - len(members) + _SPREAD_WEIGHT
+        square = residual @ residual + _SPREAD_WEIGHT * self.noise_sd**2
+        noise_sd = float(np.sqrt(square / freedom))
+        location, covariance = posterior(noise_sd)
 
+        def normal(*terms: int) -> Normal:
+            at = list(terms)
+            return float(location[at].sum()), float(np.sqrt(covariance[np.ix_(at, at)].sum()))
 
-def _posterior(
-    design: FloatArray, target: FloatArray, mean: FloatArray, sd: FloatArray, noise: float
-) -> tuple[FloatArray, FloatArray]:
-    covariance = np.linalg.inv(design.T @ design / noise**2 + np.diag(sd**-2.0))
-    location = mean + covariance @ (design.T @ (target - design @ mean)) / noise**2
-    return np.asarray(location, dtype=float), np.asarray(covariance, dtype=float)
+        of_member = [normal(group[at], len(groups) + at) for at in range(len(members))]
+        return replace(
+            self,
+            groups={name: normal(at) for at, name in enumerate(groups)},
+            members=dict(zip(members, of_member, strict=True)),
+            noise_sd=noise_sd,
+            slope=normal(len(mean) - 1),
+            centre=float(x.mean()),
+        )

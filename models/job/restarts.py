@@ -6,15 +6,20 @@ checkpoint.
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from .duration import REPLACEMENT_S
-from .log_seconds import LogSeconds, Prior, fit_log_seconds, prior_of
+from .log_seconds import LogSeconds
 
 # Before any restart: torchrun's elastic mode took 10 s after a kill in first trials on local hosts.
 PRIOR_S = {"fewer": 10.0, "replaced": REPLACEMENT_S}
-_PRIOR = Prior(median_s=PRIOR_S, group_sd=0.7, member_sd=0.3, noise_sd=0.2)
-NO_RESTARTS = prior_of(_PRIOR)
+NO_RESTARTS = LogSeconds(
+    groups={outcome: (math.log(seconds), 0.7) for outcome, seconds in PRIOR_S.items()},
+    member_sd=0.3,
+    noise_sd=0.2,
+)
 
 
 def fit_restarts(restarts: pd.DataFrame) -> LogSeconds:
@@ -23,8 +28,6 @@ def fit_restarts(restarts: pd.DataFrame) -> LogSeconds:
     Raises:
         ValueError: for seconds that are not above 0.
     """
-    if not len(restarts):
-        return NO_RESTARTS
-    known = restarts[restarts["outcome"].isin(list(PRIOR_S))]
     columns = {"outcome": "group", "instance_type": "member"}
-    return fit_log_seconds(known.rename(columns=columns).assign(x=0.0), _PRIOR)
+    rows = restarts.rename(columns=columns).assign(x=0.0)
+    return NO_RESTARTS.fitted(rows[rows["group"].isin(list(PRIOR_S))])

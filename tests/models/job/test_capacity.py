@@ -68,19 +68,6 @@ def test_growth_with_machines_is_learned_for_all_types() -> None:
         assert quantile(model, *[(kind, "spot")] * 4) == pytest.approx(20.0, rel=0.08)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        launches("a", "reserved", 9.0, 1),
-        launches("a", "spot", 0.0, 1),
-        launches("a", "spot", 9.0, 1, machines=0),
-    ],
-)
-def test_impossible_launches_are_refused(rows: pd.DataFrame) -> None:
-    with pytest.raises(ValueError):
-        fit_startup(rows)
-
-
 def test_refusals_lower_the_chance_and_a_larger_gang_has_less() -> None:
     pools = [("a", "spot", "x"), ("a", "spot", "y")]
     rows = [(*pools[0], True)] * 30 + [(*pools[1], False)] * 30

@@ -48,16 +48,9 @@ def test_an_on_demand_cluster_is_not_interrupted() -> None:
     assert found.checkpoint_s[0] == pytest.approx(23.6)
 
 
-def test_a_mixed_cluster_loses_its_spot_machines_and_starts_as_its_slowest() -> None:
-    spot, mixed, alike = (
-        of(LEARNED, Cluster.of(*members))
-        for members in ([(2, SPOT)], [(2, SPOT), (2, SMALL)], [(4, SPOT)])
-    )
-    assert mixed.hazard_per_hour[0] == pytest.approx(spot.hazard_per_hour[0]) and spot.doubt[0] > 0
-    assert mixed.startup_s[0] == pytest.approx(alike.startup_s[0], rel=0.01)
-    assert mixed.replacement_s[0] == pytest.approx(spot.replacement_s[0])
+def test_a_cluster_starts_as_its_slowest_type_and_loses_the_others_too() -> None:
     both = of(LEARNED, Cluster.of((1, SPOT), (1, LARGE)))
-    assert both.startup_s[0] > 350 and both.replacement_s[0] < 200  # small ones are lost
+    assert both.startup_s[0] > 350 and both.replacement_s[0] < 200  # small machines are lost
 
 
 def test_observed_reads_and_replacements_shorten_what_a_loss_takes() -> None:
@@ -81,8 +74,8 @@ def test_observed_reads_and_replacements_shorten_what_a_loss_takes() -> None:
 @pytest.mark.parametrize("known", [LEARNED, availability(0), Stated()])
 def test_clusters_together_have_the_conditions_of_each_alone(known: JobConditions) -> None:
     clusters = [
-        Cluster.of((2, SPOT), (1, offer("large"))),
-        Cluster.of((1, LARGE), (3, SMALL)),
+        Cluster.of((2, SPOT), (1, LARGE)),
+        Cluster.of((1, offer("large")), (3, SMALL)),
         Cluster.of((5, offer("medium", "spot"))),
     ]
     together = of(known, *clusters, state_bytes=1e9)
@@ -100,7 +93,7 @@ def test_an_unseen_type_is_lost_as_often_as_advised() -> None:
     unseen = replace(LEARNED, hazard=fit_hazard(WINDOWS.iloc[:0]))
     found = of(unseen, Cluster.of((1, often)), Cluster.of((1, never)))
     assert found.hazard_per_hour.tolist() == pytest.approx([0.7, 0.0])
-    assert found.doubt[0] > 1 and found.replacement_s[1] > 0
+    assert found.doubt[0] > 1
 
 
 def test_refused_requests_delay_the_start_and_make_it_less_certain() -> None:
