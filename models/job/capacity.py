@@ -62,11 +62,11 @@ def gang_startup(
 
     A gang has at least one machine, and is ready when its slowest type is.
     """
-    medians = model.log_medians([(market, name) for name, market in pools])
-    middle, sd = medians[np.where(counts > 0, medians[:, 0], -np.inf).argmax(axis=1)].T
-    growth = np.log(counts.sum(axis=1)) - model.centre
-    log_sd = np.sqrt(sd**2 + (model.slope[1] * growth) ** 2 + model.noise_sd**2)
-    return np.exp(middle + model.slope[0] * growth + log_sd**2 / 2), log_sd
+    keys = [(market, name) for name, market in pools]
+    medians = model.log_medians(keys)[:, 0]
+    slowest = np.where(counts > 0, medians, -np.inf).argmax(axis=1)
+    middle, log_sd = model.predict([keys[at] for at in slowest], np.log(counts.sum(axis=1)))
+    return np.exp(middle + log_sd**2 / 2), log_sd
 
 
 TypeInZone = tuple[str, str, str]  # instance type, market, zone

@@ -1,14 +1,15 @@
 """Interruptions an hour of spot machines by type and zone, and how far they bunch.
 
     m_type      ~ lognormal around offset x its advised rate
-    lambda_zone ~ Gamma(shape s, mean m_type)
+    lambda_zone ~ Gamma(shape 1, mean m_type)
     N_window    ~ Poisson(lambda_zone hours G)
     G           ~ Gamma(mean 1, variance bunching (1 + tau / (tau + hours)))
 
-The Gamma-Poisson is conjugate: observed hours and interruptions move a zone from its type's rate
-to its own. G is demand that hits a zone for hours, and its drift over weeks: interruptions are not
-memoryless (CM-DARE [P]). An interruption takes all machines of a type in a zone, or one: n of them
-suffer `shared + n (1 - shared)` times the interruptions of one.
+A zone is as likely near nothing as twice the mean: the few zones of a type do not identify another
+shape. The Gamma-Poisson is conjugate: observed hours and interruptions move a zone from its type's
+rate to its own. G is demand that hits a zone for hours, and its drift over weeks: interruptions are
+not memoryless (CM-DARE [P]). An interruption takes all machines of a type in a zone, or one: n of
+them suffer `shared + n (1 - shared)` times the interruptions of one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.special import gammaln
 
 from ..domain.cluster import bucket_hazard
 from ..domain.numeric import FloatArray
@@ -29,9 +29,8 @@ Pair = tuple[float, float] | FloatArray
 SpotPool = tuple[str, str, float]  # instance type, zone, advised interruptions an hour
 
 # Standard deviations in logs of the factor between Spot Advisor's rates and ours (how it counts is
-# not published), of a type around that, and of the zones' shape around 1: a zone is as likely near
-# nothing as twice the mean.
-_OFFSET_SD, _TYPE_SD, _SHAPE_SD = 1.5, 0.7, 1.0
+# not published), and of a type around that.
+_OFFSET_SD, _TYPE_SD = 1.5, 0.7
 # Prior of bunching, which counts as so many squared expected interruptions.
 _BUNCHING, _BUNCHING_WEIGHT, _SHOCK_HOURS = 1.0, 4.0, 24.0
 # If demand walks at random, its mean over a time as long as the record lies this many times the
@@ -53,13 +52,12 @@ def passing(hours: ArrayLike) -> FloatArray:
 class HazardModel:
     """Log mean rate and its doubt by type, and the Gamma posterior (shape, rate) by zone.
 
-    `offset` is the log factor over advised rates, with its doubt; `shape` is that of the zones.
+    `offset` is the log factor over advised rates, with its doubt.
     """
 
     types: Mapping[str, Pair]
     zones: Mapping[TypeInZone, Pair]
     offset: tuple[float, float]
-    shape: float
     bunching: float
     shared: float
 
@@ -90,9 +88,8 @@ class HazardModel:
         # The advised rate is taken for the mean, not the median: doubt of a factor of four must
         # not make spot look four times as bad before the first launch. Doubt of the type counts
         # less where its zone was observed.
-        prior = self.shape, self.shape / np.exp(middle)
-        shape, rate = self.zones.get((instance_type, zone), prior)
-        of_type = np.expm1((self.shape / shape * doubt) ** 2)
+        shape, rate = self.zones.get((instance_type, zone), (1.0, np.exp(-middle)))
+        of_type = np.expm1((doubt / shape) ** 2)
         return shape / rate, (1 + 1 / shape) * (1 + of_type) - 1
 
 
@@ -105,24 +102,14 @@ def fit_hazard(
     """Fit observed exposure; return the prior without any.
 
     Args:
-        windows: instance_type, zone, hours one machine ran, interruptions; not cut at
+        windows: instance_type, zone, hours one machine ran (above 0), interruptions; not cut at
         interruptions. advised: interruptions an hour by type. together: of each interruption the
         `machines` of the pool that ran and those `lost`.
-
-    Raises:
-        ValueError: for hours that are not above 0.
     """
-    if not (windows["hours"] > 0).all():
-        raise ValueError("windows of exposure must have hours above 0")
     shared = _shared(together)
     if not len(windows):
         return HazardModel(
-            types={},
-            zones={},
-            offset=(0.0, _OFFSET_SD),
-            shape=1.0,
-            bunching=_BUNCHING,
-            shared=shared,
+            types={}, zones={}, offset=(0.0, _OFFSET_SD), bunching=_BUNCHING, shared=shared
         )
     pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum()
     hours, count = pools.to_numpy(dtype=float).T
@@ -131,37 +118,31 @@ def fit_hazard(
     prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
 
     def minus_log_posterior(theta: FloatArray) -> float:
-        """`theta` is the types' deviations, the offset and the log shape."""
-        shape = np.exp(theta[-1])
-        expected = np.exp(prior + theta[-2] + theta[:-2])[at] * hours
-        likelihood = gammaln(count + shape) - gammaln(shape) - count * np.log1p(shape / expected)
-        likelihood -= shape * np.log1p(expected / shape)
-        deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD, _SHAPE_SD])
+        """`theta` is the types' deviations and the offset."""
+        logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
+        likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)
+        deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD])
         return float(0.5 * deviations @ deviations - likelihood.sum())
 
     from scipy.optimize import minimize  # slow to import, and an answer without exposure fits none
 
-    size = len(names) + 2
-    best = minimize(
-        minus_log_posterior, np.zeros(size), method="L-BFGS-B", bounds=[(-8.0, 8.0)] * size
-    ).x
-    logs, shape = prior + best[-2] + best[:-2], float(np.exp(best[-1]))
+    best = minimize(minus_log_posterior, np.zeros(len(names) + 1), method="L-BFGS-B").x
+    logs = prior + best[-1] + best[:-1]
     interrupted = float(np.sum(np.bincount(at, count) > 0))
     offset_sd = float((1 / _OFFSET_SD**2 + interrupted / _TYPE_SD**2) ** -0.5)
     rate = np.exp(logs)[at]
     expected = rate * hours
-    information = np.bincount(at, shape * expected / (shape + expected))
+    information = np.bincount(at, expected / (1 + expected))
     doubt = (1 / (_TYPE_SD**2 + offset_sd**2) + information) ** -0.5
-    zone_rate = pd.Series((shape + count) / (shape + expected) * rate, pools.index)
+    zone_rate = pd.Series((1 + count) / (1 + expected) * rate, pools.index)
     bunching = _bunching(windows, zone_rate)
     # a drifting zone's past counts less for its future: at most 1 / bunching interruptions
     weight = 1 / (1 + bunching * expected)
-    posterior = np.column_stack([shape + weight * count, shape / rate + weight * hours])
+    posterior = np.column_stack([1 + weight * count, 1 / rate + weight * hours])
     return HazardModel(
         types=dict(zip(names, np.column_stack([logs, doubt]), strict=True)),
         zones=dict(zip(pools.index, posterior, strict=True)),
-        offset=(float(best[-2]), offset_sd),
-        shape=shape,
+        offset=(float(best[-1]), offset_sd),
         bunching=bunching,
         shared=shared,
     )

@@ -42,14 +42,8 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """The pools' advised rates as memoryless, and the same seconds for all clusters.
+    """Priors: the pools' advised rates as memoryless, and the same seconds for all clusters."""
 
-    `checkpoint_s` None: the prior of checkpoints by their bytes.
-    """
-
-    startup_s: float = STARTUP_S
-    replacement_s: float = REPLACEMENT_S
-    checkpoint_s: float | None = None
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
     def gangs(
@@ -58,15 +52,12 @@ class Stated:
         """Return conditions of clusters of `counts` (clusters, pools) machines with checkpoints of
         `state_bytes`.
         """
-        checkpoint_s = self.checkpoint_s
-        if checkpoint_s is None:
-            checkpoint_s = float(PRIOR.seconds(state_bytes, [""])[0][0])
+        rates = [pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]
         return Conditions.certain(
-            counts
-            @ np.array([pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]),
-            startup_s=self.startup_s,
-            checkpoint_s=checkpoint_s,
-            replacement_s=self.replacement_s,
+            counts @ np.array(rates, dtype=float),
+            startup_s=STARTUP_S,
+            checkpoint_s=float(PRIOR.seconds(state_bytes, [""])[0][0]),
+            replacement_s=REPLACEMENT_S,
         )
 
 

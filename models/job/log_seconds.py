@@ -42,10 +42,20 @@ class LogSeconds:
             found.append(self.members.get(key, unseen))
         return np.array(found, dtype=float).reshape(-1, 2)
 
+    def predict(
+        self, keys: Sequence[tuple[str, str]], x: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return (keys,) log medians at `x` and standard deviations of a new observation's log."""
+        middle, sd = self.log_medians(keys).T
+        growth = x - self.centre
+        log_sd = np.sqrt(sd**2 + (self.slope[1] * growth) ** 2 + self.noise_sd**2)
+        return middle + self.slope[0] * growth, log_sd
+
     def expected_s(self, group: str, members: Sequence[str]) -> FloatArray:
-        """Return (members,) mean seconds."""
-        middle, sd = self.log_medians([(group, member) for member in members]).T
-        return np.asarray(np.exp(middle + (sd**2 + self.noise_sd**2) / 2), dtype=float)
+        """Return (members,) mean seconds at x of 0."""
+        keys = [(group, member) for member in members]
+        middle, log_sd = self.predict(keys, np.zeros(len(keys)))
+        return np.asarray(np.exp(middle + log_sd**2 / 2), dtype=float)
 
     def fitted(self, observed: pd.DataFrame) -> LogSeconds:
         """Return the posterior of this prior after rows of group, member, seconds and x.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -9,7 +11,6 @@ from models.domain.cluster import Cluster
 from models.domain.workload import Mode, Setup
 from models.job.compilation import COMPILE_S, CompileModel, fit_compilation
 from models.job.cost import job_costs
-from models.job.job_conditions import Stated
 from tests.models.planning import LineModel, frame, offer, workload
 
 COMPILED = Mode(switches="compile")
@@ -36,27 +37,12 @@ def test_measured_seconds_replace_the_prior_of_their_workload_and_mode() -> None
 
 @pytest.mark.parametrize("market", ["on-demand", "spot"])
 def test_each_start_and_each_replacement_compiles(market: str) -> None:
-    plain = Setup(
-        workload="mlp",
-        cluster=Cluster.of((1, offer("small", market))),
-        layout=(1,),
-        batch_per_device=(64,),
-    )
-    compiled = Setup(
-        workload="mlp",
-        cluster=plain.cluster,
-        layout=(1,),
-        batch_per_device=(64,),
-        switches="compile",
-    )
+    cluster = Cluster.of((1, offer("small", market)))
+    plain = Setup(workload="mlp", cluster=cluster, layout=(1,), batch_per_device=(64,))
+    setups = [plain, replace(plain, switches="compile")]
     rows, model = frame([plain, plain]), LineModel()
-    costs = job_costs(
-        workload("mlp", 64),
-        [plain, compiled],
-        model.predict(rows),
-        model.draws(rows, count=4, seed=0),
-        job_conditions=Stated(compilation=CompileModel()),
-    )
+    draws = model.draws(rows, count=4, seed=0)
+    costs = job_costs(workload("mlp", 64), setups, model.predict(rows), draws)
     assert costs.hours[1] - costs.hours[0] >= 0.999 * COMPILE_S / 3600
     before, after = costs.conditions.replacement_s
     assert after - before == pytest.approx(COMPILE_S)
