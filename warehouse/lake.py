@@ -293,7 +293,7 @@ def _copied(
     """Copy the rows of which no equal row is here; later notes there are later notes here."""
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]
-    columns = ", ".join(names)
+    columns = ", ".join(f'"{name}"' for name in names)
     order = "order by noted_order" if "noted_order" in rows.column_names else ""
     connection.register("incoming", rows)
     new = (
