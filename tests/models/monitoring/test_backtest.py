@@ -77,46 +77,35 @@ def test_a_prediction_depends_on_its_row_alone() -> None:
     test = pd.concat([new, big, new]).set_index(pd.Index([7] * 12))
     whole = seconds(test)
     assert whole[:4].tolist() == whole[-4:].tolist()
-    assert np.allclose(seconds(test.iloc[:4]), whole[:4], rtol=1e-9)
     assert np.allclose(seconds(test.iloc[::-1]), whole[::-1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["c.new", "b.blank"])
-def test_a_type_without_rows_is_a_typical_machine_in_doubt(name: str) -> None:
-    measured, typical = seconds(runs("3xb.big")), seconds(runs(f"3x{name}"))
+def test_a_type_without_rows_is_a_typical_machine_in_doubt() -> None:
+    measured, typical = seconds(runs("3xb.big")), seconds(runs("3xc.new"))
     assert (np.abs(np.log(typical[:, 0] / measured[:, 0])) < np.log(2)).all()
     assert (typical[:, 2] / typical[:, 1] > measured[:, 2] / measured[:, 1]).all()
 
 
 KINDS = pd.DataFrame(
-    [
-        ("cpu", "cpu", 1, 16.0, None),
-        ("wide", "cpu", 1, 64.0, None),
-        ("old.one", "u1", 1, 4.0, 8.0),
-        ("old.four", "u1", 4, 48.0, 8.0),
-        ("new", "u2", 8, 96.0, 20.0),
-        ("unknown", "x9", 1, 8.0, None),
-    ],
+    [("old", "u1", 1, 4.0, 8.0), ("old.four", "u1", 4, 48.0, 8.0), ("new", "u2", 8, 96.0, 20.0)],
     columns=["name", "device", "devices", "cores", "device_tflops"],
 )
 
 
 @pytest.mark.parametrize(
-    ("learned", "predicted", "ratio", "off", "least", "most"),
+    ("predicted", "ratio", "off", "least", "most"),
     [
-        ("old.four", "old.one", 1.0, 0.1, 1, 2),
-        ("cpu", "wide", 1 / 4, 0.15, 2, 100),
-        ("old.one", "new", 1 / 2.5, 0.15, 100, 1000),
-        ("cpu", "undescribed", 1.0, 12, 1000, np.inf),
-        ("unknown", "new", 1.0, 12, 1000, np.inf),
+        ("old.four", 1.0, 0.1, 1, 2),
+        ("new", 1 / 2.5, 0.15, 100, 1000),
+        ("undescribed", 1.0, 12, 1000, np.inf),
     ],
 )
 def test_another_kind_of_device_is_predicted_by_its_figures(
-    learned: str, predicted: str, ratio: float, off: float, least: float, most: float
+    predicted: str, ratio: float, off: float, least: float, most: float
 ) -> None:
     """`least` and `most` bound the width of the interval, high over low."""
-    found = seconds(runs(f"1x{predicted}"), data(runs(f"1x{learned}"), KINDS))
-    measured = runs(f"1x{learned}")["step_s"].to_numpy(float)
+    found = seconds(runs(f"1x{predicted}"), data(runs("1xold"), KINDS))
+    measured = runs("1xold")["step_s"].to_numpy(float)
     assert abs(np.log(np.median(found[:, 0] / measured) / ratio)) < np.log1p(off)
     assert least < np.median(found[:, 2] / found[:, 1]) < most
 
@@ -146,13 +135,6 @@ def test_assumed_devices_and_typical_machines_are_named() -> None:
     test = pd.concat(parts, ignore_index=True)
     typical, assumed = notes(training, test, backtest(training, test, seed=0))
     assert typical.endswith(": c.new, c.other") and assumed.endswith(": b.blank, c.new")
-
-
-def test_unknown_gradients_and_types_without_a_catalogue_are_predicted() -> None:
-    bare = KNOWN.runs.drop(columns=["gradient_bytes", "sync_s"]).iloc[:1]
-    test = runs("1xb.big", "8xb.big", "1xb.big+1xc.new", layout=None)
-    found = seconds(test, data(bare, pd.DataFrame()))
-    assert np.isfinite(found).all() and (found > 0).all()
 
 
 @pytest.mark.parametrize("changes", [{"precision": "fp8"}, {"provider": ["ec2", "local"] * 6}])
