@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -114,14 +115,13 @@ def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
 def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     """Return mean hours in the shape of `work_hours`: (clusters,) or (clusters, draws)."""
     job = _job(work_hours, conditions)
-    startup = _beside(job.work, conditions.startup_s) / 3600
     lost = job.interruptions * (job.lost + job.replacement)
-    return np.asarray(startup + job.running + lost, dtype=float)
+    return np.asarray((conditions.startup_s / 3600 + job.running + lost).T, dtype=float)
 
 
 def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     """Return the mean number of interruptions, repeated ones of the same piece included."""
-    return _job(work_hours, conditions).interruptions
+    return _job(work_hours, conditions).interruptions.T
 
 
 def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
@@ -129,11 +129,10 @@ def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: in
 
     The rate is drawn as in `drawn_hours`.
     """
-    job = _job(work_hours, conditions)
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
-    mean_count = (conditions.hazard_per_hour * job.running)[:, None]
-    return np.asarray(1.0 - np.mean(np.exp(-mean_count * rate), axis=-1), dtype=float)
+    mean_count = conditions.hazard_per_hour * _job(work_hours, conditions).running
+    return np.asarray(1.0 - np.mean(np.exp(-mean_count * rate), axis=0), dtype=float)
 
 
 def drawn_hours(
@@ -147,22 +146,21 @@ def drawn_hours(
     uniforms, so that two of them differ by their arguments only.
     """
     job = _job(work_hours, conditions)
-    number, loss, shock, launch, doubted, disk = _strata(job.running.shape[-1], seed)
+    number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
     rate = _rate(doubted, shock, conditions, expected_work_hours)
     count = _poisson_quantile(number, job.interruptions * rate)
     # The sum of N uniforms is near normal(N/2, N/12); inside sqrt(3) deviations it lies in [0, N]
     # for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
     lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
-    startup_s = conditions.startup_s[:, None] * _lognormal(launch, conditions.startup_log_sd)
+    startup_s = conditions.startup_s * _lognormal(launch, conditions.startup_log_sd)
     written = (job.running - job.work) * _lognormal(disk, conditions.checkpoint_log_sd)
     hours = startup_s / 3600 + job.work + written + lost + count * job.replacement
-    return np.asarray(hours, dtype=float)
+    return np.asarray(hours.T, dtype=float)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """Hours, and the mean number of interruptions, before any is drawn."""
+class _Job(NamedTuple):
+    """Hours, and the mean number of interruptions, before any is drawn: (..., clusters)."""
 
     work: FloatArray
     running: FloatArray  # work and checkpoints
@@ -173,80 +171,68 @@ class _Job:
 
 
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
-    work = np.asarray(work_hours, dtype=float)
-    hazard = _beside(work, conditions.hazard_per_hour)
-    write = _beside(work, conditions.checkpoint_s) / 3600
-    replacement = _beside(work, conditions.replacement_s) / 3600
-    rate = np.maximum(hazard, _LEAST_HAZARD)
-    count = pieces(work, best_interval(write, hazard))
+    work = np.asarray(work_hours, dtype=float).T
+    write = conditions.checkpoint_s / 3600
+    rate = np.maximum(conditions.hazard_per_hour, _LEAST_HAZARD)
+    count = pieces(work, best_interval(write, conditions.hazard_per_hour))
     running = work + (count - 1) * write
     piece = running / count
     chance = np.expm1(np.minimum(rate * piece, _MOST))
     small = rate * piece < 1e-4  # where the difference below has no digits left: its series
     lost = np.where(small, piece / 2, 1 / rate - piece / np.maximum(chance, 1e-300))
-    return _Job(
-        work=work,
-        running=running,
-        piece=piece,
-        interruptions=np.where(hazard >= _LEAST_HAZARD, count * chance, 0.0),
-        lost=lost,
-        replacement=np.asarray(np.expm1(np.minimum(rate * replacement, _MOST)) / rate, dtype=float),
-    )
-
-
-def _beside(work: FloatArray, of_cluster: FloatArray) -> FloatArray:
-    """Return (clusters,) so that it broadcasts with work of (clusters,) or (clusters, draws)."""
-    return of_cluster[:, None] if work.ndim > 1 else of_cluster
+    interruptions = np.where(conditions.hazard_per_hour >= _LEAST_HAZARD, count * chance, 0.0)
+    replacement = np.expm1(np.minimum(rate * conditions.replacement_s / 3600, _MOST)) / rate
+    return _Job(work, running, piece, interruptions, lost, np.asarray(replacement))
 
 
 def _rate(
     doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike
 ) -> FloatArray:
-    """Return (clusters, draws) hazards over their mean, at uniforms of doubt and of bunching."""
+    """Return (draws, clusters) hazards over their mean, at uniforms of doubt and of bunching."""
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)
 
 
 def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
-    """Return independent columns of stratified uniforms, which cover (0, 1) evenly with both
+    """Return independent (draws, 1) stratified uniforms, which cover (0, 1) evenly with both
     tails.
     """
     rng = np.random.default_rng(seed)
-    even = (np.arange(draws) + rng.random(draws)) / draws
-    middle = (np.arange(draws) + 0.5) / draws
+    strata = np.arange(draws)[:, None]
+    even = (strata + rng.random((draws, 1))) / draws
+    middle = (strata + 0.5) / draws
     return rng.permutation(even), *(rng.permutation(middle) for _ in range(5))
 
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
-    """Return (clusters, draws) quantiles of lognormals of mean 1 at `probability` (draws,)."""
-    sd = log_sd[:, None]
-    return np.asarray(np.exp(sd * ndtri(probability) - sd**2 / 2), dtype=float)
+    """Return (draws, clusters) quantiles of lognormals of mean 1."""
+    return np.asarray(np.exp(log_sd * ndtri(probability) - log_sd**2 / 2), dtype=float)
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return (clusters, draws) quantiles of Gammas of mean 1 at `probability` (draws,); 1 at
-    variance 0.
+    """Return (draws, clusters) quantiles of Gammas of mean 1; 1 at variance 0.
 
     Variances within 5 % share their quantiles: thousands of setups have few kinds of bunching.
     """
-    known = np.maximum(variance, _NO_VARIANCE)
-    levels, at = np.unique(np.round(np.log(known) / _ALIKE), return_inverse=True)
-    level = np.exp(levels * _ALIKE)[:, None]
-    quantiles = (gammaincinv(1 / level, probability) * level)[at]
-    return np.where(variance[:, None] > _NO_VARIANCE, quantiles, 1.0)
+    steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
+    kinds, at = np.unique(steps, return_inverse=True)
+    level = np.exp(kinds * _ALIKE)
+    quantiles = (gammaincinv(1 / level, probability) * level)[:, at]
+    return np.where(variance > _NO_VARIANCE, quantiles, 1.0)
 
 
 def _poisson_quantile(probability: FloatArray, mean: FloatArray) -> FloatArray:
-    """Return Poisson quantiles at `probability` (draws,) for `mean` (..., draws)."""
+    """Return Poisson quantiles for `mean` (draws, clusters)."""
     z = ndtri(probability)
     large = np.maximum(mean + z * np.sqrt(mean) + (z**2 - 1) / 6, 0.0)
-    chance = np.exp(-np.minimum(mean, _EXACT))
+    few = np.minimum(mean, _EXACT)
+    chance = np.exp(-few)
     below, count = chance, np.zeros_like(mean)
     for number in range(1, 60):
         short = (below < probability) & (mean <= _EXACT)
         if not short.any():
             break
         count += short
-        chance = chance * np.minimum(mean, _EXACT) / number
+        chance = chance * few / number
         below = below + chance
     return np.where(mean <= _EXACT, count, large)

@@ -139,7 +139,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     predictable = [
-        {("workload", name), *(("instance type", kind) for kind in parse_cluster(str(cluster)))}
+        {f"workload {name}", *(f"instance type {one}" for one in parse_cluster(str(cluster)))}
         <= known
         for name, cluster in zip(variants_of(runs), runs["cluster"], strict=True)
     ]
@@ -147,18 +147,18 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     return _scored("", "", rows, model) if len(rows) else pd.DataFrame(columns=_SCORED)
 
 
-def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
-    """Return ("workload", group's name) and ("instance type", name) that `model` has met as `data`
-    defines them.
+def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
+    """Return "workload NAME" and "instance type NAME" that `model` has met as `data` defines
+    them.
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")
     return {
-        ("workload", variant(name, mode))
+        f"workload {variant(name, mode)}"
         for name, mode in model.trained
         if model.workload_digests.get(name) == workloads.get(name)
     } | {
-        ("instance type", name)
+        f"instance type {name}"
         for name in model.instance_types
         if model.type_digests.get(name) == types.get(name)
     }

@@ -38,11 +38,11 @@ def verdict(
     count, which favours the champion; they do not count if the challenger knows more workloads or
     instance types. A champion without any workload as it is defined now counts as absent.
     """
-    before = known_of(champion, data) if champion else set()
-    now, news = known_of(challenger, data), ""
-    if champion and now > before:
-        news = ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True))
-    if champion is None or not any(what == "workload" for what, _ in before):
+    if champion is None:
+        return decide(scored, None)
+    before, now = known_of(champion, data), known_of(challenger, data)
+    news = ", ".join(sorted(now - before, reverse=True)) if now > before else ""
+    if not any(name.startswith("workload") for name in before):
         return decide(scored, None, news=news)
     rival = predictions_of(champion, data)
     fresh = rival[~rival["run_id"].isin(champion.trained_on) & rival["row"].isin(scored["row"])]
