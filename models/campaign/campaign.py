@@ -28,7 +28,6 @@ from .candidates import (
     Model,
     PlannedRun,
     Schedule,
-    Trained,
     in_order,
     learning_runs,
     probe_of,
@@ -361,19 +360,9 @@ def _fill(
         total += value
     if not trains and not any(run.kind == "profile" for run in chosen):
         return [], 0.0
-    return [*chosen, *_alternating(trains)], total / costs.billed_s(schedule.seconds - free_s)
+    return [*chosen, *trains], total / costs.billed_s(schedule.seconds - free_s)
 
 
 def _per_second(value: float, run: PlannedRun) -> float:
     """Return value per second to six digits, so that rounding orders nothing."""
     return float(f"{value / run.est_s:.6g}")
-
-
-def _alternating(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Order runs by turns of workloads: cut short anywhere, all of them have been served."""
-    turns: Counter[Trained] = Counter()
-    keyed = []
-    for run in runs:
-        keyed.append((turns[run.trained], run.trained, run))
-        turns[run.trained] += 1
-    return [run for *_, run in sorted(keyed, key=lambda key: key[:2])]

@@ -243,7 +243,8 @@ def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
     if not known:
         return {}
     step_s = model.predict(pd.DataFrame([setup.row() for setup in known]))["step_s"]
-    return dict(zip(map(setup_key, known), step_s.astype(float), strict=True))
+    pairs = zip(map(setup_key, known), step_s.astype(float), strict=True)
+    return {key: seconds for key, seconds in pairs if 0 < seconds < np.inf}
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:

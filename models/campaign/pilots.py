@@ -17,15 +17,15 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import first_most
-from ..planner.choice_rule import Meeting, misses, weighed
+from ..planner.choice_rule import misses, weighed
 from .value_of_information import (
     Belief,
     ChoiceSet,
     Floats,
     Joint,
     OpenChoice,
-    aim_and_meeting,
     choices,
+    judged,
     run_values,
 )
 
@@ -79,14 +79,13 @@ def choose_pilots(
         chosen.append(left[first_most(value)])
         belief = belief.given(chosen[-1])
     steps = [chosen[: n + 1] for n in range(len(chosen))]
-    assured: tuple[float, ...] = ()
-    if doubted is not None:
-        assured = tuple(_assured(question, now, pilots, seed=seed) for pilots in steps)
+    regret, *after = (expected_regret(question, now, runs, seed=seed) for runs in ([], *steps))
+    assured = [_assured(question, now, runs, seed=seed) for runs in steps if doubted is not None]
     return Pilots(
         chosen=tuple(place - first for place in chosen),
-        regret=expected_regret(question, now, [], seed=seed),
-        after=tuple(expected_regret(question, now, pilots, seed=seed) for pilots in steps),
-        assured=assured,
+        regret=regret,
+        after=tuple(after),
+        assured=tuple(assured),
     )
 
 
@@ -100,22 +99,16 @@ def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
 
 def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
     """Return the place of the setup likeliest to meet the constraint, if none meets it surely."""
-    _, meeting = _judged(question, belief.mean[:, None], belief.variance)
+    _, meeting = judged(question, belief.mean[:, None], belief.variance)
     if meeting is None or question.p_required is None or not misses(question, meeting.chance).all():
         return None
     return int(question.places[np.argmax(meeting.chance[:, 0, 0])])
 
 
-def _judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
-    """Judge the question's setups in each draw of `mean` (n, draws), with `variance` (n,)."""
-    places = question.places
-    return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
-
-
 def _assured(question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
     """Return the chance that some setup surely meets the constraint once `pilots` are measured."""
     _, predicted, left = _after_runs(belief, pilots, seed=seed)
-    _, meeting = _judged(question, predicted, left)
+    _, meeting = judged(question, predicted, left)
     return 1.0 if meeting is None else float(np.mean(~misses(question, meeting.chance).all(axis=0)))
 
 
@@ -124,8 +117,8 @@ def expected_regret(
 ) -> float:
     """Return the mean regret of choosing with the runs at `pilots` measured, over joint draws."""
     truth, predicted, left = _after_runs(belief, pilots, seed=seed)
-    picks = choices(question, *_judged(question, predicted, left))
-    loss = weighed(question, *_judged(question, truth, np.zeros(len(truth))))[:, 0, :]
+    picks = choices(question, *judged(question, predicted, left))
+    loss = weighed(question, *judged(question, truth, np.zeros(len(truth))))[:, 0, :]
     return float(np.mean(np.take_along_axis(loss, picks, axis=0) - loss.min(axis=0)))
 
 

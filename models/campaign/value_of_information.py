@@ -62,15 +62,19 @@ class Belief:
         covariance = self.covariance - np.outer(across, across) / total
         return Belief(self.mean + across * moved, covariance, self.noise)
 
+    @property
+    def outcome_sd(self) -> Floats:
+        """Standard deviation of the outcome of a run at each place."""
+        return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
+
     def mean_shift(self, places: Sequence[int]) -> Floats:
         """Return (n, places) shifts of the means by an outcome one standard deviation off."""
-        spread = np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12))
-        return np.asarray(self.covariance[:, places] / spread)
+        return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
 
     def alike(self) -> Floats:
         """Return (n, n) shares of what the column's run shows that the row's run has shown."""
-        spread = np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
-        return np.asarray(np.clip((self.covariance / np.outer(spread, spread)) ** 2, 0.0, 1.0))
+        spread = np.outer(self.outcome_sd, self.outcome_sd)
+        return np.asarray(np.clip((self.covariance / spread) ** 2, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +120,7 @@ def choice(question: OpenChoice, belief: Belief) -> int:
     """
     if not len(question.places):
         raise ValueError(f"{question.name}: no setup to choose from")
-    mean, variance = belief.mean[question.places], belief.variance[question.places]
-    found = aim_and_meeting(question, mean[:, None, None], variance[:, None, None])
+    found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
 
 
@@ -155,6 +158,12 @@ def aim_and_meeting(
     off = np.broadcast_to(question.irreducible_mean, question.irreducible_sd.shape)[tall]
     meeting = normal_meeting(logs[question.limited] + off, spread, question.limit)
     return logs[question.aim], meeting
+
+
+def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
+    """Judge the question's setups in each draw of `mean` (n, draws), with `variance` (n,)."""
+    places = question.places
+    return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
 
 
 def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> Places:

@@ -199,24 +199,23 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
     refused = not_installable(workspace.settings) if workspace.simulated else {}
     for name, reason in refused.items():
         reporter().say(f"workload {name} is not measured: {reason}")
-    able = {name: one for name, one in workspace.settings.workloads.items() if name not in refused}
-    return replace(workspace, settings=workspace.settings.model_copy(update={"workloads": able}))
+    return workspace.without(refused)
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
     """Return why `cluster` is not requested again in this campaign; empty if nothing in it was
     refused.
+
+    Machines count by type, market and region: a launch tries all zones.
     """
-    counts = _counted(cluster)
+
+    def counted(one: Cluster) -> Counter[tuple[str, str, str]]:
+        return Counter((it.instance_type.name, it.market, it.region) for it in one.members)
+
     for other in refused:
-        if counts >= _counted(other):
+        if counted(cluster) >= counted(other):
             return f"{other.name} was not available a moment ago"
     return ""
-
-
-def _counted(cluster: Cluster) -> Counter[tuple[str, str, str]]:
-    """Count machines by type, market and region: a launch tries all zones."""
-    return Counter((one.instance_type.name, one.market, one.region) for one in cluster.members)
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
@@ -357,7 +356,9 @@ def serve_launch(
     )
     allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     if allowed.refusal:
-        return _refused(job, allowed.refusal)
+        # shows nothing of availability
+        served = Served(lease_id=lease_id, outcome="", over_cap=True)
+        return _not_served(served, job, "refused", allowed.refusal)
     lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
     job = without_data(job, lacking)
     if lacking and not job.items:
@@ -366,16 +367,13 @@ def serve_launch(
         )
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
     job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
-    hosts = len(launch.cluster.members)
-    labels = {
-        run_id: f"{run.kind} {run.label} on {len(run.nodes)} of {hosts} hosts"
-        for run_id, run in zip(job.run_setups, launch.items, strict=True)
-    }
+    runs = dict(zip(job.run_setups, launch.items, strict=True))
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
-        spent = None if usd is None else tally.usd + usd
-        line = f"{launch.cluster.name}: {labels[planned_id(run_id)]}"
-        reporter().watch(line, tally.runs + done, spent)
+        run = runs[planned_id(run_id)]
+        hosts = f"{len(run.nodes)} of {len(launch.cluster.members)} hosts"
+        line = f"{launch.cluster.name}: {run.kind} {run.label} on {hosts}"
+        reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
 
     try:
         return serve(workspace.provider, job, stop_at=tally.stop_of(launch), watch=watch)
@@ -455,10 +453,3 @@ def _not_served(served: Served, job: Job, status: str, why: str) -> Served:
     served.outcome = f"{status}: {why}"
     served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
     return served
-
-
-def _refused(job: Job, why: str) -> Served:
-    """Return the row of a launch that a cap refused, which shows nothing of availability."""
-    return _not_served(
-        Served(lease_id=job.lease_id, outcome="", over_cap=True), job, "refused", why
-    )
