@@ -68,11 +68,6 @@ def compares_a_provider(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Constant) and one.value in ("ec2", "local") for one in inside)
 
 
-def test_there_are_four_rooms_and_tasks_imports_nothing_by_itself() -> None:
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(ROOMS)
-    assert (ROOT / "tasks" / "__init__.py").read_text() == ""
-
-
 def test_nothing_branches_on_the_name_of_a_provider() -> None:
     """Elsewhere `Capabilities` tell; in the settings `[local]` is a section."""
     files = [path for path in sources(*ROOMS) if not name(path).startswith("tasks/providers/")]
@@ -98,12 +93,6 @@ def test_only_heavy_libraries_are_imported_inside_functions() -> None:
             heavy = level == 0 and (parts[0] in HEAVY or ".".join(parts[:2]) in HEAVY)
             allowed = heavy or parts[0] == PULLED or name(path).startswith("flows/cli/")
             assert allowed, (name(path), target)
-
-
-def test_tests_mirror_the_rooms() -> None:
-    tests = sources(*(f"tests/{room}" for room in ROOMS))
-    folders = {path.relative_to(ROOT / "tests").parent for path in tests}
-    assert [str(folder) for folder in folders if not (ROOT / folder).is_dir()] == []
 
 
 def test_every_module_and_data_file_is_installed() -> None:

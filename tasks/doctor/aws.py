@@ -1,30 +1,30 @@
-"""Check an AWS account: credentials, bucket, roles, and per region image, network, permissions.
+"""Check an AWS account: credentials, bucket, roles, and per region launches and quotas.
 
-Permissions are tried with dry runs of a launch's requests.
+A launch's requests are tried as dry runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from models.domain.cluster import Cluster, InstanceType, Offer
+from models.domain.cluster import Cluster, Offer
 
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2.account import SERVICE_ROLES, Ec2Account
 from ..providers.ec2.api import Clients, Ec2Api
 from ..providers.ec2.attempts import attempts
-from ..providers.ec2.catalogue import TypeFacts, quota_of
+from ..providers.ec2.catalogue import quota_of
 from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
 from ..providers.ec2.provider import left_out, misspelt, packaged_types
 from ..providers.ec2.requests import LaunchSpec, requests_of, security_group
 from ..providers.ec2.settings import Ec2
-from ..providers.ec2.survey import network_of, root_device, too_small
+from ..providers.ec2.snapshot import packaged
+from ..providers.ec2.survey import Surveyor, not_launched
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
 from .data import examine_data
@@ -35,42 +35,49 @@ MAX_CLOCK_S = 240.0  # AWS refuses requests signed more than 300 s before or aft
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
     """Return findings about the account. Stops at what later checks depend on."""
-    ec2, found = settings.ec2, [_settings(settings.ec2), *_types(settings.ec2)]
-    account = Ec2Account(Ec2Api(clients or ec2_api.boto_clients()))
-    found.append(judged("credentials", lambda: _credentials(clients)))
-    for check in (("identity", _identity), ("regions", _regions)):
-        if found[-1].status == "wrong":
-            return found
-        found.append(judged(check[0], partial(check[1], account, ec2)))
-    if found[-1].status == "wrong":
-        return found
-    found.append(judged("clock", partial(_clock, account, ec2)))
+    ec2, account = settings.ec2, _account(clients)
+    checks: dict[str, Callable[[Ec2Account, Ec2], str]] = {
+        "identity": partial(_identity, clients),
+        "regions": _regions,
+        "clock": _clock,
+    }
     if ec2.bucket:
-        found += _bucket(account, ec2)
-    found += examine_data(settings, account.api)
-    found.append(judged("instance profile", partial(_profile, account, ec2)))
+        checks |= {"bucket": _bucket, "bucket is private": _private, "bucket can be used": _usable}
     if "spot" in (*ec2.markets, settings.campaign.market):
-        for role in SERVICE_ROLES:
-            found.append(judged(f"role {role}", partial(_service_role, account, ec2, role)))
+        checks |= {f"role {role}": partial(_service_role, role) for role in SERVICE_ROLES}
+    found = [judged("settings", partial(_settings, ec2)), *_types(ec2)]
+    wrong: set[str] = set()
+    for check, ask in checks.items():
+        if check.startswith("bucket ") and "bucket" in wrong:
+            continue
+        found.append(judged(check, partial(ask, account, ec2)))
+        if found[-1].status == "wrong":
+            wrong.add(check)
+        if wrong & {"identity", "regions"}:
+            return found
+    found += examine_data(settings, account.api)
     for region in ec2.regions:
-        found += _region(account, settings, region)
+        found += _launch(account, ec2, region)
+        found += _quotas(account, settings, region)
     return found
 
 
 def account_number(ec2: Ec2, clients: Clients | None = None) -> str | None:
     """Return the account's number, or None without credentials."""
     try:
-        _credentials(clients)
-        account = Ec2Account(Ec2Api(clients or ec2_api.boto_clients()))
-        return account.identity(ec2.regions[0]).account
+        return _identity(clients, _account(clients), ec2).split()[1]
     except ProviderError:
         return None
 
 
-def _settings(ec2: Ec2) -> Finding:
+def _account(clients: Clients | None) -> Ec2Account:
+    return Ec2Account(Ec2Api(clients or ec2_api.boto_clients()))
+
+
+def _settings(ec2: Ec2) -> str:
     if ec2.bucket is None:
-        return Finding("settings", "wrong", "set bucket under [ec2]: launches need a bucket of S3")
-    return Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")
+        raise Wrong("set bucket under [ec2]: launches need a bucket of S3")
+    return f"machines report to s3://{ec2.bucket}/{ec2.prefix}"
 
 
 def _types(ec2: Ec2) -> list[Finding]:
@@ -82,15 +89,11 @@ def _types(ec2: Ec2) -> list[Finding]:
     return notes + [Finding("instance types", "note", one) for one in left_out(ec2)]
 
 
-def _credentials(clients: Clients | None) -> str:
+def _identity(clients: Clients | None, account: Ec2Account, ec2: Ec2) -> str:
     if clients is None and not ec2_api.has_credentials():
         raise Wrong(NO_CREDENTIALS)
-    return "found"
-
-
-def _identity(account: Ec2Account, ec2: Ec2) -> str:
     identity = account.identity(ec2.regions[0])
-    return f"account {identity.account}, {identity.arn}"
+    return f"account {identity.account} {identity.arn}"
 
 
 def _clock(account: Ec2Account, ec2: Ec2) -> str:
@@ -108,40 +111,27 @@ def _regions(account: Ec2Account, ec2: Ec2) -> str:
     return f"{', '.join(ec2.regions)} enabled"
 
 
-def _bucket(account: Ec2Account, ec2: Ec2) -> Iterator[Finding]:
-    bucket, home = str(ec2.bucket), ec2.regions[0]
-
-    def region() -> str:
-        found = account.api.bucket_region(home, bucket)
-        if found not in ec2.regions:
-            raise Wrong(f"{bucket} is in {found}, which is not in [ec2] regions")
-        return f"{bucket} is in {found}"
-
-    def private() -> str:
-        if account.bucket_is_public(home, bucket):
-            raise Wrong(f"{bucket} is public: run `aws s3api put-public-access-block` on it")
-        return "nobody else may read or write it"
-
-    def usable() -> str:
-        wrong = account.try_bucket(home, bucket, f"{ec2.prefix}/doctor/{uuid4().hex}")
-        if wrong:
-            raise Wrong(wrong)
-        return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
-
-    yield (first := judged("bucket", region))
-    if first.status == "ok":
-        yield judged("bucket is private", private)
-        yield judged("bucket can be used", usable)
+def _bucket(account: Ec2Account, ec2: Ec2) -> str:
+    region = account.api.bucket_region(ec2.regions[0], str(ec2.bucket))
+    if region not in ec2.regions:
+        raise Wrong(f"{ec2.bucket} is in {region}, which is not in [ec2] regions")
+    return f"{ec2.bucket} is in {region}"
 
 
-def _profile(account: Ec2Account, ec2: Ec2) -> str:
-    roles = account.api.roles(ec2.regions[0], ec2.instance_profile)
-    if len(roles) != 1:
-        raise Wrong(f"{ec2.instance_profile} has no role: add one with the node policy")
-    return f"{ec2.instance_profile} with role {roles[0]['RoleName']}"
+def _private(account: Ec2Account, ec2: Ec2) -> str:
+    if account.bucket_is_public(ec2.regions[0], str(ec2.bucket)):
+        raise Wrong(f"{ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
+    return "nobody else may read or write it"
 
 
-def _service_role(account: Ec2Account, ec2: Ec2, role: str) -> str:
+def _usable(account: Ec2Account, ec2: Ec2) -> str:
+    key = f"{ec2.prefix}/doctor/{uuid4().hex}"
+    if problem := account.try_bucket(ec2.regions[0], str(ec2.bucket), key):
+        raise Wrong(problem)
+    return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
+
+
+def _service_role(role: str, account: Ec2Account, ec2: Ec2) -> str:
     fix = f"run `aws iam create-service-linked-role --aws-service-name {SERVICE_ROLES[role]}` once"
     try:
         exists = account.has_role(ec2.regions[0], role)
@@ -155,56 +145,45 @@ def _service_role(account: Ec2Account, ec2: Ec2, role: str) -> str:
     return "exists"
 
 
-def _region(account: Ec2Account, settings: Settings, region: str) -> Iterator[Finding]:
-    ec2, spec = settings.ec2, list[LaunchSpec]()
-
-    def launchable() -> str:
-        spec.append(_spec(account, ec2, region))
-        subnets = ", ".join(sorted(spec[0].subnets))
-        return f"{spec[0].image_id}, {ec2.subnets} subnets in {subnets}"
-
-    yield judged(f"image and network in {region}", launchable)
-    if spec:
-        yield from _permissions(account, ec2, spec[0])
-    yield from _quotas(account, settings, region)
-
-
-def _spec(account: Ec2Account, ec2: Ec2, region: str) -> LaunchSpec:
-    image = account.api.image(region, ec2.ami_parameter)
-    architecture = image.get("Architecture", "x86_64")
-    if architecture != "x86_64":
-        raise Wrong(f"{image['ImageId']} is for {architecture}, the machines are x86_64")
-    if why := too_small(ec2.volume_gib, image):
-        raise Wrong(why)
-    network = network_of(account.api, region, ec2)
-    return LaunchSpec(
-        region=region,
-        vpc=network.vpc,
-        subnets=network.subnets,
-        public=ec2.subnets == "public",
-        types={_smallest(ec2): TypeFacts(efa=False, grouped=True)},
-        image_id=str(image["ImageId"]),
-        root_device=root_device(image),
-        volume_gib=ec2.volume_gib,
-        instance_profile=ec2.instance_profile,
-        role_id="",
-        deployment=ec2.deployment,
-        controller="doctor",
-        lease_id="doctor",
-        deadline_unix=0,
-    )
+def _launch(account: Ec2Account, ec2: Ec2, region: str) -> Iterator[Finding]:
+    """Survey a launch of two machines of the smallest type, and dry-run its requests."""
+    check = f"launches in {region}"
+    offers = packaged().offers(packaged_types(ec2), (region,))
+    pairs = [Cluster.of((2, offer)) for offer in offers]
+    pairs = [one for one in pairs if not not_launched(one, ec2, packaged().several_interfaces)]
+    if not pairs:
+        yield Finding(check, "note", "not tried: the package knows no type that is sold here")
+        return
+    cluster = min(pairs, key=lambda pair: pair.members[0].instance_type.cores)
+    surveyor, who = Surveyor(account.api, ec2), "doctor"
+    try:
+        image = account.api.image(region, ec2.ami_parameter)
+        architecture = image.get("Architecture", "x86_64")
+        if architecture != "x86_64":
+            raise Wrong(f"{image['ImageId']} is for {architecture}, the machines are x86_64")
+        spec = surveyor.launch_spec(cluster, lease_id=who, controller=who, deadline_unix=0)
+    except ProviderError as error:
+        yield Finding(check, "wrong", str(error))
+        return
+    subnets = ", ".join(sorted(spec.subnets))
+    yield Finding(check, "ok", f"{spec.image_id}, {ec2.subnets} subnets in {subnets}")
+    yield from _permissions(account, ec2, spec, cluster.members[0])
 
 
-def _smallest(ec2: Ec2) -> str:
-    types = packaged_types(ec2)
-    return min(types, key=lambda one: one.cores).name if types else "g4dn.xlarge"
-
-
-def _permissions(account: Ec2Account, ec2: Ec2, spec: LaunchSpec) -> Iterator[Finding]:
+def _permissions(
+    account: Ec2Account, ec2: Ec2, spec: LaunchSpec, offer: Offer
+) -> Iterator[Finding]:
     """Dry-run everything that creates something, without the groups that do not exist yet."""
     check, allowed = f"permissions in {spec.region}", list[str]()
-    for action, request in _requests(ec2, spec):
-        may, says = account.may(action, spec.region, **request)
+    requests = [("ec2:CreateSecurityGroup", security_group(spec))]
+    zone = min(spec.subnets)
+    for market in ec2.markets:
+        priced = replace(offer, market=market, zone=zone, usd_per_hour=0.01)
+        [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
+        requests += requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
+    for action, request in requests:
+        words = _without(request, ("SecurityGroupIds", "Groups", "Placement"))
+        may, says = account.may(action, spec.region, **words)
         if may:
             allowed.append(action)
         else:
@@ -213,62 +192,28 @@ def _permissions(account: Ec2Account, ec2: Ec2, spec: LaunchSpec) -> Iterator[Fi
         yield Finding(check, "ok", f"may call {', '.join(allowed)}")
 
 
-def _requests(ec2: Ec2, spec: LaunchSpec) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "ec2:CreateSecurityGroup", security_group(spec)
-    zone, kind = min(spec.subnets), next(iter(spec.types))
-    for market in ec2.markets:
-        offer = replace(_offer(spec.region, kind), market=market, zone=zone)
-        [attempt] = attempts(Cluster.of((2, offer)), (), [zone], ())
-        requests = requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
-        for action, request in requests:
-            yield action, _without(request, ("SecurityGroupIds", "Groups", "Placement"))
-
-
 def _without(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
         return {key: _without(one, names) for key, one in value.items() if key not in names}
     return [_without(one, names) for one in value] if isinstance(value, list) else value
 
 
-def _offer(region: str, name: str) -> Offer:
-    kind = InstanceType(
-        name=name,
-        provider="ec2",
-        devices=1,
-        device="",
-        cores=4.0,
-        memory_gib=16.0,
-        device_memory_gib=16.0,
-        bandwidth_gbps=5.0,
-    )
-    return Offer(
-        instance_type=kind,
-        market="spot",
-        zone="",
-        region=region,
-        usd_per_hour=0.01,
-        interruptions_per_hour=0.0,
-        price_as_of=datetime.now(UTC),
-    )
-
-
 def _quotas(account: Ec2Account, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that the smallest type fits under a quota of the campaign's market."""
-    check, smallest = f"quotas in {region}", dict[str, InstanceType]()
+    """Check that the smallest type fits under one quota of the campaign's market."""
+    cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):
         code = quota_of(kind.name, settings.campaign.market)
-        if code is not None and (code not in smallest or kind.cores < smallest[code].cores):
-            smallest[code] = kind
-    found: list[Finding] = []
-    for code, kind in sorted(smallest.items()):
+        if code is not None:
+            cores[code] = min(kind.cores, cores.get(code, kind.cores))
+    lines, unknown, fits = [], [], False
+    for code, least in sorted(cores.items()):
         try:
             name, value = account.api.quota(region, code)
+            lines.append(f"{name!r} ({code}) is {value:g} vCPUs of {least:g} for one machine")
+            fits |= value >= least
         except ProviderError as error:
-            yield Finding(check, "note", f"unknown: {error}")
-            continue
-        says = f"{name!r} ({code}) is {value:g} vCPUs; one {kind.name} has {kind.cores:g}"
-        fits = value >= kind.cores
-        found.append(Finding(check, "ok" if fits else "wrong", says))
-    one_fits = any(one.status == "ok" for one in found)
-    for one in found:
-        yield replace(one, status="note") if one_fits and one.status == "wrong" else one
+            unknown.append(f"unknown: {error}")
+    for says in unknown:
+        yield Finding(f"quotas in {region}", "note", says)
+    for says in lines:
+        yield Finding(f"quotas in {region}", "ok" if fits else "wrong", says)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
 import stat
@@ -22,11 +21,6 @@ def make_credential(home: Path) -> str:
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{USER}:{secrets.token_urlsafe(32)}\n")
     return path.read_text().strip()
-
-
-def authorization(credential: str) -> str:
-    """Return the value of the Authorization header."""
-    return f"Basic {base64.b64encode(credential.encode()).decode()}"
 
 
 def _is_private(path: Path) -> bool:

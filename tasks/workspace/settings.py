@@ -60,27 +60,13 @@ IMPORTED = "imported"  # digest of a workload without code; the mart `workloads`
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Set by Srift, torchrun or the machine: a workload must not change credentials, what Python and
 # the linker load, how ranks find each other, or the precision that is measured.
-_RESERVED = (
-    *("AWS_*", "SRIFT_*", "PREFECT_*", "MLFLOW_*", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"),
-    *("PYTHONUSERBASE", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE"),
-    *(
-        "VIRTUAL_ENV",
-        "LD_*",
-        "PATH",
-        "HOME",
-        "TMPDIR",
-        "MASTER_*",
-        "RANK",
-        "*_RANK",
-        "ROLE_*",
-        "*WORLD_SIZE",
-        "TORCHELASTIC_*",
-    ),
-    *("TORCH_ELASTIC_*", "GLOO_*", "NCCL_*", "TORCH_NCCL_*", "TORCH_GLOO_*", "TP_SOCKET_*"),
-    *("OMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "CUDA_VISIBLE_DEVICES"),
-    *("NVIDIA_TF32_OVERRIDE", "TORCHDYNAMO_*", "TORCH_COMPILE_*", "TORCHINDUCTOR_*"),
-    "ACCELERATE_MIXED_PRECISION",
-)
+_RESERVED = """
+AWS_* SRIFT_* PREFECT_* MLFLOW_* PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE
+PYTHONSAFEPATH PYTHONPLATLIBDIR PYTHONEXECUTABLE VIRTUAL_ENV LD_* PATH HOME TMPDIR
+MASTER_* RANK *_RANK ROLE_* *WORLD_SIZE TORCHELASTIC_* TORCH_ELASTIC_* GLOO_* NCCL_*
+TORCH_NCCL_* TORCH_GLOO_* TP_SOCKET_* OMP_* MKL_* OPENBLAS_* NUMEXPR_* CUDA_VISIBLE_DEVICES
+NVIDIA_TF32_OVERRIDE TORCHDYNAMO_* TORCH_COMPILE_* TORCHINDUCTOR_* ACCELERATE_MIXED_PRECISION
+"""
 
 
 class SettingsError(Exception):
@@ -163,7 +149,7 @@ class WorkloadSettings(_Section):
         for name, value in env.items():
             if not _VARIABLE.fullmatch(name) or "\0" in value:
                 raise ValueError(f"{name!r} is no variable")
-            if any(fnmatchcase(name, pattern) for pattern in _RESERVED):
+            if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
                 raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
         return env
 

@@ -48,10 +48,6 @@ class Source:
     requirements: str = ""
     left_out: tuple[str, ...] = ()
 
-    @classmethod
-    def of_file(cls, path: Path) -> Source:
-        return cls(files={path.name: path}, entry=path.name)
-
     @property
     def packed(self) -> bool:
         """True if the code travels as an archive, False if it is a single file."""
@@ -146,12 +142,11 @@ def folder_source(
 
 def file_source(path: Path, root: Path, requirements: str) -> Source:
     """Return the file at `path` with the requirements file below `root`. Raises SourceRefused."""
-    if not requirements:
-        return Source.of_file(path)
     files = {path.name: path}
-    if (root / requirements).is_file():
-        files[requirements] = root / requirements
-    _check(files, root, requirements)
+    if requirements:
+        if (root / requirements).is_file():
+            files[requirements] = root / requirements
+        _check(files, root, requirements)
     return Source(files=dict(sorted(files.items())), entry=path.name, requirements=requirements)
 
 

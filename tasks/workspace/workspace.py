@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Workload
 from warehouse.database import Warehouse
@@ -158,11 +158,6 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
 def new_refresh_id(now: datetime) -> str:
     """Return an id that sorts by time and is unique among machines."""
     return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
-
-
-def offers_of_market(offers: list[Offer], market: str) -> list[Offer]:
-    """Return the offers of one market; "any" is all of them."""
-    return [offer for offer in offers if market in ("any", offer.market)]
 
 
 @cache

@@ -20,7 +20,7 @@ from models.step_time.machine_specs import computes
 from models.step_time.model import StepTimeModel, fit
 from tasks.market.offers import current_offers
 from tasks.training.registry import load_champion
-from tasks.workspace.workspace import offers_of_market, open_workspace
+from tasks.workspace.workspace import open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.hosts import (
     Key,
@@ -156,7 +156,7 @@ def main(count: int = 110, seed: int = 2026, max_hosts: int = 4, write: Write = 
     known = [champion.model.as_measured(workload) for workload in here.measurable]
     drawn = draw(
         [workload for workload in known if workload.modes],
-        offers_of_market(current_offers(here), "on-demand"),
+        [one for one in current_offers(here) if one.market == "on-demand"],
         max_hosts=max_hosts,
         fits=here.fits,
         measured=keys_of(data.runs),

@@ -25,7 +25,7 @@ from tasks.execution.collect import collect_launch
 from tasks.market.offers import current_offers, note_definitions, snapshot_offers
 from tasks.reporting.progress import reporter, reporting_to
 from tasks.reporting.tables import live_reporter
-from tasks.workspace.workspace import Workspace, new_refresh_id, offers_of_market, open_workspace
+from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
 from tests.benchmarks.claims import ROOT
 from warehouse.reads import mart
 
@@ -125,7 +125,7 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
 
 def cluster_of(here: Workspace, name: str) -> Cluster:
     """On-demand machines by the cluster's name."""
-    offers = offers_of_market(current_offers(here), "on-demand")
+    offers = [one for one in current_offers(here) if one.market == "on-demand"]
     by_type = {offer.instance_type.name: offer for offer in offers}
     counted = [part.split("x", 1) for part in name.split("+")]
     return Cluster.of(*((int(count), by_type[kind]) for count, kind in counted))

@@ -13,7 +13,7 @@ import typer
 from models.domain.cluster import Cluster
 from models.step_time.dataset import TrainingData, at_nominal_speed
 from tasks.market.offers import current_offers
-from tasks.workspace.workspace import Workspace, offers_of_market, open_workspace
+from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.hosts import Unseen, launch_of, measure_all, split_by_cores, trial_name
 from warehouse.reads import mart
@@ -50,7 +50,7 @@ def _deviation(middle: pd.Series[float] | float, values: pd.Series[float]) -> fl
 
 def measure(here: Workspace, *, launches: int, repeats: int, hosts: int) -> None:
     """Run every workload on one host and on `hosts`, `repeats` times in each launch."""
-    offers = offers_of_market(current_offers(here), "on-demand")
+    offers = [one for one in current_offers(here) if one.market == "on-demand"]
     clusters = [Cluster(members=(offer,) * hosts) for offer in offers]
     fitting = [cluster for cluster in clusters if not here.fits(cluster)]
     cluster = min(fitting, key=lambda one: one.name)

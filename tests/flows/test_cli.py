@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import typer.main
 from click.testing import Result
-from prefect.exceptions import CancelledRun
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -130,17 +129,6 @@ def test_outside_a_project_and_with_wrong_settings_it_exits_2(
     assert_fails(srift("status"), 2, str(new))
 
 
-def test_a_home_that_cannot_be_written_exits_1(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SRIFT_HOME", str(new / "work.py" / "state"))
-    for command in ("refresh", "status", "table", "reap"):
-        assert_fails(srift(command), 1, "work.py")
-
-
-def test_what_is_not_there_yet_exits_1(new: Path) -> None:
-    assert_fails(srift("table"), 1, "srift refresh")
-    assert_fails(srift(*ASK), 1, "srift refresh")
-
-
 def test_a_second_refresh_of_a_home_exits_1(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_server = "tasks.workspace.prefect_server.own_server"
     monkeypatch.setattr(own_server, lambda: pytest.fail("Prefect was started"))
@@ -150,15 +138,6 @@ def test_a_second_refresh_of_a_home_exits_1(new: Path, monkeypatch: pytest.Monke
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
         assert_fails(srift("refresh"), 1, "r-1", "77")
-
-
-def test_a_cancelled_refresh_exits_1(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def second(*_: object) -> None:
-        raise CancelledRun("r-1")
-
-    without_a_server(monkeypatch)
-    monkeypatch.setattr("flows.refresh.refresh", second)
-    assert_fails(srift("refresh"), 1, "r-1")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -209,11 +188,6 @@ def test_offers_are_filtered_and_sorted(used: Path) -> None:
     assert_fails(srift("offers", "--zone", "nowhere"), 1, "nowhere")
 
 
-def test_spend_adds_up_to_the_same_total(used: Path) -> None:
-    by_day, by_workload = printed("spend"), printed("spend", "--by", "workload")
-    assert by_day["total"] == by_workload["total"] and by_day["held"] == []
-
-
 def test_recommend_answers_for_a_deadline_and_a_budget(used: Path) -> None:
     rows = printed(*ASK, "--top", "3", "--pilots", "2")
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) <= 3
@@ -237,11 +211,6 @@ def test_an_impossible_limit_is_an_answer(used: Path) -> None:
     assert (row["status"], row["cluster"], row["p_required"]) == ("infeasible", None, 0.9)
     first = printed(*ask)[0]
     assert (first["status"], first["p_meets_constraint"]) == ("recommended", 0.0)
-
-
-def test_status_and_reap_of_a_quiet_home(new: Path) -> None:
-    assert printed("status")["leases"] == []
-    assert printed("reap") == {"ended": [], "not_swept": {}}
 
 
 def test_a_reaping_that_could_not_look_exits_1_and_prints_what_it_ended(
@@ -274,27 +243,6 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
     assert launches and all(launch["items"] and launch["reason"] for launch in launches)
     assert printed("refresh", "--dry-run", "--max-usd", "0") == []
     assert sorted(new.rglob("*")) == before
-
-
-SIZES = """workload,provider,cluster,batch_per_device,step_s,gradient_bytes
-conv,local,1xs.small,48,1.0,1000000
-conv,local,1xs.small,24,0.55,1000000
-conv,local,1xs.small,12,0.3,1000000
-conv,local,2xs.small,24,0.65,1000000
-conv,local,4xs.small,12,0.45,1000000
-"""
-
-
-def test_sizes_follow_from_measured_runs(new: Path) -> None:
-    assert_fails(srift("size", "conv"), 1, "srift refresh")
-    (new / "rows.csv").write_text(SIZES)
-    printed("import", "rows.csv")
-    found = printed("size", "conv", "--type", "s.small")
-    (scaling,), (best,) = found["scaling"], found["best_batch"]
-    assert scaling["overhead_s"] == pytest.approx((4 * 0.45 - 1) / 3)
-    assert [one["size"] for one in found["checks"]] == [1, 2, 4]
-    assert (best["batch"], best["samples_per_s"]) == (48, pytest.approx(48.0))
-    assert_fails(srift("size", "conv", "--type", "s.smal"), 2)
 
 
 def test_an_import_is_loaded_once_listed_and_undone(new: Path) -> None:

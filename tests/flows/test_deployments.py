@@ -16,9 +16,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,8 +27,9 @@ import yaml
 from prefect import Flow
 from prefect.client.schemas.schedules import CronSchedule
 
-from tasks.workspace.credential import FILE, authorization
+from tasks.workspace.credential import FILE
 from tests.flows import visitors
+from tests.flows.visitors import authorization
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = ROOT / "deployments" / "up.py"
@@ -99,25 +100,6 @@ def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(
     assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
     # Nothing asks AWS before somebody resumes it.
     assert schedule.get("active", True) == (parameters.get("provider", "local") == "local")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What a session of `make up` showed."""
-
-    project: Path
-    left: list[psutil.Process]
-    answers: dict[str, dict[str, list[tuple[int, str]]]]  # server -> who -> reads, creates
-    foreign: dict[str, tuple[int, str]]
-    read_afterwards: dict[str, str]
-    another_user: dict[str, Any]
-    browser: list[Any] | None
-    command_lines: list[str]
-    crashed: str
-    notified: dict[str, str]
-    automations: list[list[str]]
-    followed: str
-    schedules: dict[str, bool]
 
 
 class Session:
@@ -302,7 +284,7 @@ def crash(session: Session) -> str:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served() -> Iterator[SimpleNamespace]:
     """One session of `make up`, in a folder that every user may enter."""
     project = Path(tempfile.mkdtemp(prefix="srift-served-"))
     project.chmod(0o755)
@@ -323,7 +305,8 @@ def served() -> Iterator[Served]:
         shutil.rmtree(project)
 
 
-def observe(session: Session) -> Served:
+def observe(session: Session) -> SimpleNamespace:
+    """Return what a session of `make up` shows, by the name of what was tried."""
     home, credential = session.home, session.credential
     asked = visitors.servers(*session.ports)
     ours = {"Authorization": authorization(credential)}
@@ -375,7 +358,7 @@ def observe(session: Session) -> Served:
         if one["schedules"]
     }
     session.stop()
-    return Served(
+    return SimpleNamespace(
         project=session.project,
         left=left,
         answers=answers,
@@ -397,7 +380,7 @@ def slow(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @slow
-def test_a_schedule_fires_and_nothing_outlives_the_end(served: Served) -> None:
+def test_a_schedule_fires_and_nothing_outlives_the_end(served: SimpleNamespace) -> None:
     """With some versions of SQLAlchemy the scheduler is silent, without an error."""
     ticks = (served.project / "state" / "ticks").read_text()
     assert f"ticked {served.project} {served.project}" in ticks
@@ -407,7 +390,9 @@ def test_a_schedule_fires_and_nothing_outlives_the_end(served: Served) -> None:
 
 @slow
 @pytest.mark.parametrize("server", ["prefect", "mlflow"])
-def test_nobody_reads_or_creates_without_the_credential(served: Served, server: str) -> None:
+def test_nobody_reads_or_creates_without_the_credential(
+    served: SimpleNamespace, server: str
+) -> None:
     secret = visitors.servers(0, 0)[server].secret
     for answers in served.answers[server].values():
         for status, text in answers:
@@ -417,7 +402,7 @@ def test_nobody_reads_or_creates_without_the_credential(served: Served, server: 
 
 
 @slow
-def test_foreign_pages_and_hosts_get_nothing(served: Served) -> None:
+def test_foreign_pages_and_hosts_get_nothing(served: SimpleNamespace) -> None:
     for who in ("page of mlflow", "local page of mlflow", "host of mlflow"):
         assert served.foreign[who][0] == 403
     for status, text in served.foreign.values():
@@ -430,7 +415,7 @@ def test_foreign_pages_and_hosts_get_nothing(served: Served) -> None:
 
 
 @slow
-def test_another_user_of_the_machine_gets_nothing(served: Served) -> None:
+def test_another_user_of_the_machine_gets_nothing(served: SimpleNamespace) -> None:
     found = served.another_user
     if not found:
         pytest.skip("needs root and Debian's python3")
@@ -441,7 +426,7 @@ def test_another_user_of_the_machine_gets_nothing(served: Served) -> None:
 
 
 @slow
-def test_the_credential_is_in_its_file_alone(served: Served) -> None:
+def test_the_credential_is_in_its_file_alone(served: SimpleNamespace) -> None:
     home = served.project / "state"
     secret = (home / FILE).read_text().strip().partition(":")[2].encode()
     files = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
@@ -450,24 +435,24 @@ def test_the_credential_is_in_its_file_alone(served: Served) -> None:
 
 
 @slow
-def test_a_killed_run_is_crashed_by_its_missing_heartbeat(served: Served) -> None:
+def test_a_killed_run_is_crashed_by_its_missing_heartbeat(served: SimpleNamespace) -> None:
     assert served.crashed == "CRASHED"
 
 
 @slow
-def test_automations_are_installed_once_and_notify(served: Served) -> None:
+def test_automations_are_installed_once_and_notify(served: SimpleNamespace) -> None:
     first, again = served.automations
     assert first == again and f"srift: {NIGHTLY['name']} did not complete" in first
     assert served.notified["body"] == "worse"
 
 
 @slow
-def test_a_program_follows_changes(served: Served) -> None:
+def test_a_program_follows_changes(served: SimpleNamespace) -> None:
     assert "2xa" in served.followed
 
 
 @slow
-def test_schedules_that_were_resumed_or_paused_stay_so(served: Served) -> None:
+def test_schedules_that_were_resumed_or_paused_stay_so(served: SimpleNamespace) -> None:
     assert served.schedules == {
         "every-twenty-seconds": True,
         "paused": True,

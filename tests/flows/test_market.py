@@ -147,12 +147,6 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Market]:
     yield made
 
 
-def test_every_type_of_some_regions_is_asked_for_and_stored(market: Market) -> None:
-    offers = mart(market.here.warehouse, "offers", provider="ec2")
-    assert offers["instance_type"].nunique() > 1000 and set(offers["region"]) == {*REGIONS}
-    assert (offers["market"] == "spot").sum() > 5_000 and offers["zone"].nunique() > 10
-
-
 def test_a_price_that_nobody_tells_is_null_to_the_end_of_the_chain(market: Market) -> None:
     for name in UNPRICED:
         offers = mart(market.here.warehouse, "offers", provider="ec2", instance_type=name)

@@ -119,22 +119,6 @@ def test_named_machines_are_measured_beside_what_was_predicted_and_nothing_is_pu
     assert set(runs["cluster"]) == {"2xs.small", "1xs.large"}
 
 
-def test_a_run_that_failed_has_its_reason(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(cluster: Any) -> None:
-        for item in json.loads((cluster.mailbox / "plan.json").read_text())["items"]:
-            cluster.report(
-                item["run_id"],
-                kind=item["kind"],
-                status="failed",
-                reason="no memory left",
-                values={},
-            )
-
-    monkeypatch.setattr(importlib.import_module("tests.flows.test_measure"), "report", fail)
-    result = srift("measure", "conv", "--on", "1xs.small")
-    assert result.exit_code == 1 and "no memory left" in result.stdout
-
-
 def test_what_a_cap_does_not_pay_for_is_not_launched_and_said(acting: Acting) -> None:
     result = srift("measure", "conv", "--on", "1xs.small", "--max-usd", "0.00001")
     assert result.exit_code == 1 and acting.asked == []

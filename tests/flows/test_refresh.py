@@ -15,13 +15,12 @@ from prefect.states import State
 from tasks.execution.collect import refuse_unless_swept
 from tasks.providers.base import NotSwept, ProviderError
 from tasks.providers.ec2 import api as ec2_api
-from tasks.reporting.progress import Reporter
 from tasks.workspace.locking import refresh_lock
 from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace
 from tests.account import project
 from tests.ec2_home import Home
-from tests.installed import DescribedMachines, install, write_project
+from tests.installed import DescribedMachines, write_project
 
 refresh = importlib.import_module("flows.refresh")
 STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings")
@@ -118,27 +117,6 @@ def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(
     project(tmp_path)
     with pytest.raises(ProviderError):
         importlib.import_module("flows.measure").measure.fn("r-1", "ec2", 5.0)
-
-
-@pytest.mark.parametrize(("max_usd", "buying"), [(None, True), (0.5, True), (0.0, False)])
-def test_what_keeps_machines_from_being_had_is_reported_where_some_are_asked_for(
-    own_environment: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    max_usd: float | None,
-    buying: bool,
-) -> None:
-    class Limited(DescribedMachines):
-        def limits(self) -> list[str]:
-            return ["no bucket is named"]
-
-    here, said, asked = install(tmp_path, provider=Limited()), [], {}
-    monkeypatch.setattr(refresh, "open_workspace", lambda provider: here)
-    monkeypatch.setattr(Reporter, "say", lambda self, text: said.append(text))
-    replace_steps(monkeypatch, lambda _: None)
-    monkeypatch.setattr(refresh, "market", lambda *_, **given: asked.update(given))
-    refresh.refresh.fn("local", max_usd)
-    assert ("note: no bucket is named" in said) == asked["buying"] == buying
 
 
 @pytest.fixture

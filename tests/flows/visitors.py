@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import shutil
@@ -14,8 +15,6 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-from tasks.workspace.credential import authorization
 
 CHROMIUM = shutil.which("chromium")
 DEBIANS_PYTHON = Path("/usr/bin/python3")
@@ -36,6 +35,11 @@ class Asked:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+
+def authorization(credential: str) -> str:
+    """Return the value of the Authorization header."""
+    return f"Basic {base64.b64encode(credential.encode()).decode()}"
 
 
 def servers(prefect_port: int, mlflow_port: int) -> dict[str, Asked]:

@@ -31,7 +31,7 @@ from tasks.providers.local.network import detect
 from tasks.providers.local.processes import of_environment
 from tasks.providers.local.provider import LocalProvider
 from tasks.workspace.settings import Settings, load_settings
-from tasks.workspace.sources import Source, digest_of
+from tasks.workspace.sources import digest_of, file_source
 from tasks.workspace.workspace import Workspace
 from tests.local.command import known
 from tests.local.hosts import left_over
@@ -117,7 +117,7 @@ def job(
         expected=(Devices(name=CPU, count=1),) * count,
         items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
         run_setups={run_id: setup() for run_id in runs},
-        files=((spec, Source.of_file(installation.settings.root / "tiny.py")),),
+        files=((spec, file_source(installation.settings.root / "tiny.py", Path(), "")),),
         seed=1,
         deadline_s=120.0,
     )

@@ -70,8 +70,11 @@ class Surveyor:
         if region not in self._regions:
             network = network_of(self._api, region, self._choices)
             image = self._api.image(region, self._choices.ami_parameter)
-            [role, *_] = self._api.roles(region, self._choices.instance_profile)
-            self._regions[region] = image, str(role["RoleId"]), network
+            profile = self._choices.instance_profile
+            roles = self._api.roles(region, profile)
+            if not roles:
+                raise NotSupported(f"{profile} has no role: add one with the node policy")
+            self._regions[region] = image, str(roles[0]["RoleId"]), network
         return self._regions[region]
 
 

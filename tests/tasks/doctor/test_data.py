@@ -40,7 +40,7 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
     aws: Account, tmp_path: Path
 ) -> None:
     well, note = of_data(aws, having(tmp_path, "s3://photos/cats"))
-    assert well == ("ok", "1 objects of 1.0 MiB at s3://photos/cats/")
+    assert well[0] == "ok" and "1.0 MiB" in well[1]
     assert note[0] == "note" and "s3:GetObject" in note[1]
     statements = json.loads(note[1][note[1].index("[") :])
     assert allows(statements, "s3:ListBucket", "arn:aws:s3:::photos", "u", "cats/")
@@ -63,13 +63,10 @@ def test_what_is_not_there_is_wrong(
     assert first[0] == status and says in first[1]
 
 
-def test_one_that_this_identity_may_not_list_is_noted_for_machines_may(
-    aws: Account, tmp_path: Path
-) -> None:
+def test_data_that_this_identity_may_not_list_are_a_note(aws: Account, tmp_path: Path) -> None:
     settings = having(tmp_path, "s3://photos/cats")
     aws.refuse["list_objects_v2"] = "AccessDenied"
-    first = of_data(aws, settings)[0]
-    assert first[0] == "note" and "may not be listed by this AWS identity" in first[1]
+    assert of_data(aws, settings)[0][0] == "note"
 
 
 def test_what_does_not_fit_on_a_volume_is_wrong(

@@ -141,21 +141,6 @@ def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(
         assert allows(node, "s3:PutObject", resource, "AROA:i-1") is False
 
 
-def test_every_call_of_aws_carries_the_name_of_its_action() -> None:
-    """One file makes clients, and one method there calls them by the action's name."""
-    for file in (PROVIDERS / "ec2").glob("*.py"):
-        calls = [
-            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
-        ]
-        methods = [(node.func.attr, node) for node in calls if isinstance(node.func, ast.Attribute)]
-        made = [name for name, _ in methods if name in ("client", "_client", "_clients")]
-        assert made == [] or file.name == "api.py"
-        for first in (node.args[0] for name, node in methods if name in ("ask", "ask_pages")):
-            assert isinstance(first, ast.Name) or ACTION.fullmatch(ast.literal_eval(first)), (
-                ast.unparse(first)
-            )
-
-
 @pytest.mark.parametrize(
     ("key", "may"),
     [

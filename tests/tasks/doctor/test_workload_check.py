@@ -7,10 +7,9 @@ from typing import Literal
 
 import pytest
 
-from tasks.doctor import workload_check
 from tasks.doctor.workload_check import CheckFailed, check_workload, problems
-from tasks.providers.local.network import Isolation, detect
-from tasks.workspace.settings import Settings, SettingsError, load_settings
+from tasks.providers.local.network import detect
+from tasks.workspace.settings import Settings, load_settings
 from tests.wheels import wheel
 
 Kind = Literal["none", "namespaces"]
@@ -111,19 +110,6 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
         check_workload(settings, "net", timeout_s=120)
 
 
-@pytest.mark.parametrize(("kind", "notes"), [("none", 2), ("namespaces", 1)])
-def test_what_was_not_tried_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, notes: int
-) -> None:
-    monkeypatch.setattr(workload_check, "detect", lambda: Isolation(kind=kind, why_not="none"))
-    monkeypatch.setattr(workload_check, "_run", lambda *_: {"precisions": []})
-    project(tmp_path)
-    modes = 'strategies = ["ddp", "fsdp"]\n[workloads.imported]'
-    (tmp_path / "srift.toml").write_text(TOML.replace("[workloads.imported]", modes))
-    found = check_workload(load_settings(tmp_path / "srift.toml"), "net", timeout_s=120)
-    assert len(found["notes"]) == notes and "fsdp" in found["notes"][-1]
-
-
 @pytest.mark.parametrize(
     ("first", "timeout_s"),
     [
@@ -135,18 +121,6 @@ def test_what_was_not_tried_is_noted(
 def test_a_workload_that_waits_or_dies_fails(tmp_path: Path, first: str, timeout_s: float) -> None:
     with pytest.raises(CheckFailed):
         check_workload(project(tmp_path, first), "net", timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize("name", ["nett", "imported"])
-def test_what_cannot_run_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SettingsError):
-        check_workload(project(tmp_path), name, timeout_s=1)
-
-
-def test_problems_name_their_precision() -> None:
-    rows = [{"precision": "fp32", "problem": ""}, {"precision": "bf16", "problem": "no"}]
-    assert problems({"workload": "net", "precisions": rows[:1]}) is None
-    assert "bf16" in str(problems({"workload": "net", "precisions": rows}))
 
 
 READS = BUILD.replace("def build():", "def build(data):").format(

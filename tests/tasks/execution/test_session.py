@@ -21,7 +21,7 @@ from tasks.execution.job import Job, Served
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.base import NodeState
-from tasks.workspace.sources import Source, digest_of
+from tasks.workspace.sources import digest_of, file_source
 from tests.fakes import (
     FakeCluster,
     FakeProvider,
@@ -433,7 +433,7 @@ def with_data(runs: str, source: Path) -> Job:
         data=ADDRESS,
         data_digest="aabb",
     )
-    return replace(job(runs), files=((spec, Source.of_file(source)),))
+    return replace(job(runs), files=((spec, file_source(source, Path(), "")),))
 
 
 def has(state: str, *nodes: int, **more: Any) -> Step:

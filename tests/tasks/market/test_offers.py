@@ -17,7 +17,7 @@ from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
-from tasks.workspace.workspace import Workspace, offers_of_market
+from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, USD, DescribedMachines, install
 from warehouse.reads import mart
 
@@ -47,7 +47,6 @@ def test_offers_come_back_as_they_were(here: Workspace) -> None:
     assert sorted(found, key=by_type) == sorted(here.provider.offers(NOON), key=by_type)
     unknown = [one for one in found if one.usd_per_hour is None]
     assert {one.instance_type.name for one in unknown} == {"s.whole"}
-    assert {offer.market for offer in offers_of_market(found, "spot")} == {"spot"}
 
 
 def test_the_newest_snapshot_counts_and_silence_keeps_the_last(here: Workspace) -> None:

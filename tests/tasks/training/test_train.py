@@ -77,15 +77,6 @@ def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion()
     assert made is not None and not made.decision.promote
 
 
-def test_a_machine_that_has_one_host_at_a_time_trains_again_and_again() -> None:
-    alone = few()["runs"][few()["runs"]["cluster"].str.fullmatch("1x[^+]*")]
-    assert len(alone)
-    first = challenge(frames(runs=alone), None)
-    assert first is not None and first.decision.promote
-    again = challenge(frames(runs=alone), Champion(version=1, model=first.model))
-    assert again is not None and again.decision.reason
-
-
 @pytest.mark.parametrize("promote", [True, False])
 def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
     here: Workspace, logged: dict[str, Any], promote: bool
@@ -123,12 +114,3 @@ def test_a_champion_of_another_machine_is_compared_with_too(
         False,
         decision.reason,
     )
-
-
-def test_another_row_is_another_training_set() -> None:
-    runs = measured().runs
-    assert reads.training_digest(
-        frames(runs=runs.sample(frac=1, random_state=1))
-    ) == reads.training_digest(frames())
-    changed = runs.assign(step_s=runs["step_s"].where(runs.index > 0, 1.0))
-    assert reads.training_digest(frames(runs=changed)) != reads.training_digest(frames())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from tasks.workspace import locking
 from tasks.workspace.locking import (
     Busy,
-    alone,
     at_work,
     at_work_elsewhere,
     patience_s,
@@ -52,15 +50,6 @@ def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_patience_has_an_end(tmp_path: Path) -> None:
-    naps: list[float] = []
-    with refresh_lock(tmp_path, "first"):
-        waiting = refresh_lock(tmp_path, "second", patience_s=60.0, sleep=naps.append)
-        with pytest.raises(Busy), waiting:
-            pytest.fail("two at once")
-    assert 50.0 < sum(naps) < 70.0
-
-
 def test_only_a_run_that_a_schedule_started_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert patience_s() == 0.0
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
@@ -96,22 +85,3 @@ def test_somebody_who_only_looks_does_not_stop_a_refresh(
     monkeypatch.setattr(locking.fcntl, "flock", flock)
     with refresh_lock(tmp_path, "first"):
         assert refused
-
-
-def test_two_collectors_take_turns(tmp_path: Path) -> None:
-    order: list[str] = []
-    entered = threading.Event()
-
-    def second() -> None:
-        entered.set()
-        with alone(tmp_path, "collect"):
-            order.append("second")
-
-    other = threading.Thread(target=second)
-    with alone(tmp_path, "collect"):
-        other.start()
-        entered.wait(5.0)
-        other.join(0.05)
-        order.append("first")
-    other.join(5.0)
-    assert order == ["first", "second"]

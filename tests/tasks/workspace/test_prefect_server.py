@@ -12,8 +12,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, get_current_settings, temporary_settings
 
 from tasks.workspace import prefect_server
-from tasks.workspace.credential import authorization
 from tasks.workspace.home import Wrong
+from tests.flows.visitors import authorization
 
 
 def test_a_server_that_the_operator_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

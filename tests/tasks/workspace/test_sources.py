@@ -11,7 +11,6 @@ import pytest
 
 from tasks.workspace import sources
 from tasks.workspace.settings import Settings, SettingsError, load_settings
-from tasks.workspace.sources import digest_of
 
 TOML = """
 [workloads.net]
@@ -47,15 +46,6 @@ def digest(project: Path, *changes: tuple[str, str]) -> str:
     return settings(project, *changes).workload_digest("net")
 
 
-def test_a_plain_file_keeps_its_digest(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("def build(): ...\n")
-    body = '[workloads.net]\nentrypoint = "net.py:build"\nsamples = 1\nglobal_batch = 1\n'
-    (tmp_path / "srift.toml").write_text(body)
-    spec, source = load_settings(tmp_path / "srift.toml").travelling("net")
-    assert spec.digest == digest_of(b"def build(): ...\n", "build", {})
-    assert (spec.file, source.packed) == (f"workloads/{spec.digest}.py", False)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -85,17 +75,6 @@ def test_files_that_travel_decide_the_digest(project: Path, name: str, changes: 
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("# other\n")
     assert (digest(project) != before) == changes
-
-
-def test_state_and_goals_are_no_code(project: Path) -> None:
-    here = ('path = "repo"', 'path = "."')
-    module = ("train.model:build", "repo.train.model:build")
-    requirements = ('"requirements.txt"', '"repo/requirements.txt"')
-    before = digest(project, here, module, requirements)
-    (project / ".srift").mkdir()
-    (project / ".srift" / "state").write_text("x")
-    goal = ("global_batch = 64", 'global_batch = 64\ngoals = [{ goal = "cheapest" }]')
-    assert digest(project, here, module, requirements, goal) == before
 
 
 def test_no_link_leads_out_of_the_folder(project: Path) -> None:
@@ -182,3 +161,14 @@ def test_a_file_travels_with_its_requirements(project: Path) -> None:
     spec, source = alone.travelling("net")
     assert set(source.files) == {"model.py", "repo/requirements.txt"}
     assert source.packed and spec.requirements_digest
+
+
+def test_state_and_goals_are_no_code(project: Path) -> None:
+    here = ('path = "repo"', 'path = "."')
+    module = ("train.model:build", "repo.train.model:build")
+    requirements = ('"requirements.txt"', '"repo/requirements.txt"')
+    before = digest(project, here, module, requirements)
+    (project / ".srift").mkdir()
+    (project / ".srift" / "state").write_text("x")
+    goal = ("global_batch = 64", 'global_batch = 64\ngoals = [{ goal = "cheapest" }]')
+    assert digest(project, here, module, requirements, goal) == before

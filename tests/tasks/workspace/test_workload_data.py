@@ -11,7 +11,7 @@ import pytest
 from tasks.doctor.report import refuse_unless_well
 from tasks.workspace import workload_data
 from tasks.workspace.settings import Settings, SettingsError, load_settings
-from tasks.workspace.workload_data import BadData, files_below, source_of
+from tasks.workspace.workload_data import BadData, source_of
 
 TOML = """
 [workloads.net]
@@ -74,11 +74,6 @@ def test_a_missing_folder_stops_a_refresh_and_not_the_settings(project: Path) ->
     found.home.mkdir()
     with pytest.raises(SettingsError):
         refuse_unless_well(found, "local", None)
-
-
-def test_a_link_counts_as_its_file(project: Path) -> None:
-    (project / "photos" / "link").symlink_to("a/one.bin")
-    assert files_below(project / "photos") == {"a/one.bin": 3, "link": 3}
 
 
 def folder_link(photos: Path) -> None:
