@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..node.data import KEPT_FREE_BYTES
+from ..providers.base import ProviderError
 from ..providers.ec2.api import Ec2Api, Store
 from ..providers.ec2.errors import DENIED, AwsRefused
 from ..providers.ec2.settings import Ec2
@@ -86,14 +87,9 @@ def _folder(ec2: Ec2 | None, data: WorkloadData) -> str:
 def _address(check: str, api: Ec2Api, ec2: Ec2, address: Address) -> Iterator[Finding]:
     try:
         yield Finding(check, "ok", _listed(api, ec2, address))
-    except AwsRefused as error:
-        if error.code in DENIED:
-            says = f"{address} may not be listed by this AWS identity: its size is not known"
-            yield Finding(check, "note", says)
-        else:
-            yield Finding(check, "wrong", f"{address}: {error}")
-    except Wrong as wrong:
-        yield Finding(check, "wrong", str(wrong))
+    except ProviderError as error:
+        denied = isinstance(error, AwsRefused) and error.code in DENIED
+        yield Finding(check, "note" if denied else "wrong", f"{address}: {error}")
     if not _ours(ec2, address):
         policy = json.dumps(_statements(address, 1))
         says = f"not checked: the policy of {ec2.instance_profile} must contain {policy}"

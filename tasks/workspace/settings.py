@@ -153,16 +153,11 @@ class WorkloadSettings(_Section):
                 raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
         return env
 
-    @field_validator("precisions", "strategies", "switches")
-    @classmethod
-    def _distinct(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(names))
-
     @property
     def modes(self) -> tuple[Mode, ...]:
         """Return every valid combination of precision, strategy and switches."""
         modes = (Mode(*parts) for parts in product(self.precisions, self.strategies, self.switches))
-        return tuple(mode for mode in modes if mode in MODES)
+        return tuple(mode for mode in dict.fromkeys(modes) if mode in MODES)
 
     @property
     def batches(self) -> tuple[int, int]:
@@ -206,7 +201,7 @@ class Shared(_Section):
     `dask` is the address of a Dask scheduler; it may stand alone.
     """
 
-    host: str = Field(default="", pattern=r"^[^@]*$")
+    host: str = Field(default="", pattern=r"^[^@:]*$")
     port: int = Field(default=5432, ge=1, le=65535)
     user: str = Field(default="srift", min_length=1)
     database: str = Field(default="srift", pattern=r"^[a-z_][a-z0-9_]*$")
@@ -217,8 +212,6 @@ class Shared(_Section):
     def _complete(self) -> Shared:
         if bool(self.host) != bool(self.data):
             raise ValueError("host and data go together")
-        if "://" in self.host:
-            raise ValueError("host is a name or a socket's folder; port and user are other keys")
         if self.dask and find_spec("prefect_dask") is None:
             raise ValueError("Dask is not installed: type `pip install 'srift[dask]'`")
         return self

@@ -159,19 +159,15 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
     left_out: list[str] = []
     for place, folders, names in os.walk(root):
         here = Path(place)
-        kept = [name for name in folders if _sends_folder(here / name, without)]
-        left_out += [
-            str((here / one).relative_to(root)) for one in kept if (here / one).is_symlink()
-        ]
-        folders[:] = [name for name in kept if not (here / name).is_symlink()]
-        for name in names:
-            path = here / name
-            if name.startswith(".") or name.endswith(_COMPILED) or path in without:
+        folders[:] = [name for name in folders if _sends_folder(here / name, without)]
+        for path in (here / name for name in (*folders, *names)):
+            name = path.relative_to(root).as_posix()
+            if path.name.startswith(".") or name.endswith(_COMPILED) or path in without:
                 continue
-            if not path.resolve().is_relative_to(root):
-                left_out.append(str(path.relative_to(root)))
+            if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(root)):
+                left_out.append(name)
             elif path.is_file():
-                found[path.relative_to(root).as_posix()] = path
+                found[name] = path
     return dict(sorted(found.items())), left_out
 
 
