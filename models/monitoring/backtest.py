@@ -32,10 +32,6 @@ _SETUP = [
     *("workload", "cluster", "layout", "batch_per_device", "accumulation_steps"),
     *("strategy", "precision", "switches", "provider"),
 ]
-_MACHINE = [
-    *("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"),
-    *("device_memory_gib", "device_tflops"),
-]
 _MOST_NAMED = 8  # names in a sentence
 
 
@@ -72,7 +68,7 @@ def _types(frame: pd.DataFrame) -> set[str]:
 
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each instance type of the rows; one device where their number is unknown."""
-    known = data.instance_types.reindex(columns=_MACHINE).drop_duplicates("name").set_index("name")
+    known = data.instance_types.drop_duplicates("name").set_index("name")
     found = known.reindex(pd.Index(sorted(_types(data.runs) | _types(asked)), name="name"))
     devices = found["devices"].astype(float).fillna(1).astype(int)
     return found.assign(devices=devices).reset_index()
@@ -123,7 +119,7 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
     reasons = Counter(reason for reason in predicted["unpredicted"] if reason)
     guesses = Counter(test["workload"].astype(str)[predicted["guessed"].to_numpy(bool)])
     unlearned = len(data.runs) - len(valid_runs(data.runs))
-    types = data.instance_types.reindex(columns=["name", "devices"])
+    types = data.instance_types
     strangers = _types(test) - _types(data.runs) - set(types["name"])
     runs = pd.concat([data.runs, test])
     bare = runs[column(runs, "layout", "").astype(str).str.strip() == ""]

@@ -55,20 +55,18 @@ def test_a_cluster_starts_as_its_slowest_type_and_loses_the_others_too() -> None
 
 def test_observed_reads_and_replacements_shorten_what_a_loss_takes() -> None:
     two = Cluster.of((1, SPOT), (1, LARGE))
-    stated = of(LEARNED, two, state_bytes=1e8).replacement_s[0]
-    read = pd.DataFrame(
-        {"workload": "tiny", "instance_type": "small", "bytes": [10**8] * 9, "seconds": 0.5}
-    )
-    seen = pd.DataFrame(
-        {"outcome": "replaced", "instance_type": ["small", "large"] * 9, "seconds": 33.0}
-    )
-    known = replace(LEARNED, reads=fit_reads(read))
-    faster = of(known, two, state_bytes=1e8).replacement_s[0]
-    assert stated - faster == pytest.approx(5.6 - 0.5, abs=1.5)
+
+    def replacement_s(known: Learned) -> float:
+        return float(of(known, two, state_bytes=1e8).replacement_s[0])
+
+    row = {"workload": "tiny", "instance_type": "small", "bytes": 1e8, "seconds": 0.5}
+    known = replace(LEARNED, reads=fit_reads(pd.DataFrame([row] * 9)))
+    assert replacement_s(LEARNED) - replacement_s(known) == pytest.approx(5.6 - 0.5, abs=1.5)
+    seen = pd.DataFrame({"instance_type": ["small", "large"] * 9, "seconds": 33.0})
     fewer = replace(known, restarts=fit_restarts(seen.assign(outcome="fewer")))
-    assert of(fewer, two, state_bytes=1e8).replacement_s[0] == faster
-    replaced = replace(known, restarts=fit_restarts(seen))
-    assert of(replaced, two, state_bytes=1e8).replacement_s[0] == pytest.approx(33.5, abs=2)
+    replaced = replace(known, restarts=fit_restarts(seen.assign(outcome="replaced")))
+    assert replacement_s(fewer) == replacement_s(known)
+    assert replacement_s(replaced) == pytest.approx(33.5, abs=2)
 
 
 @pytest.mark.parametrize("known", [LEARNED, availability(0), Stated()])
@@ -88,10 +86,10 @@ def test_clusters_together_have_the_conditions_of_each_alone(known: JobCondition
 
 
 def test_an_unseen_type_is_lost_as_often_as_advised() -> None:
-    often = offer("whole", "spot", interruptions_per_hour=0.7)
-    never = offer("net", "spot", interruptions_per_hour=0.0)
-    unseen = replace(LEARNED, hazard=fit_hazard(WINDOWS.iloc[:0]))
-    found = of(unseen, Cluster.of((1, often)), Cluster.of((1, never)))
+    clusters = [
+        Cluster.of((1, offer("whole", "spot", interruptions_per_hour=rate))) for rate in (0.7, 0.0)
+    ]
+    found = of(replace(LEARNED, hazard=fit_hazard(WINDOWS.iloc[:0])), *clusters)
     assert found.hazard_per_hour.tolist() == pytest.approx([0.7, 0.0])
     assert found.doubt[0] > 1
 
