@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from models.domain.cluster import cluster_name
+from models.domain.workload import joined
 from models.step_time.model import TrainingData
 
 TYPES: dict[str, tuple[float, float]] = {
@@ -75,54 +76,36 @@ class World:
         if n == 1:
             return 0.0, 0.0
         gbps, share = min(TYPES[name][1] for name in types), min(self.speed[name] for name in types)
-        piece = size / n
-        messages = 2 * (n - 1) * max(1.0, np.ceil(piece / 262_144) ** 0.9)
+        messages = 2 * (n - 1) * max(1.0, np.ceil(size / n / 262_144) ** 0.9)
         moved = 2 * (n - 1) / n * size
         core_s = 4e-4 + messages * 8e-5 + moved * 7e-10
         wire = moved / (gbps * 0.94 * 1.25e8)
         stall = messages * 2e-4 * max(0.0, 1 - share)
-        return wire + 0.45 * core_s / share + max(
-            0.0, 0.55 * core_s / share - 0.7 * wire
-        ) + stall, core_s
+        behind = max(0.0, 0.55 * core_s / share - 0.7 * wire)
+        return wire + 0.45 * core_s / share + behind + stall, core_s
 
     def step(
         self, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1
     ) -> float:
         """One noisy measured step in small time slices."""
         own, n = WORKLOADS[workload], len(types)
-        parts = [
-            self.device(workload, name, batch) for name, batch in zip(types, batches, strict=True)
-        ]
-        wobble = [self.noise(0.015) for _ in types]
-        before = [
-            w * (o + f + (accumulation - 1) * (f + b))
-            for (f, b, o), w in zip(parts, wobble, strict=True)
-        ]
-        backward = [w * b for (_, b, _), w in zip(parts, wobble, strict=True)]
-        if n > 1:
-            copied = [own.gradient_bytes * 6e-10 / self.speed[name] for name in types]
-            backward = [one + extra for one, extra in zip(backward, copied, strict=True)]
-        end = 0.0
-        late = [first + second for first, second in zip(before, backward, strict=True)]
-        for fraction, part in zip(own.ready, own.sizes, strict=True):
-            seconds, core_s = self.collective(types, own.gradient_bytes * part)
+        devices = [self.device(workload, *pair) for pair in zip(types, batches, strict=True)]
+        forward, backward, optimizer = np.array(devices).T
+        speed = np.array([self.speed[name] for name in types])
+        wobble = np.array([self.noise(0.015) for _ in types])
+        before = wobble * (optimizer + forward + (accumulation - 1) * (forward + backward))
+        backward = wobble * backward + (n > 1) * own.gradient_bytes * 6e-10 / speed
+        end, late = 0.0, before + backward
+        for fraction, size in zip(own.ready, own.sizes, strict=True):
+            seconds, core_s = self.collective(types, own.gradient_bytes * size)
             seconds *= 1.06
-            ready = max(
-                first + fraction * second for first, second in zip(before, backward, strict=True)
-            )
-            start = max(end, ready)
+            start = max(end, float((before + fraction * backward).max()))
             end = start + seconds
             if n > 1:
-                hidden = [
-                    max(0.0, min(end, finish) - start) / max(seconds, 1e-9) for finish in late
-                ]
-                slowed = [
-                    0.8 * share * core_s / self.speed[name]
-                    for share, name in zip(hidden, types, strict=True)
-                ]
-                late = [finish + extra for finish, extra in zip(late, slowed, strict=True)]
-                end = max(end, start + seconds * (1 + 0.1 * max(hidden)))
-        return max([end, *late]) * self.noise(0.02)
+                hidden = np.maximum(np.minimum(end, late) - start, 0.0) / max(seconds, 1e-9)
+                late = late + 0.8 * hidden * core_s / speed
+                end = start + seconds * (1 + 0.1 * float(hidden.max()))
+        return max(end, float(late.max())) * self.noise(0.02)
 
     def row(
         self,
@@ -133,16 +116,13 @@ class World:
         accumulation: int = 1,
     ) -> dict[str, object]:
         own = WORKLOADS[workload]
-        texts = {str(one) for one in batches}
         return {
             "run_id": f"run-{at}",
             "provider": "local",
             "workload": workload,
             "cluster": cluster_name(types),
             "layout": "+".join("1" for _ in types),
-            "batch_per_device": texts.pop()
-            if len(texts) == 1
-            else "+".join(str(one) for one in batches),
+            "batch_per_device": joined(tuple(batches)),
             "accumulation_steps": accumulation,
             "strategy": "ddp",
             "precision": "fp32",
