@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.utils import format_datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 from botocore.exceptions import ClientError
 from botocore.response import StreamingBody
@@ -59,25 +59,11 @@ class FakeS3:
         more = {"NextContinuationToken": some[-1]} if len(keys) > len(some) else {}
         return {"Contents": contents, "ResponseMetadata": self._headers(now), **more}
 
-    def get_object(
-        self,
-        *,
-        region: str,
-        now: datetime,
-        Bucket: str,
-        Key: str,
-        Range: str = "bytes=0-",
-        IfMatch: str = "",
-    ) -> Any:
+    def get_object(self, *, region: str, now: datetime, Bucket: str, Key: str) -> Any:
         self._there(Bucket, "GetObject")
         if Key not in self.objects:
             raise ClientError({"Error": {"Code": "NoSuchKey", "Message": Key}}, "GetObject")
         content, moment = self.objects[Key]
-        if IfMatch and IfMatch != _etag(content):
-            raise ClientError(
-                {"Error": {"Code": "PreconditionFailed", "Message": Key}}, "GetObject"
-            )
-        content = content[int(Range.removeprefix("bytes=").removesuffix("-")) :]
         whole = len(content)
         if self.cut:
             self.cut -= 1
@@ -86,11 +72,9 @@ class FakeS3:
         answer = {"Body": body, "ContentLength": whole, "LastModified": moment}
         return answer | {"ResponseMetadata": self._headers(now)}
 
-    def put_object(
-        self, *, region: str, now: datetime, Bucket: str, Key: str, Body: bytes | BinaryIO
-    ) -> Any:
+    def put_object(self, *, region: str, now: datetime, Bucket: str, Key: str, Body: bytes) -> Any:
         self._there(Bucket, "PutObject")
-        self.objects[Key] = (Body if isinstance(Body, bytes) else Body.read(), self._clock(now))
+        self.objects[Key] = (Body, self._clock(now))
         return {"ResponseMetadata": self._headers(now)}
 
     def _there(self, bucket: str, operation: str) -> None:

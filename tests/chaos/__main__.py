@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 
 import joblib
 
@@ -22,9 +21,9 @@ def main() -> int:
     words = parser.parse_args()
     began = time.monotonic()
     numbers = range(words.scenarios) if words.only is None else [words.only]
-    one_run = joblib.delayed(_run)
+    one_run = joblib.delayed(run)
     results: list[Result] = joblib.Parallel(n_jobs=-1 if len(numbers) > 20 else 1)(
-        one_run(words.seed, number) for number in numbers
+        one_run(scenario(words.seed, number)) for number in numbers
     )
     if words.only is not None:
         print(results[0].scenario, *results[0].log, sep="\n")
@@ -38,15 +37,9 @@ def main() -> int:
             print(
                 f"scenario {result.scenario.seed} ({', '.join(result.scenario.kinds)}): {sentence}"
             )
-    struck = sum((result.struck for result in results), Counter[str]())
-    print("what happened: " + ", ".join(f"{n} x {what}" for what, n in sorted(struck.items())))
     passed, seconds = sum(not result.wrong for result in results), time.monotonic() - began
     print(f"{passed} of {len(results)} scenarios passed, in {seconds:.0f} s")
     return 0 if passed == len(results) else 1
-
-
-def _run(seed: int, number: int) -> Result:
-    return run(scenario(seed, number))
 
 
 if __name__ == "__main__":

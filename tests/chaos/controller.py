@@ -140,7 +140,6 @@ class Campaigns:
         try:
             sentences = end_and_collect(here, world.now)
         except NotSwept as error:
-            world.struck["refresh refused: not swept"] += 1
             world.note(str(error))
             return False
         if world.unswept > unswept:
@@ -164,7 +163,6 @@ class Campaigns:
     def visit(self) -> None:
         """Another process reaps while a controller has its machines, and can read no lease."""
         world = self.home.world
-        world.struck["another reaper"] += 1
         files = self._lease_files()
         alive = {
             machine.instance_id
@@ -195,7 +193,6 @@ class Campaigns:
             _spoil(file)
         try:
             for _ in range(3 if files else 0):
-                world.struck["a lease that cannot be read"] += 1
                 world.pass_s(600.0)
                 bought = world.bought()
                 if self.refresh():

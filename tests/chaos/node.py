@@ -245,7 +245,6 @@ class Node:
                 continue
             self.came.add(trouble)
             trouble_of = getattr(self, f"_{trouble.kind.replace(' ', '_')}", None)
-            self.world.struck[f"machine: {trouble.kind}"] += 1
             if trouble_of is not None:
                 self.world.note(
                     f"{self.instance.instance_id[-3:]} (node {self.rank}): {trouble.kind}"

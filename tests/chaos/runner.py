@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """`wrong`: broken invariants. `log`: the story. `struck`: what happened, how often."""
+    """`wrong`: broken invariants. `log`: the story."""
 
     scenario: Scenario
     wrong: tuple[str, ...]
     log: Sequence[str]
-    struck: Counter[str]
 
 
 def run(one: Scenario) -> Result:
@@ -51,4 +49,4 @@ def run(one: Scenario) -> Result:
             wrong = complaints(campaigns)
         except Exception as error:
             wrong = [f"{type(error).__name__}: {error}"]
-    return Result(scenario=one, wrong=tuple(wrong), log=world.log, struck=world.struck)
+    return Result(scenario=one, wrong=tuple(wrong), log=world.log)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ class ChaosAws(FakeAws):
     usd_per_hour: dict[str, float] = field(default_factory=dict)
     overdue: set[str] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
-    struck: Counter[str] = field(default_factory=Counter)  # what came to pass, how often
     refused: list[str] = field(default_factory=list)  # leases of refused requests
     # Seconds for which a controller must have had a cluster, then the visit.
     visitors: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
@@ -101,11 +99,9 @@ class ChaosAws(FakeAws):
             death = self.deaths.pop(0)
             self.away_s = death.away_s
             if death.by_hand:
-                self.struck["controller stopped by hand"] += 1
                 self.note(f"Ctrl-C at {name}")
                 raise KeyboardInterrupt
             self.dead = True
-            self.struck["controller killed"] += 1
             self.note(f"killed {'after' if after else 'before'} {name}")
             raise Killed(name)
 
@@ -147,7 +143,6 @@ class ChaosAws(FakeAws):
         return self.usd_per_hour[one.instance_id] * max(60.0, seconds) / 3600
 
     def _strike(self, fault: Fault, name: str) -> None:
-        self.struck["call refused or unanswered"] += 1
         self.unswept += fault.when is is_sweep
         self.note(f"{name} answered with {fault.code}")
         FakeAws._strike(self, fault, name)
@@ -183,32 +178,18 @@ class ChaosAws(FakeAws):
         return lacking
 
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
-        return self._counted(
-            words, lambda: FakeAws._create_fleet(self, region=region, now=now, **words)
-        )
-
-    def _counted(self, words: dict[str, Any], ask: Any) -> Any:
-        """`ask()`; the lease is noted if AWS refuses."""
-        tags = [
-            tag
-            for one in words["TagSpecifications"]
-            for tag in one["Tags"]
-            if tag["Key"] == "srift:lease"
-        ]
-        lease_id = str(tags[0]["Value"])
+        """As the fake's; the lease is noted if AWS refuses."""
+        tags = words["TagSpecifications"][0]["Tags"]
+        lease_id = next(str(tag["Value"]) for tag in tags if tag["Key"] == "srift:lease")
         try:
-            answer = ask()
+            answer = FakeAws._create_fleet(self, region=region, now=now, **words)
         except ClientError:
-            self._without(lease_id)
+            self.refused.append(lease_id)
             raise
         # An InternalError of a fleet refuses nothing yet: the controller looks for machines first.
         if any(kind_of(one["ErrorCode"]) in ("capacity", "final") for one in answer["Errors"]):
-            self._without(lease_id)
+            self.refused.append(lease_id)
         return answer
-
-    def _without(self, lease_id: str) -> None:
-        self.struck["attempt refused"] += 1
-        self.refused.append(lease_id)
 
     def _describe_instances(
         self, *, region: str, now: datetime, Filters: list[Any], **words: Any

@@ -180,17 +180,6 @@ def test_gpu_stands_for_the_families_of_the_image_line() -> None:
     assert wanted(gpus, ["gpu"], None) == gpus
 
 
-@pytest.mark.parametrize(("parameter", "newer"), [
-    (AMI_PARAMETER, True),
-    (AMI_PARAMETER.replace("2.13", "2.9"), False),
-    (AMI_PARAMETER.replace("x86_64", "arm64"), None),
-    ("/ours/ami", None),
-])  # fmt: skip
-def test_a_line_of_images_is_known_by_its_parameter(parameter: str, newer: bool | None) -> None:
-    line = image_line(parameter)
-    assert (None if line is None else "gr6f" in line.families) is newer
-
-
 def test_processors_run_any_image_and_arm_none() -> None:
     line = image_line(AMI_PARAMETER)
     types = [answer(InstanceType="m9.large", GpuInfo={}), answer(InstanceType="g5g.xlarge")]

@@ -101,14 +101,6 @@ def test_a_gang_whose_second_group_is_refused_gives_the_first_back(home: Home) -
     assert ended.usd is not None and ended.usd > 2 * SPOT_USD["c"] * 60 / 3600
 
 
-@pytest.mark.parametrize("code", ["MaxSpotInstanceCountExceeded", "InsufficientInstanceCapacity"])
-def test_a_refusal_of_spot_goes_on_demand(home: Home, code: str) -> None:
-    home.world.faults = [Fault(action="ec2:CreateFleet", code=code)]
-    with home.acquire(home.two()) as running:
-        assert {offer.market for offer in running.cluster.members} == {"on-demand"}
-    assert home.world.count("ec2:CreateFleet") == 2
-
-
 def test_a_price_above_the_bid_goes_on_demand_and_a_gang_that_comes_short_is_given_back(
     home: Home,
 ) -> None:

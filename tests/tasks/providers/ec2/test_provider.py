@@ -15,11 +15,10 @@ from models.domain.cluster import ANY_ZONE, Cluster, bucket_hazard
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.api import Clients
-from tasks.providers.ec2.errors import explained
 from tasks.providers.ec2.provider import Ec2Provider, left_out, misspelt
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import NOON, FakeAws, Fault
-from tests.fake_ec2_account import Account, client_error
+from tests.fake_ec2_account import Account
 
 real_advisor = ec2_api.spot_advisor
 USD: dict[str, dict[str, float | None]] = {
@@ -84,26 +83,6 @@ def test_a_refusal_names_action_code_and_fix_and_no_secret(
     assert all(one in str(refused.value) for one in (action, code, says))
     assert "very-secret-key" not in str(refused.value)
     assert refused.value.__cause__ is None and refused.value.__suppress_context__
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        ("MaxSpotInstanceCountExceeded", "capacity"),
-        ("SpotMaxPriceTooLow", "capacity"),
-        ("SlowDown", "throttled"),
-        ("InternalError", "unsure"),
-        ("InvalidInstanceID.NotFound", "gone"),
-        ("InvalidGroup.Duplicate", "there"),
-        ("DependencyViolation", "busy"),
-        ("UnauthorizedOperation", "denied"),
-        ("ExpiredToken", "credentials"),
-        ("NeverHeardOf", "final"),
-    ],
-)
-def test_a_code_has_the_kind_by_which_a_launch_goes_on(code: str, kind: str) -> None:
-    error = explained(client_error(code, "X"), action="ec2:X", region="us-east-1")
-    assert (error.kind, error.code) == (kind, code)
 
 
 def test_without_credentials_it_has_the_package() -> None:

@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from tasks.providers.ec2 import snapshot as ec2_snapshot
-from tasks.providers.ec2.catalogue import DEVICE_TFLOPS, wanted
+from tasks.providers.ec2.catalogue import wanted
 from tasks.providers.ec2.snapshot import FILE, combined, packaged
 from tests.tasks.providers.ec2.test_catalogue import answer
 
@@ -42,13 +42,6 @@ def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced() -> None:
     assert {offer.region for offer in offers} == {"us-east-1", "eu-west-1"}
     assert len(offers) > 60 and any(offer.usd_per_hour is None for offer in offers)
     assert {offer.price_as_of for offer in offers} == {snapshot.prices_as_of}
-
-
-def test_speeds_in_it_are_those_of_the_table() -> None:
-    for kind in packaged().instance_types:
-        name, _, part = kind.device.partition(" 1/")
-        speed = DEVICE_TFLOPS.get(name)
-        assert kind.device_tflops == (None if speed is None else speed / float(part or 1))
 
 
 def test_sources_are_combined_by_type_and_region() -> None:
