@@ -6,14 +6,12 @@ Refusals raise AwsRefused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from tasks.providers.base import ProviderError
-from tasks.providers.ec2.api import Ec2Api
+from tasks.providers.ec2.api import Ec2Api, header_date
 from tasks.providers.ec2.errors import DENIED, AwsRefused
 
 # Roles of EC2 itself; an account has them once it has used spot machines and fleets.
@@ -44,10 +42,8 @@ class Ec2Account:
     def identity(self, region: str) -> Identity:
         """Needs no permission: a refusal means wrong credentials."""
         answer = self.api.ask("sts:GetCallerIdentity", region)
-        date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-        ahead_s = None
-        with suppress(TypeError, ValueError):
-            ahead_s = (self._now() - parsedate_to_datetime(date)).total_seconds()
+        date = header_date(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
+        ahead_s = None if date != date else self._now().timestamp() - date
         return Identity(account=str(answer["Account"]), arn=str(answer["Arn"]), ahead_s=ahead_s)
 
     def regions(self, region: str) -> dict[str, bool]:
@@ -60,22 +56,16 @@ class Ec2Account:
 
     def bucket_is_public(self, region: str, bucket: str) -> bool:
         """Whether its policy or ACL lets strangers read or write, and nothing blocks that."""
-        blocked = self.api.ask_unless(
-            ("NoSuchPublicAccessBlockConfiguration",),
-            "s3:GetBucketPublicAccessBlock",
-            region,
-            Bucket=bucket,
-        ).get("PublicAccessBlockConfiguration", {})
-        if blocked.get("RestrictPublicBuckets") and blocked.get("IgnorePublicAcls"):
-            return False
-        status = self.api.ask_unless(
-            ("NoSuchBucketPolicy",), "s3:GetBucketPolicyStatus", region, Bucket=bucket
-        )
-        if status.get("PolicyStatus", {}).get("IsPublic") and not blocked.get(
-            "RestrictPublicBuckets"
-        ):
+        words, missing = {"Bucket": bucket}, "NoSuchPublicAccessBlockConfiguration"
+        action = "s3:GetBucketPublicAccessBlock"
+        blocked = self.api.ask_unless((missing,), action, region, **words)
+        blocked = blocked.get("PublicAccessBlockConfiguration", {})
+        action = "s3:GetBucketPolicyStatus"
+        status = self.api.ask_unless(("NoSuchBucketPolicy",), action, region, **words)
+        public = status.get("PolicyStatus", {}).get("IsPublic")
+        if public and not blocked.get("RestrictPublicBuckets"):
             return True
-        grants = self.api.ask("s3:GetBucketAcl", region, Bucket=bucket).get("Grants", [])
+        grants = self.api.ask("s3:GetBucketAcl", region, **words).get("Grants", [])
         granted = any(
             str(grant.get("Grantee", {}).get("URI", "")).endswith(_EVERYBODY) for grant in grants
         )
@@ -83,10 +73,7 @@ class Ec2Account:
 
     def try_bucket(self, region: str, bucket: str, key: str) -> str:
         """Write, read, list and delete an object; a problem that is not a refusal, or ""."""
-        words, content = (
-            {"Bucket": bucket, "Key": key},
-            b"srift doctor was here, and deletes this\n",
-        )
+        words, content = {"Bucket": bucket, "Key": key}, b"srift doctor deletes this\n"
         self.api.ask("s3:PutObject", region, Body=content, **words)
         try:
             answer = self.api.ask("s3:GetObject", region, **words)

@@ -152,13 +152,11 @@ class Mirror:
         """
         found: list[tuple[Stored, Path]] = []
         count: dict[str, int] = {}
-        split = (stored.key.removeprefix(self._under).partition("/out/") for stored in listed)
-        named = [
-            (stored, userid, name) for stored, (userid, _, name) in zip(listed, split, strict=True)
-        ]
-        for stored, userid, name in sorted(
-            named, key=lambda row: not row[2].startswith("records/")
-        ):
+        rows = []
+        for stored in listed:
+            userid, _, name = stored.key.removeprefix(self._under).partition("/out/")
+            rows.append((not name.startswith("records/"), stored, userid, name))
+        for _, stored, userid, name in sorted(rows, key=lambda row: row[0]):
             place = self._places.get(userid)
             if place is None or not _is_allowed(stored, name, place):
                 continue
