@@ -163,48 +163,43 @@ class Account:
         self.groups[region, name] = _tagged(words) | made
         return {"GroupId": name}
 
-    def authorize_security_group_ingress(
-        self, *, region: str, GroupId: str, IpPermissions: list[Any], **_: Any
-    ) -> Any:
-        self.groups[region, GroupId]["in"] += IpPermissions
+    def authorize_security_group_ingress(self, *, way: str = "in", **words: Any) -> Any:
+        self.groups[words["region"], words["GroupId"]][way] += words["IpPermissions"]
         return {}
 
-    def authorize_security_group_egress(
-        self, *, region: str, GroupId: str, IpPermissions: list[Any], **_: Any
-    ) -> Any:
-        self.groups[region, GroupId]["out"] += IpPermissions
-        return {}
+    def authorize_security_group_egress(self, **words: Any) -> Any:
+        return self.authorize_security_group_ingress(way="out", **words)
 
     def revoke_security_group_egress(self, *, region: str, GroupId: str, **_: Any) -> Any:
         group = self.groups[region, GroupId]
         group["out"] = [one for one in group["out"] if one != "everything"]
         return {}
 
-    def describe_launch_templates(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
-        return {"LaunchTemplates": _found(self.templates, region, Filters)}
+    def __getattr__(self, method: str) -> Any:
+        """Describes or deletes launch templates, placement groups and security groups."""
+        verb, _, thing = method.partition("_")
+        kind = "".join(word.capitalize() for word in thing.removesuffix("s").split("_"))
+        if kind not in _MADE:
+            raise AttributeError(method)
+        table, key = _MADE[kind]
+        made: dict[Key, Any] = getattr(self, table)
 
-    def describe_placement_groups(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
-        return {"PlacementGroups": _found(self.placements, region, Filters)}
+        def call(*, region: str, now: datetime, **words: Any) -> Any:
+            if verb == "delete":
+                del made[region, words[key]]
+                return {}
+            here = [each for (place, _), each in made.items() if place == region]
+            return {f"{kind}s": [each for each in here if matches(each, words["Filters"])]}
 
-    def describe_security_groups(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
-        return {"SecurityGroups": _found(self.groups, region, Filters)}
+        return call
 
-    def delete_launch_template(self, *, region: str, LaunchTemplateName: str, **_: Any) -> Any:
-        del self.templates[region, LaunchTemplateName]
-        return {}
 
-    def delete_placement_group(self, *, region: str, GroupName: str, **_: Any) -> Any:
-        del self.placements[region, GroupName]
-        return {}
-
-    def delete_security_group(self, *, region: str, GroupId: str, **_: Any) -> Any:
-        del self.groups[region, GroupId]
-        return {}
+_MADE = {
+    "LaunchTemplate": ("templates", "LaunchTemplateName"),
+    "PlacementGroup": ("placements", "GroupName"),
+    "SecurityGroup": ("groups", "GroupId"),
+}
 
 
 def _tagged(words: dict[str, Any]) -> dict[str, Any]:
     return words | {"Tags": list(words["TagSpecifications"][0]["Tags"])}
-
-
-def _found(where: dict[Key, Any], region: str, filters: list[Any]) -> list[Any]:
-    return [one for (place, _), one in where.items() if place == region and matches(one, filters)]

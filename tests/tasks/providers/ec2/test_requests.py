@@ -140,12 +140,6 @@ def test_on_demand_is_a_fleet_without_a_price() -> None:
     }
 
 
-@pytest.mark.parametrize("public", [True, False])
-def test_a_public_address_is_never_left_to_the_subnet(public: bool) -> None:
-    [interface] = interfaces(replace(SPEC, public=public), ASKED)
-    assert interface["AssociatePublicIpAddress"] is public
-
-
 @pytest.mark.parametrize(
     ("cards", "expected"),
     [
