@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,33 +15,25 @@ from tasks.providers.ec2.cluster import Ec2Cluster
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.prices import most_usd_per_hour_beside
 from tasks.providers.ec2.provider import Ec2Provider
-from tasks.providers.ec2.requests import LaunchSpec
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import FakeAws, Killed
 
 BOOT_S = 180.0  # until a machine sets its own end, at most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
-    """What a launch would ask for."""
+def worst_usd(found: Sequence[Attempt], volume_gib: int, deadline_s: float) -> float:
+    """The most that all attempts can cost, whatever becomes of the controller.
 
-    spec: LaunchSpec
-    attempts: list[Attempt]
-
-    def worst_usd(self, deadline_s: float) -> float:
-        """The most that all attempts can cost, whatever becomes of the controller.
-
-        The dearest attempt to the end, and a minute of every other: an attempt's machines are gone
-        before the next one.
-        """
-        more = most_usd_per_hour_beside(self.spec.volume_gib)
-        each = [
-            sum(group.size * (max(group.bids.values()) + more) for group in attempt.groups)
-            for attempt in self.attempts
-        ]
-        seconds = 60.0 * math.ceil(deadline_s / 60) + BOOT_S
-        return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
+    The dearest attempt to the end, and a minute of every other: an attempt's machines are gone
+    before the next one.
+    """
+    more = most_usd_per_hour_beside(volume_gib)
+    each = [
+        sum(group.size * (max(group.bids.values()) + more) for group in attempt.groups)
+        for attempt in found
+    ]
+    seconds = 60.0 * math.ceil(deadline_s / 60) + BOOT_S
+    return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
 
 
 CHOICES = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*",), bucket="mailbox")
@@ -69,18 +61,10 @@ class Home:
             threaded=self.threaded,
         )
 
-    def prospect(self, cluster: Cluster, *, lease_id: str, deadline_s: float) -> Prospect:
+    def attempts(self, cluster: Cluster) -> list[Attempt]:
         """What `acquire` would ask for."""
-        surveyor, ends = (
-            self.provider._machines.surveyor,
-            int(self.world.now.timestamp() + deadline_s),
-        )
-        near = self.provider._offers_near(cluster)
-        spec = surveyor.launch_spec(
-            cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends
-        )
-        found = attempts(cluster, near, spec.subnets, self.choices.markets)
-        return Prospect(spec=spec, attempts=found)
+        zones = [f"{cluster.members[0].region}{letter}" for letter in "abc"]
+        return attempts(cluster, self.provider._offers_near(cluster), zones, self.choices.markets)
 
     def offer(
         self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a"

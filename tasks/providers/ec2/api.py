@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region from here
 ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
-CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 5, 1
+CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
 VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds what was just created
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money, or may again
 _PAGE = 100  # instance types in one DescribeInstanceTypes
@@ -69,13 +69,9 @@ def boto_clients() -> Clients:
 
 def _session() -> Any:
     import boto3
-    from botocore.session import Session
 
     with asking("the credentials", "any region"):
-        plain = Session()
-        plain.set_config_variable("metadata_service_timeout", METADATA_S)
-        plain.set_config_variable("metadata_service_num_attempts", 1)
-        return boto3.Session(botocore_session=plain)
+        return boto3.Session()
 
 
 @contextmanager

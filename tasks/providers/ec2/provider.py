@@ -27,6 +27,7 @@ from tasks.providers.ec2.api import AwsClock, Clients, Ec2Api
 from tasks.providers.ec2.catalogue import (
     GPU,
     described,
+    facts_of,
     family,
     image_line,
     is_gpu,
@@ -38,7 +39,7 @@ from tasks.providers.ec2.errors import NO_CREDENTIALS
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.machines import NO_BUCKET, Ec2Machines
 from tasks.providers.ec2.settings import Ec2
-from tasks.providers.ec2.snapshot import packaged, several_interfaces
+from tasks.providers.ec2.snapshot import packaged
 from tasks.providers.ec2.survey import Surveyor, not_launched
 
 _THREADS = 8  # regions asked in parallel
@@ -237,7 +238,9 @@ class Ec2Provider(Provider):
         for region, names in self._offered.items():
             answers += self._api.instance_types(region, sorted(left & names))
             left -= names
-        self._several_interfaces |= set(several_interfaces(answers))
+        self._several_interfaces |= {
+            str(answer["InstanceType"]) for answer in answers if facts_of(answer).several_interfaces
+        }
         line = image_line(self._choices.ami_parameter)
         kept = wanted(described(answers), self._choices.instance_types, line)
         return {kind.name: kind for kind in kept}

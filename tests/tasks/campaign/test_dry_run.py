@@ -26,7 +26,7 @@ from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.account import REGION, account, project
-from tests.ec2_home import Prospect
+from tests.ec2_home import worst_usd
 from tests.fakes import offer
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -165,7 +165,7 @@ def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
         reckoned = (
             (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
         )
-        assert Prospect(spec=spec, attempts=found).worst_usd(deadline_s) <= reckoned
+        assert worst_usd(found, spec.volume_gib, deadline_s) <= reckoned
 
 
 def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price() -> None:

@@ -16,7 +16,7 @@ from tasks.providers.ec2.attempts import SPOT_MARGIN, Attempt, attempts, reprice
 from tasks.providers.ec2.catalogue import TypeFacts, quota_of
 from tasks.providers.ec2.requests import LaunchSpec, Request, requests_of, shortened
 from tests import aws_model
-from tests.ec2_home import Prospect
+from tests.ec2_home import worst_usd
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
@@ -48,8 +48,9 @@ EFA = TypeFacts(efa=True, grouped=True)
 SPEC = LaunchSpec(
     region="us-east-1", vpc="vpc-1", subnets={zone: f"subnet-{zone[-1]}" for zone in ZONES},
     types={"g4dn.xlarge": TypeFacts(efa=False, grouped=True), "p4d.24xlarge": EFA},
-    image_id="ami-1", root_device="/dev/sda1", volume_gib=100, instance_profile="srift-node", role_id="AROA",
-    deployment="srift", controller="abc", lease_id="r-1", deadline_unix=1_800_000_000,
+    image_id="ami-1", root_device="/dev/sda1", volume_gib=100, instance_profile="srift-node",
+    role_id="AROA", deployment="srift", controller="abc", lease_id="r-1",
+    deadline_unix=1_800_000_000,
 )  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def test_the_worst_case_bounds_every_attempt_to_its_end(
     cluster = Cluster.of((size, replace(OFFERS[0], usd_per_hour=usd)))
     for markets in (BOTH, ("spot",)):
         found = attempts(cluster, OFFERS, ZONES, markets)
-        worst = Prospect(spec=SPEC, attempts=found).worst_usd(deadline_s)
+        worst = worst_usd(found, SPEC.volume_gib, deadline_s)
         for one in found:
             price = size * (one.groups[0].bids[zone] + SPEC.usd_per_hour_more)
             assert worst > price * deadline_s / 3600

@@ -9,9 +9,9 @@ from importlib import metadata
 
 import pytest
 
-from tasks.providers.ec2 import snapshot as ec2_snapshot
 from tasks.providers.ec2.catalogue import wanted
-from tasks.providers.ec2.snapshot import FILE, combined, packaged
+from tasks.providers.ec2.snapshot import FILE, packaged
+from tests.snapshot import combined, make
 from tests.tasks.providers.ec2.test_catalogue import answer
 
 INSTALLED = {"moto", "apache-libcloud"} <= {
@@ -64,6 +64,6 @@ def test_sources_are_combined_by_type_and_region() -> None:
     not INSTALLED, reason="its sources are not installed: pip install -e '.[snapshot]'"
 )
 def test_the_command_makes_the_file_that_is_here_from_the_packages_that_it_names() -> None:
-    made = ec2_snapshot.make(datetime(2026, 11, 20, tzinfo=UTC))
+    made = make(datetime(2026, 11, 20, tzinfo=UTC))
     there = json.loads(gzip.decompress(FILE.read_bytes()))
     assert json.loads(json.dumps(made))["instance_types"] == there["instance_types"]
