@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
 from tasks.node.record import Item, Plan, RankLayout
+from tests.warehouse.builders import record
 
 if TYPE_CHECKING:
     from tests.chaos.node import Node
@@ -129,20 +130,15 @@ class Gang:
 
 def record_of(plan: Plan, item: Item, unix: float) -> dict[str, Any]:
     """As the worker writes it, by a clock that may be wrong."""
-    return {
-        "run_id": item.run_id,
-        "lease_id": plan.lease_id,
-        "attempt": plan.attempt,
-        "kind": item.kind,
-        "status": "measured",
-        "reason": "",
-        "item": asdict(item),
-        "workload_digest": "w1",
-        "started_unix": unix - 5.0,
-        "ended_unix": unix,
-        "fingerprint": "f1",
-        "torch_version": "2.13.0",
-        "values": dict(VALUES[item.kind]),
-        "devices": [],
-        "cause": "",
-    }
+    return record(
+        item.run_id,
+        lease_id=plan.lease_id,
+        attempt=plan.attempt,
+        kind=item.kind,
+        item=asdict(item),
+        started_unix=unix - 5.0,
+        ended_unix=unix,
+        fingerprint="f1",
+        torch_version="2.13.0",
+        values=dict(VALUES[item.kind]),
+    )

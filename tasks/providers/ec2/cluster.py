@@ -153,9 +153,8 @@ class Ec2Cluster(RunningCluster):
 
 def places_of(lease: Ec2Lease) -> dict[str, Place]:
     """Every machine of the lease that had a rank, by its aws:userid."""
-    nodes = len(lease.current)
     return {
-        userid: Place(rank=machine.rank, nodes=nodes, current=machine.current)
+        userid: Place(rank=machine.rank, current=machine.current)
         for userid, machine in lease.userids.items()
         if machine.rank >= 0
     }

@@ -38,7 +38,6 @@ class Place:
     """A machine's rank. Of a replaced machine (not `current`) only records and logs count."""
 
     rank: int
-    nodes: int
     current: bool = True
 
 
@@ -66,7 +65,6 @@ class Mirror:
         self._thread: threading.Thread | None = None
         self._listed_at = self._changed_at = float("-inf")
         self.now_unix = float("-inf")  # the store's clock at the last complete round
-        self.problem = ""  # why the last round was not complete
 
     def place(self, places: Mapping[str, Place]) -> None:
         """Other machines from the next round on."""
@@ -91,7 +89,7 @@ class Mirror:
             self._thread.join()
 
     def sync(self) -> bool:
-        """A round both ways; False, with `problem`, if anything failed."""
+        """A round both ways; False if anything failed."""
         with self._lock:
             pulled = self.pull()
             return self.push() and pulled
@@ -114,8 +112,7 @@ class Mirror:
             self._listed_at = self._clock()
             try:
                 listed, began = self._store.listed(self._under)
-            except AwsRefused as error:
-                self.problem = str(error)
+            except AwsRefused:
                 return False
             wanted = self._wanted(listed)
             if not all(_STEADY.fullmatch(stored.key) for stored, _ in wanted):
@@ -124,7 +121,6 @@ class Mirror:
             whole = all(fetched)
             if whole:
                 self.now_unix = max(self.now_unix, began if began == began else self._clock())
-                self.problem = ""
             return whole
 
     def push(self) -> bool:
@@ -132,12 +128,11 @@ class Mirror:
         with self._lock:
             try:
                 files = self._of_controller()
-                for userid, place in self._places.items():
-                    if place.current:
-                        node = json.dumps({"node": place.rank, "nodes": place.nodes}).encode()
-                        self._bring(userid, files | {"node.json": node})
-            except (AwsRefused, OSError) as error:
-                self.problem = str(error)
+                ranks = {name: place.rank for name, place in self._places.items() if place.current}
+                for userid, rank in ranks.items():
+                    node = json.dumps({"node": rank, "nodes": len(ranks)}).encode()
+                    self._bring(userid, files | {"node.json": node})
+            except (AwsRefused, OSError):
                 return False
             return True
 
@@ -170,12 +165,10 @@ class Mirror:
             content, written = self._store.get(stored.key, MOST_BYTES)
             _appear(_free_path(path, stored.key, content), content, written)
         except AwsRefused as error:
-            self.problem = str(error)
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
             pass  # a file in the place of a folder: no courier uploads that
-        except OSError as error:
-            self.problem = str(error)
+        except OSError:
             return False
         self._have[stored.key] = stored.version
         return True

@@ -7,7 +7,7 @@ prices of November 2025: offers have the region's, caps count the dearest region
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -87,7 +87,7 @@ def on_demand_offers(
 
 
 def spot_offers(
-    types: Sequence[InstanceType],
+    types: Iterable[InstanceType],
     prices: Mapping[tuple[str, str], float | None],
     buckets: Mapping[str, int],
     *,
@@ -95,20 +95,19 @@ def spot_offers(
     price_as_of: datetime,
 ) -> list[Offer]:
     """An offer for each type and zone with a spot price row."""
-    known = {kind.name: kind for kind in types}
-    return [
-        Offer(
-            instance_type=known[name],
+    offers = {
+        offer.instance_type.name: replace(
+            offer,
             market="spot",
-            zone=zone,
-            region=region,
-            usd_per_hour=usd,
-            interruptions_per_hour=bucket_hazard(buckets.get(name)),
-            price_as_of=price_as_of,
-            interruption_source=_source(buckets, name, price_as_of),
+            interruptions_per_hour=bucket_hazard(buckets.get(offer.instance_type.name)),
+            interruption_source=_source(buckets, offer.instance_type.name, price_as_of),
         )
+        for offer in on_demand_offers(types, {}, region=region, price_as_of=price_as_of)
+    }
+    return [
+        replace(offers[name], zone=zone, usd_per_hour=usd)
         for (name, zone), usd in sorted(prices.items())
-        if name in known
+        if name in offers
     ]
 
 
