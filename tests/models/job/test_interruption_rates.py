@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from models.domain.cluster import bucket_hazard
 from models.job.interruption_rates import HazardModel, fit_hazard
@@ -61,13 +59,10 @@ def test_bunching_is_learned() -> None:
     assert bunched.bunching > 2 * even.bunching
 
 
-@given(few=st.integers(1, 8), more=st.integers(1, 8))
-def test_a_gang_is_interrupted_no_less_than_a_part_and_no_more_than_the_sum(
-    few: int, more: int
-) -> None:
+def test_a_gang_is_interrupted_no_less_than_its_machines_and_no_more_than_their_sum() -> None:
     model = fit_hazard(windows({"x": 0.02, "y": 0.01}))
-    single, small, large = (hazards(model, *["x"] * count)[0] for count in (1, few, few + more))
-    assert single * (1 - 1e-9) <= small <= large <= (few + more) * single * (1 + 1e-9)
+    single, small, large = (hazards(model, *["x"] * count)[0] for count in (1, 3, 8))
+    assert single < small < large < 8 * single
 
 
 def test_zones_of_a_gang_add_up_and_even_out_their_bunching() -> None:

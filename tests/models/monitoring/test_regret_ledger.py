@@ -59,6 +59,7 @@ def hours(step_s: float) -> float:
     return spot.STARTUP_S / 3600 + STEPS * step_s / 3600
 
 
+DEADLINE = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105)}
 SETUP = ["workload", "cluster", "layout", "batch_per_device", "accumulation_steps"]
 SETUP += ["strategy", "precision", "switches"]
 
@@ -99,8 +100,7 @@ def test_runs_before_the_promise_or_at_an_unknown_time_judge_nothing() -> None:
 
 
 def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> None:
-    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
-    promises = [promise(1, **goal), promise(2, **goal)]
+    promises = [promise(rank, p_required=0.9, **DEADLINE) for rank in (1, 2)]
     (missed,) = judged(promises, [run("a", 1, 0.11), run("b", 2, 0.2)])
     assert missed["verdict"] == "missed_constraint" and missed["regret"] is None
     assert missed["met_constraint"] is False and missed["measured_p_meets"] == 0.0
@@ -111,19 +111,18 @@ def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> No
 
 
 def test_without_a_required_probability_overshooting_is_weighed() -> None:
-    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105)}
-    late = promise(2, usd_per_hour=0.5, **goal)  # half the price, two per cent late
-    (row,) = judged([promise(1, **goal), late], [run("a", 1, 0.1), run("b", 2, 0.107)])
+    late = promise(2, usd_per_hour=0.5, **DEADLINE)  # half the price, two per cent late
+    (row,) = judged([promise(1, **DEADLINE), late], [run("a", 1, 0.1), run("b", 2, 0.107)])
     loss = np.log(0.5 * hours(0.107)) + 10 * np.log(hours(0.107) / hours(0.105))
     assert row["best_rival_cluster"] == "1xb"
     assert row["regret"] == pytest.approx(hours(0.1) / np.exp(loss) - 1, rel=1e-2)
-    (missed,) = judged([promise(1, **goal), late], [run("a", 1, 0.11), run("b", 2, 0.1)])
+    (missed,) = judged([promise(1, **DEADLINE), late], [run("a", 1, 0.11), run("b", 2, 0.1)])
     assert missed["verdict"] == "missed_constraint"
 
 
 def test_a_spot_choice_meets_its_deadline_with_a_probability() -> None:
-    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
-    spot_row = promise(1, interruptions_per_hour=1.0, market="spot", **goal)
+    goal = DEADLINE | {"p_required": 0.9, "market": "spot"}
+    spot_row = promise(1, interruptions_per_hour=1.0, **goal)
     (row,) = judged([spot_row], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
 
