@@ -92,6 +92,14 @@ class Home:
         made = self.provider.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=1)
         return cast(AbstractContextManager[Ec2Cluster], made)
 
+    def upload(self, instance_id: str, name: str, body: Any) -> None:
+        """A machine of lease r-1 uploads a file."""
+        self.world.s3.upload(self.world.now, "r-1", instance_id, name, body)
+
+    def reads(self, instance_id: str, name: str) -> Any:
+        """What a machine of lease r-1 reads from the controller."""
+        return self.world.s3.read("r-1", instance_id, name)
+
     def die(self) -> None:
         """The controller is gone, and another one comes."""
         for lease_id in self.leases.ids():

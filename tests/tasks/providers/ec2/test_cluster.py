@@ -33,10 +33,8 @@ def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_e
     home: Home, running: Ec2Cluster
 ) -> None:
     first, second = names(home)
-    home.world.s3.upload(home.world.now, "r-1", first, "ready.json", {"address": "10.0.0.1"})
-    home.world.s3.upload(
-        home.world.now, "r-1", second, "records/r-1-000.json", {"run_id": "r-1-000"}
-    )
+    home.upload(first, "ready.json", {"address": "10.0.0.1"})
+    home.upload(second, "records/r-1-000.json", {"run_id": "r-1-000"})
     write_json(running.mailbox / "plan.json", {"attempt": 1})
     (running.mailbox / "workloads").mkdir()
     (running.mailbox / "workloads" / "abc.py").write_text("x = 1\n")
@@ -45,7 +43,7 @@ def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_e
     box = Mailbox(path=running.mailbox, nodes=2)
     assert (box.ready_of(0) > 0, box.recorded()) == (True, {"r-1-000"})
     for name in (first, second):
-        manifest = home.world.s3.read("r-1", name, "manifest.json")["files"]
+        manifest = home.reads(name, "manifest.json")["files"]
         assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}
     puts = home.world.count("s3:PutObject")
     assert running.mirror.sync() and home.world.count("s3:PutObject") == puts
@@ -58,15 +56,13 @@ def test_the_manifest_comes_after_what_it_names(home: Home, running: Ec2Cluster)
         Fault(action="s3:PutObject", code="AccessDenied", when=lambda words: "plan" in words["Key"])
     ]
     assert not running.mirror.sync()
-    assert set(home.world.s3.read("r-1", one, "manifest.json")["files"]) == {"node.json"}
+    assert set(home.reads(one, "manifest.json")["files"]) == {"node.json"}
     assert running.mirror.sync()
-    assert "plan.json" in home.world.s3.read("r-1", one, "manifest.json")["files"]
+    assert "plan.json" in home.reads(one, "manifest.json")["files"]
 
 
 def test_half_an_answer_never_appears(home: Home, running: Ec2Cluster) -> None:
-    home.world.s3.upload(
-        home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a" * 100}
-    )
+    home.upload(names(home)[0], "records/a.json", {"run_id": "a" * 100})
     home.world.s3.cut = 1
     assert not running.mirror.sync() and home.records() == set()
     assert running.mirror.sync() and home.records() == {"a"}
@@ -81,16 +77,14 @@ def test_a_store_that_fails_makes_nobody_silent(
     box = Mailbox(path=running.mailbox, nodes=2)
     home.world.s3.skew_s = 3600.0
     for name in names(home):
-        home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
+        home.upload(name, "heartbeat.json", {"phase": "measuring"})
     running.mirror.sync()
     assert silent_nodes(box, running.now_unix()) == []
     home.world.faults = [Fault(action=action, code=SILENT, times=999)]
     for _ in range(60):
         home.world.pass_s(1.0)
         for name in names(home):
-            home.world.s3.upload(
-                home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"}
-            )
+            home.upload(name, "heartbeat.json", {"phase": "measuring"})
         running.mirror.sync()
     assert silent_nodes(box, running.now_unix()) == []
     home.world.faults = []
@@ -113,10 +107,8 @@ def test_a_name_that_leads_elsewhere_is_left_where_it_is_and_a_stranger_is_not_h
         f"{ROLE}:i-0ffffffffffffffff/out/x.json",
     )
     for name in names_that_lead_elsewhere:
-        home.world.s3.upload(home.world.now, "r-1", names(home)[0], name, {"evil": True})
-    home.world.s3.upload(
-        home.world.now, "r-1", "i-0ffffffffffffffff", "records/x.json", {"run_id": "x"}
-    )
+        home.upload(names(home)[0], name, {"evil": True})
+    home.upload("i-0ffffffffffffffff", "records/x.json", {"run_id": "x"})
     assert running.mirror.sync()
     assert sorted(home.path.rglob("*")) == before
 
@@ -127,9 +119,7 @@ def test_an_upload_that_is_too_large_is_left_where_it_is(
     monkeypatch.setattr(ec2_mirror, "MOST_BYTES", 100)
     with home.acquire(home.two()) as running:
         for name, size in (("fits", 100), ("large", 101)):
-            home.world.s3.upload(
-                home.world.now, "r-1", names(home)[0], f"records/{name}.json", b"x" * size
-            )
+            home.upload(names(home)[0], f"records/{name}.json", b"x" * size)
         assert running.mirror.sync() and home.records() == {"fits"}
         assert home.world.count("s3:GetObject") == 1
 
@@ -137,7 +127,7 @@ def test_an_upload_that_is_too_large_is_left_where_it_is(
 def test_a_record_is_on_the_disk_before_it_takes_its_name(
     home: Home, running: Ec2Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", b"x" * 77)
+    home.upload(names(home)[0], "records/a.json", b"x" * 77)
     seen: list[tuple[int, bool]] = []
     file = running.mailbox / "node-0" / "records" / "a.json"
     monkeypatch.setattr(
@@ -167,9 +157,7 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(
         return listed(**words)
 
     with home.acquire(home.two()) as running:
-        home.world.s3.upload(
-            home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"}
-        )
+        home.upload(names(home)[0], "records/a.json", {"run_id": "a"})
         write_json(running.mailbox / "done.json", {})
         monkeypatch.setattr(
             FakeAws, "_terminate_instances", lambda self, **words: terminated(**words)
@@ -201,15 +189,13 @@ def test_an_interruption_is_distinguished_from_a_failure_and_what_ec2_knows_no_m
 def test_a_replacement_that_measures_a_run_again_overwrites_no_record(home: Home) -> None:
     with home.acquire(home.two()) as running:
         second = names(home)[1]
-        home.world.s3.upload(
-            home.world.now, "r-1", second, "records/a.json", {"run_id": "a", "by": 2}
-        )
+        home.upload(second, "records/a.json", {"run_id": "a", "by": 2})
         home.world.interrupt(second)
         assert running.replace(1)
         third = next(
             machine.instance_id for machine in home.world.alive() if machine.instance_id > second
         )
-        home.world.s3.upload(home.world.now, "r-1", third, "records/a.json", b'{"run_id": "a", "b')
+        home.upload(third, "records/a.json", b'{"run_id": "a", "b')
         assert running.mirror.sync() and running.mirror.sync()
     records = [
         file.read_text() for file in home.leases.mailbox("r-1").glob("node-*/records/a.json")
@@ -234,10 +220,8 @@ def test_a_notice_counts_down_by_the_stores_clock(home: Home, running: Ec2Cluste
     first, second = names(home)
     at = home.world.now.timestamp() + 110
     notice = {"kind": "interruption", "action": "terminate", "at": "", "seen_unix": at}
-    home.world.s3.upload(home.world.now, "r-1", first, "notice.json", notice)
-    home.world.s3.upload(
-        home.world.now, "r-1", second, "notice.json", notice | {"kind": "rebalance"}
-    )
+    home.upload(first, "notice.json", notice)
+    home.upload(second, "notice.json", notice | {"kind": "rebalance"})
     home.world.pass_s(20.0)
     running.mirror.sync()
     leaving, warned = running.nodes()
@@ -252,7 +236,7 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
     with home.acquire(home.two()) as running:
         first, second = names(home)
         for name in ("ready.json", "heartbeat.json", "records/a.json"):
-            home.world.s3.upload(home.world.now, "r-1", second, name, {"run_id": "a"})
+            home.upload(second, name, {"run_id": "a"})
         home.world.interrupt(second)
         write_json(running.mailbox / "plan.json", {"attempt": 1})
         running.mirror.sync()
@@ -261,11 +245,11 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
         assert running.addresses == ["10.0.0.1", home.world.instances[third].address]
         assert [node.alive for node in running.nodes()] == [True, True]
         assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1")
-        home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {"run_id": "b"})
+        home.upload(second, "records/b.json", {"run_id": "b"})
         running.mirror.sync()
         assert home.records() == {"a", "b"}
-        assert home.world.s3.read("r-1", third, "node.json") == {"node": 1, "nodes": 2}
-        assert "plan.json" in home.world.s3.read("r-1", third, "manifest.json")["files"]
+        assert home.reads(third, "node.json") == {"node": 1, "nodes": 2}
+        assert "plan.json" in home.reads(third, "manifest.json")["files"]
     assert home.world.alive() == [] and home.world.bought() == 3
 
 
@@ -285,9 +269,7 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
     home: Home,
 ) -> None:
     with home.acquire(home.two()):
-        home.world.s3.upload(
-            home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"}
-        )
+        home.upload(names(home)[0], "records/last.json", {"run_id": "last"})
         home.world.faults = [Fault(action="s3:GetObject", code="InternalError", times=400)]
     assert home.world.alive() == [] and home.provider.ended() == []
     assert len(home.provider.leases()) == 1
@@ -308,7 +290,7 @@ def test_a_quiet_store_is_listed_every_five_seconds_and_a_new_file_goes_up_at_on
         assert home.world.count("s3:ListBucket") - before == 12
         write_json(running.mailbox / "plan.json", {"attempt": 2})
         running.mirror.poll()
-        assert home.world.s3.read("r-1", names(home)[0], "plan.json") == {"attempt": 2}
+        assert home.reads(names(home)[0], "plan.json") == {"attempt": 2}
 
 
 def test_a_refused_replacement_leaves_the_rank_lost_and_may_be_asked_for_again(

@@ -39,7 +39,7 @@ def test_a_spot_cluster_comes_up_in_the_cheapest_zone_and_is_gone_afterwards(hom
         assert {offer.zone for offer in running.cluster.members} == {"us-east-1c"}
         [held] = home.provider.leases()
         assert held.controller_alive and held.cluster == "2xg4dn.12xlarge"
-        node = home.world.s3.read("r-1", home.world.alive()[1].instance_id, "node.json")
+        node = home.reads(home.world.alive()[1].instance_id, "node.json")
         assert node == {"node": 1, "nodes": 2}
         home.world.pass_s(3600 - 7)
         usd = running.usd_so_far()

@@ -55,7 +55,7 @@ def rewritten(home: Home, **changes: object) -> None:
 
 def the_second_uploads_a_record(home: Home) -> None:
     machine = home.world.alive()[1].instance_id
-    home.world.s3.upload(home.world.now, "r-1", machine, "records/a.json", {"run_id": "a"})
+    home.upload(machine, "records/a.json", {"run_id": "a"})
 
 
 def not_swept(home: Home) -> NotSwept:
@@ -320,9 +320,7 @@ def test_what_a_machine_uploads_while_it_goes_down_is_fetched(home: Home) -> Non
     def sleep(seconds: float) -> None:
         home.world.pass_s(seconds)
         if home.world.instances[machine].ended_at is not None:
-            home.world.s3.upload(
-                home.world.now, "r-1", machine, "records/last.json", {"run_id": "last"}
-            )
+            home.upload(machine, "records/last.json", {"run_id": "last"})
 
     home.provider._api.clock = replace(home.world.clock, sleep=sleep)
     home.provider.reap(home.world.now)
