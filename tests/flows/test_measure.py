@@ -36,9 +36,10 @@ MEASURED = {
 
 def report(cluster: Any) -> None:
     """Each run of the plan is measured."""
-    for item in json.loads((cluster.mailbox / "plan.json").read_text())["items"]:
+    plan = json.loads((cluster.mailbox / "plan.json").read_text())
+    digest = plan["workloads"][0]["digest"]
+    for item in plan["items"]:
         values = PROFILE if item["kind"] == "profile" else MEASURED | {"flops_per_sample": None}
-        digest = json.loads((cluster.mailbox / "plan.json").read_text())["workloads"][0]["digest"]
         cluster.report(item["run_id"], kind=item["kind"], values=values, workload_digest=digest)
 
 
@@ -142,11 +143,6 @@ def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(
         (["conv", "--on", "2xs.smal"], "'s.small'"),
         (["convv", "--on", "2xs.small"], "'conv'"),
         (["conv", "--on", "s.small"], "1xs.small"),
-        (
-            ["conv", "--on", "9xs.small"],
-            "2xs.small",
-        ),
-        (["conv", "--on", "2xs.whole"], "1xs.whole"),
         (["conv", "--on", "1xs.small", "--max-usd", "0"], "--max-usd"),
         (["conv", "--on", "1xs.small", "--provider", "ec2"], "--max-usd"),
         (["conv", "--on", "1xs.small", "--provider", "ec3"], "'ec2'"),

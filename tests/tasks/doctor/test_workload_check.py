@@ -151,12 +151,3 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
         here.rename(data.fetched_below(settings.home))  # as fetched for local hosts
         found = check_workload(settings, "net", timeout_s=120)
     assert all(one["figures"]["step_s"] > 0 for one in found["precisions"]), found
-
-
-def test_an_entrypoint_that_does_not_take_its_data_would_fail(tmp_path: Path) -> None:
-    project(tmp_path)
-    (tmp_path / "srift.toml").write_text(
-        TOML.replace("samples", 'data = "s3://mine-1/images"\nsamples', 1)
-    )
-    found = problems(check_workload(load_settings(tmp_path / "srift.toml"), "net", timeout_s=120))
-    assert "unexpected keyword argument" in str(found)

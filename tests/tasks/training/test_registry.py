@@ -177,15 +177,6 @@ def test_a_challenger_is_promoted_or_refused(tmp_path: Path) -> None:
     assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
-def test_another_store_may_be_chosen(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
-    champion = registry.load_champion(tmp_path, "local")
-    assert champion is not None and champion.version == 1
-    assert not (tmp_path / "mlflow.db").exists()
-
-
 def test_a_damaged_or_moved_registry_is_an_error(
     home: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

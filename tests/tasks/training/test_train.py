@@ -55,7 +55,7 @@ def challenger(promote: bool) -> Challenger:
         model=model(),
         held_out=pd.DataFrame(),
         scoreboard=scores(),
-        decision=Promotion(promote=promote, reason="so says the rule."),
+        decision=Promotion(promote=promote, reason="ruled"),
     )
 
 
@@ -83,11 +83,9 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
 ) -> None:
     made = challenger(promote)
     assert register(here, made, frames(), "refresh-9", NOON) == (4, made.decision)
-    assert logged["moves"] == [
-        ("promote" if promote else "refuse", "local", 4, "so says the rule.")
-    ]
+    assert logged["moves"] == [("promote" if promote else "refuse", "local", 4, "ruled")]
     (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
-    assert (row["version"], row["promoted"], row["reason"]) == ("4", promote, "so says the rule.")
+    assert (row["version"], row["promoted"], row["reason"]) == ("4", promote, "ruled")
     assert (
         row["training_digest"]
         == logged["provenance"].training_digest
