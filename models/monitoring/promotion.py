@@ -102,7 +102,7 @@ def _coverage_short(scoreboard: pd.DataFrame) -> str:
     """Describe the splits whose intervals cover too little; empty where none does."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
-        f"90 % intervals cover {row['coverage_90']:.0%} of {row['rows']} rows held out by"
+        f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"
         f" {row['split'].replace('_', ' ')}, not {_LEAST_COVERAGE:.0%}"
         for _, row in judged[judged["coverage_90"] < _LEAST_COVERAGE].iterrows()
     )
