@@ -1,4 +1,4 @@
-"""MLflow's basic auth without pages of other ports: MLflow itself trusts every page of localhost."""
+"""MLflow's basic auth that refuses other origins. MLflow trusts every page of localhost."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The pure core: arithmetic on values and frames. No cloud, no clock, no disk, no random globals."""
+"""Arithmetic on values and frames: no cloud, clock, disk or global random state."""

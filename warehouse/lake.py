@@ -39,8 +39,8 @@ from .database import (
 )
 
 _SCHEMA = "srift_warehouse"  # the catalogue's schema in PostgreSQL
-# PostgreSQL's settings for the session that holds a lock. It idles by design, and a machine that loses
-# its power is noticed after a minute instead of two hours.
+# PostgreSQL's settings for the session that holds a lock. It idles by design, and keepalives detect
+# a machine that loses its power after a minute instead of two hours.
 WHILE_LOCKED = {
     "idle_in_transaction_session_timeout": 0,
     "tcp_keepalives_idle": 30,

@@ -15,8 +15,8 @@ ANY_ZONE = "any"  # the price holds in every zone of its region
 
 # Spot Advisor gives the share of a type's machines interrupted in a month in five ranges: below
 # 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. These are the middles; the last range is open and
-# 30 % a guess. A type that is not listed counts as the worst: it is mostly new or scarce, and a warning
-# too many costs a job less than a warning too few.
+# 30 % a guess. A type that is not listed counts as the worst: it is mostly new or scarce, and a
+# false warning costs a job less than a missing one.
 ADVISED_MONTHLY_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
 _MONTH_HOURS = 730.5  # a twelfth of 365.25 days
 

@@ -3,8 +3,8 @@
     allowed = dense + max(0.1 (first - dense), apart)       passes if loss <= allowed
 
 `dense` is DDP's mean loss over seeds in the last AVERAGED windows of steps that all runs have,
-`first` in the first windows, and `apart` the range over seeds in the last. If DDP learned no more than
-`apart`, nothing is shown. All runs are of one cluster, batch, precision and set of seeds.
+`first` in the first windows, and `apart` the range over seeds in the last. If DDP learned no more
+than `apart`, nothing is shown. All runs share cluster, batch, precision and seeds.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class Report:
     def headline(self) -> str:
         return (
             f"{self.predicted} of {self.rows} rows predicted ({self.provider}); errors are"
-            " |predicted - measured| over measured,\ncoverage is the share inside the 50, 80 and 90 % intervals"
+            " |predicted - measured| over measured,\ncoverage is the share inside the 50, 80 and"
+            " 90 % intervals"
         )
 
     def as_json(self) -> dict[str, Any]:

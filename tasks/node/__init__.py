@@ -1,1 +1,1 @@
-"""What travels to a machine: standard library and torch only, relative imports, run as `python -m node`."""
+"""The package that runs on a machine as `python -m node`: standard library and torch only."""

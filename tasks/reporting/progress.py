@@ -1,4 +1,4 @@
-"""Progress of a flow: a bar on a terminal, plain lines elsewhere, Prefect's artifacts and events."""
+"""Progress of a flow: a bar on a terminal, else plain lines; Prefect artifacts and events."""
 
 from __future__ import annotations
 

@@ -218,7 +218,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         hours allowed: {constraint_hours:?g}
         usd allowed: {constraint_usd:?g}
         change: {change}
-        before: {previous_cluster:?} {previous_market:?} {previous_hours:?.3g} h ${previous_usd:?.4g}
+        before: {previous_cluster:?} {previous_market:?}
+        hours and usd before: {previous_hours:?.3g} h ${previous_usd:?.4g}
         now: {cluster:?} {market:?} {hours:?.3g} h ${usd:?.4g}
         because of: {cause}
         """,

@@ -341,8 +341,8 @@ def print_measured(found: Row, provider: str) -> None:
     reasons = [run["reason"] for run in found["runs"] if run["reason"]]
     _print_notes(console, [*reasons, *spent["notes"]])
     console.print(
-        f"{spent['launches']} launches, ${spent['usd']:.4f}; stored, and neither learned from nor"
-        f" published:\n`srift refresh --provider {provider} --max-usd 0` does both and measures nothing"
+        f"{spent['launches']} launches, ${spent['usd']:.4f}; the measurements are stored.\n"
+        f"`srift refresh --provider {provider} --max-usd 0` learns from them and publishes"
     )
 
 

@@ -56,7 +56,7 @@ class RankedCluster:
 
     @property
     def offers(self) -> Sequence[Row]:
-        """`instance_type`, `count`, `market`, `zone` and `usd_per_hour` of each group of machines."""
+        """Groups of machines: `instance_type`, `count`, `market`, `zone`, `usd_per_hour`."""
         offers: Sequence[Row] = self.row["cluster_offers"]
         return offers
 
