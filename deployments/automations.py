@@ -121,7 +121,7 @@ def install(client: SyncPrefectClient, notify: str) -> list[str]:
 
 
 def main() -> None:
-    """Install them on the server that PREFECT_API_URL names."""
+    """Install the automations on the Prefect server at PREFECT_API_URL."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -123,7 +123,7 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return each distinct sub-cluster by its instance types, with the first nodes that form it."""
+    """Return each distinct tuple of instance types, with the first nodes that have them."""
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
         for nodes in combinations(range(len(names)), size):

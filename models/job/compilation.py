@@ -31,7 +31,7 @@ class CompileModel:
     learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
     def seconds(self, workload: str, mode: Mode) -> float:
-        """Expected before the first step, and again on a machine that replaces another."""
+        """Return the expected compilation seconds, spent at start and after each replacement."""
         return self.learned.get((workload, mode), prior_s(mode)) if mode.compiled else 0.0
 
 

@@ -98,7 +98,7 @@ def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
 def _outcome(
     runs: pd.DataFrame, known: JobConditions, sizes: Mapping[str, float], overshoot_price: float
 ) -> Row:
-    """Return the published row with the whole job at the median step time of its `runs`."""
+    """Return the published row with the job's hours and dollars at the measured median step."""
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
     counts = np.array([[pool["count"] for pool in row["pools"]]])

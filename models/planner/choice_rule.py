@@ -36,7 +36,7 @@ class Rule(Protocol):
 
 
 class Meeting(NamedTuple):
-    """Chance to keep to a limit, and the expected log of exceeding it; arrays of one shape."""
+    """Probability of staying within a limit, and E[max(0, log(used / limit))]."""
 
     chance: FloatArray
     overshoot: FloatArray

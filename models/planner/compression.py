@@ -1,4 +1,4 @@
-"""Choose a strategy that exchanges something else than DDP only if it is predicted to be faster.
+"""Choose a strategy with other communication than DDP only if it is predicted to be faster.
 
 Compressed gradients, divided layers and parameter servers must beat DDP by more than their
 uncertainty: a survey found that 6 of more than 200 setups gain from compression [Shi et al. 2021].

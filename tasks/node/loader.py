@@ -119,7 +119,7 @@ class Loader:
         self.in_process = True
 
     def as_in_later_epochs(self) -> None:
-        """From now on a dataset with a cache returns what it returns in later epochs.
+        """Make a dataset with a cache behave as in epochs after the first.
 
         Raises what the user's code raises.
         """

@@ -70,7 +70,7 @@ def unpack(archive: bytes | Path, folder: Path) -> None:
                 file = tar.extractfile(member) if member.isreg() else None
                 if file is None or member.name.startswith("/") or ".." in Path(member.name).parts:
                     raise OSError(
-                        f"an archive of code holds {member.name!r}, no file of its folder"
+                        f"the code archive contains {member.name!r}, which lies outside its folder"
                     )
                 path = beside / member.name
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ _NARROW = 0.2  # share of the values: if fewer can be among the largest, only th
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """(count,) positions of about the `count` >= 1 largest magnitudes of `values` (n,), ascending.
+    """Return the ascending positions of approximately the `count` largest magnitudes in `values`.
 
     Values that are not finite count as the largest, so that the receivers learn of them.
     """

@@ -83,7 +83,9 @@ def _refuse_machines(name: str, machines: Sequence[int]) -> None:
 def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
     """Refuse scaled gradients, and unequal `batches` of machines."""
     if precision == SCALED and name not in (DDP, *SERVED):
-        raise ValueError(f"{name} in {SCALED}: it cannot scale gradients; take bf16")
+        raise ValueError(
+            f"{name} in {SCALED}: this strategy does not support gradient scaling; use bf16"
+        )
     if name in (*TENSOR, DELTAS) and len(set(batches)) > 1:
         instead = GRADIENTS if name == DELTAS else DDP
         unequal = " and ".join(map(str, batches))

@@ -267,7 +267,7 @@ class _Norm(nn.Module):
 
 
 class _Change(nn.Module):
-    """From a rank's samples with all features to its features of the row's samples, or back."""
+    """Switch between samples by rank with all features, and features by rank with all samples."""
 
     def __init__(self, grid: Grid, *, divides: bool, dim: int = 0) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from tasks.providers.ec2.termination import (
 
 
 def reap(machines: Ec2Machines, now: datetime, *, all_of_them: bool = False) -> list[str]:
-    """A sentence for each thing ended or to be looked at. Raises NotSwept."""
+    """Return a sentence for each resource that was ended or needs attention. Raises NotSwept."""
     return Reaper(machines, now, all_of_them).reap()
 
 
