@@ -82,8 +82,10 @@ class Source:
             return ""
         stated = contents[self.requirements]
         local = _READS_FILES.search(stated.decode(errors="replace"))
-        needed = contents if local else {self.requirements: stated}
-        return str(hashed(needed).hexdigest()[:12])
+        needed = hashed(contents if local else {self.requirements: stated})
+        # Two requirements files of one folder are two environments.
+        needed.update(self.requirements.encode())
+        return str(needed.hexdigest()[:12])
 
     def travels_as(self, contents: Mapping[str, bytes]) -> bytes:
         """Return the single file's content, or a reproducible archive."""

@@ -92,7 +92,7 @@ def publish(here: Workspace, at: datetime, **changes: Any) -> None:
 
 def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here: Workspace) -> None:
     assert status.status_of("local")["published"] is None
-    publish(here, NOW - 3 * DAY, reason="cheap; caution: doubtful")
+    publish(here, datetime.now(UTC) - 3 * DAY, reason="cheap; caution: doubtful")
     found = status.status_of("local")
     assert found["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
     assert found["published"]["rows"] == 1 and found["published"]["model_version"] is None

@@ -172,3 +172,11 @@ def test_state_and_goals_are_no_code(project: Path) -> None:
     (project / ".srift" / "state").write_text("x")
     goal = ("global_batch = 64", 'global_batch = 64\ngoals = [{ goal = "cheapest" }]')
     assert digest(project, here, module, requirements, goal) == before
+
+
+def test_two_requirements_files_of_one_folder_are_two_environments() -> None:
+    stated = b"--no-index\n--find-links wheels\n"
+    contents = {"a.txt": stated, "b.txt": stated, "run.py": b""}
+    files = {name: Path(name) for name in contents}
+    both = [sources.Source(files=files, entry="run.py", requirements=n) for n in ("a.txt", "b.txt")]
+    assert len({source.needed_digest(contents) for source in both}) == 2

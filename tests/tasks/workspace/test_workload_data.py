@@ -71,7 +71,7 @@ def test_malformed_text_is_refused(project: Path, text: str) -> None:
 
 def test_a_missing_folder_stops_a_refresh_and_not_the_settings(project: Path) -> None:
     found = settings(project, "fotos")
-    found.home.mkdir()
+    found.home.mkdir(exist_ok=True)
     with pytest.raises(SettingsError):
         refuse_unless_well(found, "local", None)
 
