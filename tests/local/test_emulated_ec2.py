@@ -112,7 +112,7 @@ def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs
     records = workspace.warehouse.select("raw_runs").set_index("run_id")
     assert records["status"].to_dict() == {
         "r-00-000": "measured", "r-00-001": "failed", "r-00-002": "measured", "r-00-003": "measured"
-    }, served.outcome  # fmt: skip
+    }, (served.outcome, records["reason"].to_dict())  # fmt: skip
     assert set(records.loc[["r-00-000", "r-00-003"], "parameters"]) == {3 + 1}
     failed = records.loc["r-00-001"]
     assert "(AccessDenied)" in failed["reason"] and failed["cause"] == "data"

@@ -93,10 +93,8 @@ class Front:
 
     def _machine(self, environ: dict[str, Any], start: Start, asked: Asked) -> Iterable[bytes]:
         """A request with the keys of an instance's role: S3 alone, and within the role's policy."""
-        keys, path = (
-            self.account.keys[asked.access_key],
-            unquote(environ.get("RAW_URI", environ["PATH_INFO"])),
-        )
+        keys = self.account.keys[asked.access_key]
+        path = unquote(environ.get("RAW_URI", environ["PATH_INFO"]).partition("?")[0])
         if asked.service != "s3":
             return _send(start, _refusal(asked.service, 403, "UnauthorizedOperation"))
         statements = list(self.account.policies_of(keys.role))
