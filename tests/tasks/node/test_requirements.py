@@ -144,7 +144,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.Ta
 def test_an_archive_that_leads_out_of_its_folder_is_not_unpacked(
     tmp_path: Path, odd: tarfile.TarInfo
 ) -> None:
-    with pytest.raises(OSError, match="holds"):
+    with pytest.raises(OSError):
         unpack(packed(member("a.py"), odd), tmp_path / "in" / "code")
     assert not (tmp_path / "in" / "code").exists() and not (tmp_path / "in" / "out.py").exists()
     assert not (tmp_path / "out.py").exists()
