@@ -27,6 +27,7 @@ from tasks.workspace.workspace import (
     open_workspace,
     refuse_to_spend,
 )
+from warehouse.database import DiskFull
 
 
 @flow(name="refresh", log_prints=True)
@@ -67,7 +68,10 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrain_s}
     seconds["publish"] = publish_s
     store_timings(workspace, refresh_id, seconds)
-    workspace.warehouse.back_up()
+    try:
+        workspace.warehouse.back_up()
+    except DiskFull as error:  # the publication is complete, and the older copy stays
+        reporter().say(f"note: {error}")
     reporter().say(f"seconds: {seconds_listed(seconds)}")
     return {
         "refresh_id": refresh_id,

@@ -194,7 +194,7 @@ class Warehouse:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other threads out, and turn DuckDB's errors into ours."""
+        """Lock the file against other threads, and raise WarehouseError for DuckDB errors."""
         if not _IN_THIS_PROCESS.acquire(timeout=self._wait_s):
             raise WarehouseBusy(
                 f"{self.path}: another thread of this process held it for {self._wait_s:g} s"

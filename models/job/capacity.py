@@ -93,7 +93,10 @@ class AvailabilityModel:
 
 
 def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
-    """Fit columns instance_type, market, zone, granted, a row a type of each request.
+    """Fit the probability that a request is granted, by instance type, market and zone.
+
+    `requests` has columns instance_type, market, zone and granted, with a row for each instance
+    type of a request.
 
     A request for many machines counts as one for one machine, so that refusals make a type look
     scarcer than it is.

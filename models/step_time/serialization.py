@@ -57,7 +57,7 @@ def load(text: str) -> StepTimeModel:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, texts and lists; other values as [type, content]."""
+    """Return a JSON value. Arrays, frames and dataclasses become [type name, content]."""
     if isinstance(value, np.ndarray):
         return ["array", [value.dtype.str, value.shape, value.ravel().tolist()]]
     if isinstance(value, pd.DataFrame):

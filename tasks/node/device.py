@@ -61,7 +61,7 @@ def now(device: torch.device) -> float:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors of a batch to the device."""
+    """Return the batch with its tensors on `device`."""
     if device.type == "cpu":
         return value
     if isinstance(value, torch.Tensor):

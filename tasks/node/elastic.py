@@ -152,11 +152,11 @@ class ElasticRun:
         self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
 
     def patience_s(self) -> float:
-        """Seconds to wait for the others: torchrun does not tell a worker that a machine is lost by
-        now.
+        """Return seconds to wait for the other ranks to join.
 
-        After a restart all begin at once: as long again as this worker took, doubled after each
-        meeting that failed.
+        torchrun does not tell a worker that a machine was lost meanwhile. After a restart all ranks
+        start at once, so the wait is this worker's own start-up time, doubled after each failed
+        rendezvous.
         """
         starts = len(self.checkpoints.starts())
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -21,6 +21,7 @@ from tasks.workspace.workspace import Workspace
 from tests.account import project
 from tests.ec2_home import Home
 from tests.installed import DescribedMachines, write_project
+from warehouse.database import DiskFull, Warehouse
 
 refresh = importlib.import_module("flows.refresh")
 STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings")
@@ -90,6 +91,17 @@ def test_a_refresh_that_buys_nothing_says_so_and_goes_on(
     refresh.refresh.fn("ec2", 0.0)
     assert "measure" in steps and "publish" in steps
     assert "us-east-1" in capsys.readouterr().err
+
+
+def test_a_full_disk_costs_the_backup_and_not_the_refresh(
+    steps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: Warehouse) -> None:
+        raise DiskFull("the backup failed")
+
+    monkeypatch.setattr(Warehouse, "back_up", full)
+    assert "refresh_id" in refresh.refresh.fn("ec2", 0.0)
+    assert "backup" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("minutes", "refused"), [(59, False), (61, True), (None, True)])

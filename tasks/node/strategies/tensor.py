@@ -432,7 +432,7 @@ def divisible_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def divisible_runs(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """The runs, and the layers of each encoder, that `_replaced` divides."""
+    """Yield each group of modules that `_replaced` divides: runs of layers, encoder layers."""
     uses = _uses(model)
 
     def within(module: nn.Module) -> Iterator[list[nn.Module]]:
