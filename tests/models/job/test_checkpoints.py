@@ -38,9 +38,11 @@ def test_the_prior_is_cm_dares_line_with_a_wide_interval() -> None:
 def test_written_checkpoints_are_learned_and_an_unseen_type_is_in_more_doubt(sd: float) -> None:
     model = fit_checkpoints(written(2.0, 0.015, {"quick": 1.0, "slow": 2.0}, sd=sd))
     seconds, log_sd = model.seconds(200e6, ["quick", "slow", "other"])
-    assert seconds[:2] == pytest.approx([5.0, 10.0], rel=0.05 + 3 * sd)
     assert seconds[0] < seconds[2] < seconds[1]
-    assert log_sd[0] < 0.2 + sd < log_sd[2] + sd
+    assert log_sd[0] < log_sd[2] < float(PRIOR.seconds(200e6, ["other"])[1][0])
+    if sd < 0.1:
+        assert seconds[:2] == pytest.approx([5.0, 10.0], rel=0.15)
+        assert log_sd[0] < 0.2 < log_sd[2]
 
 
 def test_measured_bytes_come_before_three_times_those_of_the_gradient() -> None:

@@ -10,6 +10,9 @@ from urllib.error import HTTPError
 import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, get_current_settings, temporary_settings
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from tasks.workspace import prefect_server
 from tasks.workspace.home import Wrong
@@ -62,6 +65,13 @@ def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path: Path) ->
                 url, "/flows/filter", Authorization=ours, Origin="https://evil.example"
             )
             assert status == 200 and "access-control-allow-origin" not in headers.lower()
+            events = url.replace("http", "ws", 1) + "/events/out"
+            with pytest.raises(InvalidStatus), connect(events):
+                pass
+            with connect(events, subprotocols=[Subprotocol("prefect")]) as stranger:
+                stranger.send('{"type": "auth", "token": "srift:wrong"}')
+                with pytest.raises(ConnectionClosed):
+                    stranger.recv(timeout=30)
             children = psutil.Process().children()
             (server,) = (child for child in children if "prefect" in " ".join(child.cmdline()))
             assert secret.get_secret_value() not in " ".join(server.cmdline())
