@@ -51,9 +51,10 @@ def here(tmp_path: Path, machines: DescribedMachines, monkeypatch: pytest.Monkey
 def test_leases_have_their_dollars_and_lost_ones_are_named(
     here: Workspace, machines: DescribedMachines, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machines.held = [HELD, LOST, ODD]
+    held = replace(HELD, started_at=datetime.now(UTC) - 2 * HOUR)
+    machines.held = [held, LOST, ODD]
     found = status.status_of("local")
-    assert found["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.3)
+    assert found["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.01)
     assert found["leases"][1]["usd_so_far"] is None
     named = [one for one in found["stale"] if "lost" in one or "odd" in one]
     assert len(named) == 2 and "srift reap" in named[0]
