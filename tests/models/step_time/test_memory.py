@@ -113,3 +113,12 @@ def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device
     assert several == [True, False]
     again = fitted(setup("net", f"1x{A}", 64, 2), gradients=1e9)
     assert again.peak_bytes("net", A, 64, accumulates=True) <= 16 * GIB
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+def test_offloaded_states_leave_the_device_and_fit_where_they_would_not(strategy: str) -> None:
+    stays, goes = Mode(strategy=strategy), Mode(strategy=strategy, switches="offload")
+    for ranks in (2, 4, 8):
+        assert peak(goes, ranks) < peak(stays, ranks)
+    if strategy == "fsdp":
+        assert 1.075 * peak(goes, 2) < 16 * GIB < 1.075 * peak(stays, 2)
