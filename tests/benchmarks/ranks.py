@@ -160,9 +160,9 @@ def _hosts(
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    switch = network.start_switch(isolation, environment, folder / "switch")
-    hosts: list[network.Host] = []
+    joined = network.Network(isolation, environment)
     try:
+        joined.open(folder / "switch")
         plans = [
             network.HostPlan(
                 mark="srift-benchmark",
@@ -173,21 +173,14 @@ def _hosts(
             )
             for rank, (command, rate) in enumerate(zip(commands, gbps, strict=True))
         ]
-        hosts += [network.start_host(isolation, switch, plan, environment) for plan in plans]
-        for host in hosts:
-            network.find_inner(host)
-        network.join(isolation, switch, list(zip(hosts, plans, strict=True)))
+        hosts = [joined.start(plan) for plan in plans]
         if rewire:
-            user = ("-U", "--preserve-credentials") if isolation.kind == "user" else ()
-            inside = ("nsenter", "-t", str(switch.pid), *user, "-n", "sh", "-c", rewire)
-            subprocess.run(inside, check=True, env={"PATH": network.PATH})
+            joined.run(rewire)
         for host in hosts:
             host.go()
         yield hosts
     finally:
-        for process in (*(host.process for host in hosts), switch):
-            process.kill()
-            process.wait()
+        joined.close()
 
 
 def on_hosts(

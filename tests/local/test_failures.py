@@ -28,7 +28,7 @@ from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import most_cores
 from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.network import detect
-from tasks.providers.local.processes import of_environment
+from tasks.providers.local.processes import started_from
 from tasks.providers.local.provider import LocalProvider
 from tasks.workspace.settings import Settings, load_settings
 from tasks.workspace.sources import digest_of, file_source
@@ -154,7 +154,7 @@ class Accident:
 
 
 def kill_a_rank(cluster: LocalCluster) -> None:
-    for process, _ in of_environment("PYTHONPATH", cluster.mailbox.parent / "code"):
+    for process, _ in started_from(cluster.mailbox.parent / "code"):
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         if b"node.worker" in words and b"torch.distributed.run" not in words:
             os.kill(process.pid, signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,17 +11,9 @@ import pytest
 from tasks.campaign.campaign import serve
 from tasks.node.record import Item
 from tasks.providers.local.cluster import LocalCluster
-from tasks.providers.local.network import PATH
 from tests.benchmarks.placement import Hosts, rewired
 from tests.fakes import job_of
-from tests.local.hosts import (
-    ISOLATION,
-    cluster,
-    left_over,
-    needs_network,
-    needs_quota,
-    real_provider,
-)
+from tests.local.hosts import cluster, left_over, needs_network, needs_quota, real_provider
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 RACK = (0, 1, 0, 1)
@@ -37,19 +28,7 @@ def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(
     plain = LocalCluster.go
 
     def go(running: LocalCluster) -> None:
-        assert running._switch is not None
-        user = ("-U", "--preserve-credentials") if ISOLATION.kind == "user" else ()
-        inside = (
-            "nsenter",
-            "-t",
-            str(running._switch.pid),
-            *user,
-            "-n",
-            "sh",
-            "-c",
-            rewired(hosts),
-        )
-        subprocess.run(inside, check=True, env={"PATH": PATH})
+        running.network.run(rewired(hosts))
         plain(running)
 
     monkeypatch.setattr(LocalCluster, "go", go)

@@ -67,7 +67,7 @@ MUTANTS = (
         "dict(os.environ)", "local/test_ec2_machine.py", local=True),
     _of("users-groups", "tasks/node/on_ec2/metadata_fence.py", r"extra_groups=\[\],", "",
         "local/test_ec2_machine.py", local=True),
-    _of("hosts-environment", f"{_LOCAL}/provider.py", r"\{name: os\.environ\[name\] for name in _CARRIED.*?\}",
+    _of("hosts-environment", f"{_LOCAL}/cluster.py", r"\{name: os\.environ\[name\] for name in _CARRIED.*?\}",
         "dict(os.environ)", "local/test_local_provider.py", local=True),
     _of("quota", f"{_LOCAL}/cluster.py", r"self\._share\(index, cores, .*\)", "pass", "local/test_local_provider.py",
         local=True),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.providers.local import network as local_hosts
-from tasks.providers.local.network import PATH, Host, HostPlan, Isolation
+from tasks.providers.local.network import Host, HostPlan, Isolation, Network
 from tasks.providers.local.processes import end, identify
 
 HERE = Path(__file__).parent
@@ -42,18 +42,12 @@ class Machine:
     user_data: bytes
 
 
-@dataclass(slots=True)
-class _Region:
-    switch: subprocess.Popen[bytes]
-    joined: int = 0
-
-
 class Hosts:
     """The hosts of one world, below `folder`. Safe to ask from several threads."""
 
     def __init__(self, folder: Path, *, switched_on: Callable[[str, socket.socket], None]) -> None:
         self._folder, self._switched_on = folder, switched_on
-        self._regions: dict[str, _Region] = {}
+        self._regions: dict[str, Network] = {}
         self._hosts: dict[str, Host] = {}
         self._machines: dict[str, Machine] = {}
         self._lock = threading.RLock()
@@ -74,7 +68,7 @@ class Hosts:
     def start(self, machine: Machine) -> None:
         """Boot it: user-data runs. Raises ProviderError where the host cannot be made."""
         with self._lock:
-            region = self._regions.get(machine.region) or self._switch(machine.region)
+            region = self._regions.get(machine.region) or self._open(machine.region)
             folder = self._laid_out(machine)
             plan = HostPlan(
                 mark=f"{self._tag}:{machine.instance_id}",
@@ -90,11 +84,8 @@ class Hosts:
                 ),
                 log=folder / "console.txt",
             )
-            host = local_hosts.start_host(_ROOT, region.switch, plan, {"LANG": "C"})
+            host = region.start(plan)
             self._hosts[machine.instance_id], self._machines[machine.instance_id] = host, machine
-            local_hosts.find_inner(host)
-            local_hosts.join(_ROOT, region.switch, [(host, plan)], first=region.joined)
-            region.joined += 1
             host.go()
 
     def listening(self, instance_id: str, address: str, port: int) -> socket.socket:
@@ -134,23 +125,18 @@ class Hosts:
             self.end(instance_id)
         with self._lock:
             for region in self._regions.values():
-                region.switch.kill()
-                _collect(region.switch)
+                region.close()
             self._regions.clear()
 
-    def _switch(self, name: str) -> _Region:
+    def _open(self, name: str) -> Network:
         """The region's bridge, with the metadata service's address on it, beyond every
         host's link.
         """
-        switch = local_hosts.start_switch(_ROOT, {"LANG": "C"}, self._folder / f"switch-{name}.txt")
-        region = self._regions[name] = _Region(switch)
-        _until_apart(switch.pid)
-        local_hosts.join(_ROOT, switch, [])
-        lines = "ip addr add 169.254.169.254/32 dev br0 && ip route add default dev br0"
-        inside = ("nsenter", "-t", str(switch.pid), "-n", "sh", "-c", lines)
-        subprocess.run(inside, check=True, env={"PATH": PATH})
-        self._switched_on(name, _listening(switch.pid, "169.254.169.254", 80))
-        region.joined = 1  # the bridge is there
+        region = self._regions[name] = Network(_ROOT, {"LANG": "C"})
+        region.open(self._folder / f"switch-{name}.txt")
+        region.run("ip addr add 169.254.169.254/32 dev br0 && ip route add default dev br0")
+        assert region.switch is not None
+        self._switched_on(name, _listening(region.switch.pid, "169.254.169.254", 80))
         return region
 
     def _laid_out(self, machine: Machine) -> Path:
@@ -193,17 +179,6 @@ def _collect(process: subprocess.Popen[bytes]) -> None:
         with suppress(BrokenPipeError):
             process.stdin.close()
     process.wait()
-
-
-def _until_apart(pid: int) -> None:
-    """`unshare` enters its namespace some moments after it was started."""
-    mine = os.readlink("/proc/self/ns/net")
-    for _ in range(5000):
-        with suppress(FileNotFoundError):
-            if os.readlink(f"/proc/{pid}/ns/net") != mine:
-                return
-        threading.Event().wait(0.002)
-    raise RuntimeError(f"process {pid} got no namespace")
 
 
 def _listening(pid: int, address: str, port: int) -> socket.socket:

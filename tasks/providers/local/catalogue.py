@@ -1,5 +1,5 @@
-"""The local types that this machine can enforce, the clusters that it can hold, and who holds it
-now.
+"""What this machine can offer: the local types that can be enforced here, the clusters that fit,
+and who holds the cores now.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 
@@ -18,15 +19,14 @@ from tasks.providers.local.processes import hosts
 from tasks.providers.local.settings import LocalInstanceType
 
 SPARE_CORES = 0.25  # for the controller and the system, beside what is measured
-_ZONE, _REGION = "local-a", "local"
-_MOST_HOSTS = 250  # addresses of one bridge
 
 
-class LocalCatalogue:
-    """The local instance types of `srift.toml`, as far as this machine and this user allow."""
+class LocalMachine:
+    """This computer with the local instance types of `srift.toml`. `python` runs the agents."""
 
-    def __init__(self, instance_types: Mapping[str, LocalInstanceType]) -> None:
+    def __init__(self, instance_types: Mapping[str, LocalInstanceType], python: str) -> None:
         self._specs = dict(instance_types)
+        self.python = python
 
     @cached_property
     def isolation(self) -> local_hosts.Isolation:
@@ -40,27 +40,48 @@ class LocalCatalogue:
 
     def instance_types(self) -> list[InstanceType]:
         """Types whose share can be enforced and that fit on this machine."""
-        return [self._instance_type(name) for name in self._specs if not self._why_not(name)]
-
-    def offers(self, now: datetime) -> list[Offer]:
-        """Every type on demand and on the spot market, at the prices of `srift.toml`."""
         return [
-            Offer(
-                instance_type=self._instance_type(name),
-                market=market,
-                zone=_ZONE,
-                region=_REGION,
-                usd_per_hour=spec.usd_per_hour if market == "on-demand" else spec.spot_usd_per_hour,
-                interruptions_per_hour=0.0
-                if market == "on-demand"
-                else spec.spot_interruptions_per_hour,
-                price_as_of=now,
-                interruption_source="as srift.toml states" if market == "spot" else "",
+            InstanceType(
+                name=name,
+                provider="local",
+                devices=1,
+                device="cpu",
+                cores=spec.cores,
+                memory_gib=spec.memory_gib,
+                device_memory_gib=spec.memory_gib,
+                bandwidth_gbps=spec.bandwidth_gbps,
             )
             for name, spec in self._specs.items()
             if not self._why_not(name)
-            for market in ("on-demand", "spot")
         ]
+
+    def offers(self, now: datetime) -> list[Offer]:
+        """Every type on demand and on the spot market, at the prices of `srift.toml`."""
+        offers: list[Offer] = []
+        for instance_type in self.instance_types():
+            spec = self._specs[instance_type.name]
+            on_demand = Offer(
+                instance_type=instance_type,
+                market="on-demand",
+                zone="local-a",
+                region="local",
+                usd_per_hour=spec.usd_per_hour,
+                interruptions_per_hour=0.0,
+                price_as_of=now,
+            )
+            spot = replace(
+                on_demand,
+                market="spot",
+                usd_per_hour=spec.spot_usd_per_hour,
+                interruptions_per_hour=spec.spot_interruptions_per_hour,
+                interruption_source="as srift.toml states",
+            )
+            offers += [on_demand, spot]
+        return offers
+
+    def replaces(self, name: str) -> bool:
+        """Whether lost spot hosts of this type are replaced."""
+        return self._specs[name].spot_replaced
 
     def limits(self) -> list[str]:
         """Return what cannot be done here, why, and how to change that."""
@@ -72,13 +93,11 @@ class LocalCatalogue:
                 " kernel.unprivileged_userns_clone=1 or"
                 " kernel.apparmor_restrict_unprivileged_userns=0)."
             )
-        absent: dict[str, list[str]] = {}
-        for name in self._specs:
-            if why := self._why_not(name):
-                absent.setdefault(why, []).append(name)
-        return sentences + [
-            f"Not on offer: {', '.join(names)}. {why}" for why, names in absent.items()
-        ]
+        reasons = {name: self._why_not(name) for name in self._specs}
+        for why in dict.fromkeys(filter(None, reasons.values())):
+            names = [name for name in reasons if reasons[name] == why]
+            sentences.append(f"Not on offer: {', '.join(names)}. {why}")
+        return sentences
 
     def fits(self, cluster: Cluster) -> str:
         """Return why `cluster` can never be held here; empty if it can."""
@@ -88,15 +107,11 @@ class LocalCatalogue:
                 return f"{name} is no local instance type; there are {', '.join(self._specs)}."
             if why := self._why_not(name):
                 return f"{name} is not on offer: {why}"
-        count, cores = len(cluster.members), cores_of(cluster)
-        if not count:
-            return "A cluster needs at least one host."
-        if count > 1 and not self.isolation.namespaces:
+        if len(cluster.members) > 1 and not self.isolation.namespaces:
             return (
                 "Several hosts need a network each, which cannot be had here; see `srift status`."
             )
-        if count > _MOST_HOSTS:
-            return f"{count} hosts are more than the {_MOST_HOSTS} addresses of one link."
+        cores = cores_of(cluster)
         if cores > most_cores() + 1e-9:
             return f"{cluster.name} takes {cores:g} cores, and {most_cores():g} may be shared out."
         return ""
@@ -118,19 +133,6 @@ class LocalCatalogue:
             raise NoCapacity(
                 "hosts without a network of their own run one at a time, and one is running"
             )
-
-    def _instance_type(self, name: str) -> InstanceType:
-        spec = self._specs[name]
-        return InstanceType(
-            name=name,
-            provider="local",
-            devices=1,
-            device="cpu",
-            cores=spec.cores,
-            memory_gib=spec.memory_gib,
-            device_memory_gib=spec.memory_gib,
-            bandwidth_gbps=spec.bandwidth_gbps,
-        )
 
     def _why_not(self, name: str) -> str:
         cores = self._specs[name].cores

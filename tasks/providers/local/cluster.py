@@ -9,40 +9,20 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from subprocess import Popen
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster
-from tasks.providers.local import network as local_hosts
-from tasks.providers.local.cpu_shares import CpuShares, members, pin, place, promised_to_others
+from tasks.providers.local.catalogue import LocalMachine
+from tasks.providers.local.cpu_shares import members, pin, place, promised_to_others
 from tasks.providers.local.leases import LeaseStore, LocalLease
-from tasks.providers.local.network import Host, HostPlan, Isolation
+from tasks.providers.local.network import Host, HostPlan, Network
 from tasks.providers.local.processes import HostMark, end, identify
 
 _LOG_TAIL = 300  # characters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the leases of one provider share. `python` runs the agents from a copy of
-    `node_package`.
-
-    `replaced`: types whose lost spot hosts can be replaced. `refuse_if_taken` raises NoCapacity if
-    other hosts leave less than that many cores.
-    """
-
-    store: LeaseStore
-    isolation: Isolation
-    shares: CpuShares
-    node_package: Path
-    python: str
-    environment: dict[str, str]
-    replaced: frozenset[str]
-    refuse_if_taken: Callable[[float], None]
+_CARRIED = ("HOME", "LANG")  # no credentials and no settings of ours reach a host
 
 
 class LocalCluster(RunningCluster):
@@ -52,64 +32,45 @@ class LocalCluster(RunningCluster):
     image_id = ""
 
     def __init__(
-        self, around: Surroundings, cluster: Cluster, lease: LocalLease, seed: int
+        self,
+        machine: LocalMachine,
+        store: LeaseStore,
+        cluster: Cluster,
+        lease: LocalLease,
+        seed: int,
     ) -> None:
-        self._around = around
-        self._lease = lease
-        self._directory = around.store.directory(lease.lease_id)
+        self._machine, self._store, self._lease, self._seed = machine, store, lease, seed
+        self._directory = store.directory(lease.lease_id)
         self.lease_id = lease.lease_id
         self.cluster = cluster
         self.mailbox = self._directory / "mailbox"
         self.checkpoints: Path | None = self._directory / "checkpoints"
-        count = len(cluster.members)
-        self.addresses = (
-            [f"10.77.0.{i + 1}" for i in range(count)]
-            if around.isolation.namespaces
-            else ["127.0.0.1"]
-        )
-        self._switch: Popen[bytes] | None = None
+        self.addresses: list[str] = []
+        environment = {name: os.environ[name] for name in _CARRIED if name in os.environ}
+        environment |= {
+            "PYTHONPATH": str(self._directory / "code"),
+            "TMPDIR": str(self._directory / "scratch"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        self.network = Network(machine.isolation, environment)
         self._hosts: list[Host] = []
-        self._before: list[Host] = []  # in whose places others are
-        self._seed, self._started = seed, count
+        self._started = 0  # hosts, also those that were replaced
         self._revoked: dict[int, str] = {}
-        self._lock = threading.Lock()
-        self._ending = (
-            threading.RLock()
-        )  # a host in the place of one that is being ended must not be ended with it
+        # Held while a host is ended or started: a new host must not be ended with the old one.
+        self._lock = threading.RLock()
         self._over = threading.Event()
         self._began = time.monotonic()
 
-    def start(self) -> None:
-        """Start every host, join them and let their agents go. Raises ProviderError or OSError;
-        then `release`.
-        """
-        around, directory = self._around, self._directory
-        scratch = directory / "scratch"
+    def start(self, node_package: Path) -> None:
+        """Start every host; agents wait for `go`. Raises ProviderError or OSError; then `release`."""
+        scratch = self._directory / "scratch"
         scratch.mkdir()
         self.mailbox.mkdir()
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(around.node_package, directory / "code" / "node", ignore=ignored)
-        environment = self._environment()
-        if around.isolation.namespaces:
-            self._switch = local_hosts.start_switch(
-                around.isolation, environment, scratch / "switch.log"
-            )
-        plans = [self._plan(index) for index in range(len(self.cluster.members))]
-        for plan in plans:
-            self._hosts.append(
-                local_hosts.start_host(around.isolation, self._switch, plan, environment)
-            )
-        for host in self._hosts:
-            local_hosts.find_inner(host)
-        self._record()
-        for index, host in enumerate(self._hosts):
-            around.shares.add(
-                self._name(index), host.pids, self.cluster.members[index].instance_type.cores
-            )
-        if self._switch is not None:
-            local_hosts.join(
-                around.isolation, self._switch, list(zip(self._hosts, plans, strict=True))
-            )
+        shutil.copytree(node_package, self._directory / "code" / "node", ignore=ignored)
+        self.network.open(scratch / "switch.log")
+        for index in range(len(self.cluster.members)):
+            self._start_host(index)
 
     def go(self) -> None:
         """Let the agents start. From here on money runs and spot hosts may be taken away."""
@@ -131,7 +92,8 @@ class LocalCluster(RunningCluster):
             self._share(index, None, os.sched_getaffinity(0))
 
     def nodes(self) -> Sequence[NodeState]:
-        return [self._state(index) for index in range(len(self.cluster.members))]
+        with self._lock:
+            return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
         """This machine's clock: the mailbox lies on it."""
@@ -139,50 +101,23 @@ class LocalCluster(RunningCluster):
 
     def replace(self, node: int) -> bool:
         """Start another host, at another address, where srift.toml allows it."""
-        around, offer = self._around, self.cluster.members[node]
-        if offer.instance_type.name not in around.replaced or self._switch is None:
+        instance = self.cluster.members[node].instance_type
+        if not self._machine.replaces(instance.name) or self.network.switch is None:
             return False
         self.revoke(node, "let go for another in its place")
         try:
-            with self._ending, around.store.locked():
-                around.refuse_if_taken(offer.instance_type.cores)
-                self._start_another(node)
+            with self._lock, self._store.locked():
+                self._machine.refuse_if_taken(instance.cores)
+                self._start_host(node)
         except NoCapacity:
             return False
         except OSError as error:
             raise ProviderError(f"another host could not be started: {error}") from error
+        self._hosts[node].go()
         drawn = draw_revocations(self.cluster, self._seed + self._started).get(node)
         if drawn is not None:
             self._revoke_later(node, drawn)
         return True
-
-    def _start_another(self, node: int) -> None:
-        """Start a host in the place of a lost one. Raises ProviderError, OSError."""
-        around, name = self._around, self._name(node)
-        self.addresses[node] = f"10.77.0.{self._started + 1}"
-        plan = self._plan(node)
-        host = local_hosts.start_host(around.isolation, self._switch, plan, self._environment())
-        with self._lock:
-            self._before.append(self._hosts[node])
-            self._hosts[node] = host
-            self._revoked.pop(node, None)
-        local_hosts.find_inner(host)
-        self._record()
-        around.shares.add(name, host.pids, self.cluster.members[node].instance_type.cores)
-        if self._switch is not None:
-            local_hosts.join(around.isolation, self._switch, [(host, plan)], first=self._started)
-        self._started += 1
-        host.go()
-
-    def _environment(self) -> dict[str, str]:
-        """The variables of the agents."""
-        directory = self._directory
-        own = {
-            "PYTHONPATH": str(directory / "code"),
-            "TMPDIR": str(directory / "scratch"),
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        return {**self._around.environment, **own}
 
     def usd_so_far(self) -> float | None:
         """Dollars since the agents were let go."""
@@ -191,14 +126,13 @@ class LocalCluster(RunningCluster):
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
         """Take a host away as a spot market does: at once, with everything that runs on it."""
-        with self._ending:
-            with self._lock:
-                host = self._hosts[index]
-                if index in self._revoked or host.process.poll() is not None:
-                    return
-                self._revoked[index] = f"host {index} ({self._type(index)}): {why}"
+        with self._lock:
+            host = self._hosts[index]
+            if index in self._revoked or host.process.poll() is not None:
+                return
+            self._revoked[index] = f"{self._label(index)}: {why}"
             end([process for pid in host.pids if (process := identify(pid)) is not None])
-            group = self._around.shares.group(self._name(index))
+            group = self._machine.shares.group(self._name(index))
             if group is not None:
                 end(members(group))
 
@@ -208,58 +142,52 @@ class LocalCluster(RunningCluster):
         """
         self._over.set()
         try:
-            self._around.store.end(self.lease_id, self._around.shares)
+            self._store.end(self.lease_id, self._machine.shares)
         finally:
-            # Those just started may not be recorded yet: they are our children, so their numbers
-            # are still theirs.
-            started = [host.process for host in [*self._hosts, *self._before]] + (
-                [self._switch] if self._switch else []
-            )
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-            for process in started:
-                if process.stdin is not None:
-                    with suppress(BrokenPipeError):
-                        process.stdin.close()
-                process.wait()
+            self.network.close()
 
-    def _plan(self, index: int) -> HostPlan:
-        instance, address = self.cluster.members[index].instance_type, self.addresses[index]
+    def _start_host(self, index: int) -> None:
+        """Start the first or the next host in a place. Raises ProviderError, NoCapacity, OSError."""
+        instance = self.cluster.members[index].instance_type
+        self._started += 1
+        address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
+        self.addresses[index : index + 1] = [address]
         mark = HostMark(
-            home=self._around.store.token, lease_id=self.lease_id, index=index, cores=instance.cores
+            home=self._store.token, lease_id=self.lease_id, index=index, cores=instance.cores
         )
-        agent = (
-            self._around.python,
-            "-m",
-            "node",
-            "--mailbox",
-            str(self.mailbox),
-            "--node",
-            str(index),
-        )
-        deadline = f"{self._lease.deadline_at.timestamp():.3f}"
-        return HostPlan(
+        command = [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
+        command += ["--node", str(index), "--address", address]
+        command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
+        plan = HostPlan(
             mark=str(mark),
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,
-            command=(*agent, "--address", address, "--deadline", deadline),
+            command=command,
             log=self._log(index),
         )
+        host = self.network.start(plan)
+        self._machine.shares.add(self._name(index), host.pids, instance.cores)
+        self._hosts[index : index + 1] = [host]
+        self._revoked.pop(index, None)
+        self._record()
 
     def _record(self) -> None:
-        pids = [pid for host in self._hosts for pid in host.pids] + (
-            [self._switch.pid] if self._switch else []
+        """Write the numbers of the first processes, and the CPU groups, into the lease."""
+        pids = [pid for host in self._hosts for pid in host.pids]
+        pids += [self.network.switch.pid] if self.network.switch else []
+        groups = [
+            self._machine.shares.group(self._name(index)) for index in range(len(self._hosts))
+        ]
+        self._lease = replace(
+            self._lease,
+            processes=tuple(process for pid in pids if (process := identify(pid)) is not None),
+            groups=tuple(str(group) for group in groups if group is not None),
         )
-        processes = tuple(process for pid in pids if (process := identify(pid)) is not None)
-        groups = [self._around.shares.group(self._name(index)) for index in range(len(self._hosts))]
-        names = tuple(str(group) for group in groups if group is not None)
-        self._lease = replace(self._lease, processes=processes, groups=names)
-        self._around.store.write(self._lease)
+        self._store.write(self._lease)
 
     def _share(self, index: int, cores: float | None, pinned_to: set[int]) -> None:
         """Set a quota of `cores`, or none, and pin the host."""
-        name, shares = self._name(index), self._around.shares
+        name, shares = self._name(index), self._machine.shares
         try:
             shares.settle(name, cores)
         except OSError as error:
@@ -268,22 +196,14 @@ class LocalCluster(RunningCluster):
             pin(members(group), pinned_to)
 
     def _state(self, index: int) -> NodeState:
-        with self._lock:
-            if index in self._revoked:
-                return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
-        what = f"host {index} ({self._type(index)})"
-        status = self._hosts[index].process.poll()
+        if index in self._revoked:
+            return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
+        status, reason = self._hosts[index].process.poll(), ""
         if status is not None:
-            return NodeState(
-                alive=False,
-                reason=f"{what}: its agent ended with exit status {status}{self._tail(index)}",
-            )
-        if self._switch is not None and self._switch.poll() is not None:
-            return NodeState(
-                alive=False,
-                reason=f"{what}: the switch between the hosts ended, and their links with it",
-            )
-        return NodeState(alive=True)
+            reason = f"its agent ended with exit status {status}{self._tail(index)}"
+        elif self.network.switch is not None and self.network.switch.poll() is not None:
+            reason = "the switch between the hosts ended, and their links with it"
+        return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _tail(self, index: int) -> str:
         try:
@@ -297,11 +217,10 @@ class LocalCluster(RunningCluster):
         host = self._hosts[index]
 
         def revoke() -> None:
-            if (
-                not self._over.wait(min(after_s, threading.TIMEOUT_MAX))
-                and self._hosts[index] is host
-            ):
-                self.revoke(index, f"revoked by the spot market after {after_s:.0f} s")
+            over = self._over.wait(min(after_s, threading.TIMEOUT_MAX))
+            with self._lock:
+                if not over and self._hosts[index] is host:
+                    self.revoke(index, f"revoked by the spot market after {after_s:.0f} s")
 
         threading.Thread(target=revoke, name=f"spot-{self.lease_id}-{index}", daemon=True).start()
 
@@ -309,16 +228,16 @@ class LocalCluster(RunningCluster):
         return self._directory / f"host-{index}.log"
 
     def _name(self, index: int) -> str:
-        return f"{self._around.store.prefix}{self.lease_id}-{index}"
+        return f"{self._store.prefix}{self.lease_id}-{index}"
 
-    def _type(self, index: int) -> str:
-        return self.cluster.members[index].instance_type.name
+    def _label(self, index: int) -> str:
+        return f"host {index} ({self.cluster.members[index].instance_type.name})"
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
     """Draw when each spot host is taken away: exponential, at its offer's interruptions an hour."""
     source = random.Random(seed)
-    draws = {index: source.expovariate(1.0) for index in range(len(cluster.members))}
+    draws = [source.expovariate(1.0) for _ in cluster.members]
     return {
         index: draws[index] * 3600 / offer.interruptions_per_hour
         for index, offer in enumerate(cluster.members)

@@ -18,7 +18,7 @@ from pathlib import Path
 from tasks.providers.base import LeaseUnreadable, ProviderError
 from tasks.providers.leases import NAME, HeldLease, LeaseFolder
 from tasks.providers.local.cpu_shares import CpuShares, remove
-from tasks.providers.local.processes import Process, boot_id, end, of_environment
+from tasks.providers.local.processes import Process, boot_id, end, started_from
 
 _ROUNDS = 5  # of looking for what was started while others were being ended
 
@@ -47,19 +47,16 @@ class LeaseStore(LeaseFolder[LocalLease]):
 
         Raises ProviderError naming a group that stays busy.
         """
-        try:
+        groups = set(shares.groups(f"{self.prefix}{lease_id}-"))
+        killed: set[Process] = set()
+        with suppress(LeaseUnreadable):  # then names and marks find what belongs to it
             lease = self.read(lease_id)
-        except (
-            LeaseUnreadable
-        ):  # whoever ends it knows that it is to be ended: it is found by its names and marks
-            lease = None
-        recorded = lease.processes if lease is not None and lease.boot_id == boot_id() else ()
-        groups = {Path(group) for group in (lease.groups if lease else ())}
-        groups |= set(shares.groups(f"{self.prefix}{lease_id}-"))
-        killed = set(end(recorded))
+            if lease is not None:
+                groups |= {Path(group) for group in lease.groups}
+                killed |= set(end(lease.processes if lease.boot_id == boot_id() else ()))
         code = self.directory(lease_id) / "code"
         for _ in range(_ROUNDS):
-            left = {process for process, _ in of_environment("PYTHONPATH", code)}
+            left = {process for process, _ in started_from(code)}
             if not left:
                 break
             killed |= set(end(left))
@@ -71,27 +68,19 @@ class LeaseStore(LeaseFolder[LocalLease]):
             ) from error
         return len(killed), removed
 
-    def close(self, lease_id: str, now: datetime, outcome: str) -> LocalLease | None:
+    def close(self, lease_id: str, now: datetime, outcome: str) -> None:
         """Mark a lease ended and delete its code; its mailbox stays. A full disk leaves it to the
         reaper.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
-            return lease
-        lease = replace(
-            lease,
-            ended_at=now,
-            usd=lease.held("local").usd_until(now),
-            outcome=outcome,
-            processes=(),
-            groups=(),
-        )
-        directory = self.directory(lease_id)
-        shutil.rmtree(directory / "code", ignore_errors=True)
-        shutil.rmtree(directory / "scratch", ignore_errors=True)
+            return
+        for folder in ("code", "scratch"):
+            shutil.rmtree(self.directory(lease_id) / folder, ignore_errors=True)
+        usd = lease.held("local").usd_until(now)
+        ended = replace(lease, ended_at=now, usd=usd, outcome=outcome, processes=(), groups=())
         with suppress(OSError):
-            self.write(lease)
-        return lease
+            self.write(ended)
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Lease ids of this home's processes and CPU groups, with or without a lease folder."""
@@ -99,6 +88,5 @@ class LeaseStore(LeaseFolder[LocalLease]):
             path.name.removeprefix(self.prefix).rpartition("-")[0]
             for path in shares.groups(self.prefix)
         }
-        for _, path in of_environment("PYTHONPATH", self.root):
-            names.add(path.relative_to(self.root).parts[0])
+        names |= {path.relative_to(self.root).parts[0] for _, path in started_from(self.root)}
         return {name for name in names if NAME.match(name)}

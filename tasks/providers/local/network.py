@@ -2,39 +2,34 @@
 shaped links.
 
 Nothing is named and nothing stands in the machine's own network namespace: links and namespaces end
-with the processes that hold them. An ordinary user gets the same inside a user namespace. Never
-decides who may have a host.
+with the processes that hold them. An ordinary user gets the same inside a user namespace.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tasks.providers.base import ProviderError
-from tasks.providers.local.processes import children
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_PACKAGES = {"iproute2": ("ip", "tc"), "util-linux": ("unshare", "nsenter")}
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-# the shell stays, and collects orphans
+# In each script the shell stays the first process and collects orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
-_SWITCH = ("unshare", "--net")
-_USER = ("unshare", "-Urnm")
-_INSIDE_USER = ("nsenter", "-U", "--preserve-credentials", "-t")
-_TRY = (
-    "ip link add br0 type bridge && ip link add h0 type veth peer name eth0"
-    " && tc qdisc add dev h0 root {tbf}"
-)
-# No IPv6 address of the link's own; a kernel without IPv6 refuses the words, and gives it none
-# anyway.
+_AGENT = '"$@" </dev/null; exit $?'
+_HOLDER = {"root": ("unshare", "--net"), "user": ("unshare", "-Urnm")}
+_BRIDGE = "ip link set lo up && ip link add br0 type bridge && ip link set br0 up"
+# A kernel without IPv6 refuses `addrgenmode`, and gives the link no IPv6 address anyway.
 _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
 _LEAST_BURST_BYTES = 65_536  # one segment as the kernel hands it over before splitting
@@ -65,7 +60,7 @@ class HostPlan:
     prefix: int = 24  # bits of the address that name the network
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Host:
     """A host that waits for `go`. `inner_pid` is the first process inside its namespaces."""
 
@@ -78,39 +73,114 @@ class Host:
 
     def go(self) -> None:
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it died while it waited; its state shows that
             self.process.stdin.write(b"go\n")
             self.process.stdin.close()
-        except BrokenPipeError:
-            pass  # it died while it waited; its state says so
+
+
+class Network:
+    """Hosts of one lease; with namespaces, shaped links join them to one bridge."""
+
+    def __init__(self, isolation: Isolation, environment: Mapping[str, str]) -> None:
+        self._isolation = isolation
+        self._environment = {**environment, "PATH": PATH}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.switch: subprocess.Popen[bytes] | None = None
+
+    def open(self, log: Path) -> None:
+        """Start the process that holds the bridge. Raises ProviderError; then `close`."""
+        if self._isolation.namespaces:
+            holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
+            self.switch = self._spawn(holder, log)
+            _await_namespaces(self.switch)
+            self.run(_BRIDGE)
+
+    def start(self, plan: HostPlan) -> Host:
+        """Start a host that waits for `go`, then runs its agent. Raises ProviderError."""
+        agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", plan.mark, *plan.command)
+        if self.switch is None:
+            process = self._spawn(agent, plan.log)
+            return Host(process, process.pid)
+        script = (
+            f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
+            f"ip addr add {plan.address}/{plan.prefix} dev eth0 && ip link set eth0 up && "
+            f"tc qdisc add dev eth0 root {_tbf(plan.bandwidth_gbps)} || exit 71; {_AGENT}"
+        )
+        user = ("nsenter", *self._into_user, "-t", str(self.switch.pid)) if self._into_user else ()
+        process = self._spawn((*user, *_HOST, script, plan.mark, *plan.command), plan.log)
+        host = Host(process, _first_inside(process))
+        link = f"h{len(self._processes) - 2}"  # the first process holds the bridge
+        self.run(
+            f"ip link add {link} type veth peer name eth0 netns {host.inner_pid}"
+            f" && {_QUIET.format(link=link)} && ip link set {link} master br0 up"
+            f" && tc qdisc add dev {link} root {_tbf(plan.bandwidth_gbps)}"
+        )
+        return host
+
+    def run(self, script: str) -> None:
+        """Run a shell script beside the bridge. Raises ProviderError with what it printed."""
+        assert self.switch is not None
+        enter = ("nsenter", *self._into_user, "-t", str(self.switch.pid), "-n", "sh", "-c", script)
+        done = _shell(enter)
+        if done.returncode != 0:
+            raise ProviderError(
+                f"the hosts could not be joined: {done.stderr.strip() or done.returncode}"
+            )
+
+    def close(self) -> None:
+        """Kill all that was started, and wait until it is gone."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait()
+
+    @property
+    def _into_user(self) -> Sequence[str]:
+        return ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()
+
+    def _spawn(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start in another session, so that Ctrl-C in a terminal reaches the controller alone."""
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                cwd=log.parent,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
 
 
 def missing_tools() -> list[str]:
     """Return a sentence for each Debian package whose programs are missing."""
-    absent: dict[str, list[str]] = {}
-    for tool, package in _PACKAGES.items():
-        if shutil.which(tool, path=PATH) is None:
-            absent.setdefault(package, []).append(tool)
+    absent = {
+        package: [tool for tool in tools if shutil.which(tool, path=PATH) is None]
+        for package, tools in _PACKAGES.items()
+    }
     return [
         f"{' and '.join(tools)} missing: apt-get install {package}"
         for package, tools in absent.items()
+        if tools
     ]
 
 
 def detect() -> Isolation:
     """Return the first kind of isolation in which a host can be made (about 20 ms each)."""
-    missing = missing_tools()
-    if missing:
-        return Isolation(kind="none", why_not="; ".join(missing))
-    script = _TRY.format(tbf=_tbf(0.1))
-    tries: dict[str, tuple[str, ...]] = {"user": (*_USER, *_HOST, script)}
-    if os.geteuid() == 0:
-        tries = {"root": (*_HOST, script), **tries}
-    reasons: list[str] = []
-    for kind, command in tries.items():
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={"PATH": PATH, "LANG": "C"}
-        )
+    reasons = missing_tools()
+    if reasons:
+        return Isolation(kind="none", why_not="; ".join(reasons))
+    script = (
+        "ip link add br0 type bridge && ip link add h0 type veth peer name eth0"
+        f" && tc qdisc add dev h0 root {_tbf(0.1)}"
+    )
+    for kind in ("root", "user") if os.geteuid() == 0 else ("user",):
+        done = _shell((*(_HOLDER["user"] if kind == "user" else ()), *_HOST, script))
         if done.returncode == 0:
             return Isolation(kind=kind)
         reasons.append((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
@@ -121,135 +191,38 @@ def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
     """Return `command` without a network or sight of other processes, where namespaces work."""
     if not isolation.namespaces:
         return list(command)
-    return [
-        *(_USER if isolation.kind == "user" else ()),
-        *_HOST,
-        _LOOPBACK,
-        "srift-check",
-        *command,
-    ]
+    user = _HOLDER["user"] if isolation.kind == "user" else ()
+    return [*user, *_HOST, _LOOPBACK, "srift-check", *command]
 
 
-def start_switch(
-    isolation: Isolation, environment: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    """Start a process that holds the namespace of the bridge."""
-    return _start(
-        (*(_SWITCH if isolation.kind == "root" else _USER), "sleep", "infinity"), environment, log
-    )
-
-
-def start_host(
-    isolation: Isolation,
-    switch: subprocess.Popen[bytes] | None,
-    plan: HostPlan,
-    environment: Mapping[str, str],
-) -> Host:
-    """A host that waits for `go`, then shapes its link and runs its agent. Raises ProviderError."""
-    if switch is None:
-        script = 'read -r go || exit 70; "$@" </dev/null; exit $?'
-        process = _start(("sh", "-c", script, plan.mark, *plan.command), environment, plan.log)
-        return Host(process, process.pid)
-    script = (
-        f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
-        f"ip addr add {plan.address}/{plan.prefix} dev eth0 && ip link set eth0 up && "
-        f"tc qdisc add dev eth0 root {_tbf(plan.bandwidth_gbps)} || exit 71; "
-        '"$@" </dev/null; exit $?'  # the shell stays the first process and collects orphans
-    )
-    if isolation.kind == "user":
-        _wait_for_user_namespace(switch)
-    into_user = (*_INSIDE_USER, str(switch.pid)) if isolation.kind == "user" else ()
-    process = _start((*into_user, *_HOST, script, plan.mark, *plan.command), environment, plan.log)
-    return Host(process, 0)
-
-
-def find_inner(host: Host) -> None:
-    """Wait until the host's namespaces exist. Raises ProviderError."""
-    until = time.monotonic() + _START_S
-    while host.inner_pid == 0:
-        found = children(host.process.pid)
-        if found:
-            host.inner_pid = found[0]
-        elif host.process.poll() is not None or time.monotonic() > until:
-            raise ProviderError(
-                f"a host's namespaces could not be made (exit status {host.process.poll()})"
-            )
-        else:
-            time.sleep(0.002)
-
-
-def join(
-    isolation: Isolation,
-    switch: subprocess.Popen[bytes],
-    hosts: Sequence[tuple[Host, HostPlan]],
-    *,
-    first: int = 0,
-) -> None:
-    """Make a shaped link to each host, and first the bridge; `first` hosts were joined before.
-
-    Raises ProviderError with what `ip` or `tc` printed.
-    """
-    bridge = ["ip link set lo up", "ip link add br0 type bridge", "ip link set br0 up"]
-    lines = ["set -e", *(bridge if first == 0 else [])]
-    for index, (host, plan) in enumerate(hosts, first):
-        lines += [
-            f"ip link add h{index} type veth peer name eth0 netns {host.inner_pid}",
-            _QUIET.format(link=f"h{index}"),
-            f"ip link set h{index} master br0 up",
-            f"tc qdisc add dev h{index} root {_tbf(plan.bandwidth_gbps)}",
-        ]
-    into_user = ("-U", "--preserve-credentials") if isolation.kind == "user" else ()
-    done = subprocess.run(
-        ("nsenter", "-t", str(switch.pid), *into_user, "-n", "sh", "-c", "\n".join(lines)),
-        capture_output=True,
-        text=True,
-        env={"PATH": PATH, "LANG": "C"},
-    )
-    if done.returncode != 0:
-        raise ProviderError(
-            f"the hosts could not be joined: {done.stderr.strip() or done.returncode}"
-        )
+def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": PATH, "LANG": "C"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def _tbf(bandwidth_gbps: float) -> str:
     """Token bucket of one direction. It must hold what one timer tick lets through."""
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
-    return shlex.join(
-        [
-            "tbf",
-            "rate",
-            f"{round(bandwidth_gbps * 1e6)}kbit",
-            "burst",
-            f"{burst_bytes}b",
-            "latency",
-            "50ms",
-        ]
-    )
+    return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 
 
-def _wait_for_user_namespace(switch: subprocess.Popen[bytes]) -> None:
-    """Wait until the holder is root of its namespace. Raises ProviderError."""
+def _await_namespaces(holder: subprocess.Popen[bytes]) -> None:
+    """Wait until `holder` has its network and is root in it. Raises ProviderError."""
     until = time.monotonic() + _START_S
-    mine = os.readlink("/proc/self/ns/net")
-    while time.monotonic() < until and switch.poll() is None:
-        mapped = Path(f"/proc/{switch.pid}/uid_map").read_text().split()[:1] == ["0"]
-        if mapped and os.readlink(f"/proc/{switch.pid}/ns/net") != mine:
+    process, mine = Path(f"/proc/{holder.pid}"), os.readlink("/proc/self/ns/net")
+    while time.monotonic() < until and holder.poll() is None:
+        is_root = (process / "uid_map").read_text().split()[:1] == ["0"]
+        if is_root and os.readlink(process / "ns/net") != mine:
             return
         time.sleep(0.002)
-    raise ProviderError(f"the switch's namespaces could not be made (exit status {switch.poll()})")
+    raise ProviderError(f"the switch's namespaces could not be made (exit status {holder.poll()})")
 
 
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    """Start in another session, so that Ctrl-C in a terminal reaches the controller alone."""
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**environment, "PATH": PATH},
-            cwd=log.parent,
-            start_new_session=True,
-        )
+def _first_inside(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the first process inside a host's namespaces. Raises ProviderError."""
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until and process.poll() is None:
+        for child in psutil.Process(process.pid).children():
+            return child.pid
+        time.sleep(0.002)
+    raise ProviderError(f"a host's namespaces could not be made (exit status {process.poll()})")

@@ -7,7 +7,6 @@ directory.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,17 +24,15 @@ from tasks.providers.base import (
     ProviderError,
 )
 from tasks.providers.local import catalogue as local_catalogue
-from tasks.providers.local.catalogue import LocalCatalogue, cores_of
-from tasks.providers.local.cluster import LocalCluster, Surroundings
+from tasks.providers.local.catalogue import LocalMachine, cores_of
+from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.leases import LeaseStore, LocalLease
 from tasks.providers.local.settings import LocalInstanceType
-
-_CARRIED = ("HOME", "LANG")  # no credentials and no settings of ours reach a host
 
 CAPABILITIES = Capabilities(spends_money=False, simulated=True)
 
 
-class LocalProvider(LocalCatalogue, Provider):
+class LocalProvider(LocalMachine, Provider):
     """Hosts on this machine, leases under `home`/leases. `python` runs a copy of `node_package` on
     each host.
     """
@@ -49,10 +46,9 @@ class LocalProvider(LocalCatalogue, Provider):
         node_package: Path,
         python: str,
     ) -> None:
-        super().__init__(instance_types)
+        super().__init__(instance_types, python)
         self.store = LeaseStore(home)
         self._node_package = node_package
-        self._python = python
 
     @contextmanager
     def acquire(
@@ -64,24 +60,20 @@ class LocalProvider(LocalCatalogue, Provider):
         cores, and ProviderError if hosts cannot be started.
         """
         if why := self.fits(cluster):
-            raise (
-                NoCapacity(why)
-                if cores_of(cluster) > local_catalogue.most_cores()
-                else NotSupported(why)
-            )
-        lease = LocalLease.new(
-            cluster, lease_id=lease_id, deadline_s=deadline_s, now=datetime.now(UTC)
-        )
-        running = LocalCluster(self._around(), cluster, lease, seed)
+            too_large = cores_of(cluster) > local_catalogue.most_cores()
+            raise NoCapacity(why) if too_large else NotSupported(why)
+        now = datetime.now(UTC)
+        lease = LocalLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
         with self.store.locked():
             self.refuse_if_taken(cores_of(cluster))
             self.store.create(lease)
+        running = LocalCluster(self, self.store, cluster, lease, seed)
         yielded = False
         try:
             with self.store.locked():
-                running.start()
-                # Seen again with our own hosts waiting: a controller of another home may have come
-                # at the same moment.
+                running.start(self._node_package)
+                # Checked again with our own hosts waiting: a controller of another home may have
+                # come at the same moment.
                 self.refuse_if_taken(0.0)
                 running.go()
             yielded = True
@@ -128,47 +120,36 @@ class LocalProvider(LocalCatalogue, Provider):
         with self.store.locked():
             found, unreadable = self.store.read_all()
             known = {lease.lease_id: lease for lease in found}
-            theirs = {*self.store.ids(), *self.store.stray_ids(self.shares)}
-            for lease_id in sorted(theirs - unreadable.keys()):
-                lease = known.get(lease_id)
-                if lease is None:
-                    why = "nothing tells who holds it"
-                else:
-                    why = (
-                        "it was over"
-                        if lease.ended_at
-                        else lease.why_end(now, all_of_them=all_of_them)
-                    )
-                if not why:
-                    continue
+            present = {*self.store.ids(), *self.store.stray_ids(self.shares)}
+            for lease_id in sorted(present - unreadable.keys()):
                 try:
-                    processes, groups = self.store.end(lease_id, self.shares)
-                    kept = self.store.set_aside(lease_id) if lease is None else None
+                    sentence = self._end(lease_id, known.get(lease_id), now, all_of_them)
                 except ProviderError as error:
-                    sentences.append(str(error))
-                    continue
-                if lease is not None and lease.ended_at is None:
-                    self.store.close(lease_id, now, "reaped")
-                elif lease is not None and not processes and not groups:
-                    continue
-                what = f"{processes} processes and {groups} CPU groups were ended"
-                what += f"; its records were moved to {kept}" if kept is not None else ""
-                cluster = f" ({lease.cluster})" if lease is not None else ""
-                sentences.append(f"lease {lease_id}{cluster}: {why}; {what}")
+                    sentence = str(error)
+                sentences += [sentence] if sentence else []
         if unreadable:
-            raise NotSwept(
-                "local", {f"lease {name}": str(why) for name, why in unreadable.items()}, sentences
-            )
+            reasons = {f"lease {name}": str(why) for name, why in unreadable.items()}
+            raise NotSwept("local", reasons, sentences)
         return sentences
 
-    def _around(self) -> Surroundings:
-        return Surroundings(
-            store=self.store,
-            isolation=self.isolation,
-            shares=self.shares,
-            node_package=self._node_package,
-            python=self._python,
-            environment={name: os.environ[name] for name in _CARRIED if name in os.environ},
-            replaced=frozenset(name for name, one in self._specs.items() if one.spot_replaced),
-            refuse_if_taken=self.refuse_if_taken,
-        )
+    def _end(
+        self, lease_id: str, lease: LocalLease | None, now: datetime, all_of_them: bool
+    ) -> str:
+        """End a lease that is due and return a sentence on it; "" if nothing was done."""
+        cluster = f" ({lease.cluster})" if lease is not None else ""
+        if lease is None:
+            why = "nothing tells who holds it"
+        else:
+            why = "it was over" if lease.ended_at else lease.why_end(now, all_of_them=all_of_them)
+        if not why:
+            return ""
+        processes, groups = self.store.end(lease_id, self.shares)
+        what = f"{processes} processes and {groups} CPU groups were ended"
+        if lease is None:
+            kept = self.store.set_aside(lease_id)
+            what += f"; its records were moved to {kept}" if kept is not None else ""
+        elif lease.ended_at is None:
+            self.store.close(lease_id, now, "reaped")
+        elif not processes and not groups:
+            return ""
+        return f"lease {lease_id}{cluster}: {why}; {what}"

@@ -1,4 +1,4 @@
-"""Leases on disk, and whom the reaper may and may not kill."""
+"""Leases on disk, and what the reaper may and may not end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ from tasks.providers.local.provider import LocalProvider
 from tests.fakes import offer
 
 NOW = datetime(2026, 11, 20, 3, 17, tzinfo=UTC)
-GONE = Process(pid=1, start_ticks=2**60)  # process 1 lives, but did not start then
+LEASE = LocalLease(
+    lease_id="one",
+    cluster="1xlc.small",
+    market="spot",
+    usd_per_hour=0.36,
+    started_at=NOW,
+    deadline_at=NOW + timedelta(hours=1),
+    boot_id=boot_id(),
+    controller=Process(pid=1, start_ticks=2**60),  # process 1 lives, but did not start then
+)
 
 
 @pytest.fixture
@@ -35,39 +44,32 @@ def sleeper() -> Iterator[Process]:
         process.kill()
 
 
-def lease(**changes: object) -> LocalLease:
-    made = LocalLease(
-        lease_id="one",
-        cluster="1xlc.small",
-        market="spot",
-        usd_per_hour=0.36,
-        started_at=NOW,
-        deadline_at=NOW + timedelta(hours=1),
-        boot_id=boot_id(),
-        controller=GONE,
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
 def provider(home: Path, *leases: LocalLease) -> LocalProvider:
     made = LocalProvider(home, {}, home, "python3")
-    made.shares = Affinity("not asked")
-    for one in leases:
-        stored(made.store, one)
+    made.shares = Affinity("not detected")
+    with made.store.locked():
+        for lease in leases:
+            made.store.create(lease)
     return made
 
 
-def stored(store: LeaseStore, one: LocalLease) -> Path:
-    """The lease's file."""
-    with store.locked():
-        return store.create(one) / "lease.json"
+def file_of(local: LocalProvider) -> Path:
+    return local.store.directory("one") / "lease.json"
+
+
+def record_of(local: LocalProvider, text: str) -> Path:
+    """A record in the mailbox of a lease whose file is lost."""
+    record = local.store.mailbox("one") / "node-0" / "records" / "r.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(text)
+    file_of(local).unlink()
+    return record
 
 
 def test_a_lease_comes_back_as_it_was_written(tmp_path: Path, sleeper: Process) -> None:
-    store = LeaseStore(tmp_path)
-    written = lease(processes=(sleeper,), groups=("a/b",), ended_at=NOW, usd=0.1, outcome="reaped")
-    stored(store, written)
-    assert store.read("one") == written
+    written = replace(LEASE, processes=(sleeper,), groups=("a/b",), ended_at=NOW, usd=0.1)
+    store = provider(tmp_path, written).store
+    assert store.read("one") == written and store.read("two") is None
     with pytest.raises(ProviderError, match="exists already"):
         store.create(written)
 
@@ -75,38 +77,32 @@ def test_a_lease_comes_back_as_it_was_written(tmp_path: Path, sleeper: Process) 
 def test_a_lease_is_on_the_disk_before_it_takes_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = LeaseStore(tmp_path)
-    path, seen = stored(store, lease()), []
+    local, seen = provider(tmp_path, LEASE), []
+    path = file_of(local)
     monkeypatch.setattr(
         "os.fsync",
         lambda handle: seen.append((os.fstat(handle).st_size, "reaped" in path.read_text())),
     )
-    store.write(lease(outcome="reaped"))
+    local.store.write(replace(LEASE, outcome="reaped"))
     assert seen == [(path.stat().st_size, False)]
 
 
-def test_records_of_a_lease_that_nothing_tells_of_are_kept(tmp_path: Path) -> None:
-    local = provider(tmp_path)
-    for text in ("first", "second"):
-        records = stored(local.store, lease()).parent / "mailbox" / "node-0" / "records"
-        records.mkdir(parents=True)
-        (records / "r.json").write_text(text)
-        (local.store.directory("one") / "lease.json").unlink()
+def test_records_without_a_lease_are_kept(tmp_path: Path) -> None:
+    for text, name in {"first": "one", "second": "one.1"}.items():
+        local = provider(tmp_path, LEASE)
+        record_of(local, text)
         [sentence] = local.reap(NOW)
-        kept = tmp_path / "rejected" / ("one" if text == "first" else "one.1")
+        kept = tmp_path / "rejected" / name
         assert (kept / "node-0" / "records" / "r.json").read_text() == text
         assert sentence.endswith(f"moved to {kept}") and local.store.ids() == []
 
 
 def test_a_mailbox_that_cannot_be_moved_stays(tmp_path: Path) -> None:
-    local = provider(tmp_path)
-    records = stored(local.store, lease()).parent / "mailbox" / "node-0" / "records"
-    records.mkdir(parents=True)
-    (records / "r.json").write_text("{}")
-    (local.store.directory("one") / "lease.json").unlink()
+    local = provider(tmp_path, LEASE)
+    record = record_of(local, "{}")
     (tmp_path / "rejected").write_text("a file in the way")
     [sentence] = local.reap(NOW)
-    assert "cannot be moved" in sentence and (records / "r.json").exists()
+    assert "cannot be moved" in sentence and record.exists()
 
 
 UNREADABLE = {
@@ -118,39 +114,26 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("how", UNREADABLE)
-def test_a_lease_that_cannot_be_read_is_said_and_neither_ended_nor_cleared_away(
+@pytest.mark.parametrize("how", [*UNREADABLE, "not opened"])
+def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = provider(tmp_path)
-    file = stored(local.store, lease())
-    file.write_text(UNREADABLE[how](json.loads(file.read_text())))
+    local = provider(tmp_path, LEASE)
+    file = file_of(local)
+    if how in UNREADABLE:
+        file.write_text(UNREADABLE[how](json.loads(file.read_text())))
+    else:
+        file.unlink()
+        file.mkdir()
     monkeypatch.setattr(local.store, "end", lambda *_: pytest.fail("its hosts were ended"))
     with pytest.raises(NotSwept, match=f"(?s)lease one: {file}.*srift reap --provider"):
         local.reap(NOW, all_of_them=True)
     assert file.exists()
     [found] = local.leases()
-    assert (
-        found.lease_id == "one" and found.usd_per_hour is None and "cannot be read" in found.problem
-    )
+    assert (found.lease_id, found.usd_per_hour) == ("one", None)
+    assert "cannot be read" in found.problem
     with pytest.raises(LeaseUnreadable):
         local.forget("one")
-
-
-def test_a_file_that_cannot_be_opened_is_no_lease_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = LeaseStore(tmp_path)
-    stored(store, lease())
-
-    def read_text(self: Path, *_: object) -> str:
-        raise OSError(24, "Too many open")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", read_text)
-        with pytest.raises(LeaseUnreadable, match="Too many open"):
-            store.read("one")
-    assert store.read("one") == lease() and store.read("two") is None
 
 
 @pytest.mark.parametrize("name", ["", "../one", "a/b", "a:b", ".lock"])
@@ -162,48 +145,42 @@ def test_a_lease_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
 def test_the_recorded_process_is_ended_and_the_dollars_are_counted(
     tmp_path: Path, sleeper: Process
 ) -> None:
-    local = provider(tmp_path, lease(processes=(sleeper,)))
+    local = provider(tmp_path, replace(LEASE, processes=(sleeper,)))
     [sentence] = local.reap(NOW + timedelta(minutes=10))
     assert "1 processes" in sentence and not is_running(sleeper)
-    [ended] = local.ended()
-    assert ended.usd == pytest.approx(0.06)
+    assert [one.usd for one in local.ended()] == [pytest.approx(0.06)]
 
 
 def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: Path) -> None:
-    local = provider(tmp_path, lease())
+    local = provider(tmp_path, LEASE)
     morning = NOW + timedelta(hours=9)
     assert [one.usd_until(morning) for one in local.leases()] == [pytest.approx(0.36)]
     local.reap(morning)
     assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
 
 
-@pytest.mark.parametrize("case", ["other start", "other boot"])
+@pytest.mark.parametrize(("earlier", "boot"), [(1, boot_id()), (0, "an earlier boot")])
 def test_a_recycled_process_number_is_left_alone(
-    tmp_path: Path, sleeper: Process, case: str
+    tmp_path: Path, sleeper: Process, earlier: int, boot: str
 ) -> None:
-    stale = (
-        replace(sleeper, start_ticks=sleeper.start_ticks - 1) if case == "other start" else sleeper
-    )
-    boot = boot_id() if case == "other start" else "an earlier one"
-    local = provider(tmp_path, lease(processes=(stale,), boot_id=boot))
+    stale = replace(sleeper, start_ticks=sleeper.start_ticks - earlier)
+    local = provider(tmp_path, replace(LEASE, processes=(stale,), boot_id=boot))
     [sentence] = local.reap(NOW)
-    assert "0 processes" in sentence
-    assert is_running(sleeper)
+    assert "0 processes" in sentence and is_running(sleeper)
     assert end([replace(sleeper, start_ticks=0)]) == [] and is_running(sleeper)
 
 
 def test_a_live_controllers_lease_is_ended_only_with_all_of_them(
     tmp_path: Path, sleeper: Process
 ) -> None:
-    local = provider(tmp_path, lease(controller=sleeper))
+    local = provider(tmp_path, replace(LEASE, controller=sleeper))
     assert local.reap(NOW) == []
     assert [one.controller_alive for one in local.leases()] == [True]
-    [sentence] = local.reap(NOW, all_of_them=True)
-    assert "one" in sentence and local.leases() == []
+    assert len(local.reap(NOW, all_of_them=True)) == 1 and local.leases() == []
 
 
-def test_another_homes_leases_are_none_of_ours(tmp_path: Path) -> None:
-    here, there = provider(tmp_path / "here"), provider(tmp_path / "there", lease())
+def test_leases_of_another_home_are_left_alone(tmp_path: Path) -> None:
+    here, there = provider(tmp_path / "here"), provider(tmp_path / "there", LEASE)
     assert here.reap(NOW, all_of_them=True) == []
     assert [one.lease_id for one in there.leases()] == ["one"]
     assert here.store.prefix != there.store.prefix
@@ -212,15 +189,14 @@ def test_another_homes_leases_are_none_of_ours(tmp_path: Path) -> None:
 def test_a_mark_is_read_as_it_was_written() -> None:
     mark = HostMark(home="0a1b", lease_id="r-1.2", index=3, cores=0.4)
     assert HostMark.parse(str(mark)) == mark
-    assert HostMark.parse("srift-host:x") is None and HostMark.parse("srift-host:a:b:c:d") is None
+    assert [HostMark.parse(f"srift-host:{rest}") for rest in ("x", "a:b:c:d")] == [None, None]
 
 
 def test_revocations_follow_the_hazard_and_the_seed() -> None:
     spot = replace(offer(), interruptions_per_hour=2.0)
-    many = Cluster.of(
-        (4000, spot), (1, replace(spot, market="on-demand", interruptions_per_hour=0.0))
-    )
-    drawn = draw_revocations(many, 7)
+    on_demand = replace(spot, market="on-demand", interruptions_per_hour=0.0)
+    cluster = Cluster.of((4000, spot), (1, on_demand))
+    drawn = draw_revocations(cluster, 7)
     assert len(drawn) == 4000 and 4000 not in drawn
     assert sum(drawn.values()) / 4000 == pytest.approx(1800, rel=0.05)
-    assert drawn == draw_revocations(many, 7) != draw_revocations(many, 8)
+    assert drawn == draw_revocations(cluster, 7) != draw_revocations(cluster, 8)
