@@ -16,17 +16,20 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from ..domain.cluster import cluster_name, parse_cluster
+from ..domain.cluster import cluster_name
 from ..domain.numeric import Z_90, IntArray
+from ..domain.setup_table import column, types_of
 from ..step_time.dataset import TrainingData, definition_digests, valid_runs
 from ..step_time.model import StepTimeModel, fit
 from ..step_time.setup_arrays import variant, variants_of
 
 SPLITS = ("workload", "cluster_size", "setup")
-_ERRORS = ("rows", "mean_error", "median_error", "p90_error", "coverage_90", "median_width")
-COLUMNS = ("split", "group", *_ERRORS)
-_STEP = ["step_s", "step_low_s", "step_high_s"]
-_SCORED = ["split", "group", "row", "run_id", "setup", "measured_s", *_STEP]
+STEP = ["step_s", "step_low_s", "step_high_s"]
+COLUMNS = (
+    *("split", "group", "rows", "mean_error", "median_error", "p90_error"),
+    *("coverage_90", "median_width"),
+)
+_SCORED = [*STEP, "split", "group", "row", "run_id", "setup", "measured_s"]
 _FOLDS = 5  # of the split by setup
 
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
@@ -46,19 +49,19 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
             probes = data.probes
             if split == "workload":
                 out &= size > 1
-            if split == "cluster_size" and group > 1 and "cluster" in probes:
+            if split == "cluster_size" and group > 1 and len(probes):
                 probes = probes[_machines(probes) != group]
             training = replace(data, runs=runs[~out], probes=probes)
             yield split, f"fold {group}" if split == "setup" else str(group), training, runs[out]
 
 
 def _machines(rows: pd.DataFrame) -> IntArray:
-    return np.array([len(parse_cluster(str(name))) for name in rows["cluster"]], dtype=int)
+    return np.array([len(types_of(str(name))) for name in rows["cluster"]], dtype=int)
 
 
 def _setups(rows: pd.DataFrame) -> list[str]:
     """Return each row's workload on its sorted cluster."""
-    clusters = [cluster_name(sorted(parse_cluster(str(name)))) for name in rows["cluster"]]
+    clusters = [cluster_name(sorted(types_of(str(name)))) for name in rows["cluster"]]
     return [f"{label} on {name}" for label, name in zip(variants_of(rows), clusters, strict=True)]
 
 
@@ -79,22 +82,20 @@ def fitted(
 def _held_out_scores(work: HeldOut, *, seed: int, calibrated: StepTimeModel) -> pd.DataFrame | None:
     split, group, training, rows = work
     try:
-        return _scored(split, group, rows, fit(training, seed=seed, calibrated=calibrated))
+        model = fit(training, seed=seed, calibrated=calibrated)
+        return _scored(rows, model).assign(split=split, group=group)
     except ValueError:
         return None
 
 
-def _scored(split: str, group: str, rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
-    predicted = model.predict(rows.drop(columns=["step_s", "sync_s"], errors="ignore"))[_STEP]
-    found = predicted.assign(
-        split=split,
-        group=group,
+def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
+    predicted = model.predict(rows.drop(columns=["step_s", "sync_s"], errors="ignore"))[STEP]
+    return predicted.assign(
         row=rows.index,
-        run_id=rows["run_id"].astype(str) if "run_id" in rows else "",
+        run_id=column(rows, "run_id", "").astype(str),
         setup=_setups(rows),
         measured_s=rows["step_s"].astype(float),
     )
-    return found[_SCORED]
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
@@ -102,10 +103,11 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
     `median_width` is (high - low) / predicted.
     """
-    rows: list[dict[str, object]] = []
-    for split, of_split in scored.groupby("split", sort=False):
-        for name, group in [*of_split.groupby("group"), ("all", of_split)]:
-            rows.append({"split": split, "group": name, **scores(group)})
+    rows = [
+        {"split": split, "group": name, **scores(group)}
+        for split, of_split in scored.groupby("split", sort=False)
+        for name, group in [*of_split.groupby("group"), ("all", of_split)]
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -114,7 +116,7 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 
     Intervals of 50 and 80 % follow from that of 90 %: the distribution is log-normal.
     """
-    measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *_STEP))
+    measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
     with np.errstate(divide="ignore", invalid="ignore"):  # an end at 0 has no narrower intervals
         middle, sd = np.log(low * high) / 2, np.log(high / low) / (2 * Z_90)
@@ -134,17 +136,16 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions of runs whose workload and types `model` has met as they are now.
 
-    Columns as in `fitted`, with empty split and group. Rows that it was trained on flatter it.
+    Columns as in `fitted`, without split and group. Rows that it was trained on flatter it.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     predictable = [
-        {f"workload {name}", *(f"instance type {one}" for one in parse_cluster(str(cluster)))}
-        <= known
-        for name, cluster in zip(variants_of(runs), runs["cluster"], strict=True)
+        f"workload {name}" in known and all(f"instance type {one}" in known for one in types)
+        for name, types in zip(variants_of(runs), runs["cluster"].map(types_of), strict=True)
     ]
     rows = runs[np.array(predictable, dtype=bool)]
-    return _scored("", "", rows, model) if len(rows) else pd.DataFrame(columns=_SCORED)
+    return _scored(rows, model) if len(rows) else pd.DataFrame(columns=_SCORED)
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:

@@ -28,9 +28,9 @@ from ..planner.ranking import Row
 _DRAWS = 400  # of interruptions, stratified
 _QUESTION = ["provider", "workload", "goal", "constraint_hours", "constraint_usd"]
 _KEPT = [
-    *[*_QUESTION, "publication_id", "published_at", "model_version", "p_required"],
+    *[*_QUESTION, "publication_id", "published_at", "model_version", "p_required", "promise_id"],
     *["cluster", "market", "layout", "batch_per_device", "accumulation_steps"],
-    *["strategy", "precision", "switches"],
+    *[*Mode._fields, "runs"],
 ]
 _PROMISED = ["step_s", "step_low_s", "step_high_s", "hours", "usd", "p_meets"]
 _MEASURED = ["step_s", "hours", "usd", "p_meets"]
@@ -52,42 +52,38 @@ def judge(
 
     Equal promises (question, setup, market) are judged where they were measured before the next
     was published, each by the runs until the next judged promise: no run counts twice. Rivals are
-    the other setups published beside the choice. `devices` are those of an instance type, for rows
-    without a layout.
+    the other setups published beside the choice, each in its best market. `devices` are those of
+    an instance type, for rows without a layout.
     """
     if promises.empty:
         return []
     measured = runs[runs["measured_at"].notna() & (runs["step_s"] > 0)]
     measured = measured[["run_id", "measured_at", "step_s"]].assign(key=_keys(measured, devices))
-    measured = measured.rename(columns={"step_s": "measured_step_s"})
-    questions = promises[_QUESTION].itertuples(index=False)
-    question = pd.Series(["\n".join(map(str, one)) for one in questions], promises.index)
     named = promises.rename(columns={"p_meets_constraint": "p_meets"}).assign(
         key=_keys(promises, devices),
-        question=question,
-        promise_id=(promises["publication_id"].astype(str) + "\n" + question).map(_digest),
+        question=["\n".join(map(str, row)) for row in promises[_QUESTION].to_numpy()],
     )
-    first = named[named["rank"] == 1].merge(measured, on="key")
-    first = first[first["measured_at"] > first["published_at"]]
-    first = first[~(first["measured_at"] > first["promised_again_at"])]
+    promised = named["publication_id"].astype(str) + "\n" + named["question"]
+    named = named.assign(promise_id=promised.map(_digest)).sort_values("rank", kind="stable")
+    named = named.drop_duplicates(["promise_id", "key"])
+    used = named.merge(measured.rename(columns={"step_s": "measured_step_s"}), on="key")
+    used = used[used["measured_at"] > used["published_at"]]
+    first = used[(used["rank"] == 1) & ~(used["measured_at"] > used["promised_again_at"])]
     first = first.drop_duplicates("promise_id").sort_values(["published_at", "promise_id"])
     equal = first.groupby(["question", "key", "market"], dropna=False)
-    judged = first[["promise_id", "key"]].assign(until=equal["published_at"].shift(-1))
     sizes = {
         row["workload"]: checkpoint_bytes(row.get("gradient_bytes"), row.get("checkpoint_bytes"))
         for row in rows_of(workloads)
     }
     ledger = []
-    for promise_id, key, until in judged.itertuples(index=False):
-        setups = named[named["promise_id"] == promise_id]
-        setups = setups[(setups["rank"] == 1) | (setups["key"] != key)]
-        used = setups.drop_duplicates("key", keep="last").merge(measured, on="key")
-        used = used[(used["measured_at"] > used["published_at"]) & ~(used["measured_at"] > until)]
+    for promise_id, until in zip(first["promise_id"], equal["published_at"].shift(-1), strict=True):
+        judging = used[(used["promise_id"] == promise_id) & ~(used["measured_at"] > until)]
         outcomes = [
-            _outcome(rows, conditions or Stated(), sizes, overshoot_price)
-            for _, rows in used.groupby("rank")
+            _outcome(same, conditions or Stated(), sizes, overshoot_price)
+            for _, same in judging.groupby("rank")
         ]
-        ledger.append(_judged(outcomes, used, rivals_named=setups["key"].nunique() - 1))
+        rivals_named = int((named["promise_id"] == promise_id).sum()) - 1
+        ledger.append(_judged(outcomes, judging) | {"rivals_named": rivals_named})
     return ledger
 
 
@@ -124,7 +120,7 @@ def _outcome(
     return row | promised | found | {"runs": len(runs)}
 
 
-def _judged(outcomes: list[Row], used: pd.DataFrame, *, rivals_named: int) -> Row:
+def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     """Compare the first of `outcomes`, the choice, with the others, its measured rivals."""
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]
@@ -138,15 +134,14 @@ def _judged(outcomes: list[Row], used: pd.DataFrame, *, rivals_named: int) -> Ro
         regret = float(np.expm1(max(choice["loss"] - best.get("loss", np.inf), 0.0)))
     used = used.drop_duplicates("run_id").sort_values(["measured_at", "run_id"])
     low_s, high_s = choice["promised_step_low_s"], choice["promised_step_high_s"]
-    promised = [f"promised_{name}" for name in _PROMISED]
     row = {
-        **{name: choice[name] for name in [*_KEPT, *promised, "promise_id", "runs"]},
+        **{name: choice[name] for name in _KEPT},
+        **{f"promised_{name}": choice[f"promised_{name}"] for name in _PROMISED},
         **{f"measured_{name}": choice[name] for name in _MEASURED},
         "evidence": _digest("\n".join(used["run_id"])),
         "evidence_runs": len(used),
         "within_interval": bool(low_s <= choice["step_s"] <= high_s),
         "met_constraint": None if choice["p_meets"] is None else choice["holds"],
-        "rivals_named": rivals_named,
         "rivals_measured": len(rivals),
         **{f"best_rival_{name}": best.get(name) for name in _RIVAL},
         "verdict": verdict,

@@ -45,26 +45,32 @@ def alarms(
         input_share: share of a step that making batches took in profiles, by workload and type.
             A run with `loader_workers` has its own `input_s` instead.
     """
-    slow = runs["step_s"].to_numpy(float) > predicted["step_high_s"].to_numpy(float)
     found = []
-    for run, expected in zip(rows_of(runs[slow]), rows_of(predicted[slow]), strict=True):
+    for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):
+        if run["step_s"] <= expected["step_high_s"]:
+            continue
         cause, detail, instance_type = _cause(run, expected, input_share)
-        alarm = {name: run[name] for name in ("run_id", "workload", "cluster", "measured_at")}
-        alarm |= {"zone": run["zone"] or "", "measured_s": run["step_s"]}
-        alarm |= {"predicted_s": expected["step_s"], "high_s": expected["step_high_s"]}
-        alarm |= {"cause": cause, "detail": detail, "instance_type": instance_type}
-        found.append(alarm)
+        found.append(
+            {name: run[name] for name in ("run_id", "workload", "cluster", "measured_at")}
+            | {
+                "zone": run["zone"] or "",
+                "measured_s": run["step_s"],
+                "predicted_s": expected["step_s"],
+                "high_s": expected["step_high_s"],
+                "cause": cause,
+                "detail": detail,
+                "instance_type": instance_type,
+            }
+        )
     return sorted(found, key=lambda row: (row["measured_at"], row["run_id"]), reverse=True)
 
 
 def sentence(row: Row) -> str:
     """Describe a row of the mart `alarms`."""
-    where = f"{row['cluster']} in {row['zone']}" if row["zone"] else row["cluster"]
     return (
-        f"slow run: {row['workload']} on {where} took {row['measured_s']:.3g} s a step,"
-        f" {row['measured_s'] / row['predicted_s'] - 1:.0%} more than predicted"
-        f" (at most {row['high_s']:.3g} s): {row['detail']}"
-        f" (run {row['run_id']}, {row['measured_at']:%Y-%m-%d %H:%M} UTC)"
+        f"slow run {row['run_id']} at {row['measured_at']:%Y-%m-%d %H:%M} UTC: {row['workload']} on"
+        f" {row['cluster']} took {row['measured_s']:.3g} s a step,"
+        f" {row['measured_s'] / row['predicted_s'] - 1:.0%} more than predicted: {row['detail']}"
     )
 
 
@@ -88,9 +94,8 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
         share = _number(run, "input_s") / step_s
     if share >= _INPUT:
         return "input", f"making batches takes {share:.0%} of a step", ""
-    detail = "all machines compute slower than predicted"
-    if np.isfinite(slowness):
-        detail = f"slow code: {detail}, with fixed work at {slowness - 1:+.0%}"
+    known = f", with fixed work at {slowness - 1:+.0%}" if np.isfinite(slowness) else ""
+    detail = f"slow code: all machines compute slower than predicted{known}"
     return "compute", detail, types[0] if len(set(types)) == 1 else ""
 
 
@@ -106,24 +111,21 @@ def slow_from(usual_spread: float) -> float:
 
 
 def slow_machines(speeds: pd.DataFrame) -> list[str]:
-    """Describe the slowest machine of each instance type that has a slow one.
+    """Describe each machine that is slow for its instance type.
 
     `speeds`: lease_id, node, instance_type, reference_s, usual_s, usual_spread, a row a run and
     machine.
     """
-    found = []
-    for name, rows in speeds.groupby("instance_type"):
-        usual_s, spread = rows[["usual_s", "usual_spread"]].iloc[0].astype(float)
-        seconds = rows.groupby(["lease_id", "node"])["reference_s"].median()
-        slow = seconds[seconds > slow_from(spread) * usual_s]
-        if len(slow):
-            slowest = slow.sort_values().reset_index().iloc[-1]
-            found.append(
-                f"slow machine: node {slowest['node']} of {slowest['lease_id']} ({name}) took"
-                f" {slow.max():.3g} s for fixed work, usually {usual_s:.3g} s;"
-                f" {len(slow)} of {len(seconds)} machines are slow"
-            )
-    return found
+    machines = speeds.groupby(["instance_type", "lease_id", "node"]).agg(
+        {"reference_s": "median", "usual_s": "first", "usual_spread": "first"}
+    )
+    usual_s = machines["usual_s"].astype(float)
+    slow = machines[machines["reference_s"] > machines["usual_spread"].map(slow_from) * usual_s]
+    return [
+        f"slow machine: node {row['node']} of {row['lease_id']} ({row['instance_type']}) took"
+        f" {row['reference_s']:.3g} s for fixed work, usually {row['usual_s']:.3g} s"
+        for row in rows_of(slow.reset_index())
+    ]
 
 
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:

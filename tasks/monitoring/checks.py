@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from models.domain.cluster import parse_cluster
-from models.domain.setup_table import rows_of
+from models.domain.setup_table import rows_of, types_of
 from models.monitoring import drift, regret_ledger, slow_runs
 from models.monitoring.drift import drift_sentence
 from models.monitoring.regret_ledger import ledger_summary
 from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
+from models.step_time.model import StepTimeModel
 from warehouse import reads
 from warehouse.append import append
 
@@ -24,7 +24,7 @@ from ..training.registry import Champion
 from ..workspace.workspace import Workspace
 
 Row = dict[str, Any]
-MOST_SENTENCES = 5
+_MOST_SENTENCES = 5
 # Columns of the mart run_details that are not known before a run.
 _OUTCOMES = ["step_s", "sync_s", "step_spread", "input_s", "rank_compute_s", "taken_share"]
 _OUTCOMES += ["reference_s", "usual_reference_s", "usual_spread"]
@@ -38,15 +38,13 @@ def note_drift(
     now: datetime,
 ) -> list[str]:
     """Judge the runs that are new to the champion; returns a sentence for each drift."""
-    provider = workspace.provider.name
+    known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
     if champion is not None:
-        before = {
-            (row["scope"], row["instance_type"], row["zone"]): row["since"]
-            for row in rows_of(reads.drifting(workspace.warehouse, provider))
-        }
+        before = {tuple(row[name] for name in drift.GROUP): row["since"] for row in known}
         recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
         _store(workspace, "raw_drift", drift.judge(recent, before), champion, refresh_id, now)
-    return [drift_sentence(row) for row in rows_of(reads.drifting(workspace.warehouse, provider))]
+        known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
+    return [drift_sentence(row) for row in known]
 
 
 def _store(
@@ -88,25 +86,26 @@ def note_alarms(
     cautions = slow_runs.slow_machines(speeds)
     if champion is None:
         return cautions
-    runs = _unseen(reads.mart(workspace.warehouse, "run_details", **of), champion)
+    runs = _unseen(reads.mart(workspace.warehouse, "run_details", **of), champion.model)
     if not len(runs):
         return cautions
     predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
-    shares = {
-        (row["workload"], row["instance_type"]): row["share"]
-        for row in rows_of(reads.mart(workspace.warehouse, "input_shares", **of))
-    }
-    rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predicted, shares)
+    shares = reads.mart(workspace.warehouse, "input_shares", **of)
+    pairs = zip(shares["workload"], shares["instance_type"], strict=True)
+    share = dict(zip(pairs, shares["share"], strict=True))
+    rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predicted, share)
     _store(workspace, "raw_alarms", rows, champion, refresh_id, now)
-    return alarm_sentences(pd.DataFrame(rows)) + cautions
+    return alarm_sentences(rows) + cautions
 
 
-def alarm_sentences(alarms: pd.DataFrame) -> list[str]:
+def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
     """Describe the newest rows of the mart `alarms`, and count the others."""
-    sentences = [slow_runs.sentence(row) for row in rows_of(alarms)]
-    more = len(sentences) - MOST_SENTENCES
-    counted = [f"slow run: and {more} older ones, in `alarms` of the published table"]
-    return sentences[:MOST_SENTENCES] + (counted if more > 0 else [])
+    sentences = [slow_runs.sentence(row) for row in alarms[:_MOST_SENTENCES]]
+    if len(alarms) > _MOST_SENTENCES:
+        sentences.append(
+            f"{len(alarms) - _MOST_SENTENCES} older slow runs are in the view `alarms`"
+        )
+    return sentences
 
 
 def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
@@ -120,23 +119,18 @@ def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
 def _with_note(row: Row, alarms: Sequence[Row]) -> str:
     types = {str(offer["instance_type"]) for offer in row["cluster_offers"] or ()}
     for alarm in alarms if row["rank"] == 1 else ():
-        slow = {alarm["instance_type"]} - {""} or set(parse_cluster(str(alarm["cluster"])))
+        slow = {alarm["instance_type"]} - {""} or set(types_of(alarm["cluster"]))
         if types & slow and (alarm["cause"] != "input" or alarm["workload"] == row["workload"]):
             return f"{row['reason']}; note: {slow_runs.sentence(alarm)}"
     return str(row["reason"])
 
 
-def _unseen(runs: pd.DataFrame, champion: Champion) -> pd.DataFrame:
-    """Runs that the champion has not learned from, of workloads and types that it knows."""
-    model = champion.model
+def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
+    """Return runs that the model has not learned from, of workloads and types that it knows."""
     known = set(model.workloads) - model.guessed
-    unseen = [
-        row["run_id"] not in model.trained_on
-        and row["workload"] in known
-        and model.measured_types.issuperset(parse_cluster(str(row["cluster"])))
-        for row in rows_of(runs)
-    ]
-    return runs[unseen].reset_index(drop=True)
+    met = runs["cluster"].map(lambda cluster: model.measured_types.issuperset(types_of(cluster)))
+    unseen = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(known)
+    return runs[unseen & met.astype(bool)].reset_index(drop=True)
 
 
 def judge_promises(
@@ -162,11 +156,14 @@ def ledger_sentence(published: pd.DataFrame) -> str:
     summary = ledger_summary(published)
     if not summary["measured"]:
         return ""
-    regret = "no rival was measured"
-    if summary["mean_regret"] is not None:
-        regret = f"mean regret {summary['mean_regret']:.1%} of {summary['compared']} with rivals"
+    regret = summary["mean_regret"]
+    mean = (
+        f"; mean regret {regret:.1%} of {summary['compared']} with rivals"
+        if regret is not None
+        else ""
+    )
     return (
         f"ledger: {summary['measured']} published choices measured since,"
-        f" {summary['within_interval']:.0%} within the promised interval; {regret};"
-        f" {summary['failures']} missed their constraint"
+        f" {summary['within_interval']:.0%} within the promised interval;"
+        f" {summary['failures']} missed their constraint{mean}"
     )

@@ -56,7 +56,7 @@ def status_of(provider: str) -> dict[str, Any]:
         "ledger": ledger_summary(ledger),
         "ledger_sentence": ledger_sentence(ledger),
         "drift": [drift_sentence(row) for row in rows_of(drift) if row["drifting"]],
-        "alarms": alarm_sentences(_relation(workspace, "alarms")),
+        "alarms": alarm_sentences(rows_of(_relation(workspace, "alarms"))),
         "stale": stale,
         "limits": workspace.provider.limits(),
     }
@@ -78,16 +78,13 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
     stale = cautions_in(frame["reason"])
     for name in _AGES:
         newest = frame[name].max()
-        age = None if pd.isna(newest) else (pd.Timestamp(now).tz_localize(None) - newest) / _HOUR
-        facts[f"{name}_h_ago"] = age
-        if age is not None and age > STALE_AFTER_H:
-            stale.append(f"{name} of the table is {age / 24:.1f} days ago: run `{refresh}`")
+        age_h = (pd.Timestamp(now).tz_localize(None) - newest) / pd.Timedelta(hours=1)
+        facts[f"{name}_h_ago"] = None if pd.isna(age_h) else age_h
+        if age_h > STALE_AFTER_H:
+            stale.append(f"{name} of the table is {age_h / 24:.1f} days ago: run `{refresh}`")
     missing = sorted(set(workspace.settings.workloads) - set(frame["workload"]))
     stale += [f"workload {name} is not in the published table: run `{refresh}`" for name in missing]
     return facts, stale
-
-
-_HOUR = pd.Timedelta(hours=1)
 
 
 def _relation(workspace: Workspace, name: str) -> pd.DataFrame:

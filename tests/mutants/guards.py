@@ -165,7 +165,7 @@ MUTANTS = (
         "models/monitoring/test_drift.py"),
     _of("ledger-met", "models/monitoring/regret_ledger.py", r'isfinite\(rival\["loss"\]\)', 'isfinite(rival["usd"])',
         "models/monitoring/test_regret_ledger.py"),
-    _of("ledger-since", "models/monitoring/regret_ledger.py", r'\(used\["measured_at"\] > used\["published_at"\]\) & ', "",
+    _of("ledger-since", "models/monitoring/regret_ledger.py", r'used\[used\["measured_at"\] > used\["published_at"\]\]', "used",
         "models/monitoring/test_regret_ledger.py"),
     # Machines that go, and what they may see.
     _of("spot-margin", "tasks/execution/liveness.py", r"left\.under_way_s \+ MARGIN_S <= leaving_s", "True",

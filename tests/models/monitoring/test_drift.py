@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.monitoring.drift import Group, drift_sentence, judge, recent
+from models.monitoring.drift import GROUP, drift_sentence, judge, recent
 from models.step_time.model import fit
 from tests.models.synthetic import World
 
@@ -36,14 +36,6 @@ def named(found: list[dict[str, Any]]) -> list[str]:
     return [row["instance_type"] or row["scope"] for row in found if row["drifting"]]
 
 
-def drifting(found: list[dict[str, Any]]) -> dict[Group, pd.Timestamp | None]:
-    return {
-        (row["scope"], row["instance_type"], row["zone"]): row["since"]
-        for row in found
-        if row["drifting"]
-    }
-
-
 def test_a_type_that_became_slower_is_named() -> None:
     scored = runs({"1xa": 12, "1xb": 12, "2xc": 12}, {"b": 1.15})
     found = judge(scored, {})
@@ -68,25 +60,6 @@ def test_right_intervals_are_seldom_called_a_drift() -> None:
     assert false <= 0.08 * 200
 
 
-def test_a_shift_of_everything_is_one_sided() -> None:
-    clusters = {f"1x{name}": 4 for name in "abcdef"}
-    found = judge(runs(clusters, dict.fromkeys("abcdef", 1.06)), {})
-    assert named(found) == ["provider"]
-    assert found[-1]["direction"] == "slower" and "everything" in drift_sentence(found[-1])
-    narrow = runs(clusters, {}).assign(step_low_s=0.99, step_high_s=1.01)
-    assert named(judge(narrow, {})) == []
-
-
-def test_a_drift_goes_on_while_half_of_the_runs_lie_outside() -> None:
-    first = drifting(judge(runs({"1xa": 12}, {"a": 1.2}), {}))
-    still = judge(runs({"1xa": 3}, {"a": 1.3}, start=100), first)
-    assert drifting(still) == first
-    assert named(judge(runs({"1xa": 3}, {"a": 1.3}), {})) == []
-    over = judge(runs({"1xa": 3}, {}, start=200), first)
-    assert named(over) == [] and over[0]["since"] is None
-    assert judge(runs({"1xb": 3}, {}), first)[0]["instance_type"] == "b"
-
-
 def test_one_unlucky_group_among_many_is_not_named() -> None:
     """4 of 10 outside: a chance of 1 in 80 for one group, nothing unlikely among twenty."""
     scored = runs({f"1xt{at:02d}": 10 for at in range(20)}, {}, seed=5)
@@ -94,6 +67,24 @@ def test_one_unlucky_group_among_many_is_not_named() -> None:
     seconds = np.where(own.cumsum() <= 4, scored["step_high_s"] * 1.02, 1.0)
     unlucky = scored.assign(measured_s=np.where(own, seconds, scored["measured_s"]))
     assert named(judge(unlucky, {})) == [] and named(judge(unlucky[own], {}))
+
+
+def test_a_shift_of_everything_is_one_sided() -> None:
+    clusters = {f"1x{name}": 4 for name in "abcdef"}
+    found = judge(runs(clusters, dict.fromkeys("abcdef", 1.06)), {})
+    assert named(found) == ["provider"] and found[-1]["direction"] == "slower"
+    narrow = runs(clusters, {}).assign(step_low_s=0.99, step_high_s=1.01)
+    assert named(judge(narrow, {})) == []
+
+
+def test_a_drift_goes_on_while_half_of_the_runs_lie_outside() -> None:
+    found = judge(runs({"1xa": 12}, {"a": 1.2}), {})
+    first = {tuple(row[name] for name in GROUP): row["since"] for row in found if row["drifting"]}
+    still = judge(runs({"1xa": 3}, {"a": 1.3}, start=100), first)
+    assert named(still)[0] == "a" and still[0]["since"] == first["type", "a", "z1"]
+    assert named(judge(runs({"1xa": 3}, {"a": 1.3}), {})) == []  # too few to begin one
+    over = judge(runs({"1xa": 3}, {}, start=200), first)
+    assert named(over) == [] and over[0]["since"] is None
 
 
 def test_recent_runs_are_newer_than_all_that_the_model_learned() -> None:
@@ -104,8 +95,8 @@ def test_recent_runs_are_newer_than_all_that_the_model_learned() -> None:
     model = fit(replace(data, runs=data.runs[~later]), seed=0)
     found = recent(model, data)
     assert found["measured_at"].tolist() == at[50:].tolist()
-    assert found["measured_s"].tolist() == data.runs.loc[later, "step_s"].tolist()
-    assert found["cluster"].tolist() == data.runs.loc[later, "cluster"].tolist()
+    for column, source in (("measured_s", "step_s"), ("cluster", "cluster")):
+        assert found[column].tolist() == data.runs.loc[later, source].tolist()
     late_import = data.runs["measured_at"].mask(later, NOON - MINUTE)
     for moments in (late_import, pd.NaT):
         assert recent(model, replace(data, runs=data.runs.assign(measured_at=moments))).empty

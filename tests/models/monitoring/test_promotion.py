@@ -33,8 +33,7 @@ def without(name: str) -> TrainingData:
 
 def test_the_first_model_is_promoted_and_an_equal_one_is_not() -> None:
     narrow = held().assign(step_low_s=held()["step_s"], step_high_s=held()["step_s"])
-    assert decide(held(), None).promote and decide(narrow, None).promote
-    assert decide(held().iloc[:0], None).promote
+    assert decide(narrow, None).promote and decide(held().iloc[:0], None).promote
     assert not decide(held(), held()).promote
     assert not decide(held().iloc[:0], held()).promote
 
@@ -57,7 +56,7 @@ def test_a_run_counts_once_however_many_splits_hold_it_out() -> None:
 
 def test_intervals_that_do_not_cover_are_refused_beside_a_champion() -> None:
     narrow = off(1.05).assign(step_low_s=98.0)
-    assert decide(off(1.05), off(1.5)).promote and not decide(narrow, off(1.5)).promote
+    assert not decide(narrow, off(1.5)).promote
 
 
 def test_a_champion_is_judged_on_the_runs_it_has_not_learned_from() -> None:

@@ -16,64 +16,58 @@ DAY = pd.Timedelta(days=1)
 WORKLOADS = pd.DataFrame({"workload": ["mlp"], "gradient_bytes": [1e6]})
 STEPS = 36_000  # so that a second of a step is ten hours of work
 CLUSTERS = {1: "2xa", 2: "1xb", 3: "3xa"}
-
-
-def promise(rank: int, step_s: float = 0.1, night: int = 0, **changes: Any) -> dict[str, Any]:
-    """A row of the mart `promises`, on demand at a dollar an hour."""
-    cluster = str(changes.get("cluster", CLUSTERS[rank]))
-    count, often = int(cluster[0]), changes.pop("interruptions_per_hour", 0.0)
-    unknown = ("constraint_hours", "constraint_usd", "p_required", "p_meets_constraint")
-    row: dict[str, Any] = {
-        "publication_id": f"night-{night}",
-        "published_at": NIGHT + night * DAY,
-        "promised_again_at": pd.NaT,
-        "provider": "local",
-        "workload": "mlp",
-        "samples": STEPS * 48,
-        "global_batch": 48,
-        "goal": "cheapest",
-        "model_version": "7",
-        **dict.fromkeys(unknown, float("nan")),
-        "rank": rank,
-        "cluster": cluster,
-        "market": "on-demand",
-        "layout": "1",
-        "batch_per_device": str(48 // count),
-        "accumulation_steps": 1,
-        "strategy": "ddp",
-        "precision": "fp32",
-        "switches": "none",
-        "step_s": step_s,
-        "step_low_s": 0.9 * step_s,
-        "step_high_s": 1.1 * step_s,
-        "hours": hours(step_s),
-        "usd": hours(step_s),
-        "usd_per_hour": 1.0,
-        **changes,
-    }
-    pool = {"instance_type": cluster[2:], "market": row["market"], "zone": "z", "count": count}
-    return row | {"pools": [pool | {"interruptions_per_hour": often / count}]}
+UNKNOWN = ("constraint_hours", "constraint_usd", "p_required", "p_meets_constraint")
 
 
 def hours(step_s: float) -> float:
     return spot.STARTUP_S / 3600 + STEPS * step_s / 3600
 
 
+def setup(cluster: str) -> dict[str, Any]:
+    mode = {"strategy": "ddp", "precision": "fp32", "switches": "none"}
+    batch = {"batch_per_device": str(48 // int(cluster[0])), "accumulation_steps": 1}
+    return {"workload": "mlp", "cluster": cluster, "layout": "1", **batch, **mode}
+
+
+def promise(rank: int, night: int = 0, often: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """A row of the mart `promises` of 0.1 s a step, on demand at a dollar an hour."""
+    cluster = str(changes.get("cluster", CLUSTERS[rank]))
+    row: dict[str, Any] = {
+        **dict.fromkeys(UNKNOWN, float("nan")),
+        **setup(cluster),
+        "publication_id": f"night-{night}",
+        "published_at": NIGHT + night * DAY,
+        "promised_again_at": pd.NaT,
+        "provider": "local",
+        "samples": STEPS * 48,
+        "global_batch": 48,
+        "goal": "cheapest",
+        "model_version": "7",
+        "rank": rank,
+        "market": "on-demand",
+        "step_s": 0.1,
+        "step_low_s": 0.09,
+        "step_high_s": 0.11,
+        "hours": hours(0.1),
+        "usd": hours(0.1),
+        "usd_per_hour": 1.0,
+        **changes,
+    }
+    pool = {"instance_type": cluster[2:], "market": row["market"], "zone": "z"}
+    count = int(cluster[0])
+    return row | {"pools": [pool | {"count": count, "interruptions_per_hour": often / count}]}
+
+
 DEADLINE = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105)}
-SETUP = ["workload", "cluster", "layout", "batch_per_device", "accumulation_steps"]
-SETUP += ["strategy", "precision", "switches"]
 
 
 def run(run_id: str, rank: int, step_s: float, night: float = 0.5) -> dict[str, Any]:
-    setup = {name: promise(rank)[name] for name in SETUP}
-    return setup | {"run_id": run_id, "step_s": step_s, "measured_at": NIGHT + night * DAY}
+    measured = {"run_id": run_id, "step_s": step_s, "measured_at": NIGHT + night * DAY}
+    return setup(CLUSTERS[rank]) | measured
 
 
 def judged(promises: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    columns = list(run("", 1, 1.0))
-    return judge(
-        pd.DataFrame(promises), pd.DataFrame(runs, columns=columns), WORKLOADS, {"a": 1, "b": 1}
-    )
+    return judge(pd.DataFrame(promises), pd.DataFrame(runs), WORKLOADS, {"a": 1, "b": 1})
 
 
 def test_a_measured_choice_has_its_promise_outcome_and_regret() -> None:
@@ -122,7 +116,7 @@ def test_without_a_required_probability_overshooting_is_weighed() -> None:
 
 def test_a_spot_choice_meets_its_deadline_with_a_probability() -> None:
     goal = DEADLINE | {"p_required": 0.9, "market": "spot"}
-    spot_row = promise(1, interruptions_per_hour=1.0, **goal)
+    spot_row = promise(1, often=1.0, **goal)
     (row,) = judged([spot_row], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
 

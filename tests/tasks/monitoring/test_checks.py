@@ -152,7 +152,7 @@ def test_a_cause_that_passes_is_no_note_on_a_type(
         ran(defined, f"usual-{at}", 0.0001, hours=at, reference_s=[0.1, 0.1])
     ran(defined, "slow", 60.0, hours=9, **values)
     sentences = note(defined)
-    assert len(sentences) == (2 if cause == "speed" else 1)  # the machine is named too
+    assert len(sentences) == (3 if cause == "speed" else 1)  # both machines are named too
     assert note_alarms(defined, None, "r1", NOON) == sentences[1:]
     assert mart(defined.warehouse, "alarms")["cause"].tolist() == [cause]
     assert noted(defined, [choice("s.small")]) == [choice("s.small")]
