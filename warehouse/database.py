@@ -24,11 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import tenacity
 
-if (
-    TYPE_CHECKING
-):  # pandas takes half a second to import, which reading the published table does not need
+if TYPE_CHECKING:  # pandas takes half a second, which reading the published table does not need
     import pandas as pd
 
 SQL_FOLDER = Path(__file__).parent
@@ -55,6 +52,8 @@ _QUOTED = re.compile(r'"[^"]*"|(?<!\w)\'[^\']*\'(?!\w)|\S*/\S*')
 
 class WarehouseError(Exception):
     """The warehouse could not do what was requested; the message says what to type next."""
+
+    exit_code = 1
 
 
 class WarehouseBusy(WarehouseError):
@@ -207,6 +206,8 @@ class Warehouse:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+        import tenacity  # imports asyncio and ssl, which reading the published table does not need
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda error: _LOCKED in str(error)),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import gc
 import signal
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
 from flows.cli import asking, files, installation, running
-from flows.cli.errors import ExplainedGroup, explained
-
-__all__ = ["app", "explained", "main"]
+from flows.cli.errors import ExplainedGroup
 
 # Fewer collections: looking at objects every 700 takes a fifth of a short command's time.
 _GC_THRESHOLDS = (50_000, 20, 50)
@@ -33,6 +30,8 @@ for group in (running.app, asking.app, files.app, installation.app):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"srift {version('srift')}")
         raise typer.Exit
 

@@ -6,14 +6,13 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from flows.cli.common import (
-    AnyMarket,
     Json,
     KnowingProvider,
     Market,
@@ -76,7 +75,7 @@ class Recommend:
         typer.Option(min=1, max=10**15, help="Samples to train. Default: as in srift.toml."),
     ] = None
     batch: Batch = None
-    market: AnyMarket = Market.ANY
+    market: Market = "any"
     instance_type: TypeText = None
     device: DeviceText = None
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
@@ -94,7 +93,7 @@ class Recommend:
         if self.p_required is not None and not 0 < self.p_required < 1:
             raise typer.BadParameter("--p-required is between 0 and 1, such as 0.9")
         settings()
-        from tasks.reporting.progress import working
+        from tasks.reporting.live_progress import working
 
         with working(f"asking the model about {self.workload}"):
             from models.domain.workload import GOALS, Goal
@@ -118,7 +117,7 @@ class Recommend:
             )
             provider = provider_for(self.workload, self.provider)
             rows = answer(provider, question, top=self.top, pilots=self.pilots)
-        show(self.as_json, rows, lambda: print_recommendations(rows))
+        show(self.as_json, rows, print_recommendations)
 
 
 @app.command()
@@ -139,7 +138,7 @@ def size(
     settings()
     question = SizeQuestion(workload=workload, instance_type=instance_type, batch=batch)
     found = sized(provider_for(workload, provider), question)
-    show(as_json, found, lambda: print_sizing(found))
+    show(as_json, found, print_sizing)
 
 
 @app.command()
@@ -164,33 +163,27 @@ def table(
             near = nearest_names(wanted, known)
             raise typer.BadParameter(f"no row with {column} {wanted!r}; {near}")
         rows = [row for row in rows if wanted in (None, row[column])]
-    if sort is not None:
+    if rows and sort is not None:
         rows = _in_order(rows, sort)
-    show(as_json, rows, lambda: print_recommendations([one for one in rows if one["rank"] <= top]))
+    show(as_json, rows, lambda rows: print_recommendations([r for r in rows if r["rank"] <= top]))
 
 
 def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     """Sort by a column, unknown values last. Raises BadParameter."""
     column = sort.removeprefix("-")
-    nested = {name for row in rows for name, value in row.items() if isinstance(value, list | dict)}
-    check_column(sort, [name for name in (rows[0] if rows else {column: 0}) if name not in nested])
+    check_column(sort, [name for name in rows[0] if not isinstance(rows[0][name], list)])
     known = [row for row in rows if row[column] is not None]
-    known.sort(key=lambda row: row[column], reverse=sort.startswith("-"))
+    known.sort(key=itemgetter(column), reverse=sort.startswith("-"))
     return known + [row for row in rows if row[column] is None]
-
-
-class ExportTo(StrEnum):
-    SKYPILOT = "skypilot"
-    SAGEMAKER = "sagemaker"
-    KARPENTER = "karpenter"
-    TORCHRUN = "torchrun"
-    FLEET = "fleet"
 
 
 @app.command()
 def export(
     workload: Annotated[str, typer.Argument(help="A workload of the published table.")],
-    to: Annotated[ExportTo, typer.Option(help="The tool that reads the file.")],
+    to: Annotated[
+        Literal["skypilot", "sagemaker", "karpenter", "torchrun", "fleet"],
+        typer.Option(help="The tool that reads the file."),
+    ],
     goal: Annotated[
         str | None, typer.Option(help="A goal, with its limit as `srift table` prints it.")
     ] = None,
@@ -226,13 +219,13 @@ class ListOffers:
         str | None, typer.Argument(help="Types whose name contains this: g5, xlarge.")
     ] = None
     device: DeviceText = None
-    market: AnyMarket = Market.ANY
+    market: Market = "any"
     region: Annotated[str | None, typer.Option(help="Regions that contain this.")] = None
     zone: Annotated[str | None, typer.Option(help="Zones that contain this.")] = None
     sort: Annotated[
         str, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")
     ] = "usd_per_hour"
-    provider: Provider = ProviderName.LOCAL
+    provider: Provider = "local"
     as_json: Json = False
 
     def __post_init__(self) -> None:
@@ -245,7 +238,7 @@ class ListOffers:
         texts = {one: getattr(self, one) for one in ("instance_type", "device", "region", "zone")}
         wanted = OffersWanted(filters=filters(self.market, **texts), sort=self.sort)
         rows = listed(open_workspace(self.provider), wanted)
-        show(self.as_json, rows, lambda: print_offers(rows))
+        show(self.as_json, rows, print_offers)
 
 
 @app.command()
@@ -256,4 +249,4 @@ def workloads(as_json: Json = False) -> None:
 
     found, warehouse = opened()
     known = [one.as_json() for one in known_workloads(warehouse, found)]
-    show(as_json, known, lambda: print_workloads(known))
+    show(as_json, known, print_workloads)

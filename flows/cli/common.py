@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,36 +16,26 @@ if TYPE_CHECKING:
     from warehouse.database import Warehouse
 
 
-class ProviderName(StrEnum):
-    LOCAL = "local"
-    EC2 = "ec2"
-
-
-class Market(StrEnum):
-    ANY = "any"
-    ON_DEMAND = "on-demand"
-    SPOT = "spot"
-
-
+ProviderName = Literal["local", "ec2"]
+Market = Annotated[Literal["any", "on-demand", "spot"], typer.Option(help="Which offers.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Provider = Annotated[ProviderName, typer.Option(help="Where machines come from.")]
 KnowingProvider = Annotated[
     ProviderName | None,
     typer.Option(help="Default: the provider with data on the workload, local before ec2."),
 ]
-AnyMarket = Annotated[Market, typer.Option(help="Which offers.")]
 MaxUsd = Annotated[
     float | None, typer.Option(min=0.0, help="Dollar cap, required on ec2; 0 measures nothing.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run; start nothing.")]
 
 
-def show(as_json: bool, body: Any, shown: str | Callable[[], object]) -> None:
-    """Print `body` as JSON, or the text, or call the printer."""
+def show(as_json: bool, body: Any, shown: str | Callable[[Any], object]) -> None:
+    """Print `body` as JSON, or a text, or call a printer with `body`."""
     if as_json:
         typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))
     elif callable(shown):
-        shown()
+        shown(body)
     elif shown:
         typer.echo(shown)
 
@@ -98,7 +87,7 @@ def check_column(column: str, known: Iterable[str]) -> None:
         raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, known)}")
 
 
-def filters(market: Market, **texts: str | None) -> tuple[tuple[str, str], ...]:
+def filters(market: str, **texts: str | None) -> tuple[tuple[str, str], ...]:
     """Return the columns of offers to filter by, each with the text it must contain."""
-    wanted = dict(texts) if market is Market.ANY else {"market": market.value, **texts}
+    wanted = {"market": "" if market == "any" else market, **texts}
     return tuple((column, text) for column, text in wanted.items() if text)

@@ -1,4 +1,7 @@
-"""From exceptions to exit codes, and Prefect's settings for a single command."""
+"""From exceptions to exit codes.
+
+Exceptions with an `exit_code` are expected: their message is printed without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class ExplainedGroup(TyperGroup):
         try:
             with explained():
                 return super().invoke(ctx)
-        except _interruptions():
+        except (KeyboardInterrupt, _of_prefect("TerminationSignal", KeyboardInterrupt)):
             left = _INTERRUPTED.get(ctx.invoked_subcommand, "nothing was changed")
             fail(f"interrupted: {left}", 1)
 
@@ -34,25 +37,19 @@ def explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.startswith(("typer", "click")):
+        library = type(error).__module__.partition(".")[0]
+        if library in ("typer", "click"):
             raise  # a misused option, --help
-        message, code = _message_and_code(error)
+        from tasks.workspace.home import disk_trouble
+
+        code = getattr(error, "exit_code", None)
+        expected = code or isinstance(error, (OSError, _of_prefect("CancelledRun", OSError)))
+        message = str(error) if expected else _server_trouble(library)
+        if not expected or getattr(error, "errno", None):  # raised by a library or the system
+            message = disk_trouble(error) or message
         if not message:
             raise
-        fail(message, code)
-
-
-def _message_and_code(error: Exception) -> tuple[str, int]:
-    """Return an empty message for a bug. Imports late: most commands do not fail."""
-    from tasks.workspace.home import disk_trouble
-    from tasks.workspace.settings import SettingsError
-
-    if isinstance(error, SettingsError):
-        return str(error), 2
-    if isinstance(error, _expected()):
-        bare = getattr(error, "errno", None) is not None  # raised by the system
-        return (bare and disk_trouble(error)) or str(error), 1
-    return disk_trouble(error) or _server_trouble(error), 1
+        fail(message, code or 1)
 
 
 def fail(message: str, code: int) -> None:
@@ -60,36 +57,20 @@ def fail(message: str, code: int) -> None:
     raise SystemExit(code)
 
 
-def _interruptions() -> tuple[type[BaseException], ...]:
-    """Return Ctrl-C and Prefect's exception for a signal; Prefect is imported late."""
-    ended = getattr(sys.modules.get("prefect.exceptions"), "TerminationSignal", KeyboardInterrupt)
-    return KeyboardInterrupt, ended
+def _of_prefect(name: str, otherwise: type[BaseException]) -> type[BaseException]:
+    """Return an exception class of Prefect, which is imported late, or `otherwise`."""
+    found: type[BaseException] = getattr(sys.modules.get("prefect.exceptions"), name, otherwise)
+    return found
 
 
-def _expected() -> tuple[type[Exception], ...]:
-    from tasks.data_files.measurements import ImportRefused
-    from tasks.doctor.workload_check import CheckFailed
-    from tasks.providers.base import ProviderError
-    from tasks.recommendation.exports import ExportRefused
-    from tasks.workspace.locking import Busy
-    from warehouse.database import WarehouseError
-
-    # A refresh that came second ends as CancelledRun.
-    cancelled = getattr(sys.modules.get("prefect.exceptions"), "CancelledRun", Busy)
-    refused = (ImportRefused, ExportRefused, CheckFailed)
-    return (ProviderError, WarehouseError, Busy, OSError, cancelled, *refused)
-
-
-def _server_trouble(error: Exception) -> str:
+def _server_trouble(library: str) -> str:
     """Return what is wrong with the home if Prefect's server answers "error 500" alone."""
-    if type(error).__module__.partition(".")[0] not in ("prefect", "httpx"):
-        return ""
-    from tasks.providers.base import ProviderError
-    from tasks.workspace.home import check_home
+    from tasks.workspace.home import Wrong, check_home
     from tasks.workspace.settings import load_settings
 
     try:
-        check_home(load_settings().home)
-    except ProviderError as wrong:
+        if library in ("prefect", "httpx"):
+            check_home(load_settings().home)
+    except Wrong as wrong:
         return str(wrong)
     return ""

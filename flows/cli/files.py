@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -64,14 +64,9 @@ def forget(
     from tasks.reporting.tables import print_imports
 
     _, warehouse = opened()
-    if not warehouse.exists():
-        empty: Any = [] if list_all else {"says": "nothing was ever imported"}
-        show(as_json, empty, "nothing was ever imported")
-        return
     warehouse.create()
     if import_id is None:
-        imports = list_imports(warehouse)
-        show(as_json, imports, lambda: print_imports(imports))
+        show(as_json, list_imports(warehouse), print_imports)
         return
     forgotten = forget_import(warehouse, import_id, datetime.now(UTC))
     show(as_json, asdict(forgotten), forgotten.sentence)
@@ -99,5 +94,5 @@ def backtest(
     show(
         as_json,
         report.as_json(),
-        lambda: print_scores(report.summary, report.headline, report.sentences),
+        lambda _: print_scores(report.summary, report.headline, report.sentences),
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.common import Json, Provider, ProviderName, settings, show
+from flows.cli.common import Json, Provider, settings, show
 
 app = typer.Typer()
 
@@ -23,14 +23,14 @@ def check(
     from tasks.reporting.tables import print_check
 
     found = check_workload(settings(), workload, timeout_s=timeout)
-    show(as_json, found, lambda: print_check(found))
+    show(as_json, found, print_check)
     if failed := problems(found):
         raise failed
 
 
 @app.command()
 def doctor(
-    provider: Provider = ProviderName.LOCAL,
+    provider: Provider = "local",
     print_policies: Annotated[
         bool, typer.Option("--print-policies", help="Print the IAM policies.")
     ] = False,

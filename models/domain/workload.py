@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from .cluster import Cluster
-from .numeric import BoolArray, IntArray
+
+if TYPE_CHECKING:
+    from .numeric import BoolArray, IntArray
 
 # Products in 32 bits; on tensor cores that drop 13 bits of each factor; autocast to 16 bits.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -116,6 +116,7 @@ class Mode(NamedTuple):
     ) -> BoolArray:
         """(rows,) can clusters train so, with `fewest` to `most` devices a machine?"""
         several = ranks > 1
+        able: BoolArray
         if self.combined:  # in pairs, and pairs of pairs
             able = several & (ranks & (ranks - 1) == 0)
         elif self.servers:
@@ -123,10 +124,13 @@ class Mode(NamedTuple):
         elif self.strategy == MSTOPK_SENT:  # between devices of one place on all machines
             able = (machines > 1) & (fewest == most)
         elif self.divided:
-            able = np.array([grid_shape(self.strategy, int(count)) is not None for count in ranks])
+            able = ranks < 0
+            for count in set(ranks.tolist()):
+                if grid_shape(self.strategy, count) is not None:
+                    able |= ranks == count
         else:
             able = (machines > 1) | (most > 1) | (not self.of_several)
-        return np.asarray(able, dtype=bool)
+        return able
 
     @property
     def dense(self) -> Mode:

@@ -38,6 +38,8 @@ _Described = TypeVar("_Described", bound=BaseModel)
 class ImportRefused(Exception):
     """A file was refused, and nothing was loaded; `problems` has a sentence for each bad row."""
 
+    exit_code = 1
+
     def __init__(self, path: Path, problems: Sequence[str], *, hint: str = "") -> None:
         self.problems = list(problems)
         lines = [f"{path} was refused, and nothing of it was loaded:", *self.problems[:_SHOWN]]

@@ -32,6 +32,8 @@ _SHARE = 4  # a device gets a quarter of the least global batch
 class CheckFailed(Exception):
     """The workload does not train here."""
 
+    exit_code = 1
+
 
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
     """Return workload, entrypoint, batch per device, notes, and the result of each precision.

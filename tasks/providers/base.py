@@ -37,6 +37,8 @@ class Capabilities:
 class ProviderError(Exception):
     """A request to a provider failed; the message says what to do."""
 
+    exit_code = 1
+
 
 class NoCapacity(ProviderError):
     """The provider has no such machines at the moment."""

@@ -1,16 +1,13 @@
-"""Progress of a flow: a bar on a terminal, else plain lines; Prefect artifacts and events."""
+"""Progress of a flow as lines, and as Prefect artifacts and events."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 Row = Mapping[str, Any]
 
@@ -40,43 +37,6 @@ class Reporter:
         """End the campaign."""
 
 
-class LiveReporter(Reporter):
-    """A bar on a terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar: Progress | None = None
-
-    def say(self, text: str) -> None:
-        """Print above the bar, and log to the flow run."""
-        log_to_run(text)
-        self._console.print(text, highlight=False, markup=False)
-
-    def start(self, runs: int) -> None:
-        self.stop()
-        columns = (
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TextColumn("runs  {task.fields[usd]}"),
-            TimeElapsedColumn(),
-        )
-        self._bar = Progress(
-            *columns, TextColumn("{task.description}"), console=self._console, transient=True
-        )
-        self._bar.add_task("starting", total=runs, usd="$0.0000")
-        self._bar.start()
-
-    def watch(self, what: str, done: int, usd: float | None) -> None:
-        if self._bar is not None:
-            spent = "price unknown" if usd is None else f"${usd:.4f}"
-            self._bar.update(self._bar.task_ids[0], completed=done, description=what, usd=spent)
-
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-
 _reporter: ContextVar[Reporter] = ContextVar("reporter")
 _PLAIN = Reporter()
 
@@ -95,14 +55,6 @@ def reporting_to(other: Reporter) -> Iterator[None]:
     finally:
         other.stop()
         _reporter.reset(token)
-
-
-@contextmanager
-def working(what: str, console: Console | None = None) -> Iterator[None]:
-    """Show on a terminal that `what` is under way, until the block ends."""
-    console = console or Console(stderr=True)
-    with console.status(what) if console.is_terminal else nullcontext():
-        yield
 
 
 def seconds_listed(seconds: Mapping[str, float]) -> str:

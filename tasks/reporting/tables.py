@@ -17,7 +17,7 @@ from rich.table import Table
 from models.domain.cluster import ANY_ZONE
 from models.domain.workload import Mode
 
-from .progress import LiveReporter, Reporter, goal_text
+from .progress import goal_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,12 +42,6 @@ def cautions_in(reasons: Iterable[str]) -> list[str]:
 
 def without_cautions(reason: str) -> str:
     return _CAUTION.sub("", reason)
-
-
-def live_reporter() -> Reporter:
-    """A bar if standard error is a terminal, plain lines if not."""
-    console = Console(stderr=True)
-    return LiveReporter(console) if console.is_terminal else Reporter()
 
 
 class _Cell(string.Formatter):

@@ -24,6 +24,8 @@ _POLL_S = 2.0
 class Busy(Exception):
     """Another refresh holds the home."""
 
+    exit_code = 1
+
 
 @contextmanager
 def refresh_lock(

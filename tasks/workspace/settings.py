@@ -72,6 +72,8 @@ NVIDIA_TF32_OVERRIDE TORCHDYNAMO_* TORCH_COMPILE_* TORCHINDUCTOR_* ACCELERATE_MI
 class SettingsError(Exception):
     """`srift.toml`, a variable or an option is wrong."""
 
+    exit_code = 2
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -23,8 +23,8 @@ from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch
 from tasks.market.offers import current_offers, note_definitions, snapshot_offers
+from tasks.reporting.live_progress import live_reporter
 from tasks.reporting.progress import reporter, reporting_to
-from tasks.reporting.tables import live_reporter
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
 from tests.benchmarks.claims import ROOT
 from warehouse.reads import mart

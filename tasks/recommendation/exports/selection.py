@@ -24,6 +24,8 @@ PORT = 29500  # torchrun's default
 class ExportRefused(Exception):
     """The target cannot represent the recommendation."""
 
+    exit_code = 1
+
 
 @dataclass(frozen=True, slots=True)
 class RankedCluster:

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from tasks.reporting import progress
-from tasks.reporting.progress import LiveReporter, Reporter, reporter, reporting_to, working
+from tasks.reporting.live_progress import LiveReporter, working
+from tasks.reporting.progress import Reporter, reporter, reporting_to
 
 
 def terminal() -> tuple[Console, io.StringIO]:
