@@ -54,7 +54,7 @@ def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
         "cluster": Cluster.of((count, offer())),
         "expected": (Devices(name=CPU, count=1),) * count,
         "items": tuple(items),
-        "run_setups": {one.run_id: setup() for one in items},
+        "run_setups": {one.run_id: setup(kind=one.kind) for one in items},
         "files": (),
         "seed": 1,
         "deadline_s": 60.0,

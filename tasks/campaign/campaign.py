@@ -36,7 +36,7 @@ from ..execution.collect import collect
 from ..execution.data import DataCarrier, fetch_s
 from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, full_mailbox, item_row, launch_row, planned_id
+from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id, run_row
 from ..execution.session import Session
 from ..market.job_conditions import costs_of, job_conditions
 from ..market.offers import current_offers, nothing_to_buy, with_facts
@@ -389,11 +389,12 @@ def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
     rows = tuple(
-        item_row(
+        run_row(
             job.lease_id,
-            item,
-            job.run_setups,
-            AttemptEnd(how="failed", reason=lacking[item.workload]),
+            item.run_id,
+            job.run_setups[item.run_id],
+            "failed",
+            lacking[item.workload],
         )
         for item in job.items
         if item.workload in lacking

@@ -11,19 +11,18 @@ give up   neither: a row says so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..node.data import FAILED, READY
 from ..node.record import Item
 from ..providers.base import NodeState, RunningCluster
 from .job import POLL_S, Clock
-from .mailbox import Mailbox, silent_nodes
-from .outcomes import AttemptEnd, full_mailbox
+from .mailbox import Mailbox
+from .outcomes import AttemptEnd
 
-MOST_REPLACEMENTS = (
-    3  # of one launch: in a market that takes more machines, start-ups cost too much
-)
+# Of one launch: in a market that takes more machines, start-ups cost too much.
+MOST_REPLACEMENTS = 3
 MARGIN_S = 5.0  # before a machine goes: a record is written and carried away
 _OVERHEAD_S = 5.0  # of an item beside its timed steps: building, warming up, agreeing
 
@@ -46,39 +45,36 @@ class RemainingWork:
     no_replacement: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """`how` as above, and the reason."""
-
-    how: str
-    reason: str
-
-
 def expected_s(item: Item) -> float:
     """Most seconds that an item usually takes."""
     return item.most_s + _OVERHEAD_S
 
 
-def decide(lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None) -> Decision:
-    """Decide what becomes of a launch that loses machines: now, or in `leaving_s` seconds."""
+def decide(
+    lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None
+) -> tuple[str, str]:
+    """Return what becomes of a launch that loses machines, now or in `leaving_s` seconds, and why.
+
+    The first value is one of the words above.
+    """
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
     if not needing and not (hosts and left.items):
-        return Decision(how="go on", reason="no run that is left needs it")
+        return "go on", "no run that is left needs it"
     if leaving_s is not None:
         if not hosts and lost.isdisjoint(left.items[0].needs):
-            return Decision(how="go on", reason="the run under way does not need it")
+            return "go on", "the run under way does not need it"
         if left.under_way_s + MARGIN_S <= leaving_s:
-            return Decision(how="go on", reason="the run under way ends before it goes")
+            return "go on", "the run under way ends before it goes"
     shortest_s = min(map(expected_s, needing), default=math.inf)
     if not left.no_replacement and left.start_up_s + shortest_s <= left.seconds:
-        return Decision(how="replace", reason=f"{len(needing)} runs still need it")
+        return "replace", f"{len(needing)} runs still need it"
     if len(needing) < len(left.items):
-        return Decision(how="fewer", reason=f"{len(needing)} runs left out, the others go on")
+        return "fewer", f"{len(needing)} runs left out, the others go on"
     if leaving_s is not None:
-        return Decision(how="go on", reason="the time that it stays serves nothing better")
+        return "go on", "the time that it stays serves nothing better"
     why = left.no_replacement or "too little time or money is left to start another"
-    return Decision(how="give up", reason=f"all runs that are left need it, and {why}")
+    return "give up", f"all runs that are left need it, and {why}"
 
 
 class Machines:
@@ -100,10 +96,9 @@ class Machines:
         self.running, self.mailbox, self.data = running, mailbox, data
         self.stop_at, self.clock = stop_at, clock
         self.gone: set[int] = set()
-        self.unreported: set[int] = set()
         self.fetching: set[int] = set()
-        self.awaited: set[int] = set(range(mailbox.nodes))
-        self._states: Sequence[NodeState] = ()
+        self.awaited = set(range(mailbox.nodes))
+        self.states: Sequence[NodeState] = ()
 
     @property
     def here(self) -> list[int]:
@@ -115,8 +110,6 @@ class Machines:
         addresses = self.running.addresses
         reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
         self.fetching = {node for node in reported if self._lacks_data(node)}
-        self.unreported.clear()  # the same set: `wait` holds it
-        self.unreported |= self.awaited - reported
         self.awaited -= reported - self.fetching
         return not self.awaited
 
@@ -124,15 +117,21 @@ class Machines:
         """None once all are here; else how it ended. Data may come for as long as time and money
         last.
         """
-        reported = lambda: self.all_here() or not self.unreported  # noqa: E731
-        ended = self.wait(self.running.ready_within_s, reported, "report itself", self.unreported)
-        if ended is not None:
-            return ended
-        ended = self.wait(math.inf, self.all_here, "fetch its data", self.fetching)
-        if ended is not None and ended.how == "time" and self.fetching:
-            reason = f"node {min(self.fetching)} still fetched its data when {ended.reason}"
-            return AttemptEnd(how="lost", reason=reason)
-        return ended
+        within_s = self.running.ready_within_s
+        give_up = self.clock.monotonic() + within_s
+        while not self.all_here():
+            if lost := self.lost():
+                return lost
+            if ended := self.out_of_time():
+                if not self.fetching:
+                    return ended
+                reason = f"node {min(self.fetching)} still fetched its data when {ended.reason}"
+                return AttemptEnd(how="lost", reason=reason)
+            late = self.awaited - self.fetching
+            if late and self.clock.monotonic() > give_up:
+                return is_late(late, "report itself", within_s)
+            self.clock.sleep(POLL_S)
+        return None
 
     def _lacks_data(self, node: int) -> bool:
         states = self.mailbox.data_of(node)
@@ -144,38 +143,28 @@ class Machines:
         """Machines that are gone or have fallen silent. A run under way then was interrupted, not
         slow.
         """
-        self._states = self.running.nodes()
-        dead = [
-            node
-            for node, state in enumerate(self._states)
+        self.states = self.running.nodes()
+        dead = {
+            node: state
+            for node, state in enumerate(self.states)
             if not state.alive and node not in self.gone
-        ]
+        }
         if dead:
-            first = min(dead, key=lambda node: not self._states[node].interrupted)
-            interrupted = self._states[first].interrupted
-            full = "" if interrupted else self._full()
-            return AttemptEnd(
-                how="lost",
-                reason=f"node {first}: {self._states[first].reason}{full}",
-                interrupted=interrupted,
-                nodes=() if full else tuple(dead),
-            )
-        heard = {*self.here, *(self.fetching & self.awaited)}
-        silent = heard.intersection(silent_nodes(self.mailbox, self.running.now_unix()))
+            node, state = min(dead.items(), key=lambda entry: not entry[1].interrupted)
+            reason = f"node {node}: {state.reason}"
+            interrupted = state.interrupted
+            return AttemptEnd(how="lost", reason=reason, interrupted=interrupted, nodes=tuple(dead))
+        silent = self.mailbox.silent(self.running.now_unix()) & {*self.here, *self.fetching}
         if silent:
-            full = self._full()
-            reason = f"node {min(silent)} fell silent{full}"
-            return AttemptEnd(how="lost", reason=reason, nodes=() if full else tuple(silent))
+            reason = f"node {min(silent)} fell silent"
+            return AttemptEnd(how="lost", reason=reason, nodes=tuple(silent))
         return None
 
-    def dead(self, node: int) -> bool:
-        """True if the provider said so at the last look (`lost`)."""
-        return not self._states[node].alive
-
-    def was_interrupted(self, node: int) -> bool:
-        """True if the market takes, or took, this machine."""
-        state = self._states[node]
-        return state.interrupted or state.notice == "interruption"
+    def drop(self, lost: frozenset[int]) -> None:
+        """Expect nothing more of these machines."""
+        self.awaited -= lost
+        self.fetching -= lost
+        self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
         """Machines that an interruption notice says will go, and in how many seconds the first
@@ -185,7 +174,7 @@ class Machines:
         """
         going = {
             node: state.leaving_s
-            for node, state in enumerate(self._states)
+            for node, state in enumerate(self.states)
             if state.leaving_s is not None and state.notice == "interruption" and node in self.here
         }
         return frozenset(going), min(going.values(), default=math.inf)
@@ -196,26 +185,9 @@ class Machines:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
-    def wait(
-        self, within_s: float, until: Callable[[], bool], what: str, late: Collection[int]
-    ) -> AttemptEnd | None:
-        """None once `until` holds, else how it ended; `late` are the machines that are lost after
-        `within_s`.
-        """
-        give_up = self.clock.monotonic() + within_s
-        while not until():
-            ended = self.lost() or self.out_of_time()
-            if ended is not None:
-                return ended
-            if self.clock.monotonic() > give_up:
-                nodes = tuple(sorted(late))
-                named = ", ".join(map(str, nodes))
-                reason = f"node {named} did not {what} within {within_s:.0f} s"
-                return AttemptEnd(how="lost", reason=reason, nodes=nodes)
-            self.clock.sleep(POLL_S)
-        return None
 
-    def _full(self) -> str:
-        """The sentence for a full disk, on which an agent falls silent or dies."""
-        full = self.mailbox.refuses()
-        return f": {full_mailbox(full, self.mailbox.path)}" if full else ""
+def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
+    """Return the end by machines that did not do something in time."""
+    named = ", ".join(map(str, sorted(nodes)))
+    reason = f"node {named} did not {what} within {within_s:.0f} s"
+    return AttemptEnd(how="lost", reason=reason, nodes=tuple(sorted(nodes)))

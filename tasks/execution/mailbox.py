@@ -4,8 +4,7 @@ launch's machines.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ from ..node.data import FILE as DATA_FILE
 from ..node.record import INSTALL, Plan, WorkloadFile, write_file, write_json
 from ..providers.base import EndedLease, json_of_node
 from ..workspace.sources import Source
+from .outcomes import Row
 
 SILENT_AFTER_S = 30.0  # a node at a fifth of a core can be late by seconds, never by this much
 
@@ -45,29 +45,30 @@ class Mailbox:
                     continue
             raise WorkloadChanged(f"code of workload {spec.name} was just changed: refresh again")
 
+    def put_setups(self, run_setups: Mapping[str, Any]) -> None:
+        """Put what a collector needs to load the runs."""
+        write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
+
     def put_plan(self, plan: Plan) -> None:
         """Start another attempt."""
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Have the machines fetch data from those addresses, by digest."""
+        """Let the machines fetch data from those addresses, by digest."""
         if addresses:
             write_json(self.path / DATA_FILE, {"data": dict(addresses)})
 
-    def data_of(self, node: int) -> dict[str, dict[str, Any]]:
-        """What the machine reports of the data that it fetches, by digest."""
-        body = self._read(node, DATA_FILE) or {}
-        return {digest: state for digest, state in body.items() if isinstance(state, dict)}
+    def data_of(self, node: int) -> dict[str, Row]:
+        """Return what the machine reports of the data that it fetches, by digest."""
+        states = self._read(node, DATA_FILE)
+        return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
     def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
-        """Let the armed workers start; machines send to each other in `order`, empty: as
-        they come.
+        """Let the armed workers start. Machines send to each other in `order`; empty: as they
+        come.
         """
-        write_json(self._go(attempt), {"attempt": attempt, "order": list(order), "why": why})
-
-    def gone(self, attempt: int) -> bool:
-        """True if `attempt` was let go: from then on a run is under way."""
-        return self._go(attempt).is_file()
+        body = {"attempt": attempt, "order": list(order), "why": why}
+        write_json(self.path / f"go-{attempt}.json", body)
 
     def done(self) -> None:
         """Let the agents leave."""
@@ -78,14 +79,12 @@ class Mailbox:
         return (self._node(node) / "ready.json").stat().st_mtime
 
     def reported(self, node: int, address: str) -> bool:
-        """True if the machine at `address`, and none before it in that place, has reported
-        itself.
-        """
-        body = self._read(node, "ready.json")
+        """True if the machine at `address`, not an earlier one in its place, has reported itself."""
+        body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
 
     def forget(self, node: int) -> None:
-        """Clear away what a replaced machine reported of itself; its records and logs stay."""
+        """Delete what a replaced machine reported of itself; its records and logs stay."""
         armed = (file.name for file in self._node(node).glob("armed-*.json"))
         for name in ("heartbeat.json", "progress.json", "notice.json", DATA_FILE, *armed):
             (self._node(node) / name).unlink(missing_ok=True)
@@ -95,107 +94,61 @@ class Mailbox:
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
-    def pairs(self, attempt: int, node: int) -> dict[str, Any]:
+    def pairs(self, attempt: int, node: int) -> Row:
         """What `node`, the first of the attempt, measured of links between machines."""
-        found = (self._read(node, f"armed-{attempt}.json") or {}).get("pairs")
+        found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
 
-    def finished(self, attempt: int) -> list[dict[str, Any]]:
+    def finished(self, attempt: int) -> list[Row]:
         """The content of each `finished-<attempt>.json`, and `node`."""
-        found = ((node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes))
-        return [{**body, "node": node} for node, body in found if body is not None]
+        found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
+        return [{**body, "node": node} for node, body in found if body]
 
-    def silent_s(self, node: int, now_unix: float) -> float:
-        """Seconds since the node's last heartbeat, by the store's clock; 0 before the first."""
-        if self._read(node, "heartbeat.json") is None:
-            return 0.0
-        return max(0.0, now_unix - (self._node(node) / "heartbeat.json").stat().st_mtime)
+    def silent(self, now_unix: float) -> set[int]:
+        """Nodes without a heartbeat for SILENT_AFTER_S, by the store's clock."""
+        found = set()
+        for node in range(self.nodes):
+            with suppress(FileNotFoundError):  # none before the first
+                beat = (self._node(node) / "heartbeat.json").stat().st_mtime
+                if now_unix - beat > SILENT_AFTER_S:
+                    found.add(node)
+        return found
 
-    def under_way(self, attempt: int) -> str:
-        """The last run that a node says it has come to; "" if none says so."""
-        found = [self._read(node, "progress.json") or {} for node in range(self.nodes)]
-        at = [
-            (_number(body, "index"), str(body.get("run_id", "")))
-            for body in found
-            if body.get("attempt") == attempt
-        ]
-        return max(at, default=(0.0, ""))[1]
-
-    def refuses(self) -> OSError | None:
-        """The store's error for a small file; None if it takes one."""
-        probe = self.path / "controller" / "space.json"
-        try:
-            write_json(probe, {"space": "x" * 4096})
-        except OSError as error:
-            return error
-        probe.unlink(missing_ok=True)
-        return None
+    def under_way(self, attempt: int) -> set[str]:
+        """Runs that nodes say they have come to."""
+        found = [self._read(node, "progress.json") for node in range(self.nodes)]
+        return {str(body.get("run_id")) for body in found if body.get("attempt") == attempt}
 
     def recorded(self) -> set[str]:
         """Ids of the runs that have a record, whole or not: loading decides which are sound."""
-        return {file.stem for file in self.path.glob("node-*/records/*.json")}
+        return {file.stem for file in self._records()}
 
     def not_installed(self) -> dict[str, str]:
-        """Digests of workloads whose requirements some machine could not install just then, with
-        the reason.
-        """
+        """Digests of workloads whose requirements a machine could not install, with the reason."""
+        bodies = [read_object(file) or {} for file in self._records()]
         return {
             str(body.get("workload_digest")): str(body.get("reason"))
-            for body in _records(self.path)
+            for body in bodies
             if body.get("cause") == INSTALL
         }
 
-    def _go(self, attempt: int) -> Path:
-        return self.path / f"go-{attempt}.json"
+    def _records(self) -> Iterable[Path]:
+        return self.path.glob("node-*/records/*.json")
 
     def _node(self, node: int) -> Path:
         return self.path / f"node-{node}"
 
-    def _read(self, node: int, name: str) -> dict[str, Any] | None:
-        return read_object(self._node(node) / name)
+    def _read(self, node: int, name: str) -> Row:
+        return read_object(self._node(node) / name) or {}
 
 
-def silent_nodes(mailbox: Mailbox, now_unix: float) -> Sequence[int]:
-    """Nodes that have reported before and not for `SILENT_AFTER_S`."""
-    nodes = range(mailbox.nodes)
-    return [node for node in nodes if mailbox.silent_s(node, now_unix) > SILENT_AFTER_S]
-
-
-def read_object(file: Path) -> dict[str, Any] | None:
+def read_object(file: Path) -> Row | None:
     """A JSON object; None where it is not there yet or is nothing that a node of ours writes."""
     try:
         body = json_of_node(file.read_text())
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
         return None
     return body if isinstance(body, dict) else None
-
-
-def benchmark_seconds(path: Path) -> float:
-    """Seconds that the records under `path` spent in steps, profiles and probes."""
-    total = 0.0
-    for body in _records(path):
-        values = body.get("values")
-        if body.get("kind") == "train":
-            total += _number(values, "warmup_s") + _number(values, "steps_s")
-        else:
-            total += _number(body, "ended_unix") - _number(body, "started_unix")
-    return total
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """One record of each run."""
-    files = {file.stem: file for file in path.glob("node-*/records/*.json")}
-    return (read_object(file) or {} for file in files.values())
-
-
-def _number(body: Any, key: str) -> float:
-    """A finite number that a node wrote, else 0: `record_loader` validates the rest."""
-    value = body.get(key) if isinstance(body, dict) else None
-    try:
-        number = float(value) if isinstance(value, int | float) else 0.0
-    except OverflowError:  # JSON's integers may have hundreds of digits
-        return 0.0
-    return number if math.isfinite(number) else 0.0
 
 
 _FILE = Path("controller") / "machines.json"
@@ -215,19 +168,18 @@ class MachineLog:
         with suppress(OSError):
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
-    def at_work(self, seconds: Mapping[str, float]) -> None:
-        """All are armed for the first time, `seconds` by phase after they were requested.
+    def at_work(self, startup_s: float) -> None:
+        """All are armed for the first time, `startup_s` after they were requested.
 
         The store's clock says how long before the last each reported itself; torchrun starts on all
         at once.
         """
-        reported = {}
+        ready = {}
         for row in self._rows:
             with suppress(OSError):
-                reported[row["node"]] = self._mailbox.ready_of(row["node"])
-        last = max(reported.values(), default=0.0)
-        for node, moment in reported.items():
-            self._set_startup(node, sum(seconds.values()) - (last - moment))
+                ready[row["node"]] = self._mailbox.ready_of(row["node"])
+        for node, moment in ready.items():
+            self.replaced(node, startup_s - max(ready.values()) + moment)
 
     def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
         """The machine in that place is gone, so many seconds after the launch began."""
@@ -238,36 +190,40 @@ class MachineLog:
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
         """Another machine was requested in that place, so many seconds after the launch began."""
-        before = self._newest(node)
-        if before["after_s"] is None:  # it is silent, and let go now
-            before["after_s"] = after_s
-        self._rows.append(_row(node, int(before["number"]) + 1, offer, after_s))
+        self.lost(node, after_s, interrupted=False)  # if it is silent, it is let go now
+        self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """The replacement in that place is at work, so many seconds after the launch began."""
-        self._set_startup(node, at_s - float(self._newest(node)["from_s"]))
-
-    def _set_startup(self, node: int, startup_s: float) -> None:
-        self._newest(node)["startup_s"] = startup_s if startup_s > 0 else None
+        """The newest machine in that place is at work, so many seconds after the launch began."""
+        row = self._newest(node)
+        startup_s = at_s - row["from_s"]
+        row["startup_s"] = startup_s if startup_s > 0 else None
         self.write()
 
-    def _newest(self, node: int) -> dict[str, Any]:
+    def _newest(self, node: int) -> Row:
         return next(row for row in reversed(self._rows) if row["node"] == node)
 
 
-def machine_rows(lease: EndedLease, provider: str) -> list[dict[str, Any]]:
+def machine_rows(lease: EndedLease, provider: str) -> list[Row]:
     """Columns of raw_machines of a lease that is over, refresh_id still open; none if the log
     cannot be read.
     """
+    found, whole_s = [], (lease.ended_at - lease.started_at).total_seconds()
     try:
-        rows = (read_object(lease.mailbox / _FILE) or {})["machines"]
-        return [_ended(row, lease, provider) for row in rows]
+        for row in (read_object(lease.mailbox / _FILE) or {})["machines"]:
+            from_s, after_s = row.pop("from_s"), row.pop("after_s")
+            until_s = whole_s if after_s is None else min(after_s, whole_s)
+            row |= {"lease_id": lease.lease_id, "provider": provider}
+            row["asked_at"] = lease.started_at + timedelta(seconds=from_s)
+            row["hours"] = max(until_s - from_s, 0.0) / 3600
+            found.append(row)
     except (OSError, ValueError, KeyError, TypeError):
         return []
+    return found
 
 
-def _row(node: int, number: int, offer: Offer, from_s: float) -> dict[str, Any]:
+def _row(node: int, number: int, offer: Offer, from_s: float) -> Row:
     return {
         "node": node,
         "number": number,
@@ -278,18 +234,4 @@ def _row(node: int, number: int, offer: Offer, from_s: float) -> dict[str, Any]:
         "startup_s": None,
         "after_s": None,
         "interrupted": False,
-    }
-
-
-def _ended(row: Mapping[str, Any], lease: EndedLease, provider: str) -> dict[str, Any]:
-    from_s, whole_s = float(row["from_s"]), (lease.ended_at - lease.started_at).total_seconds()
-    until_s = whole_s if row["after_s"] is None else min(float(row["after_s"]), whole_s)
-    return {
-        **{name: row[name] for name in ("node", "number", "instance_type", "market", "zone")},
-        "startup_s": row["startup_s"],
-        "interrupted": bool(row["interrupted"]),
-        "lease_id": lease.lease_id,
-        "provider": provider,
-        "asked_at": lease.started_at + timedelta(seconds=from_s),
-        "hours": max(until_s - from_s, 0.0) / 3600,
     }

@@ -1,18 +1,16 @@
-"""Loads what came back from a launch: every sound record and the controller's rows, in one
-transaction.
+"""Load what an ended lease left in its mailbox: records, the controller's rows, costs, machines.
 
-A record that is truncated or not of the wire's form is moved to `rejected/` in the mailbox and
-counts as a failed run with that reason: it never stops the others, and nothing that was reported is
-lost. Loading twice changes nothing.
+A record that is truncated or not of the wire's form is moved to `rejected/` of the home and counts
+as a failed run with that reason. It never stops the others. Loading twice changes nothing.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,12 +18,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from warehouse.append import append, append_records
-from warehouse.database import Warehouse
 
 from ..node.device_check import wrong_device
 from ..node.record import Devices
-from ..providers.base import json_of_node
-from .mailbox import read_object
+from ..providers.base import EndedLease, json_of_node
+from ..workspace.workspace import Workspace
+from .mailbox import machine_rows, read_object
+from .outcomes import Row, RunSetups, launch_row, run_row
 
 _MOST_SAID = 500  # characters of a node's sentence
 
@@ -182,22 +181,6 @@ class WireRecord(_Wire):
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedLaunch:
-    """A launch that is over: the mailbox with its nodes' records, and what the controller knows of
-    it.
-
-    `run_setups`: setups by run_id. `rows`: of runs without a record. `lease` and `machines`:
-    columns of their tables, refresh_id still open.
-    """
-
-    mailbox: Path
-    run_setups: Mapping[str, Mapping[str, Any]]
-    rows: Sequence[Mapping[str, Any]] = ()
-    lease: Mapping[str, Any] | None = None
-    machines: Sequence[Mapping[str, Any]] = ()
-
-
 @dataclass(slots=True, kw_only=True)
 class Collected:
     """What was loaded: new rows, all rows by status, dollars, and sentences for the reader."""
@@ -215,47 +198,70 @@ class Collected:
         self.notes += other.notes
 
 
-def load_mailbox(
-    warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, now: datetime
+def load_lease(
+    workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime
 ) -> Collected:
-    """Load the records in the mailbox of `launch` and what its controller knows; dollars are left
-    to the caller.
+    """Load the mailbox of `lease` in one transaction, for the refresh that bought it.
 
     `notes` has a sentence for each rejected record and each machine that left files behind. Raises
     WarehouseBusy; then nothing was loaded and the records lie where they were.
     """
-    sound: list[dict[str, Any]] = []
-    refused: dict[Path, str] = {}
-    for file in sorted(launch.mailbox.glob("node-*/records/*.json")):
+    mailbox, provider = lease.mailbox, workspace.provider.name
+    run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
+    records, refused, notes = [], dict[Path, str](), []
+    for file in sorted(mailbox.glob("node-*/records/*.json")):
         try:
-            sound.append(_record(file, launch))
+            records.append(_record(file, lease.lease_id, run_setups))
         except ValueError as error:
             refused[file] = str(error)
-    rows = [dict(row) for row in launch.rows]
-    rows += [
-        _unsound(file, why, launch) for file, why in refused.items() if _is_planned(file, launch)
-    ]
-    rows = [{"ended_unix": now.timestamp()} | row for row in rows]
-    found: dict[str, dict[str, Any]] = {}  # of a run_id with several, a measurement counts first
-    for body in [*sorted(sound, key=lambda one: one["status"] != "measured"), *rows]:
-        found.setdefault(body["run_id"], body)
-    with warehouse.transact() as connection:
+    records.sort(key=lambda body: body["status"] != "measured")
+    rows = []
+    for file in sorted(mailbox.glob("controller/rows/*.json")):
+        if row := read_object(file):
+            rows.append(row)
+        else:
+            notes.append(f"{file} could not be read, and its row is lost")
+    rows += _rows_of_end(lease, run_setups, provider)
+    for file, why in refused.items():
+        if setup := run_setups.get(file.stem):
+            reason = f"its record could not be read: {why}"
+            rows.append(run_row(lease.lease_id, file.stem, setup, "failed", reason))
+    found: dict[str, Row] = {}  # of several for a run, a measurement counts before a failure
+    for body in [*records, *rows]:
+        found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
+    refresh_id = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
+    columns = asdict(lease) | {"provider": provider}
+    del columns["mailbox"], columns["refusals"]
+    with workspace.warehouse.transact() as connection:
         new = append_records(connection, list(found.values()), refresh_id=refresh_id, loaded_at=now)
-        if launch.lease is not None:
-            append(connection, "raw_leases", [launch.lease], refresh_id=refresh_id)
-        append(connection, "raw_machines", launch.machines, refresh_id=refresh_id)
-    notes = [_quarantine(file, reason) for file, reason in refused.items()]
-    notes += map(_not_carried, sorted(launch.mailbox.glob("node-*/refused.json")))
+        if lease.outcome != "refused":
+            append(connection, "raw_leases", [columns], refresh_id=refresh_id)
+        append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
+    rejected = workspace.home / "rejected" / lease.lease_id
+    notes += [_quarantine(file, reason, rejected) for file, reason in refused.items()]
+    notes += map(_left_behind, sorted(mailbox.glob("node-*/refused.json")))
     by_status = Counter(str(body["status"]) for body in found.values())
-    return Collected(new=new, by_status=by_status, notes=notes)
+    return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
 
 
-def _is_planned(file: Path, launch: EndedLaunch) -> bool:
-    return file.stem in launch.run_setups
+def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
+    """Return rows of the run under way when a lease was reaped, and of refused requests."""
+    recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
+    planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
+    left = [item["run_id"] for item in planned if item["run_id"] in run_setups.keys() - recorded]
+    rows = []
+    if lease.outcome == "reaped" and left:
+        reason = "its controller was killed or its deadline passed, and the machines were reaped"
+        setup = run_setups[left[0]]
+        rows.append(run_row(lease.lease_id, left[0], setup, "interrupted", reason))
+    about = run_setups or {"": {"provider": provider, "market": lease.market}}
+    for number, reason in enumerate(lease.refusals, 1):
+        rows.append(launch_row(lease.lease_id, lease.cluster, about, "refused", reason, number))
+    return rows
 
 
-def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
-    """The sound record in `file` with its setup. Raises ValueError saying what is wrong."""
+def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
+    """Return the sound record in `file` with its setup. Raises ValueError."""
     try:
         # a loss may be NaN, which JSON lacks: unknown; a NaN time is then missing and refused below
         body = json_of_node(file.read_text(), parse_constant=lambda _: None)
@@ -263,56 +269,36 @@ def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
         record = WireRecord.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        where = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(f"{where}: {first['msg']}") from None
     except (ValueError, IsADirectoryError) as error:
         raise ValueError(f"it is truncated or not JSON ({error})") from None
-    if record.run_id != file.stem or not _is_planned(file, launch):
+    if record.run_id != file.stem or record.run_id not in run_setups:
         raise ValueError(f"no run {record.run_id} was planned for this launch")
-    setup = dict(launch.run_setups[record.run_id])
+    setup = dict(run_setups[record.run_id])
     wrong = wrong_device(
-        [Devices(**one) for one in setup.get("expected_devices", ())],
-        [Devices(**one.model_dump()) for one in record.devices],
+        [Devices(**device) for device in setup.get("expected_devices", ())],
+        [Devices(**device.model_dump()) for device in record.devices],
     )
-    found = record.model_dump() | {"setup": setup}
-    if launch.lease:  # of its machine, whatever the record says
-        found["lease_id"] = launch.lease["lease_id"]
+    # the lease is that of its machine, whatever the record says
+    found = record.model_dump() | {"setup": setup, "lease_id": lease_id}
     return found | ({"wrong_device": wrong} if wrong else {})
 
 
-def _unsound(file: Path, reason: str, launch: EndedLaunch) -> dict[str, Any]:
-    """The row of a run whose record cannot be read."""
-    setup = dict(launch.run_setups[file.stem])
-    return {
-        "run_id": file.stem,
-        "lease_id": str(launch.lease["lease_id"]) if launch.lease else file.parents[2].name,
-        "kind": setup["kind"],
-        "status": "failed",
-        "reason": f"its record could not be read: {reason}",
-        "setup": setup,
-    }
-
-
-def _quarantine(file: Path, reason: str) -> str:
-    """Move `file` to rejected/ beside the nodes' folders, with a note; returns the sentence that
-    says so.
-    """
+def _quarantine(file: Path, reason: str, folder: Path) -> str:
+    """Move `file` into `folder` with a note; return the note."""
     node = file.parents[1].name
-    target = file.parents[2] / "rejected" / f"{node}-{file.name}"
+    target = folder / f"{node}-{file.name}"
     sentence = f"record {file.stem} of {node} was not loaded: {reason}; it lies in {target}"
     with suppress(OSError):  # a full disk must not stop the load
-        target.parent.mkdir(exist_ok=True)
-        file.replace(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(file, target)
         target.with_suffix(".txt").write_text(sentence + "\n")
     return sentence
 
 
-def _not_carried(file: Path) -> str:
-    """What a machine says of files that it did not upload: untrusted words."""
-    try:
-        body = read_object(file) or {}
-    except OSError:  # the rows are in the warehouse by now
-        body = {}
-    reason = str(body.get("reason", "it does not say which"))
-    printable = "".join(one for one in reason[:_MOST_SAID] if one.isprintable())
+def _left_behind(file: Path) -> str:
+    """Return what a machine says of files that it did not upload: untrusted words."""
+    reason = str((read_object(file) or {}).get("reason", "it does not say which"))
+    printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
     return f"{file.parent.name} left files behind: {printable}"

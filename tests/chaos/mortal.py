@@ -13,7 +13,6 @@ import tasks.campaign.budget
 import tasks.campaign.campaign
 import tasks.execution.job
 import tasks.execution.mailbox
-import tasks.execution.session
 import tasks.providers.ec2.mailbox_s3
 from models.domain.cluster import Offer
 from tasks.execution.job import Clock
@@ -48,7 +47,7 @@ def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
         put(patch.object(tasks.campaign.budget, "current_offers", lambda here: offers))
         put(patch("os.fsync", lambda handle: None))
         put(patch.object(Warehouse, "create", lambda self: None))  # the template has its tables
-        for module in (tasks.execution.mailbox, tasks.execution.job, tasks.execution.session):
+        for module in (tasks.execution.mailbox, tasks.execution.job):
             put(
                 patch.object(
                     module, "write_json", _stepped(world, "disk:mailbox", module.write_json)

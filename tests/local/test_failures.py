@@ -116,7 +116,7 @@ def job(
         cluster=Cluster.of((count, installation.provider.offers(datetime.now(UTC))[0])),
         expected=(Devices(name=CPU, count=1),) * count,
         items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
-        run_setups={run_id: setup() for run_id in runs},
+        run_setups={run_id: setup(kind="train") for run_id in runs},
         files=((spec, file_source(installation.settings.root / "tiny.py", Path(), "")),),
         seed=1,
         deadline_s=120.0,

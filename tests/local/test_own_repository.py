@@ -122,7 +122,7 @@ def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_
         cluster=Cluster.of((1, installation.provider.offers(datetime.now(UTC))[0])),
         expected=(Devices(name=CPU, count=1),),
         items=tuple(items),
-        run_setups={item.run_id: setup() for item in items},
+        run_setups={item.run_id: setup(kind="train") for item in items},
         files=specs,
         seed=1,
         deadline_s=240.0,

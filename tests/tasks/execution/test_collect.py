@@ -1,147 +1,209 @@
-"""Whoever brings a launch home, and however often: every reported run is in the warehouse, once."""
+"""Every run that a node reported is in the warehouse once; an unsound record is set aside."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import shutil
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from models.campaign.campaign import PlannedLaunch
-from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
 from tasks.execution.collect import Collected, collect, end_and_collect
+from tasks.node.record import write_json
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
-from tests.fakes import (
-    FakeCluster,
-    FakeProvider,
-    Step,
-    armed,
-    fast,
-    finished,
-    offer,
-    ready,
-    reported,
-)
-from tests.tasks.execution.test_job import wanted
+from tests.fakes import FakeProvider, Step, armed, fast, finished, ready, reported
 from tests.tasks.execution.test_session import KILLED, job
-from tests.warehouse.builders import NOON, fresh
+from tests.warehouse.builders import NOON, PROFILE, fresh, record, setup
 from warehouse.reads import mart
 
-TRAINS = (wanted("train", "tiny", (0, 1), (8, 8)),) * 3
-LAUNCH = PlannedLaunch(
-    cluster=Cluster.of((2, offer())), items=TRAINS, est_s=30.0, est_usd=0.1, reason="pilots"
-)
 
-
-def installation(home: Path, *scripts: tuple[Step, ...], refusal: str = "") -> Workspace:
-    (home / "tiny.py").write_text("def build(): ...\n")
-    tiny: Any = {"entrypoint": "tiny.py:build", "samples": 1000, "global_batch": 16}
-    settings = Settings(workloads={"tiny": tiny}).model_copy(update={"root": home, "home": home})
-    provider = FakeProvider(home, *scripts, refusal=refusal)
-    return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
-
-
-def fake(here: Workspace) -> FakeProvider:
+def provider_of(here: Workspace) -> FakeProvider:
     assert isinstance(here.provider, FakeProvider)
     return here.provider
 
 
-def ran(home: Path, *script: Step) -> Workspace:
-    """After a launch of the runs a, b and c that goes by the script, or else well."""
-    here = installation(home, script or (ready, armed(1), reported("a", "b", "c"), finished(1)), ())
-    serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
-    return here
+def after(home: Path, *script: Step) -> Workspace:
+    """Return the installation after a launch of runs a, b and c by `script`; by default all went
+    well.
+    """
+    script = script or (ready, armed(1), reported("a", "b", "c"), finished(1))
+    provider = FakeProvider(home, script)
+    settings = Settings().model_copy(update={"root": home, "home": home})
+    serve(provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
+    return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
 
 
-def brought(here: Workspace) -> Collected:
+def load(here: Workspace) -> Collected:
     return collect(here, "r", NOON)
 
 
 def known(here: Workspace) -> dict[str, str]:
-    """Status by run, of all that the warehouse holds."""
+    """Return status by run of the warehouse."""
     records = here.warehouse.select("raw_runs")
     return dict(zip(records["run_id"], records["status"], strict=True))
 
 
-def killed_after(*script: Step) -> tuple[Step, ...]:
-    """As SIGKILL leaves it: the mailbox of that moment, machines without a controller,
-    then reaped.
-    """
-
-    def kill(cluster: FakeCluster) -> None:
-        shutil.copytree(cluster.mailbox, cluster.mailbox.parent.parent / "orphan" / "mailbox")
-
-    return (*script, kill)
-
-
-def test_a_controller_that_was_killed_loses_no_record_and_no_row(tmp_path: Path) -> None:
+def test_a_killed_controller_loses_no_record_and_no_row(tmp_path: Path) -> None:
+    orphan = tmp_path / "leases" / "orphan" / "mailbox"
     died = finished(1, run_id="a", **KILLED)
-    here = ran(tmp_path, *killed_after(ready, armed(1), died, armed(2), reported("b")))
-    fake(here).over.clear()
-    fake(here).end("orphan", tmp_path / "leases" / "orphan" / "mailbox", "reaped")
-    assert brought(here).new == 3
+    script = (ready, armed(1), died, armed(2), reported("b"))
+    here = after(tmp_path, *script, lambda cluster: shutil.copytree(cluster.mailbox, orphan))
+    provider_of(here).over.clear()
+    provider_of(here).end("orphan", orphan, "reaped")
+    assert load(here).new == 3
     assert known(here) == {"a": "failed", "b": "measured", "c": "interrupted"}
     assert "reaped" in mart(here.warehouse, "failed_runs").set_index("run_id").reason["c"]
-    assert fake(here).over == [] and brought(here).new == 0
+    assert provider_of(here).over == [] and load(here).new == 0
 
 
-def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by_the_reaper(
-    tmp_path: Path,
-) -> None:
-    here = ran(tmp_path)
-    [lease] = fake(here).over
-    kept = tmp_path / "kept"
-    shutil.copytree(lease.mailbox.parent, kept)
+def test_the_reaper_loads_once_what_a_killed_controller_released(tmp_path: Path) -> None:
+    here = after(tmp_path)
+    [lease] = provider_of(here).over
+    shutil.copytree(lease.mailbox.parent, tmp_path / "kept")
     (loaded,) = end_and_collect(here, NOON)
-    assert loaded.startswith("3 rows ")
-    assert end_and_collect(here, NOON) == []
-    shutil.copytree(kept, lease.mailbox.parent)  # it died after loading, before forgetting
-    fake(here).over.append(lease)
-    assert brought(here).new == 0 and set(known(here)) == {"a", "b", "c"}
+    assert loaded.startswith("3 rows ") and end_and_collect(here, NOON) == []
+    shutil.copytree(tmp_path / "kept", lease.mailbox.parent)  # killed before it forgot the lease
+    provider_of(here).over.append(lease)
+    assert load(here).new == 0
     spent = mart(here.warehouse, "spend")[["refresh_id", "measured_runs", "usd"]].values.tolist()
     assert spent == [["r", 3, 0.5]]
-    assert here.warehouse.select("raw_runs")["refresh_id"].unique().tolist() == ["r"]
 
 
-def blind(now: datetime) -> list[str]:
-    raise NotSwept("ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1"])
-
-
-def test_what_was_measured_is_loaded_though_the_reaper_could_not_look_everywhere(
+def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = ran(tmp_path)
+    def blind(_: object) -> list[str]:
+        raise NotSwept("ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1"])
+
+    here = after(tmp_path)
     monkeypatch.setattr(here.provider, "reap", blind)
     with pytest.raises(NotSwept, match="has expired") as raised:
         end_and_collect(here, NOON)
     ended, loaded = raised.value.done
     assert ended == "machine i-1" and loaded.startswith("3 rows ")
-    assert set(known(here)) == {"a", "b", "c"} and fake(here).over == []
+    assert set(known(here)) == {"a", "b", "c"} and provider_of(here).over == []
 
 
-def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:
-    here = ran(tmp_path)
-    [lease] = fake(here).over
-    fake(here).end("earlier-00", tmp_path / "leases" / "earlier-00" / "mailbox", "released")
-    shutil.copytree(lease.mailbox, tmp_path / "leases" / "earlier-00" / "mailbox")
-    (tmp_path / "leases" / "earlier-00" / "mailbox" / "node-0" / "records" / "c.json").unlink()
+def test_leases_of_a_running_refresh_are_left_to_it(tmp_path: Path) -> None:
+    here = after(tmp_path)
+    [lease] = provider_of(here).over
+    earlier = tmp_path / "leases" / "earlier-00" / "mailbox"
+    shutil.copytree(lease.mailbox, earlier)
+    provider_of(here).end("earlier-00", earlier, "released")
+    (earlier / "node-0" / "records" / "c.json").unlink()
     with (tmp_path / "refresh.json").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump({"refresh_id": "r", "pid": 1, "started_at": "then"}, file)
         file.flush()
         end_and_collect(here, NOON)
-        assert [one.lease_id for one in fake(here).over] == ["r-00"] and set(known(here)) == {
-            "a",
-            "b",
-        }
-        file.seek(0), file.truncate()  # about to say who it is
+        assert provider_of(here).over == [lease] and set(known(here)) == {"a", "b"}
+        file.truncate(0)  # the refresh has not written its name yet
         end_and_collect(here, NOON)
-        assert [one.lease_id for one in fake(here).over] == ["r-00"]
-    assert brought(here).new == 1 and fake(here).over == []
+        assert provider_of(here).over == [lease]
+    assert load(here).new == 1 and provider_of(here).over == []
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    """An installation with an ended lease: sound records of a and b, none of c and d."""
+    settings = Settings().model_copy(update={"root": tmp_path, "home": tmp_path})
+    provider, mailbox = FakeProvider(tmp_path), tmp_path / "leases" / "r-00" / "mailbox"
+    provider.end("r-00", mailbox, "released")
+    here = Workspace(settings=settings, warehouse=fresh(tmp_path), provider=provider)
+    write(here, "controller/envelopes.json", {run: setup(kind="train") for run in "abcd"})
+    write(here, "node-0/records/a.json", record("a"))
+    write(here, "node-1/records/b.json", record("b"))
+    return here
+
+
+def write(here: Workspace, name: str, body: dict[str, Any] | str) -> None:
+    file = provider_of(here).over[0].mailbox / name
+    write_json(file, body) if isinstance(body, dict) else file.write_text(body)
+
+
+def test_a_record_counts_before_a_row_and_belongs_to_its_machines_lease(here: Workspace) -> None:
+    write(here, "node-0/records/a.json", record("a") | {"lease_id": "another"})
+    for run_id in "ac":
+        row = {"run_id": run_id, "kind": "train", "status": "interrupted", "reason": "revoked"}
+        row |= {"lease_id": "r-00", "setup": setup()}
+        write(here, f"controller/rows/{run_id}.json", row)
+    loaded = load(here)
+    assert (loaded.new, loaded.notes, loaded.usd) == (3, [], 0.5)
+    assert loaded.by_status == {"measured": 2, "interrupted": 1}
+    assert known(here) == {"a": "measured", "b": "measured", "c": "interrupted"}
+    assert set(here.warehouse.select("raw_runs")["lease_id"]) == {"r-00"}
+
+
+def test_refused_requests_are_rows_without_a_lease(here: Workspace) -> None:
+    refused = replace(provider_of(here).over[0], refusals=("no capacity", "denied"))
+    provider_of(here).over = [replace(refused, outcome="refused")]
+    assert load(here).by_status == {"measured": 2, "refused": 2}
+    assert len(here.warehouse.select("raw_leases")) == 0
+
+
+def train(**values: Any) -> str:
+    return json.dumps(record("c", values={"step_s": 1.0} | values))
+
+
+LEARN = {"losses": [None], "steps_a_window": 1, "diverged": False}
+UNSOUND = {
+    "truncated": train()[:-20],
+    "a list": "[]",
+    "step_s: negative": train(step_s=-1.0),
+    "step_s: not a number": train(step_s=float("nan")),
+    "parameters: beyond a bigint": train(parameters=2**63),
+    "taken_share: above 1": train(taken_share=1.1),
+    "reference_s.0: zero": train(reference_s=[0.0]),
+    "loader_workers: a fraction": train(loader_workers=1.5),
+    "rows: none": json.dumps(record("c", kind="profile", values=PROFILE | {"rows": []})),
+    "losses.0: unknown": json.dumps(record("c", kind="learn", values=LEARN)),
+    "attempt: text": json.dumps(record("c", attempt="1")),
+    "wrong_device: the controller's": json.dumps(record("c", wrong_device="")),
+    "ended_unix: no moment": json.dumps(record("c", ended_unix=1e300)),
+    "a lone surrogate": train(note="\ud800"),
+    "an infinite number": train(last_loss=7).replace("7}", "1e999}"),
+    "nested too deep": train(x=1).replace("1}", "[" * 100_000 + "]" * 100_000 + "}"),
+    "status: unknown": json.dumps(record("c", status="great")),
+    "another run": json.dumps(record("d")),
+}
+
+
+@pytest.mark.parametrize(("named", "text"), UNSOUND.items(), ids=list(UNSOUND))
+def test_an_unsound_record_is_set_aside_and_stops_no_other(
+    here: Workspace, named: str, text: str
+) -> None:
+    write(here, "node-1/records/c.json", text)
+    loaded = load(here)
+    column, _, rest = named.partition(": ")
+    [note] = loaded.notes
+    assert not rest or f"{column}: " in note
+    assert known(here) == {"a": "measured", "b": "measured", "c": "failed"}
+    assert (here.home / "rejected" / "r-00" / "node-1-c.json").read_text() == text
+
+
+def test_a_run_on_another_device_than_was_bought_is_marked(here: Workspace) -> None:
+    bought = setup(expected_devices=[{"name": "A10G", "count": 1, "threads": 1}] * 2)
+    write(here, "controller/envelopes.json", dict.fromkeys("abc", bought))
+    used = {"a": ["NVIDIA A10G"] * 2, "b": ["NVIDIA A10G", "cpu"], "c": []}
+    for run_id, names in used.items():
+        devices = [{"name": name, "count": 1, "threads": 1} for name in names]
+        write(here, f"node-1/records/{run_id}.json", record(run_id, devices=devices))
+    load(here)
+    runs = here.warehouse.select("raw_runs").set_index("run_id")
+    assert runs["wrong_device"].notna().to_dict() == {"a": False, "b": True, "c": False}
+    assert list(runs["device_names"]["b"]) == used["b"]
+
+
+def test_untrusted_words_of_files_left_behind_are_cleaned(here: Workspace) -> None:
+    words = {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000}
+    write(here, "node-0/refused.json", words)
+    write(here, "node-1/refused.json", "[")
+    first, second = load(here).notes
+    assert first.startswith("node-0 ") and len(first) < 600 and first.isprintable()
+    assert second.startswith("node-1 ")

@@ -23,7 +23,7 @@ LEFT = RemainingWork(items=[BOTH], under_way_s=10.0, host=None, seconds=600.0, s
 
 
 def how(leaving_s: float | None = None, **changes: object) -> str:
-    return decide(GONE, replace(LEFT, **changes), leaving_s).how  # type: ignore[arg-type]
+    return decide(GONE, replace(LEFT, **changes), leaving_s)[0]  # type: ignore[arg-type]
 
 
 def test_a_machine_that_is_gone_is_replaced_while_there_is_time_to_start_and_use_another() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.execution.mailbox import Mailbox, silent_nodes
+from tasks.execution.mailbox import Mailbox
 from tasks.node.record import write_json
 from tasks.providers.ec2 import mailbox_s3 as ec2_mirror
 from tasks.providers.ec2.cluster import Ec2Cluster
@@ -79,18 +79,18 @@ def test_a_store_that_fails_makes_nobody_silent(
     for name in names(home):
         home.upload(name, "heartbeat.json", {"phase": "measuring"})
     running.mirror.sync()
-    assert silent_nodes(box, running.now_unix()) == []
+    assert box.silent(running.now_unix()) == set()
     home.world.faults = [Fault(action=action, code=SILENT, times=999)]
     for _ in range(60):
         home.world.pass_s(1.0)
         for name in names(home):
             home.upload(name, "heartbeat.json", {"phase": "measuring"})
         running.mirror.sync()
-    assert silent_nodes(box, running.now_unix()) == []
+    assert box.silent(running.now_unix()) == set()
     home.world.faults = []
     home.world.pass_s(60.0)
     running.mirror.sync()
-    assert silent_nodes(box, running.now_unix()) == [0, 1]
+    assert box.silent(running.now_unix()) == {0, 1}
 
 
 def test_a_name_that_leads_elsewhere_is_left_where_it_is_and_a_stranger_is_not_heard(
