@@ -136,7 +136,9 @@ class Accident:
     def watch(self, run_id: str, done: int, usd: float | None) -> None:
         assert self.cluster is not None
         said = mailbox.Mailbox(path=self.cluster.mailbox, nodes=len(self.cluster.addresses))
-        if run_id in self.happens and run_id in {said.under_way(attempt) for attempt in (1, 2, 3)}:
+        if run_id in self.happens and any(
+            run_id in said.under_way(attempt) for attempt in (1, 2, 3)
+        ):
             self.happens.pop(run_id)(self.cluster)
 
     def serve(self, installation: Workspace, asked: Job, monkeypatch: pytest.MonkeyPatch) -> Served:
