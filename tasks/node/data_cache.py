@@ -2,16 +2,15 @@
 
 Copy this file beside a script that trains: it needs Linux and torch, and nothing else of Srift.
 
-A level is one file that all processes of a machine share: without a name, in memory, or in a
-folder.
+Each level of the cache is one file that all processes of a machine share, in memory or in a folder:
 
     head     magic, digest, number of samples
-    state    the end of the used part; 1 when nothing more is kept
+    full     1 when nothing more is kept
     index    for each sample its begin, bytes and checksum; zeros if it is not kept
     samples  pickles, one after another
 
-Under a lock a process reserves room, writes a sample there, and its index entry last. A half
-written sample has no entry, and what a machine without power left fits no checksum: both are read
+Under a lock a process appends a sample, and writes its index entry last. So a half-written sample
+has no entry. A sample that lost bytes in a power failure does not match its checksum. Both are read
 from the dataset again.
 """
 
@@ -28,7 +27,6 @@ import pickle
 import struct
 import sys
 import tempfile
-import threading
 import time
 import weakref
 import zlib
@@ -47,18 +45,17 @@ _GIB = 2**30
 _MIN_FREE = 5 * _GIB  # of a disk, for checkpoints and other files of a training
 _READ_TWICE = 3  # samples that a process reads again, to see that they stay the same
 _LOCK_S = 6.0  # the holder of the lock may be stopped, or a file server gone
-_MAGIC = b"srift-1\n"
-_HEAD, _STATE, _ENTRY = struct.Struct("<8s32sQ"), struct.Struct("<QQ"), struct.Struct("<QQQ")
-_INDEX = _HEAD.size + _STATE.size
+_HEAD, _ENTRY = struct.Struct("<8s32sQ"), struct.Struct("<QQQ")
+_INDEX = _HEAD.size + 8  # the flag stands before it
 _LOG = logging.getLogger(__name__)
 
 
 class Cached(Dataset[Any]):
     """The samples of `dataset`, each read from it once.
 
-    What the dataset draws at random would be the same in every epoch. So wrap the dataset that
-    reads and decodes, and augment outside of the cache. The first samples are read twice, and
-    refused if they differ:
+    Random values that the dataset draws would be the same in every epoch. So wrap the dataset that
+    reads and decodes, and augment outside the cache. The first samples are read twice, and refused
+    if they differ:
 
         loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
@@ -67,10 +64,10 @@ class Cached(Dataset[Any]):
     and for later runs, while at least 5 GiB are free. Samples that neither keeps are read in every
     epoch, and one warning says so. The page cache of the file gives way to other needs.
 
-    A file belongs to one dataset: its type and attributes, as pickle has them, and the text of
-    their modules, which a notebook lacks. Files that it reads are not looked at. `key` replaces
-    all but the name of the type: change it whenever the samples change. Two datasets of a type that
-    differ by their arguments need two keys.
+    A file belongs to one dataset: its type and attributes, as pickle writes them, and the source
+    of their modules, which a notebook lacks. The files that the dataset reads do not count. `key`
+    replaces all but the name of the type: change it whenever the samples change. Two datasets of a
+    type that differ in their arguments need two keys.
 
     Raises TypeError for a dataset without numbered samples, and ValueError if nothing would be
     kept, or if the dataset has no digest.
@@ -94,14 +91,16 @@ class Cached(Dataset[Any]):
         self._samples = len(dataset)
         self._to_read_twice = _READ_TWICE
         digest = os.urandom(32) if folder is None else _digest(dataset, self._samples, key)
-        self._head = _HEAD.pack(_MAGIC, digest, self._samples)
+        self._head = _HEAD.pack(b"srift-2\n", digest, self._samples)
         self._levels = self._in_memory(1.0)
         if folder is not None:
             path = Path(folder, f"srift-{digest.hex()[:24]}.cache")
-            with _or_without(folder):
+            try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = _open(path, self._head)
-                self._levels.append(_Level(file, self._head, path=str(path), label=str(path)))
+                self._levels.append(_Level(file, str(path), self._head, None, str(path)))
+            except OSError as error:
+                _warn(os.fspath(folder), error)
 
     def __len__(self) -> int:
         """The number of samples when the dataset was wrapped."""
@@ -117,37 +116,36 @@ class Cached(Dataset[Any]):
         at += self._samples if at < 0 else 0
         if not 0 <= at < self._samples:
             raise IndexError(f"no sample {place} of {self._samples}")
-        missed: list[tuple[_Level, bytes | None, bytes]] = []
+        missed: list[_Level] = []
         for level in self._levels:
-            content, entry = level.get(at)
+            content = level.get(at)
             if content is not None:
-                with suppress(Exception):  # written by other versions of its modules
+                with suppress(Exception):  # other versions of its modules wrote it
                     sample = pickle.loads(content)
-                    for faster, _, old in missed:
-                        faster.put(at, content, old)
+                    for faster in missed:
+                        faster.put(at, content)
                     return sample
-            missed.append((level, content, entry))
+            missed.append(level)
         sample = self.dataset[at]
-        if any(level.takes_more for level in self._levels):
+        if any(level.takes_more for level in missed):
             content = self._content(at, sample)
-            for level, kept, entry in missed:
-                if content != kept:  # what does not load is not kept again
-                    level.put(at, content, entry)
+            for level in missed:
+                level.put(at, content)
         return sample
 
     def begin_part(self, share: float) -> None:
         """Begin anew with `share` of the memory, and of the folder's free space in a private file.
 
-        Srift measures steps of later epochs on a part of the samples by it.
+        Srift calls it to measure steps of later epochs on a part of the samples.
         """
         self._levels = self._in_memory(share)
         if self.folder is not None:
-            with _or_without(self.folder):
+            with suppress(OSError):  # the constructor has warned
                 file, path = tempfile.mkstemp(prefix="srift-", dir=self.folder)
                 os.unlink(path)
                 _begin(file, self._head)
                 room = share * max(0, _free(file) - _MIN_FREE)
-                self._levels.append(_Level(file, self._head, max_bytes=room))
+                self._levels.append(_Level(file, "", self._head, room, ""))
 
     def _in_memory(self, share: float) -> list[_Level]:
         if not self.memory_gib:
@@ -155,8 +153,7 @@ class Cached(Dataset[Any]):
         file = os.memfd_create("srift-cache")
         _begin(file, self._head)
         label = f"{self.memory_gib:g} GiB of memory" if self.folder is None else ""
-        room = share * self.memory_gib * _GIB
-        return [_Level(file, self._head, max_bytes=room, label=label)]
+        return [_Level(file, "", self._head, share * self.memory_gib * _GIB, label)]
 
     def _content(self, at: int, sample: Any) -> bytes:
         content = _pickled(at, sample)
@@ -179,103 +176,67 @@ class Cached(Dataset[Any]):
 class _Level:
     """Samples in one file. `get` and `put` do not raise: what cannot be read or kept is missing.
 
-    Other processes open `path`, by default this process's descriptor. A warning calls the level
-    `label`; without one there is no warning.
+    Other processes open `path`, by default this process's descriptor. `room` is the most bytes of
+    samples; None: as long as the disk has _MIN_FREE. A warning calls the level `label`; without a
+    label there is no warning.
     """
 
     def __init__(
-        self,
-        file: int,
-        head: bytes,
-        *,
-        path: str = "",
-        max_bytes: float = float("inf"),
-        label: str = "",
+        self, file: int, path: str, head: bytes, room: float | None, label: str
     ) -> None:
-        self._file, self._head, self._max_bytes, self._label = file, head, max_bytes, label
+        self._file, self._head, self._room, self._label = file, head, room, label
         self._path = path or f"/proc/{os.getpid()}/fd/{file}"
-        self._is_named, self._is_over = bool(path), False
-        if file >= 0:
-            weakref.finalize(self, os.close, file)
+        self._is_over = False
+        weakref.finalize(self, os.close, file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A spawned process opens the same file."""
-        return _reopened, (self._path, self._head, self._is_named, self._max_bytes, self._label)
+        """Let a spawned process open the same file."""
+        return _reopened, (self._path, self._head, self._room, self._label)
 
     @property
     def takes_more(self) -> bool:
-        try:
-            return not (self._is_over or self._state()[1])
-        except (OSError, struct.error):
-            return False
+        return not self._is_over and os.pread(self._file, 1, _HEAD.size) == b"\0"
 
-    def get(self, at: int) -> tuple[bytes | None, bytes]:
-        """The pickle of a sample, None if it is missing or damaged, and its index entry."""
-        entry = b""
+    def get(self, at: int) -> bytes | None:
+        """The pickle of a sample; None if it is missing or damaged."""
         try:
-            entry = self._entry(at)
+            entry = os.pread(self._file, _ENTRY.size, _INDEX + at * _ENTRY.size)
             begin, size, checksum = _ENTRY.unpack(entry)
             if not size or begin + size > os.fstat(self._file).st_size:
-                return None, entry
+                return None
             content = os.pread(self._file, size, begin)
         except (OSError, struct.error):
-            return None, entry
-        return content if _checksum(content, at) == checksum else None, entry
+            return None
+        return content if _checksum(content, at) == checksum else None
 
-    def put(self, at: int, content: bytes, before: bytes) -> None:
-        """Keep a sample if there is room, and if its entry is still `before`.
-
-        Otherwise another process was faster.
-        """
+    def put(self, at: int, content: bytes) -> None:
+        """Keep a sample if there is room, and no other process was faster."""
         if not self.takes_more:
             return
         try:
             with _locked(self._file):
-                end, is_full = self._state()
-                if is_full or self._entry(at) != before:
-                    return
+                end = os.fstat(self._file).st_size
                 reason = self._no_room(end, len(content))
-                if not reason:
-                    os.pwrite(self._file, _STATE.pack(end + len(content), 0), _HEAD.size)
-                    if os.pwrite(self._file, content, end) == len(content):
-                        entry = _ENTRY.pack(end, len(content), _checksum(content, at))
-                        os.pwrite(self._file, entry, _INDEX + at * _ENTRY.size)
-        except TimeoutError as error:  # of the lock, which other processes may get
-            self._is_over = True
-            self._warn(str(error))
-            return
-        except (OSError, struct.error) as error:
+                if not reason and self.get(at) is None:
+                    os.pwrite(self._file, content, end)
+                    entry = _ENTRY.pack(end, len(content), _checksum(content, at))
+                    os.pwrite(self._file, entry, _INDEX + at * _ENTRY.size)
+        except OSError as error:
             reason = str(error)
         if reason:
-            self._end(reason)
-
-    def _entry(self, at: int) -> bytes:
-        return os.pread(self._file, _ENTRY.size, _INDEX + at * _ENTRY.size)
-
-    def _state(self) -> tuple[int, int]:
-        end, is_full = _STATE.unpack(os.pread(self._file, _STATE.size, _HEAD.size))
-        return end, is_full
+            is_first = self.takes_more
+            self._is_over = True
+            with suppress(OSError):
+                os.pwrite(self._file, b"\1", _HEAD.size)
+            if self._label and is_first:
+                _warn(self._label, reason)
 
     def _no_room(self, end: int, size: int) -> str:
         """Why there is no room for `size` more bytes; empty if there is."""
-        if end - _first(self._head) + size > self._max_bytes:
-            return "full"
-        if self._is_named and _free(self._file) - size < _MIN_FREE:
-            return f"less than {_MIN_FREE / _GIB:g} GiB are free"
-        return ""
-
-    def _end(self, reason: str) -> None:
-        """Keep no more in any process; the first one warns."""
-        self._is_over, was_full = True, 0
-        with suppress(OSError, struct.error), _locked(self._file):
-            end, was_full = self._state()
-            os.pwrite(self._file, _STATE.pack(end, 1), _HEAD.size)
-        if not was_full:
-            self._warn(reason)
-
-    def _warn(self, reason: str) -> None:
-        if self._label:
-            _warn(self._label, reason)
+        if self._room is None:
+            is_short = _free(self._file) - size < _MIN_FREE
+            return f"less than {_MIN_FREE / _GIB:g} GiB are free" if is_short else ""
+        return "full" if end - _first(self._head) + size > self._room else ""
 
 
 class _Pickler(pickle.Pickler):
@@ -283,11 +244,11 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, part: Any) -> Any:
         is_plain = type(part) is Tensor and part.layout is torch.strided and part.is_cpu
-        if not is_plain or part.requires_grad or part.is_conj() or part.is_neg():
+        if not is_plain or part.requires_grad or part.is_conj() or part.is_neg() or part.__dict__:
             return NotImplemented
         dense = part if part.is_contiguous() else part.clone()
         content = bytearray(ctypes.string_at(dense.data_ptr(), dense.nbytes))
-        return _tensor, (content, dense.dtype, tuple(dense.shape), dense.stride(), part.__dict__)
+        return _tensor, (content, dense.dtype, tuple(dense.shape), dense.stride())
 
 
 class _Summer(_Pickler):
@@ -306,7 +267,7 @@ class _Summer(_Pickler):
             checksum = hashlib.sha256()
             _Summer(checksum, self.modules).dump(item)
             digests.append(checksum.digest())
-        return type(part), sorted(digests), getattr(part, "__dict__", None)
+        return type(part), sorted(digests)
 
     def reducer_override(self, part: Any) -> Any:
         if isinstance(part, Cached):  # another level of the same samples
@@ -320,17 +281,11 @@ class _Summer(_Pickler):
 
 
 def _tensor(
-    content: bytearray,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    attributes: dict[str, Any],
+    content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> Tensor:
-    made = torch.empty_strided(shape, stride, dtype=dtype)
-    if content:  # else torch makes no buffer
-        made = torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)
-    made.__dict__.update(attributes)
-    return made
+    if not content:  # torch makes no tensor of an empty buffer
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    return torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)
 
 
 def _pickled(at: int, sample: Any) -> bytes:
@@ -352,7 +307,7 @@ def _digest(dataset: Any, samples: int, key: str) -> bytes:
     Raises ValueError without a key, if it cannot be pickled or a module has no file.
     """
     kind = type(dataset)
-    versions = (__name__, samples, key, sys.version_info[:2], str(torch.__version__))
+    versions = (samples, key, sys.version_info[:2], str(torch.__version__))
     checksum = hashlib.sha256(repr(versions).encode())
     if key:
         checksum.update(repr((kind.__module__, kind.__qualname__)).encode())
@@ -372,24 +327,14 @@ def _digest(dataset: Any, samples: int, key: str) -> bytes:
 
 def _code(name: str) -> bytes:
     """The file of a module, nothing for compiled ones. Raises OSError if there is none."""
-    if _is_compiled(name):
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    is_compiled = module is None or "." in name or name in sys.builtin_module_names
+    if (not file and is_compiled) or str(file).endswith(tuple(EXTENSION_SUFFIXES)):
         return b""
-    file = getattr(sys.modules[name], "__file__", None)
     if not file:
         raise OSError(f"module {name!r} has no file")
     return Path(file).read_bytes()
-
-
-def _is_compiled(name: str) -> bool:
-    """Whether a module is built in, an extension, or a name that an extension gives its types."""
-    module, parent = sys.modules.get(name), name.rpartition(".")[0]
-    if module is None or name.startswith("_cython_"):
-        return True
-    file = getattr(module, "__file__", None) or ""
-    if not file and parent in sys.modules:  # torch._C._functions
-        return _is_compiled(parent)
-    origin = getattr(getattr(module, "__spec__", None), "origin", None)
-    return origin in ("built-in", "frozen") or file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def _open(path: Path, head: bytes) -> int:
@@ -399,11 +344,9 @@ def _open(path: Path, head: bytes) -> int:
         if os.fstat(file).st_uid != os.getuid():
             raise PermissionError("another user owns the file")
         with _locked(file):
-            if os.pread(file, len(head), 0) != head:
+            if os.pread(file, len(head), 0) != head or os.fstat(file).st_size < _first(head):
                 _begin(file, head)
-            else:  # a level that was full may have room by now
-                end, _ = _STATE.unpack(os.pread(file, _STATE.size, _HEAD.size))
-                os.pwrite(file, _STATE.pack(end, 0), _HEAD.size)
+            os.pwrite(file, b"\0", _HEAD.size)  # a level that was full may have room by now
     except BaseException:
         os.close(file)
         raise
@@ -414,7 +357,6 @@ def _begin(file: int, head: bytes) -> None:
     """Write an empty index, and the head last: a file without it is begun again."""
     os.ftruncate(file, 0)
     os.ftruncate(file, _first(head))
-    os.pwrite(file, _STATE.pack(_first(head), 0), _HEAD.size)
     os.pwrite(file, head, 0)
 
 
@@ -424,15 +366,9 @@ def _first(head: bytes) -> int:
     return _INDEX + samples * _ENTRY.size
 
 
-def _reopened(path: str, head: bytes, is_named: bool, max_bytes: float, label: str) -> _Level:
-    """The parent's level in a spawned process; an empty one if its file is gone."""
-    file = -1
-    with suppress(OSError):
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if os.pread(file, len(head), 0) != head:
-            os.close(file)
-            file = -1
-    return _Level(file, head, path=path if is_named else "", max_bytes=max_bytes, label=label)
+def _reopened(path: str, *properties: Any) -> _Level:
+    """The parent's level in a spawned process."""
+    return _Level(os.open(path, os.O_RDWR | os.O_CLOEXEC), path, *properties)
 
 
 def _free(file: int) -> int:
@@ -441,46 +377,28 @@ def _free(file: int) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-_THREADS = [threading.Lock()]  # the kernel's locks are a process's, so its threads need one too
-
-
-def _new_lock() -> None:
-    """For a forked process: another thread of the parent may have held the lock."""
-    _THREADS[0] = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
-
-
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Write the file's state alone. Raises TimeoutError if another process holds the lock."""
-    with _THREADS[0]:
-        until = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-                break
-            except (BlockingIOError, PermissionError):
-                if time.monotonic() > until:
-                    raise TimeoutError("another process holds its lock") from None
-                time.sleep(0.0005)
+    """Hold the file's lock against other processes. Raises TimeoutError if another one keeps it.
+
+    Threads of one process share the lock: what two of them write at one place fits no checksum.
+    """
+    until = time.monotonic() + _LOCK_S
+    while True:
         try:
-            yield
-        finally:
-            fcntl.lockf(file, fcntl.LOCK_UN, 1)
-
-
-@contextmanager
-def _or_without(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Warn of a folder that cannot be used, and do without it."""
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            break
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > until:
+                raise TimeoutError("another process holds its lock") from None
+            time.sleep(0.0005)
     try:
         yield
-    except OSError as error:
-        _warn(os.fspath(folder), str(error))
+    finally:
+        fcntl.lockf(file, fcntl.LOCK_UN, 1)
 
 
-def _warn(place: str, reason: str) -> None:
+def _warn(place: str, reason: object) -> None:
     _LOG.warning(
         "data cache: no more samples are kept in %s (%s); others are read in every epoch",
         place,
