@@ -1,7 +1,7 @@
 """The agent: reports its machine to the mailbox, runs each attempt of the plan with torchrun, and
 never imports torch.
 
-It outlives what it runs: a launch that dies is noted in `finished-<a>.json`, and the agent waits
+It outlives its launches: the end of a launch is noted in `finished-<a>.json`, and the agent waits
 for the next attempt. It ends, with everything below it, when `done.json` appears, at its deadline,
 or on SIGTERM.
 """
@@ -23,8 +23,7 @@ from typing import Any, NoReturn
 
 from .machine import cores, cpu, fingerprint, gpus, interface_of, torch_version
 from .processes import (
-    EXIT_ITEM_FAILED,
-    EXIT_NO_DEVICE,
+    FAULTS,
     adopt_orphans,
     die_with_parent,
     end_descendants,
@@ -36,17 +35,11 @@ from .record import Plan, RankLayout, plan_from_json, write_json
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
-DEVICES_WITHIN_S = (
-    60.0  # from the first look at them on: what a driver may need after boot until CUDA works
-)
 # Of elastic runs: a torchrun that was not heard of for so many times so many seconds is dead
 # [torch's default: 3 of 5]. More misses: a host at a third of a core may be late. Each loss of a
-# machine costs those left a restart.
+# machine costs the others a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-_LOG_TAIL, _READ = (
-    4000,
-    40_000,
-)  # characters of a log: sent to the controller, and searched for how each rank ended
+_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: for the controller, for the ranks' ends
 # of the environment; nothing else reaches a workload
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
@@ -63,13 +56,12 @@ class Agent:
         self.launch: subprocess.Popen[bytes] | None = None
         self.beaten = 0.0
         self.read_mtime_ns = 0
-        self.waits_until: float | None = None  # for devices, by the monotonic clock
 
     def run(self) -> NoReturn:
         """Serve until asked to leave."""
         adopt_orphans()
-        signal.signal(signal.SIGTERM, lambda *_: self.leave(128 + signal.SIGTERM))
-        signal.signal(signal.SIGINT, lambda *_: self.leave(128 + signal.SIGINT))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self.leave(128 + number))
         self.scratch.mkdir(parents=True, exist_ok=True)
         self.write("ready.json", self.description())
         while True:
@@ -83,7 +75,8 @@ class Agent:
                 self.start(plan)
             elif self.launch is not None and self.launch.poll() is not None:
                 self.end_launch()
-            self.heartbeat()
+            if time.monotonic() - self.beaten >= _HEARTBEAT_S:
+                self.heartbeat()
             time.sleep(_POLL_S)
 
     def description(self) -> dict[str, Any]:
@@ -119,7 +112,7 @@ class Agent:
             return None
         if plan.attempt <= self.attempt:
             return None
-        # the worker reads this copy: the controller may write the next attempt's at any moment
+        # workers read this copy: the controller may write the next attempt's at any moment
         self.plan_path(plan.attempt).write_text(text)
         return plan
 
@@ -133,8 +126,12 @@ class Agent:
         if not plan.items or self.node not in devices:
             return
         self.progress_path.unlink(missing_ok=True)
-        threads = plan.expected[self.node].threads or cores()
-        variables = environment(self.address, self.scratch, threads=threads)
+        variables = environment(self.address, self.scratch, plan.expected[self.node].threads)
+        variables |= {
+            "SRIFT_MAILBOX": str(self.mailbox),
+            "SRIFT_PLAN": str(self.plan_path(plan.attempt)),
+            "SRIFT_NODE": str(self.node),
+        }
         if plan.elastic is not None:
             # with torchrun's store as the workers' a job ends when another node joins [2.13]
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -155,31 +152,25 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return the command of this node: the check of its devices, the preparation of workloads,
-        torchrun.
-        """
-        served = ["--mailbox", str(self.mailbox), "--plan", str(self.plan_path(plan.attempt))]
-        node = ["--node", str(self.node)]
-        meet = self.static_meeting(plan) if plan.elastic is None else self.elastic_meeting(plan)
-        worker = ["node.worker", *served]
-        if plan.elastic is not None:
-            worker = ["node.elastic", *served, "--place", str(self.node)]
+        """Return the command of this node: torchrun, behind the machine's preparation if needed."""
         ranks = str(RankLayout.of(plan).devices[self.node])
+        if plan.elastic is None:
+            options, module = self.static_meeting(plan), "node.worker"
+        else:
+            options, module = self.elastic_meeting(plan), "node.elastic"
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks]
-        command += [*meet, "--monitor-interval", "0.3", "-m", *worker]
-        if any(one.process_key for one in plan.workloads):
-            command = [sys.executable, "-m", "node.prepare", *served, *node, "--", *command]
-        if plan.expected[self.node].checked:
-            wait = ["--wait-s", f"{self.waits_s(plan.join_s):.1f}"]
-            check = [sys.executable, "-m", "node.device_check", *served, *node, *wait, "--"]
-            command = [*check, *command]
+        command += [*options, "--monitor-interval", "0.3", "-m", module]
+        needs_packages = any(workload.process_key for workload in plan.workloads)
+        if plan.expected[self.node].checked or needs_packages:
+            command = [sys.executable, "-m", "node.prepare", *command]
         return command
 
     def static_meeting(self, plan: Plan) -> list[str]:
         """Return torchrun's options by which the nodes of `plan` meet, all of them."""
         layout = RankLayout.of(plan)
+        order = list(layout.devices).index(self.node)
         return [
-            *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(self.node))),
+            *("--nnodes", str(len(layout.devices)), "--node-rank", str(order)),
             *("--master-addr", plan.addresses[layout.host]),
             *("--master-port", str(plan.port + plan.attempt), "--max-restarts", "0"),
             *("--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
@@ -206,15 +197,6 @@ class Agent:
             *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items())),
         ]
 
-    def waits_s(self, join_s: float) -> float:
-        """Seconds to wait for devices: a machine waits within `join_s` of its first plan, in all
-        attempts together.
-        """
-        now = time.monotonic()
-        if self.waits_until is None:
-            self.waits_until = now + join_s
-        return min(DEVICES_WITHIN_S, max(0.0, self.waits_until - now))
-
     def end_launch(self) -> None:
         """Report how the launch ended, after ending it if it runs, and kill what it left."""
         if self.launch is None:
@@ -228,8 +210,8 @@ class Agent:
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
         worker_code = worker_exit_code(log) if code else 0
-        if worker_code is None and code in (EXIT_NO_DEVICE, EXIT_ITEM_FAILED):
-            worker_code = code  # before there was a torchrun
+        if worker_code is None and code in FAULTS:
+            worker_code = code  # the preparation ended it before there was a torchrun
         body = {
             "attempt": self.attempt,
             "exit_code": code,
@@ -242,9 +224,7 @@ class Agent:
         self.write(f"finished-{self.attempt}.json", body)
 
     def heartbeat(self) -> None:
-        """Report once a second what is under way."""
-        if time.monotonic() - self.beaten < _HEARTBEAT_S:
-            return
+        """Report what is under way."""
         self.beaten = time.monotonic()
         running = self.launch is not None
         body = {
@@ -266,10 +246,9 @@ class Agent:
     def run_id(self) -> str:
         """The run that the worker is at; empty if it has not reported one."""
         try:
-            progress = json.loads(self.progress_path.read_text())
-        except (OSError, ValueError):
+            return str(json.loads(self.progress_path.read_text())["run_id"])
+        except (OSError, ValueError, KeyError, TypeError):  # the workload may write there
             return ""
-        return str(progress.get("run_id", "")) if isinstance(progress, dict) else ""
 
     def write(self, name: str, body: dict[str, Any]) -> None:
         """Write into the mailbox; a full disk does not end the agent."""
@@ -291,17 +270,17 @@ class Agent:
         os._exit(code)
 
 
-def environment(address: str, scratch: Path, *, threads: int) -> dict[str, str]:
+def environment(address: str, scratch: Path, threads: int) -> dict[str, str]:
     """Return a clean environment: no credentials; gloo and NCCL on the interface of `address`.
 
-    `threads`: with which each rank computes.
+    Each rank computes with `threads`; 0 is one for each core.
     """
-    interface = interface_of(address)
+    interface, count = interface_of(address), str(threads or cores())
     return clean_environment(scratch) | {
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
     }
 
 

@@ -1,5 +1,4 @@
-"""A workload's data on a machine: where they lie, and why they do not where they could not be had.
-Standard library.
+"""A workload's data on a machine: their folder, or why they are missing. Standard library.
 
 A plan names a folder of the machine itself (a local host's), or an address of S3. What an address
 names is fetched into `data/<digest>/` of the mailbox by the machine's courier, which says in
@@ -44,14 +43,19 @@ def failure_of(mailbox: Path, digest: str) -> Path:
 
 
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
-    """Return the folder on this machine that holds the workload's data. Raises DataMissing."""
+    """Return the folder on this machine that holds the workload's data; empty if it takes none.
+
+    Raises DataMissing.
+    """
+    if not workload.data:
+        return ""
     folder = Path(workload.data)
     if workload.data.startswith(S3):
         folder = folder_of(mailbox, workload.data_digest)
         failure = failure_of(mailbox, workload.data_digest)
         if failure.exists():
             raise DataMissing(failure.read_text())
-    if not os.access(folder, os.R_OK | os.X_OK) or not folder.is_dir():
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
         raise DataMissing(f"its data folder {folder} is gone or cannot be read: refresh again")
     return str(folder)
 

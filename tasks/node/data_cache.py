@@ -181,9 +181,7 @@ class _Level:
     label there is no warning.
     """
 
-    def __init__(
-        self, file: int, path: str, head: bytes, room: float | None, label: str
-    ) -> None:
+    def __init__(self, file: int, path: str, head: bytes, room: float | None, label: str) -> None:
         self._file, self._head, self._room, self._label = file, head, room, label
         self._path = path or f"/proc/{os.getpid()}/fd/{file}"
         self._is_over = False

@@ -1,17 +1,16 @@
-"""The worker of an elastic run: trains with whoever is there, and resumes from the newest
-checkpoint when that changes.
+"""The worker of an elastic run: trains with the machines that are there, and resumes from the
+newest checkpoint when they change.
 
-torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: those
-that are there share it out as the item's batches say, in as many micro-steps as keep each device
-within its own. The first rank of the item's first node writes checkpoints, notes what happened, and
-in the end the run's record.
+torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: the
+ranks that are there share it out as the item's batches say, in as many micro-steps as keep each
+device within its own. The first rank of the item's first node writes checkpoints, notes what
+happened, and in the end the run's record.
 
     loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import struct
@@ -32,22 +31,22 @@ from .checkpoint import Checkpoints
 from .data import data_path
 from .device import NoSuchDevice, backend, name_of, now, own_device
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from .launch import explain, leave
+from .launch import explain, report
 from .loader import running
 from .measuring import gather
 from .precision import arithmetic
 from .processes import (
     EXIT_ITEM_FAILED,
     EXIT_LOST_PEER,
-    EXIT_MAILBOX,
     EXIT_NO_DEVICE,
     die_with_parent,
+    leave,
     seconds_since_start,
 )
-from .record import Devices, Item, Plan, RankLayout, plan_from_json, record_of, write_json
+from .record import Devices, Item, Plan, RankLayout, record_of, task_of_process
 from .strategies import DDP, no_sync, strategy
 from .switches import NONE
-from .worker import lost_peer
+from .worker import lost_peer, wait_for_go
 
 _MARK = struct.Struct("<qd")  # the last step that was done, and when
 _LATE_S = 5.0  # at least, that one worker may come to a meeting after another
@@ -72,46 +71,44 @@ def shares(global_batch: int, batches: Sequence[int]) -> Share:
     """Share `global_batch` in proportion to `batches`, the most samples that each rank takes at
     once.
 
-    By largest remainders: equal ranks differ by at most one sample. Raises ValueError for a batch
-    smaller than the number of ranks.
+    Each rank gets one sample, and the others go one by one to the rank that is furthest behind its
+    share: equal ranks differ by at most one sample. Raises ValueError for a batch smaller than the
+    number of ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
             f"a batch of {global_batch} cannot be shared by {len(batches)} ranks of {list(batches)}"
         )
-    exact = [global_batch * one / sum(batches) for one in batches]
-    samples = [max(1, math.floor(one)) for one in exact]
-    by_rest = sorted(range(len(batches)), key=lambda rank: samples[rank] - exact[rank])
-    for rank in by_rest[: global_batch - sum(samples)]:
-        samples[rank] += 1
-    for rank in reversed(by_rest):  # where some had to be raised to one sample
-        samples[rank] -= min(samples[rank] - 1, max(0, sum(samples) - global_batch))
+    exact = [global_batch * batch / sum(batches) for batch in batches]
+    samples = [max(1, math.floor(count)) for count in exact]
+    behind = lambda rank: exact[rank] - samples[rank]  # noqa: E731
+    while sum(samples) < global_batch:
+        samples[max(range(len(samples)), key=behind)] += 1
+    while sum(samples) > global_batch:  # some had to be raised to one sample
+        samples[min((rank for rank, count in enumerate(samples) if count > 1), key=behind)] -= 1
     steps = max(-(-count // most) for count, most in zip(samples, batches, strict=True))
     return Share(tuple(samples), steps)
 
 
 class ElasticRun:
-    """One rank's part in the run, from this start of its worker."""
+    """One rank's part in the run, from this start of its worker.
+
+    The leading rank, the first one of the node at which all meet, keeps the last step that was
+    done in `mark_path`, on its node's disk.
+    """
 
     def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
         self.mailbox, self.plan, self.item, self.node = mailbox, plan, item, node
         self.started_unix = time.time()
         self.node_folder = mailbox / f"node-{node}"
+        self.mark_path = self.node_folder / f"elastic-{item.run_id}"
         self.device = own_device(plan.expected[node])
-        self.leads = node == RankLayout.of(plan).host and os.environ["LOCAL_RANK"] == "0"
+        self.host = RankLayout.of(plan).host
+        self.is_first_of_node = os.environ["LOCAL_RANK"] == "0"
+        self.leads = node == self.host and self.is_first_of_node
         self.checkpoints = Checkpoints(Path(plan.checkpoints))
         self.workload = next((one for one in plan.workloads if one.name == item.workload), None)
-        threads = torch.get_num_threads()
-        self.devices = [
-            Devices(name=name_of(self.device), count=used, threads=threads) for used in item.used
-        ]
         self.nodes: list[int] = []  # of each rank, once they met
-        self.restored_unix = 0.0
-
-    @property
-    def mark_path(self) -> Path:
-        """The leading rank's file of the last step that was done, on the node's disk."""
-        return self.node_folder / f"elastic-{self.item.run_id}"
 
     def built(self) -> LoadedWorkload:
         """Build the workload; before the first checkpoint, try one pass. Raises what is wrong with
@@ -121,13 +118,13 @@ class ElasticRun:
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         if item.strategy != DDP or item.switches != NONE:
-            named = f"{item.strategy}, switches {item.switches}"
             raise ValueError(
-                f"an elastic run in {named}: each rank must hold the whole state; take {DDP}"
+                f"an elastic run trains in {DDP} without switches: each rank must hold"
+                " the whole state"
             )
         found = build(
             self.node_folder / "scratch" if workload.folder else self.mailbox,
-            replace(workload, data=data_path(self.mailbox, workload) if workload.data else ""),
+            replace(workload, data=data_path(self.mailbox, workload)),
             seed=item.seed,
             rank=int(os.environ["RANK"]),
             computing=arithmetic(item.precision, self.device),
@@ -149,7 +146,7 @@ class ElasticRun:
         dist.init_process_group(
             backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks
         )
-        self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
+        self.nodes = [int(node) for (node,) in gather([self.node], dist.group.WORLD)]
 
     def patience_s(self) -> float:
         """Return seconds to wait for the other ranks to join.
@@ -165,16 +162,15 @@ class ElasticRun:
         failed = max(0, restarts - starts)
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
-    def restore(self, built: LoadedWorkload, rank: int) -> tuple[int, dict[str, Any]]:
-        """Restore model, optimizer and generator; return the step to resume from, and what that
-        took.
+    def restore(self, built: LoadedWorkload, rank: int) -> dict[str, Any]:
+        """Restore model, optimizer and generators from the newest checkpoint.
 
-        A new rank draws from another seed. Raises RuntimeError if ranks found different steps.
+        Returns `step`, from which to go on, `restore_s` and `restore_bytes`. A new rank draws from
+        another seed. Raises RuntimeError if ranks found different steps.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
-        step = 0
-        taken: dict[str, Any] = {"restore_s": None, "restore_bytes": None}
+        taken: dict[str, Any] = {"step": 0, "restore_s": None, "restore_bytes": None}
         if found is not None:
             manifest, state = found
             step = int(manifest["step"])
@@ -183,16 +179,17 @@ class ElasticRun:
             if built.arithmetic.scaler is not None:
                 built.arithmetic.scaler.load_state_dict(state["scaler"])
             if rank < len(state["generators"]):
-                self.set_generators(state["generators"][rank])
+                self.set_generators(*state["generators"][rank])
             else:
                 torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
-            taken = {"restore_s": now(self.device) - began, "restore_bytes": int(manifest["bytes"])}
-        steps = [int(one[0]) for one in gather([step], dist.group.WORLD)]
-        if len(set(steps)) > 1:
+            seconds = now(self.device) - began
+            taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
+        steps = sorted({int(step) for (step,) in gather([taken["step"]], dist.group.WORLD)})
+        if len(steps) > 1:
             raise RuntimeError(
-                f"ranks found checkpoints of steps {sorted(set(steps))}: they see different folders"
+                f"ranks found checkpoints of steps {steps}: they see different folders"
             )
-        return step, taken
+        return taken
 
     def generators(self) -> list[torch.Tensor]:
         """Return the state of this rank's random numbers, on the CPU and on its GPU."""
@@ -201,46 +198,44 @@ class ElasticRun:
             states.append(torch.cuda.get_rng_state(self.device))
         return states
 
-    def set_generators(self, states: Sequence[torch.Tensor]) -> None:
-        torch.set_rng_state(states[0].cpu())
-        if self.device.type == "cuda" and len(states) > 1:
-            torch.cuda.set_rng_state(states[1].cpu(), self.device)
-
-    def start(self, step: int, share: Share, taken: dict[str, Any]) -> None:
-        """Note how this start began; by the leading rank alone."""
-        last_step, last_unix = _read_mark(self.mark_path)
-        start = {
-            "nodes": self.nodes,
-            "batches": list(share.samples),
-            "micro_steps": share.micro_steps,
-            "step": step,
-        }
-        start |= {"lost_steps": max(0, last_step - step), "last_unix": last_unix, **taken}
-        self.checkpoints.note_start(
-            start | {"restored_unix": self.restored_unix, "began_unix": time.time()}
-        )
+    def set_generators(self, on_cpu: torch.Tensor, on_gpu: torch.Tensor | None = None) -> None:
+        torch.set_rng_state(on_cpu.cpu())
+        if self.device.type == "cuda" and on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu.cpu(), self.device)
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Train to the last step; return the record's values at the leading rank. Raises
         FloatingPointError.
         """
         item, nodes, rank = self.item, self.nodes, dist.get_rank()
-        global_batch = item.accumulation_steps * sum(
-            n * b for n, b in zip(item.used, item.batches, strict=True)
-        )
+        samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
+        global_batch = item.accumulation_steps * samples
         share = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
-        step, taken = self.restore(built, rank)
+        start = self.restore(built, rank)
         module = built.model
         if len(nodes) > 1:
             assert dist.group.WORLD is not None
             module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD, self.device)
-        self.restored_unix = time.time()
+        start["restored_unix"] = time.time()
         self.wait_for_go()
-        sizes = share.micro_batches(rank)
-        mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT) if self.leads else -1
+        step = at = int(start["step"])
+        mark = -1
         if self.leads:
-            self.start(step, share, taken)
-        partial_loss, at = math.nan, step
+            mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT)
+            content = os.read(mark, _MARK.size)
+            last_step, last_unix = _MARK.unpack(content) if content else (0, None)
+            self.checkpoints.note_start(
+                start
+                | {
+                    "nodes": nodes,
+                    "batches": list(share.samples),
+                    "micro_steps": share.micro_steps,
+                    "lost_steps": max(0, last_step - step),
+                    "last_unix": last_unix,
+                    "began_unix": time.time(),
+                }
+            )
+        sizes = share.micro_batches(rank)
         with running(built.loader):
             began = now(self.device)
             while step < item.most_steps:
@@ -259,28 +254,24 @@ class ElasticRun:
     ) -> None:
         """Write the state after `step`. Raises FloatingPointError if the loss is no number."""
         gathered: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
-        dist.gather_object((self.generators(), partial_loss), gathered, dst=self.leader)
+        leader = self.nodes.index(self.host)
+        dist.gather_object((self.generators(), partial_loss), gathered, dst=leader)
         if gathered is None:
             return
-        loss = sum(one[1] for one in gathered)
-        if not math.isfinite(loss):
+        generators, losses = zip(*gathered, strict=True)
+        if not math.isfinite(sum(losses)):
             raise FloatingPointError(
-                f"the loss is {loss} after {step} steps: not a number to train with"
+                f"the loss is {sum(losses)} after {step} steps: not a number to train with"
             )
         state = {
             "step": step,
             "model": built.model.state_dict(),
             "optimizer": built.optimizer.state_dict(),
+            "generators": list(generators),
         }
-        state |= {"generators": [one[0] for one in gathered]}
         if built.arithmetic.scaler is not None:
             state["scaler"] = built.arithmetic.scaler.state_dict()
-        self.checkpoints.write(step, state, loss=loss, **about)
-
-    @property
-    def leader(self) -> int:
-        """The rank that leads, of the node at which all meet."""
-        return self.nodes.index(RankLayout.of(self.plan).host)
+        self.checkpoints.write(step, state, loss=sum(losses), **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Return the record's values."""
@@ -298,38 +289,32 @@ class ElasticRun:
 
     def wait_for_go(self) -> None:
         """Report that this node is ready, and wait for the controller; after a restart at once."""
-        if os.environ["LOCAL_RANK"] == "0":
-            self.put(f"armed-{self.plan.attempt}.json", {"armed_unix": time.time()})
-        while not (self.mailbox / f"go-{self.plan.attempt}.json").exists():
-            time.sleep(0.05)
-        if os.environ["LOCAL_RANK"] == "0":
-            self.put(
-                "progress.json",
-                {"attempt": self.plan.attempt, "run_id": self.item.run_id, "index": 0},
-            )
+        attempt = self.plan.attempt
+        if self.is_first_of_node:
+            self.put(f"armed-{attempt}.json", {"armed_unix": time.time()})
+        wait_for_go(self.mailbox, attempt)
+        if self.is_first_of_node:
+            progress = {"attempt": attempt, "run_id": self.item.run_id, "index": 0}
+            self.put("progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record; of a failure, by the rank that failed."""
         starts = (values or {}).get("starts") or [{"began_unix": self.started_unix}]
+        name, threads = name_of(self.device), torch.get_num_threads()
+        used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]
         record = record_of(
             self.plan,
             self.item,
             started_unix=starts[0]["began_unix"],
             problem=problem,
             values=values,
-            devices=self.devices,
+            devices=used,
         )
         self.put(f"records/{self.item.run_id}.json", record)
 
     def put(self, name: str, body: Any) -> None:
         """Write into the node's folder, or end with the reason."""
-        try:
-            write_json(self.node_folder / name, body)
-        except OSError as error:
-            leave(
-                EXIT_MAILBOX,
-                f"node {self.node} could not write {name}: {error.strerror}; free some space there",
-            )
+        report(self.mailbox, self.node, name, body)
 
 
 def one_step(
@@ -343,41 +328,22 @@ def one_step(
             continue
         with nullcontext() if micro == len(sizes) - 1 else no_sync(module):
             loss = built.loss_of(module, size)
-            built.arithmetic.backward(
-                loss * (ranks * size / global_batch)
-            )  # gradients are averaged over ranks
+            # gradients are averaged over ranks
+            built.arithmetic.backward(loss * (ranks * size / global_batch))
         partial_loss += float(loss.detach()) * size / global_batch
     built.arithmetic.update(built.optimizer)
     return partial_loss
-
-
-def _read_mark(path: Path) -> tuple[int, float | None]:
-    """Return the last step that was done and when; 0 and None before any."""
-    try:
-        step, unix = _MARK.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return 0, None
-    return int(step), float(unix)
 
 
 def main() -> None:
     """Serve one start. Exits 0 once the steps are done, else with the reason as the log's last
     line.
     """
-    parser = argparse.ArgumentParser(prog="node.elastic")
-    parser.add_argument("--mailbox", type=Path, required=True)
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument(
-        "--place", type=int, required=True, help="index of this node: --node is torchrun's own"
-    )
-    given = parser.parse_args()
     die_with_parent()
-    plan = plan_from_json(given.plan.read_text())
-    item = plan.elastic
-    if item is None:
-        parser.error("the plan has no elastic item")
+    mailbox, plan, node = task_of_process()
+    assert plan.elastic is not None
     try:
-        run = ElasticRun(given.mailbox, plan, item, given.place)
+        run = ElasticRun(mailbox, plan, plan.elastic, node)
     except NoSuchDevice as error:
         leave(EXIT_NO_DEVICE, str(error))
     try:
@@ -386,11 +352,11 @@ def main() -> None:
         values = run.train(built)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        reason = explain(error, run.workload)
+        reason = f"node {node}: {explain(error, run.workload)}"
         if lost_peer(error):  # torchrun starts this again, with those that are left
-            leave(EXIT_LOST_PEER, f"node {run.node} lost a peer: {reason}")
-        run.record(f"node {run.node}: {reason}")
-        leave(EXIT_ITEM_FAILED, f"{item.run_id} ended on node {run.node}: {reason}")
+            leave(EXIT_LOST_PEER, f"a peer of {reason}")
+        run.record(reason)
+        leave(EXIT_ITEM_FAILED, f"{run.item.run_id} ended on {reason}")
     if run.leads:
         run.record("", values)
     built.close()

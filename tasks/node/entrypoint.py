@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,10 +30,11 @@ from .precision import Arithmetic
 from .record import WorkloadFile
 from .torchvision_operators import declare_what_did_not_load
 
+BatchMaker = Callable[[int], tuple[Any, Any]]
+
 _CPU = torch.device("cpu")
-_FRAME = re.compile(
-    r'File "(.+)", line (\d+), in (\S+)'
-)  # of a traceback that came as text from another process
+# of a traceback that came as text from another process
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class LoadedWorkload:
 
     model: nn.Module
     loss: Callable[[Any, Any], Tensor]
-    make_batch: Callable[[int], tuple[Any, Any]]
+    make_batch: BatchMaker
     optimizer: torch.optim.Optimizer
     device: torch.device = _CPU
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
@@ -81,15 +82,17 @@ class LoadedWorkload:
             self.loader.close()
 
     @property
+    def trained(self) -> list[nn.Parameter]:
+        return [weights for weights in self.model.parameters() if weights.requires_grad]
+
+    @property
     def parameters(self) -> int:
         """Number of trained parameters."""
-        return sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        return sum(weights.numel() for weights in self.trained)
 
     @property
     def gradient_bytes(self) -> int:
-        return sum(
-            one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad
-        )
+        return sum(weights.numel() * weights.element_size() for weights in self.trained)
 
 
 def build(
@@ -104,7 +107,7 @@ def build(
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
     Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to. `data`
-    of it is the folder on this machine (data.data_path), empty where it takes none.
+    of it is the folder on this machine (data.data_path), empty if it takes none.
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so
     that plain torch makes everything there; what they make elsewhere is moved. In place of a batch
@@ -112,16 +115,15 @@ def build(
     model that is `shared` out is made in the host's memory and stays there: its parts alone must
     fit on a device.
 
-    Raises WorkloadError where it does not fit the contract, LoaderError where its loader does not,
-    DataMissing where its data are not on this machine, and whatever the user's own code raises.
+    Raises WorkloadError if it does not fit the contract, LoaderError if its loader does not,
+    DataMissing if its data are not on this machine, and whatever the user's own code raises.
     """
     device = computing.device
     torch.manual_seed(seed)
     declare_what_did_not_load()
     module = _module(folder, workload)
-    if (
-        workload.module
-    ):  # only the first item of a process imports it: all start from the same numbers
+    if workload.module:
+        # only the first item of a process imports it: all start from the same numbers
         torch.manual_seed(seed)
     with _default(_CPU if shared else device):
         parts = _call(module, workload)
@@ -130,17 +132,16 @@ def build(
             f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)"
         )
     model, loss, batches, optimizer = parts
-    loaded = isinstance(batches, DataLoader)
-    if not isinstance(model, nn.Module) or not callable(loss) or not (loaded or callable(batches)):
-        raise WorkloadError(
-            f"{workload.function} must return a torch module, a loss, a batch maker or a"
-            " DataLoader, and an optimizer"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise WorkloadError(
-            f"the fourth part that {workload.function} returns is no torch optimizer"
-        )
-    if not any(one.requires_grad for one in model.parameters()):
+    is_loader = isinstance(batches, DataLoader)
+    for what, fits in (
+        ("a torch module first", isinstance(model, nn.Module)),
+        ("a loss second", callable(loss)),
+        ("a batch maker or a DataLoader third", is_loader or callable(batches)),
+        ("a torch optimizer fourth", isinstance(optimizer, torch.optim.Optimizer)),
+    ):
+        if not fits:
+            raise WorkloadError(f"{workload.function} must return {what}")
+    if not any(weights.requires_grad for weights in model.parameters()):
         raise WorkloadError("the model has no parameter to train")
     computing.hold()  # a script may ask for faster products
     for part in (loss,) if shared else (model, loss):
@@ -148,13 +149,11 @@ def build(
             part.to(device)
     rank_seed = seed + 1000 * (rank + 1)
     torch.manual_seed(rank_seed)
-    made_in = getattr(getattr(module, workload.function), "__code__", None)
-    loader = Loader(batches, seed=rank_seed, made_in=made_in) if loaded else None
-    make_batch = loader or batches
+    loader = Loader(batches, seed=rank_seed) if is_loader else None
     return LoadedWorkload(
         model=model,
         loss=loss,
-        make_batch=_on_device(make_batch, device, made_there=not loaded),
+        make_batch=_on_device(loader or batches, device, made_there=not is_loader),
         optimizer=optimizer,
         device=device,
         arithmetic=computing,
@@ -171,9 +170,7 @@ def _call(module: ModuleType, workload: WorkloadFile) -> Any:
         raise WorkloadError(
             f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}"
         )
-    arguments = dict(workload.arguments)
-    if workload.data:
-        arguments["data"] = workload.data
+    arguments = workload.arguments | ({"data": workload.data} if workload.data else {})
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -181,8 +178,6 @@ def _call(module: ModuleType, workload: WorkloadFile) -> Any:
             f"{workload.function} cannot be called with `arguments` and `data` of"
             f" [workloads.{workload.name}]: {error}"
         ) from None
-    except ValueError:  # some callables have no signature
-        pass
     if workload.data.startswith(S3):
         raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
     return function(**arguments)
@@ -193,18 +188,16 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     if workload.module:
         root = str(folder / workload.folder)
         if sys.path[0] != root:
-            sys.path.insert(
-                0, root
-            )  # as where a script is run; processes that load data see it too
+            # as if a script there ran; processes that load data see it too
+            sys.path.insert(0, root)
         return importlib.import_module(workload.module)
     file = folder / workload.folder / workload.source if workload.folder else folder / workload.file
     spec = importlib.util.spec_from_file_location(f"srift_workload_{workload.digest}", file)
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{workload.file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = (
-        module  # where torch's compiler and processes that load data look for it
-    )
+    # torch's compiler and processes that load data look for it here
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -213,20 +206,17 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """Return the line of the workload's code where an error arose, `mine.py, line 14, in
     make_batch`.
 
-    Of an error in another process by its report, or the first line of the function that it blames.
+    For an error in another process its text is searched.
     """
     if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"
-    frames = [
-        (one.filename, one.lineno, one.name) for one in traceback.extract_tb(error.__traceback__)
+    places: list[tuple[str, Any, str]] = _FRAME.findall(str(error))
+    places += [
+        (at.filename, at.lineno, at.name) for at in traceback.extract_tb(error.__traceback__)
     ]
-    codes: tuple[CodeType, ...] = getattr(error, "codes", ())
-    reported = [(file, int(line), name) for file, line, name in _FRAME.findall(str(error))]
-    blamed = [(one.co_filename, one.co_firstlineno, one.co_name) for one in reversed(codes)]
-    for places in (frames, reported, blamed):
-        for file, line, function in reversed(places):
-            if named := own_name(file, workload):
-                return f"{named}, line {line}, in {function}"
+    for file, line, function in reversed(places):
+        if named := own_name(file, workload):
+            return f"{named}, line {line}, in {function}"
     return ""
 
 
@@ -241,9 +231,7 @@ def _default(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "cpu" else device
 
 
-def _on_device(
-    make_batch: Callable[[int], tuple[Any, Any]], device: torch.device, *, made_there: bool
-) -> Callable[[int], tuple[Any, Any]]:
+def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
     """Return `make_batch` with its batches on `device`."""
     if device.type == "cpu":
         return make_batch

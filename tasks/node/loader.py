@@ -4,9 +4,9 @@ The user's settings stay, but for the batch size, a long timeout and, of a datas
 order: drawn from a seed, another on each rank. Data that end begin again; samples that fill no
 batch are left out.
 
-A training has more later epochs than first ones, which fill a cache (data_cache.py). So what is
-timed is a later epoch's: a few samples are read beforehand, into caches that have room for as large
-a share of these as of all.
+A training has more later epochs than first ones, which fill a cache (data_cache.py). So later
+epochs are timed: a few samples are read beforehand, into caches with room for as large a share of
+these as of all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from types import CodeType
 from typing import Any
 
 import torch
@@ -35,42 +34,31 @@ from .processes import die_with_parent
 # loader hangs reports it before the collective of the other ranks ends.
 _MAX_WAIT_S = 45.0
 _EXIT_S = 2.0  # for workers to end in, after torch has ended them
-_MAX_PATH = 70  # characters of a folder for sockets, whose paths have 107 at most [unix(7)]
 _TRACEBACK = "Original Traceback"  # torch's words before a worker's error
 _READ_S, _MAX_READ = 1.0, 256  # seconds and samples to read beforehand, twice
 _MAX_ITEMS, _MAX_OBJECTS = 1000, 100_000  # to search for caches: of one list, and in all
-_KEPT = (
+_KEPT = ("collate_fn", "pin_memory", "generator", "in_order")
+_KEPT_WITH_WORKERS = (
     "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "generator",
     "persistent_workers",
-    "in_order",
+    "prefetch_factor",
+    "multiprocessing_context",
 )
-_KEPT_WITH_WORKERS = ("prefetch_factor", "multiprocessing_context")
 
 
 class LoaderError(Exception):
-    """The loader fails; `codes` are the functions of the user's that may be the cause."""
-
-    def __init__(self, message: str, codes: tuple[CodeType, ...] = ()) -> None:
-        super().__init__(message)
-        self.codes = codes
+    """The loader fails."""
 
 
 class Loader:
     """Batches of a rank: `loader(batch)` waits for the next batch of that many samples.
 
-    `workers` is the number of processes that the user set.
-
-    Raises LoaderError if the samples of a batch cannot be set. `made_in` is the user's function
-    that returned the loader.
+    `workers` is the number of processes that the user set. Raises LoaderError if the samples of a
+    batch cannot be set.
     """
 
-    def __init__(
-        self, given: DataLoader[Any], *, seed: int, made_in: CodeType | None = None
-    ) -> None:
-        self.given, self.seed, self.made_in = given, seed, made_in
+    def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
+        self.given, self.seed = given, seed
         self.workers = given.num_workers
         self.in_process = False
         self._places: Sequence[int] = ()  # samples to draw from; empty: all
@@ -79,12 +67,12 @@ class Loader:
         self._rebuilt: DataLoader[Any] | None = None
         self._processes: list[BaseProcess] = []
         if type(given).__iter__ is not DataLoader.__iter__:
-            raise self._error(
+            raise LoaderError(
                 f"its loader, {type(given).__name__}, has its own __iter__."
                 " Return a torch.utils.data.DataLoader"
             )
         if given.batch_size is None:
-            raise self._error("its loader has no batch_size. Give its DataLoader a batch_size")
+            raise LoaderError("its loader has no batch_size. Give its DataLoader a batch_size")
 
     def __call__(self, batch: int) -> tuple[Any, Any]:
         """(inputs, target) of `batch` samples.
@@ -101,16 +89,19 @@ class Loader:
                 self._start()
                 made = next(self._iterator, None)  # type: ignore[arg-type]
         except Exception as error:
-            raise self._explained(error) from error
+            is_reset = isinstance(error, OSError | EOFError) and _TRACEBACK not in str(error)
+            if is_reset and self._processes:  # before torch hears of the worker's death
+                raise LoaderError(f"a worker of its loader died: {error}") from error
+            raise in_words(error) from error
         if made is None:
-            raise self._error(f"its loader ends before it gives {batch} samples in any worker")
+            raise LoaderError(f"its loader ends before it gives {batch} samples in any worker")
         if not isinstance(made, tuple | list) or len(made) != 2:
-            raise self._error(
+            raise LoaderError(
                 f"its loader gives {type(made).__name__} as a batch, not a pair (inputs, target)"
             )
         for name, part in zip(("inputs", "target"), made, strict=True):
             if batch not in _sizes(part):
-                raise self._error(f"the {name} of its loader are not of {batch} samples")
+                raise LoaderError(f"the {name} of its loader are not of {batch} samples")
         return made[0], made[1]
 
     def load_in_process(self) -> None:
@@ -159,28 +150,25 @@ class Loader:
                 iterator._shutdown_workers()
         for process in processes:
             process.join(_EXIT_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
 
     def _rebuild(self, batch: int) -> DataLoader[Any]:
         given, dataset = self.given, self.given.dataset
         options: dict[str, Any] = {name: getattr(given, name) for name in _KEPT}
-        folder = _short(tempfile.gettempdir())
-        options["worker_init_fn"] = partial(_begin_worker, given.worker_init_fn, folder)
-        if self.in_process or not self.workers:
-            options |= {"num_workers": 0, "persistent_workers": False}
-        else:
+        if self.workers and not self.in_process:
             options |= {name: getattr(given, name) for name in _KEPT_WITH_WORKERS}
-            options["timeout"] = self._timeout_s
+            options["timeout"] = min(self.given.timeout or _MAX_WAIT_S, _MAX_WAIT_S)
+            begin = partial(_begin_worker, given.worker_init_fn, _folder_of_sockets())
+            options["worker_init_fn"] = begin
         if not isinstance(dataset, IterableDataset):
             try:
                 samples = len(dataset)  # type: ignore[arg-type]
             except TypeError:
-                raise self._error("the dataset of its loader has no __len__") from None
+                raise LoaderError("the dataset of its loader has no __len__") from None
             if samples < batch:
                 few = f"has {samples} samples, fewer than a batch of {batch}"
-                raise self._error(f"the dataset of its loader {few if samples else 'is empty'}")
+                raise LoaderError(f"the dataset of its loader {few if samples else 'is empty'}")
             options["sampler"] = _Draws(self._places or range(samples), self._generator())
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 
@@ -190,31 +178,8 @@ class Loader:
         persistent = [process for process in self._processes if process.is_alive()]
         self._processes = [*persistent, *(set(multiprocessing.active_children()) - before)]
 
-    def _explained(self, error: Exception) -> BaseException:
-        is_reset = isinstance(error, OSError | EOFError) and _TRACEBACK not in str(error)
-        if is_reset and self._processes:  # before torch hears of the worker's death
-            return self._error(f"a worker of its loader died: {error}")
-        return in_words(error, self._codes(), wait_s=self._timeout_s)
-
-    def _error(self, message: str) -> LoaderError:
-        return LoaderError(message, self._codes())
-
-    @property
-    def _timeout_s(self) -> float:
-        return min(self.given.timeout or _MAX_WAIT_S, _MAX_WAIT_S)
-
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
-
-    def _codes(self) -> tuple[CodeType, ...]:
-        """The functions that make a batch, and the one that made the loader."""
-        kind = type(self.given.dataset)
-        names = ("__iter__", "__getitem__", "__getitems__")
-        functions = [getattr(kind, name, None) for name in names]
-        codes = [
-            getattr(function, "__code__", None) for function in (*functions, self.given.collate_fn)
-        ]
-        return tuple(code for code in (*codes, self.made_in) if code is not None)
 
 
 class _Draws(Sampler[int]):
@@ -229,23 +194,22 @@ class _Draws(Sampler[int]):
             yield self.places[int(drawn)]
 
 
-def _begin_worker(own: Callable[[int], None] | None, folder: str, worker: int) -> None:
+def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
     """The user's `worker_init_fn`, in a process that ends with its rank.
 
     The worker makes the sockets by which it returns batches in `folder`.
     """
     die_with_parent()
     tempfile.tempdir = folder
-    if own is not None:
-        own(worker)
+    if begin is not None:
+        begin(worker)
 
 
 @cache
-def _short(folder: str) -> str:
-    """A path of the folder that is short enough for sockets, in this process and its children."""
-    if len(os.fsencode(folder)) <= _MAX_PATH:
-        return folder
-    return f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
+def _folder_of_sockets() -> str:
+    """A short path of the temporary folder: a socket's has 107 characters at most [unix(7)]."""
+    folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY)
+    return f"/proc/{os.getpid()}/fd/{folder}"
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
@@ -257,19 +221,15 @@ def _caches(dataset: Any) -> Iterator[Any]:
     left: deque[Any] = deque([dataset])
     while left and len(seen) < _MAX_OBJECTS:
         item = left.popleft()
-        if id(item) in seen:
+        if id(item) in seen or isinstance(item, str | bytes | Tensor):
             continue
         seen.add(id(item))
         if hasattr(type(item), "begin_part"):
             yield item
-        held = list(getattr(item, "__dict__", {}).values())
+        held = [*getattr(item, "__dict__", {}).values()]
         if isinstance(item, list | tuple | dict):
             held += islice(item.values() if isinstance(item, dict) else item, _MAX_ITEMS)
-        left += [
-            part
-            for part in held
-            if hasattr(type(part), "__getitem__") and not isinstance(part, str | bytes | Tensor)
-        ]
+        left += [part for part in held if hasattr(type(part), "__getitem__")]
 
 
 def _sizes(part: Any) -> Iterator[int]:
@@ -285,19 +245,18 @@ def _sizes(part: Any) -> Iterator[int]:
             yield from _sizes(value)
 
 
-def in_words(
-    error: BaseException, codes: tuple[CodeType, ...] = (), *, wait_s: float = _MAX_WAIT_S
-) -> BaseException:
+def in_words(error: BaseException) -> BaseException:
     """A LoaderError for torch's errors of workers, which can come in any step; else `error`."""
-    if isinstance(error, LoaderError):
+    text = str(error).strip()
+    if isinstance(error, LoaderError) or not text:
         return error
-    lines = str(error).strip().splitlines() or [""]
-    if _TRACEBACK in str(error):
-        return LoaderError(f"in a worker of its loader: {lines[-1]}\n{error}", codes)
+    lines = text.splitlines()
+    if _TRACEBACK in text:
+        return LoaderError(f"in a worker of its loader: {lines[-1]}\n{text}")
     if "DataLoader timed out" in lines[0]:
-        return LoaderError(f"its loader gave no batch within {wait_s:.0f} s", codes)
+        return LoaderError("its loader gave no batch in time")
     if "DataLoader worker" in lines[0]:
-        return LoaderError(f"a worker of its loader died: {lines[0]}", codes)
+        return LoaderError(f"a worker of its loader died: {lines[0]}")
     return error
 
 

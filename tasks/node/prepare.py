@@ -1,10 +1,9 @@
-"""A launch's workloads made ready on a machine: folders unpacked, requirements installed. Standard
-library.
+"""A machine made ready for a launch: devices found, folders unpacked, requirements installed.
+Standard library.
 
-`python -m node.prepare --mailbox DIR --plan FILE --node I -- PYTHON ...` becomes that command,
-under the Python of the workloads' environment, in their folder and with their variables. Where that
-fails, every run of the plan that needs the machine fails: by fault of the workload, unless no index
-answered or the time was up.
+`python -m node.prepare PYTHON ...` becomes that command, under the Python of the workloads'
+environment, in their folder and with their variables. If that fails, every run of the plan that
+needs the machine fails.
 """
 
 from __future__ import annotations
@@ -14,10 +13,23 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from .device_check import arguments, leave_with
-from .processes import EXIT_ITEM_FAILED, EXIT_MAILBOX
-from .record import INSTALL, WorkloadFile, plan_from_json, write_failed_records
+from .device_check import DEVICES_WITHIN_S, torch_sees, wait_for_devices
+from .processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
+from .record import INSTALL, MACHINE, Plan, WorkloadFile, fail_runs, task_of_process
 from .requirements import NotInstalled, environment_of, install, installed, unpack
+
+
+def lacking_devices(plan: Plan, node: int, scratch: Path) -> str:
+    """Wait for the devices of `node`, but in one attempt only; return why they are not there."""
+    waited = scratch / "waited-for-devices"
+    reason = wait_for_devices(
+        plan.expected[node],
+        torch_sees,
+        wait_s=0.0 if waited.exists() else DEVICES_WITHIN_S,
+        most_s=plan.join_s,
+    )
+    waited.touch()
+    return reason
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
@@ -27,7 +39,7 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
     if workload.folder:
         unpacked = scratch / workload.folder
         unpacked.parent.mkdir(parents=True, exist_ok=True)
-        unpack(mailbox / workload.file, unpacked)
+        unpack((mailbox / workload.file).read_bytes(), unpacked)
     if not workload.requirements:
         return sys.executable
     if not workload.environment:
@@ -43,28 +55,26 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 
 def main() -> NoReturn:
     """Become the command, or leave with the reason as the last line."""
-    given = arguments("node.prepare")
-    plan = plan_from_json(given.plan.read_text())
-    needed = {item.workload for item in plan.items if given.node in item.nodes}
-    scratch = given.mailbox / f"node-{given.node}" / "scratch"
-    python, environment = given.command[0], dict(os.environ)
+    mailbox, plan, node = task_of_process()
+    scratch = mailbox / f"node-{node}" / "scratch"
+    if plan.expected[node].checked:
+        reason = lacking_devices(plan, node, scratch)
+        if reason:
+            fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=reason, cause=MACHINE)
+    needed = {item.workload for item in plan.items if node in item.nodes}
+    python, environment = sys.argv[1], dict(os.environ)
     try:
         for workload in plan.workloads:  # of one process key: the same folder, Python, variables
             if workload.name in needed:
-                python = python_of(given.mailbox, scratch, workload)
+                python = python_of(mailbox, scratch, workload)
                 environment |= workload.env
                 if workload.folder:
                     os.chdir(scratch / workload.folder)
     except (NotInstalled, OSError) as error:
-        passing = isinstance(error, NotInstalled) and error.passing
-        code, reason = EXIT_ITEM_FAILED, f"the workload could not be made ready: {error}"
-        try:
-            cause = INSTALL if passing else ""
-            write_failed_records(given.mailbox, plan, given.node, reason, cause)
-        except OSError as full:
-            code, reason = EXIT_MAILBOX, f"no record could be written ({full.strerror}); {reason}"
-        leave_with(code, reason)
-    os.execve(python, [python, *given.command[1:]], environment)
+        cause = INSTALL if isinstance(error, NotInstalled) and error.passing else ""
+        reason = f"the workload could not be made ready: {error}"
+        fail_runs(mailbox, plan, node, code=EXIT_ITEM_FAILED, reason=reason, cause=cause)
+    os.execve(python, [python, *sys.argv[2:]], environment)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import ctypes
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
 
@@ -27,10 +28,9 @@ def die_with_parent() -> None:
 
 
 def seconds_since_start() -> float:
-    began = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf(
-        "SC_CLK_TCK"
-    )
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+    """Age of this process."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def adopt_orphans() -> None:
@@ -47,16 +47,15 @@ def descendants(root: int) -> list[int]:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found = [root]
-    for one in found:
-        found += children.get(one, [])
+    for process in found:
+        found += children.get(process, [])
     return found[1:]
 
 
 def end_descendants() -> None:
     """Kill and reap everything below this process, in any session."""
     while True:
-        alive = descendants(os.getpid())
-        for process in alive:
+        for process in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         try:
@@ -72,24 +71,26 @@ def gain_nothing() -> None:
 
 
 EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE = 3, 4, 5, 6
-# torchrun tells of the ranks that it lost in two ways: the first one at once, all of them in its
-# last words
+FAULTS = (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE)
+# torchrun names the ranks that it lost twice: the first one at once, and all of them at its end
 _WORKER_EXIT = re.compile(r"\bexitcode\s*: (-?\d+)")
-_SAID = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
+_LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 
 def blame_rank(code: Any) -> int:
     """Order of exit codes: a fault of the item first, then an unexplained end, then a lost peer."""
-    if code in (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE) or (
-        isinstance(code, int) and code < 0
-    ):
-        return 0
-    return 2 if code == EXIT_LOST_PEER else 1
+    if code == EXIT_LOST_PEER:
+        return 2
+    return 0 if code in FAULTS or (isinstance(code, int) and code < 0) else 1
 
 
-def exit_line(code: int, message: str) -> str:
-    """The last line of a worker that ends with `code`, which its agent finds in the log."""
-    return f"srift[{code}]: {message}"
+def leave(code: int, message: str) -> NoReturn:
+    """Exit at once, with the line that the agent finds in the log.
+
+    Closed sockets wake the ranks that still wait for this one.
+    """
+    print(f"srift[{code}]: {message}", file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def worker_exit_code(log: str) -> int | None:
@@ -104,13 +105,9 @@ def worker_exit_code(log: str) -> int | None:
 
 
 def exit_reason(log: str, worker_code: int | None) -> str:
-    """Return the last line of a worker with that code, else of any, else torchrun's words."""
-    lines = _SAID.findall(log)
-    matching = [words for code, words in lines if code == str(worker_code)]
-    if lines:
-        return str((matching or [words for _, words in lines])[-1])
-    return (
-        "torchrun failed; see its log"
-        if worker_code is None
-        else f"the worker ended with exit code {worker_code}"
-    )
+    """Return the last line of a worker with that code, else of any, else the exit code."""
+    lines = _LAST_LINE.findall(log)
+    matching = [line for line in lines if line[0] == str(worker_code)] or lines
+    if matching:
+        return str(matching[-1][1])
+    return f"the worker ended with exit code {worker_code}; see its log"

@@ -36,9 +36,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .machine import fingerprint, torch_version
+from .processes import EXIT_MAILBOX, leave
 
 LEARN = "learn"
 ELASTIC = "elastic"
@@ -197,9 +198,8 @@ class Plan:
         """Seconds that a node waits for the others' torchrun: they may check devices and
         install.
         """
-        return (
-            self.join_s * (2 if any(one.checked for one in self.expected) else 1) + self.prepare_s
-        )
+        checks = any(devices.checked for devices in self.expected)
+        return self.join_s * (2 if checks else 1) + self.prepare_s
 
 
 LEAST_ORDERED = 4  # machines: in a ring of fewer each has the same neighbours in any order
@@ -227,13 +227,10 @@ class RankLayout:
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:
             for node, used in zip(item.nodes, item.used, strict=True):
-                if node not in devices:
-                    if node not in item.needs:
-                        continue
-                    raise ValueError(
-                        f"{item.run_id} needs node {node}, which takes no part in this attempt"
-                    )
-                devices[node] = max(devices[node], used)
+                if node in devices:
+                    devices[node] = max(devices[node], used)
+                elif node in item.needs:
+                    raise ValueError(f"{item.run_id} needs node {node}, which takes no part")
         return cls(devices=devices)
 
     @property
@@ -246,10 +243,6 @@ class RankLayout:
         """The node at which the others meet."""
         return next(iter(self.devices))
 
-    def order(self, node: int) -> int:
-        """torchrun's rank of the node."""
-        return list(self.devices).index(node)
-
     def ranks(self, item: Item) -> tuple[int, ...]:
         """Ranks of `item`, in ascending order: the first devices of each of its nodes."""
         used = dict(zip(item.nodes, item.used, strict=True))
@@ -261,20 +254,17 @@ class RankLayout:
         """Return `item` with nodes, devices and batches in the sending order."""
         if not self.sending or len(item.nodes) < LEAST_ORDERED:
             return item
-        order = sorted(
-            range(len(item.nodes)), key=lambda place: self.sending.index(item.nodes[place])
-        )
-        nodes = [item.nodes[place] for place in order]
-        devices = [item.devices[place] for place in order] if item.devices else []
-        batches = item.batches
+        by_node = {"nodes": item.nodes, "devices": item.devices}
         if item.kind in TRAINING:
-            batches = [item.batches[place] for place in order]
-        return replace(item, nodes=nodes, devices=devices, batches=batches)
+            by_node["batches"] = item.batches
+        order = sorted(range(len(item.nodes)), key=lambda i: self.sending.index(item.nodes[i]))
+        moved = {name: [values[i] for i in order] for name, values in by_node.items() if values}
+        return replace(item, **moved)  # type: ignore[arg-type]
 
     def sending_ranks(self, item: Item) -> tuple[int, ...]:
         """Ranks of `item` in the sending order."""
         ranks, nodes = self.ranks(item), self.placed(item).nodes
-        return tuple(sorted(ranks, key=lambda rank: (nodes.index(self.places[rank][0]), rank)))
+        return tuple(sorted(ranks, key=lambda rank: nodes.index(self.places[rank][0])))
 
     def label(self, rank: int) -> str:
         """A rank's node, and its device if the node has several at work."""
@@ -288,9 +278,8 @@ class Record:
 
     `devices` are those that it ran on, one entry a node of the item; empty where none was used.
     `status`: "measured" or "failed" ("interrupted" and "refused" come from the controller).
-    `cause` of a failure: MACHINE where the machine lacked its devices, DATA where the workload's
-    data were not on it, INSTALL where its requirements could not be installed just then, else "":
-    the fault is of what was measured.
+    `cause` of a failure: MACHINE if the machine lacked its devices, DATA if the workload's data
+    were not on it, INSTALL if no index answered or the time was up. "": the workload is at fault.
     `values` by kind are typed in tasks/execution/record_loader.py.
     """
 
@@ -314,10 +303,15 @@ class Record:
 def plan_from_json(text: str) -> Plan:
     """Parse a plan. Raises TypeError or KeyError for unknown fields."""
     body = json.loads(text)
-    workloads = [WorkloadFile(**one) for one in body.pop("workloads")]
-    items = [Item(**one) for one in body.pop("items")]
-    expected = [Devices(**one) for one in body.pop("expected")]
-    return Plan(workloads=workloads, items=items, expected=expected, **body)
+    for name, kind in (("workloads", WorkloadFile), ("items", Item), ("expected", Devices)):
+        body[name] = [kind(**fields) for fields in body[name]]
+    return Plan(**body)
+
+
+def task_of_process() -> tuple[Path, Plan, int]:
+    """Return mailbox, plan and node, which the agent states in this process's environment."""
+    plan = plan_from_json(Path(os.environ["SRIFT_PLAN"]).read_text())
+    return Path(os.environ["SRIFT_MAILBOX"]), plan, int(os.environ["SRIFT_NODE"])
 
 
 def record_of(
@@ -329,11 +323,11 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> Record:
-    """Return the record of `item`: failed if there is a `problem`, by its machine if no device
-    served.
+    """Return the record of `item`: failed if there is a `problem`.
 
     In `problem`, the kind of an error stands before its message.
     """
+    digests = {workload.name: workload.digest for workload in plan.workloads}
     return Record(
         run_id=item.run_id,
         lease_id=plan.lease_id,
@@ -342,31 +336,31 @@ def record_of(
         status="failed" if problem else "measured",
         reason=problem,
         item=asdict(item),
-        workload_digest=next(
-            (one.digest for one in plan.workloads if one.name == item.workload), ""
-        ),
+        workload_digest=digests.get(item.workload, ""),
         started_unix=started_unix,
         ended_unix=time.time(),
         fingerprint=fingerprint(),
         torch_version=torch_version(),
         values=(not problem and values) or {},
         devices=list(devices),
-        cause=MACHINE if not devices else DATA if _DATA_MISSING in problem else "",
+        cause=DATA if _DATA_MISSING in problem else "",
     )
 
 
-def write_failed_records(
-    mailbox: Path, plan: Plan, node: int, reason: str, cause: str | None = None
-) -> None:
-    """Write a failed record for each run of `plan` that needs `node`. Raises OSError.
-
-    `cause` None: as `record_of` finds it.
-    """
-    for item in plan.items:
-        if node in item.nodes:
-            record = record_of(plan, item, started_unix=time.time(), problem=reason)
-            record = record if cause is None else replace(record, cause=cause)
-            write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", record)
+def fail_runs(
+    mailbox: Path, plan: Plan, node: int, *, code: int, reason: str, cause: str
+) -> NoReturn:
+    """Write a failed record for each run that needs `node`, and end with `code`."""
+    try:
+        for item in plan.items:
+            if node in item.nodes:
+                problem = f"node {node}: {reason}"
+                record = record_of(plan, item, started_unix=time.time(), problem=problem)
+                path = mailbox / f"node-{node}" / "records" / f"{item.run_id}.json"
+                write_json(path, replace(record, cause=cause))
+    except OSError as full:
+        code, reason = EXIT_MAILBOX, f"no record could be written ({full.strerror}); {reason}"
+    leave(code, reason)
 
 
 def write_json(path: Path, body: Any) -> None:

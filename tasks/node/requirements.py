@@ -20,9 +20,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib.machinery import PathFinder
 from io import BytesIO
 from pathlib import Path
 
@@ -38,7 +35,7 @@ _CARRIED = re.compile(
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
-_MOST_SAID = 600  # characters of pip's words
+_MOST_WORDS = 600  # characters of pip's words
 _UNREACHED = "connection broken by"  # pip's words for an index that does not answer
 
 
@@ -53,29 +50,16 @@ class NotInstalled(Exception):
         self.passing = passing
 
 
-def unpack(archive: bytes | Path, folder: Path) -> None:
-    """Put the regular files of a tar.gz below `folder`, where there is none yet. Raises OSError,
-    also for odd names.
-
-    No other member of a tar is made, and no name leads out of the folder.
+def unpack(archive: bytes, folder: Path) -> None:
+    """Put the files of a tar.gz below `folder`, where there is none yet. Raises OSError, also for
+    a member that leads out of the folder or is no file.
     """
     if folder.exists():
         return
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
-    content = archive if isinstance(archive, bytes) else archive.read_bytes()
     try:
-        with tarfile.open(fileobj=BytesIO(content), mode="r:gz") as tar:
-            for member in tar:
-                file = tar.extractfile(member) if member.isreg() else None
-                if file is None or member.name.startswith("/") or ".." in Path(member.name).parts:
-                    raise OSError(
-                        f"the code archive contains {member.name!r}, which lies outside its folder"
-                    )
-                path = beside / member.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(file.read())
-                os.utime(path, (member.mtime, member.mtime))
+        with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
+            tar.extractall(beside, filter="data")
         beside.rename(folder)
     except (tarfile.TarError, EOFError) as error:
         raise OSError(f"an archive of code could not be unpacked: {error}") from None
@@ -85,8 +69,8 @@ def unpack(archive: bytes | Path, folder: Path) -> None:
 
 def environment_of(environments: Path, digest: str) -> Path:
     """Where requirements of that digest are installed for this Python and its torch."""
-    this = [digest, sys.version, sys.prefix, torch_version(), *_packages()]
-    return environments / hashlib.sha256("\0".join(this).encode()).hexdigest()[:12]
+    key = "\0".join([digest, sys.version, sys.prefix, torch_version(), *_packages()])
+    return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def installed(environment: Path) -> str | None:
@@ -101,52 +85,41 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
     Waits for another process that makes it. Raises NotInstalled.
     """
     environment.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(environment):
-        python = installed(environment)
-        if python is not None:
-            os.utime(environment / _MARKER)  # shows which environments are in use
-            return python
-        shutil.rmtree(environment, ignore_errors=True)
-        try:
-            _make(requirements, root, environment, workload)
-        except BaseException:
+    with environment.with_name(f".{environment.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
+        marker = environment / _MARKER
+        if marker.exists():
+            os.utime(marker)  # shows which environments are in use
+        else:
             shutil.rmtree(environment, ignore_errors=True)
-            raise
-        marker = {"workload": workload, "requirements": requirements, "torch": torch_version()}
-        (environment / _MARKER).write_text(json.dumps(marker))
-        return str(environment / "bin" / "python")
+            try:
+                _make(requirements, root, environment, workload)
+            except BaseException:
+                shutil.rmtree(environment, ignore_errors=True)
+                raise
+            marker.write_text(json.dumps({"workload": workload, "requirements": requirements}))
+    return str(environment / "bin" / "python")
 
 
 def _make(requirements: str, root: Path, environment: Path, workload: str) -> None:
-    failed = f"requirements of workload {workload} could not be installed"
+    torch = torch_version()
     python = str(environment / "bin" / "python")
-    install = [
-        "install",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--requirement",
-        requirements,
-    ]
-    torch = torch_version().partition("+")[0]
-    install += [f"torch=={torch}"] if torch else []
+    install = ["install", "--no-input", "--disable-pip-version-check", "--requirement"]
+    install += [requirements, *([f"torch=={torch}"] if torch else [])]
     with tempfile.TemporaryDirectory(prefix="srift-pip-") as scratch:
         venv = [sys.executable, "-I", "-m", "venv", "--without-pip", str(environment)]
         code, output = _run(venv, root, scratch)
         if code == 0:
             packages = next(environment.glob("lib/python*/site-packages"))
-            lines = [f"import site; site.addsitedir({one!r})\n" for one in _packages()]
+            lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
             (packages / "srift-node.pth").write_text("".join(lines))
-            code, output = _run([python, "-I", *_pip(), *install], root, scratch)
-        brought = sorted(environment.glob("lib/python*/site-packages/torch-*.dist-info"))
-    if code == 0 and torch and brought:
-        raise NotInstalled(f"{failed}: they bring {brought[0].stem}, and the machines have {torch}")
+            code, output = _run([python, "-I", "-m", "pip", *install], root, scratch)
+    failed = f"requirements of workload {workload} could not be installed"
     if code is None:
         raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
     if code:
-        lines = [line.strip() for line in output.splitlines() if line.strip()]
-        errors = [place for place, line in enumerate(lines) if line.startswith("ERROR")]
-        words = " ".join(lines[errors[0] if errors else -1 :]).partition("To fix this")[0]
-        raise NotInstalled(f"{failed}: {words[:_MOST_SAID]}", passing=_UNREACHED in output)
+        words = " ".join(output[max(0, output.find("ERROR")) :].split())
+        raise NotInstalled(f"{failed}: {words[:_MOST_WORDS]}", passing=_UNREACHED in output)
 
 
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:
@@ -172,37 +145,14 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
     try:
         output, _ = process.communicate(timeout=INSTALL_S)
         return process.returncode, output
-    except BaseException as error:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet: the number is its own
-        output, _ = process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            return None, output
-        raise
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        if process.returncode is None:  # not waited for yet: the number is its own
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def _packages() -> list[str]:
     """Folders of the packages that this Python imports."""
-    return [one for one in site.getsitepackages() if Path(one).is_dir()]
-
-
-def _pip() -> list[str]:
-    """How this Python runs pip: its own, else the one that ensurepip carries."""
-    # by the path alone: asked for pip, setuptools' finder takes back its distutils, without which
-    # nothing is compiled
-    carried = PathFinder.find_spec("ensurepip")
-    if PathFinder.find_spec("pip") is None and carried is not None:
-        bundled = sorted(Path(str(carried.origin)).parent.glob("_bundled/pip-*.whl"))
-        if bundled:
-            return [f"{bundled[-1]}/pip"]
-    return ["-m", "pip"]
-
-
-@contextmanager
-def _alone(environment: Path) -> Iterator[None]:
-    """Wait until no other process makes this environment; the kernel frees the lock of one that
-    dies.
-    """
-    with environment.with_name(f".{environment.name}.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return [folder for folder in site.getsitepackages() if Path(folder).is_dir()]

@@ -1,4 +1,4 @@
-"""The worker: one rank of a launch. Joins its peers, says that it is armed, waits for go, and
+"""The worker: one rank of a launch. Joins its peers, reports that it is armed, waits for go, and
 serves the plan's items.
 
 A workload that fails before any collective costs its own record only; a rank that fails inside one
@@ -7,12 +7,11 @@ ends the launch, and the controller tries again without that item.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import re
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,15 +21,20 @@ import torch.distributed as dist
 from .checkpoint import write_checkpoint
 from .data import data_path
 from .device import NoSuchDevice, reset_peak, usable
-from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from .launch import Launch, explain, in_order, join, leave, report, wait_for, wait_for_all
+from .launch import Launch, explain, in_order, join, report, wait_for
 from .loader import worker_deaths_ignored
 from .precision import arithmetic
 from .probe import probe
-from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
+from .processes import (
+    EXIT_ITEM_FAILED,
+    EXIT_LOST_PEER,
+    EXIT_NO_DEVICE,
+    die_with_parent,
+    leave,
+)
 from .profiler import profile
-from .record import LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
+from .record import LEARN, MACHINE, TRAINING, Item, fail_runs, record_of, task_of_process
 from .steps import learn, train
 from .strategies import DDP, refuse_model, refuse_training, shares_out, strategy
 from .switches import compiled_nothing, switch_on
@@ -42,60 +46,55 @@ def main() -> None:
     """Serve one attempt. Exits 0 when every item has a record, else with the reason as the log's
     last line.
     """
-    parser = argparse.ArgumentParser(prog="node.worker")
-    parser.add_argument("--mailbox", type=Path, required=True)
-    parser.add_argument("--plan", type=Path, required=True)
-    arguments = parser.parse_args()
     die_with_parent()
-    plan = plan_from_json(arguments.plan.read_text())
+    mailbox, plan, node = task_of_process()
     try:
-        launch = join(arguments.mailbox, plan)
-    except (
-        NoSuchDevice
-    ) as error:  # lost since `device_check` looked: every run that needs this node tells of it
-        node, _ = RankLayout.of(plan).places[int(os.environ["RANK"])]
-        leave(*give_up(arguments.mailbox, plan, node, str(error)))
+        launch = join(mailbox, plan, node)
+    except NoSuchDevice as error:  # lost since the preparation
+        fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=str(error), cause=MACHINE)
     if launch.reports:
         links = {"pairs": launch.pairs} if launch.rank == 0 else {}
-        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()} | links)
-    go = launch.mailbox / f"go-{plan.attempt}.json"
-    while not go.exists():
-        time.sleep(0.05)
+        armed = {"armed_unix": time.time()} | links
+        report(mailbox, node, f"armed-{plan.attempt}.json", armed)
     try:
-        launch = in_order(launch, json.loads(go.read_text()))
+        launch = in_order(launch, wait_for_go(mailbox, plan.attempt))
     except RuntimeError as error:
         leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
     beside: list[int] = []  # items of one node that nobody has waited for yet
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1
         if together:
-            wait_for_all(launch, beside)
-        if launch.serves(item):
+            wait_for(launch, *beside)
+            beside = []
+        if launch.rank in launch.layout.ranks(item):
             if launch.reports:
-                report(
-                    launch,
-                    "progress.json",
-                    {"attempt": plan.attempt, "run_id": item.run_id, "index": index},
-                )
+                progress = {"attempt": plan.attempt, "run_id": item.run_id, "index": index}
+                report(mailbox, node, "progress.json", progress)
             serve(launch, index, item)
-        if together or (launch.node in item.nodes and not launch.leads(item)):
+        if together or (node in item.nodes and not launch.leads(item)):
             wait_for(launch, index)
         else:
             beside.append(index)
-    wait_for_all(launch, beside)
+    wait_for(launch, *beside)
     dist.destroy_process_group()
 
 
+def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
+    """Wait for the controller; return the content of `go-<a>.json`."""
+    go = mailbox / f"go-{attempt}.json"
+    while not go.exists():
+        time.sleep(0.05)
+    return dict(json.loads(go.read_text()))
+
+
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure `item` with its other nodes; the first of them, or one that fails, writes
-    the record.
-    """
+    """Measure `item` with its other nodes; its first rank, or one that fails, writes the record."""
     reset_peak(launch.device)
     started_unix = time.time()
     built, problem = prepare(launch, item)
     try:
         problem = agree(launch, index, item, problem)
-    except Exception as error:  # somebody died while building, or took longer than a collective may
+    except Exception as error:  # a rank died while building, or took longer than a collective may
         abort(launch, index, item, error, started_unix)
     build_s = time.time() - started_unix
     values: dict[str, Any] = {}
@@ -116,52 +115,42 @@ def serve(launch: Launch, index: int, item: Item) -> None:
         write_record(launch, item, started_unix, problem, values)
         launch.store.set(f"item-{index}-done", "done")
     if problem and not usable(launch.device):
-        leave(
-            EXIT_ITEM_FAILED,
-            f"{item.run_id} left {launch.layout.label(launch.rank)} unusable: {problem}",
-        )
+        label = launch.layout.label(launch.rank)
+        leave(EXIT_ITEM_FAILED, f"{item.run_id} left {label} unusable: {problem}")
 
 
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build and try the workload without the other ranks; return it, or the reason if that
     failed.
     """
+    if item.kind == "probe":
+        return None, ""
+    built, workload = None, launch.workload(item)
     try:
-        if item.kind == "probe":
-            return None, ""
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
         refuse_training(item.strategy, item.precision, item.batches)
-        workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
-        workload = replace(
-            workload, data=data_path(launch.mailbox, workload) if workload.data else ""
-        )
-        shared = item.kind in TRAINING and shares_out(item.strategy)
+        is_training, is_shared = item.kind in TRAINING, shares_out(item.strategy)
         built = build(
             launch.code_of(workload),
-            workload,
+            replace(workload, data=data_path(launch.mailbox, workload)),
             seed=item.seed,
             rank=launch.rank,
             computing=arithmetic(item.precision, launch.device),
-            shared=shared,
+            shared=is_training and is_shared,
         )
-        try:
-            refuse_model(item.strategy, built.model, item.used)
-            switch_on(built.model, item.switches, whole=not shares_out(item.strategy))
-            batch = (
-                item.batches[item.nodes.index(launch.node)]
-                if item.kind in TRAINING
-                else min(item.batches)
-            )
-            try_once(built, batch, shared=shared)
-        except BaseException:
-            built.close()
-            raise
+        refuse_model(item.strategy, built.model, item.used)
+        switch_on(built.model, item.switches, whole=not is_shared)
+        place = item.nodes.index(launch.node)
+        batch = item.batches[place] if is_training else min(item.batches)
+        try_once(built, batch, shared=is_training and is_shared)
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return None, explain(error, launch.workload(item))
+        if built is not None:
+            built.close()
+        return None, explain(error, workload)
 
 
 def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
@@ -169,47 +158,41 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
 
     Raises RuntimeError if a rank is gone: a barrier notices that at once.
     """
-    launch.store.set(f"item-{index}-rank-{launch.rank}-built", problem)
+    key = f"item-{index}-built-"
+    launch.store.set(f"{key}{launch.rank}", problem)
     group = launch.group(item)
     if group is not None:
         dist.barrier(group=group)
-    answers = {
-        rank: launch.store.get(f"item-{index}-rank-{rank}-built").decode()
-        for rank in launch.layout.ranks(item)
-    }
-    reasons = {reason: rank for rank, reason in reversed(answers.items()) if reason}
-    by_rank = sorted(reasons.items(), key=lambda one: one[1])
-    return "; ".join(f"{launch.layout.label(rank)}: {reason}" for reason, rank in by_rank)
+    ranks = launch.layout.ranks(item)
+    answers = [answer.decode() for answer in launch.store.multi_get([f"{key}{r}" for r in ranks])]
+    first_rank = dict(reversed(list(zip(answers, ranks, strict=True))))
+    reasons = [(rank, reason) for reason, rank in first_rank.items() if reason]
+    return "; ".join(f"{launch.layout.label(rank)}: {reason}" for rank, reason in sorted(reasons))
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
     """Return the item's values, or the reason if there are none."""
-    group, patience, given = launch.group(item), launch.patience, item
-    item = launch.layout.placed(item)
+    group, patience = launch.group(item), launch.patience
+    placed = launch.layout.placed(item)
     patience.reset()
     if built is None:
-        values, problem = probe(item, group, launch.device, patience)
+        values, problem = probe(placed, group, launch.device, patience)
     elif item.kind == "profile":
-        values, problem = profile(item, built, launch.alone, patience)
-    elif item.kind == LEARN:
-        values, problem = learn(item, built, group, place=item.nodes.index(launch.node))
+        values, problem = profile(item, built, launch.groups[(launch.rank,)], patience)
     else:
-        values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
-        if (
-            values
-            and launch.rank == 0
-            and item.strategy == DDP
-            and item.workload not in launch.written
-        ):
-            launch.written.add(item.workload)
-            values |= write_checkpoint(built)
+        place = placed.nodes.index(launch.node)
+        if item.kind == LEARN:
+            values, problem = learn(placed, built, group, place=place)
+        else:
+            values, problem = train(placed, built, group, patience, place=place)
+            is_first = launch.rank == 0 and item.workload not in launch.written
+            if values and is_first and item.strategy == DDP:
+                launch.written.add(item.workload)
+                values |= write_checkpoint(built)
     if not problem and compiled_nothing(item.switches):
-        return (
-            {},
-            "compile: torch's compiler found nothing in this model to compile",
-        )
-    values |= {"taken_share": patience.taken_share} | patience.reference_values(item.used)
-    return launch.by_node(given, values), problem
+        return {}, "compile: torch's compiler found nothing in this model to compile"
+    values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
+    return launch.by_node(item, values), problem
 
 
 def abort(
@@ -217,41 +200,18 @@ def abort(
 ) -> NoReturn:
     """End the launch, with a record for a fault of the item. The controller explains a lost peer.
 
-    Without the launch's store, the fault may be the store's.
+    Each rank at fault writes a record: torchrun ends its neighbours before they hear of it.
     """
-    explained = explain(error, launch.workload(item))
-    code, reason = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explained}"
-    try:
+    reason = f"{launch.layout.label(launch.rank)}: {explain(error, launch.workload(item))}"
+    key, code = f"item-{index}-done", EXIT_LOST_PEER
+    with suppress(dist.DistError):  # the store went with its machine: so no fault is the item's
+        launch.store.check([key])
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
-            launch.store.set(f"item-{index}-rank-{launch.rank}-error", explained)
-            if not launch.leads(item) and not (launch.folder / _record(item)).exists():
-                # torchrun may end the item's first rank, where it is a neighbour, before that has
-                # heard of it
-                write_record(launch, item, started_unix, reason)
+            write_record(launch, item, started_unix, reason)
         if launch.leads(item):
-            reasons = collect_errors(launch, index, item)
-            if reasons:
-                code, reason = EXIT_ITEM_FAILED, reasons
-                write_record(launch, item, started_unix, reasons)
-            launch.store.set(f"item-{index}-done", "abort")
-    except dist.DistError:
-        code = EXIT_LOST_PEER  # the store went with node 0
+            launch.store.set(key, "abort")
     leave(code, f"{item.run_id} ended on {reason}")
-
-
-def collect_errors(launch: Launch, index: int, item: Item) -> str:
-    """Return the errors of all ranks, after a short wait for late ones."""
-    keys = {rank: f"item-{index}-rank-{rank}-error" for rank in launch.layout.ranks(item)}
-    until = time.monotonic() + 2.0
-    while True:
-        answers = [rank for rank, key in keys.items() if launch.store.check([key])]
-        if answers or time.monotonic() > until:
-            return "; ".join(
-                f"{launch.layout.label(rank)}: {launch.store.get(keys[rank]).decode()}"
-                for rank in answers
-            )
-        time.sleep(0.1)
 
 
 def write_record(
@@ -261,20 +221,15 @@ def write_record(
     problem: str,
     values: dict[str, Any] | None = None,
 ) -> None:
-    devices = launch.used(item)
     record = record_of(
         launch.plan,
         item,
         started_unix=started_unix,
         problem=problem,
         values=values,
-        devices=devices,
+        devices=launch.used(item),
     )
-    report(launch, _record(item), record)
-
-
-def _record(item: Item) -> str:
-    return f"records/{item.run_id}.json"
+    report(launch.mailbox, launch.node, f"records/{item.run_id}.json", record)
 
 
 def lost_peer(error: BaseException) -> bool:

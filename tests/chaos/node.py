@@ -7,8 +7,7 @@ import json
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tasks.node.agent import DEVICES_WITHIN_S
-from tasks.node.device_check import missing_devices
+from tasks.node.device_check import DEVICES_WITHIN_S, missing_devices
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import MACHINE, Plan, plan_from_json
 from tests.chaos.gang import Gang, record_of
@@ -212,7 +211,7 @@ class Node:
         self.gang.join(self.rank, self, now)
 
     def _look(self, now: datetime) -> None:
-        """Its runs fail once it has waited for its devices in vain, as device_check.py has it."""
+        """Its runs fail once it has waited for its devices in vain, as prepare.py has it."""
         if self.looks is None or now < self.looks[0] or not self.works:
             return
         _, plan, reason = self.looks

@@ -1,15 +1,56 @@
-"""A clock of a test's own for what a node does in time."""
+"""A plan, the end of a process as an exception, and a clock of a test's own."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from tasks.node import device_check, measuring
 from tasks.node.on_ec2 import courier, metadata, sync
+from tasks.node.record import CPU, Devices, Item, Plan, write_json
+
+
+def plan(*items: Item, **changes: Any) -> Plan:
+    """A plan for three processors."""
+    given = {
+        "lease_id": "l",
+        "attempt": 1,
+        "addresses": ["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+        "expected": [Devices(name=CPU, count=1)] * 3,
+        "workloads": [],
+    }
+    return Plan(items=list(items), **given | changes)
+
+
+def give(task: Plan, mailbox: Path, node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put `task` where an agent puts it for its processes."""
+    path = mailbox / f"node-{node}" / "scratch" / "plan.json"
+    write_json(path, task)
+    for name, value in (("MAILBOX", mailbox), ("PLAN", path), ("NODE", node)):
+        monkeypatch.setenv(f"SRIFT_{name}", str(value))
+
+
+def records(mailbox: Path) -> dict[str, dict[str, Any]]:
+    """Records by node and run."""
+    files = sorted(mailbox.glob("node-*/records/*.json"))
+    return {f"{file.parents[1].name}/{file.stem}": json.loads(file.read_text()) for file in files}
+
+
+class Left(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(code: int) -> NoReturn:
+        raise Left(code)
+
+    monkeypatch.setattr("os._exit", end)
 
 
 class Clock:

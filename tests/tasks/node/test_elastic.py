@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tasks.node.elastic import ElasticRun, one_step, shares
 from tasks.node.entrypoint import LoadedWorkload
-from tasks.node.record import CPU, Devices, Item, Plan
+from tasks.node.record import Item
 from tasks.node.worker import lost_peer
+from tests.tasks.node.conftest import plan
 
 BATCHES = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -70,22 +71,20 @@ def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_f
     item = Item(
         run_id="e", kind="elastic", nodes=[0, 1], workload="w", batches=[2, 2], most_steps=9
     )
-    own = [Devices(name=CPU, count=1, threads=1)] * 2
-    named = {"lease_id": "l", "addresses": ["a"] * 2, "checkpoints": str(tmp_path / "checkpoints")}
-    plan = Plan(**named, attempt=1, expected=own, workloads=[], items=[item])
-    told = {
+    torchrun = {
         "RANK": 0,
         "LOCAL_RANK": 0,
         "WORLD_SIZE": 2,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 0,
+        "TORCHELASTIC_RESTART_COUNT": 1,
     }
-    for name, value in (told | {"TORCHELASTIC_RESTART_COUNT": 1}).items():
+    for name, value in torchrun.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("tasks.node.elastic.seconds_since_start", lambda: 0.5)
     monkeypatch.setattr("tasks.node.elastic._LATE_S", 0.5)
-    run = ElasticRun(tmp_path, plan, item, 0)
-    assert run.patience_s() == plan.timeout_s
+    run = ElasticRun(tmp_path, plan(item, checkpoints=str(tmp_path / "checkpoints")), item, 0)
+    assert run.patience_s() == run.plan.timeout_s
     run.checkpoints.note_start({"began_unix": 1.0})
     began = time.monotonic()
     with pytest.raises(dist.DistError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tasks.node import processes, profiler
-from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, own_line, try_once
+from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from tasks.node.launch import explain
 from tasks.node.loader import LoaderError, running, worker_deaths_ignored
 from tasks.node.measuring import Patience
@@ -50,7 +50,7 @@ class Slow(Rows):
 
 class Broken(Rows):
     def __getitem__(self, place):
-        raise ValueError(f"row {place * 0} is not a number")
+        raise ValueError("not a number")
 
 class Dying(Rows):
     def __getitem__(self, place):
@@ -58,17 +58,7 @@ class Dying(Rows):
 
 class Hanging(Rows):
     def __getitem__(self, place):
-        if self.samples == 77:
-            time.sleep(1000)
-        return self.row(place)
-
-class Three(Rows):
-    def __getitem__(self, place):
-        return (*self.row(place), 1)
-
-class NoLength(Dataset):
-    def __getitem__(self, place):
-        return torch.zeros(4), torch.zeros(1)
+        time.sleep(1000)
 
 class Stream(IterableDataset):
     def __init__(self, samples):
@@ -91,11 +81,6 @@ def build(loader):
 """
 
 FILE = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", source="mine.py")
-
-
-def line(text: str) -> int:
-    """Of the workload's file, by what stands there."""
-    return next(number for number, one in enumerate(TEXT.splitlines(), 1) if text in one)
 
 
 @pytest.fixture
@@ -162,34 +147,31 @@ def test_a_stream_begins_again_and_leaves_out_what_fills_no_batch(built: Builder
 
 
 @pytest.mark.parametrize(
-    ("loader", "blamed"),
+    "loader",
     [
-        ("DataLoader(Rows(0), batch_size=2)", "def __getitem__"),
-        ("DataLoader(Rows(5), batch_size=2)", "def __getitem__"),
-        ("DataLoader(Stream(0), batch_size=2)", "def __iter__"),
-        ("DataLoader(Stream(7), num_workers=2)", "def __iter__"),
-        ("DataLoader(Rows(50), collate_fn=five)", ""),
-        ("DataLoader(Three(50))", ""),
-        ("DataLoader(Rows(50), collate_fn=len)", ""),
-        ("DataLoader(NoLength(), sampler=[1, 2])", ""),
-        ("DataLoader(Rows(50), batch_size=None)", ""),
-        ("DataLoader(Rows(50), batch_sampler=[[1, 2]])", ""),
-        ("Own(Rows(50))", ""),
-        ("DataLoader(Dying(50), num_workers=1)", ""),
-        ("DataLoader(Hanging(77), num_workers=1, timeout=1)", ""),
-        ("DataLoader(Broken(50), num_workers=2)", "raise ValueError"),
-        ("DataLoader(Broken(50))", "raise ValueError"),
-        ("DataLoader(torch.utils.data.TensorDataset(*[torch.zeros(3, 4)] * 2))", "def build"),
+        "DataLoader(Rows(0), batch_size=2)",
+        "DataLoader(Rows(5), batch_size=2)",
+        "DataLoader(Stream(7), num_workers=2)",
+        "DataLoader(Rows(50), collate_fn=five)",
+        "DataLoader(Rows(50), collate_fn=len)",
+        "DataLoader(Rows(50), batch_size=None)",
+        "DataLoader(iter([]), sampler=[1, 2])",
+        "Own(Rows(50))",
+        "DataLoader(Dying(50), num_workers=1)",
+        "DataLoader(Hanging(50), num_workers=1, timeout=1)",
+        "DataLoader(Broken(50), num_workers=2)",
+        "DataLoader(Broken(50))",
     ],
 )
-def test_a_wrong_loader_is_one_line_with_the_users_code_and_no_lost_peer(
-    built: Builder, loader: str, blamed: str
+def test_a_wrong_loader_is_explained_in_a_line_and_is_no_lost_peer(
+    built: Builder, loader: str
 ) -> None:
     with pytest.raises((LoaderError, ValueError)) as raised:
         try_once(built(loader), 8)
-    assert "\n" not in explain(raised.value, FILE)
-    number = line(blamed) if blamed else ""
-    assert f"mine.py, line {number}" in own_line(raised.value, FILE)
+    words = explain(raised.value, FILE)
+    number = 1 + TEXT.splitlines().index('        raise ValueError("not a number")')
+    where = f" (mine.py, line {number}, in __getitem__)"
+    assert "\n" not in words and words.endswith(where) is ("Broken" in loader)
     assert not lost_peer(raised.value)
 
 
@@ -230,17 +212,17 @@ def test_workers_stand_still_between_measurements_and_end(built: Builder) -> Non
     assert [state(one) for one in workers] == ["", ""] and not workers_of(made)
 
 
+def resets() -> Iterator[None]:
+    raise ConnectionResetError
+    yield
+
+
 def test_a_connection_reset_by_a_dead_worker_is_a_loader_error(
     built: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = built("DataLoader(Rows(50), batch_size=2, num_workers=1)")
     made.make_batch(4)
-
-    class Resets:
-        def __next__(self) -> None:
-            raise ConnectionResetError
-
-    monkeypatch.setattr(made.loader, "_iterator", Resets())
+    monkeypatch.setattr(made.loader, "_iterator", resets())
     with pytest.raises(LoaderError):
         made.make_batch(4)
 
@@ -278,7 +260,7 @@ from tasks.node.entrypoint import build
 from tasks.node.precision import Arithmetic
 from tests.tasks.node.test_loader import FILE, replace
 
-file = replace(FILE, arguments={"loader": "DataLoader(Hanging(77), num_workers=2)"})
+file = replace(FILE, arguments={"loader": "DataLoader(Hanging(50), num_workers=2)"})
 made = build(Path(sys.argv[1]), file, seed=0, rank=0, computing=Arithmetic())
 made.loader._rebuilt = made.loader._rebuild(4)
 made.loader._start()

@@ -1,8 +1,7 @@
-"""A machine made ready for a launch's workloads: folder, Python and variables; or a record for each run, and why."""
+"""A machine is made ready for a launch's workloads, or each run has a record with the reason."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -12,10 +11,14 @@ from typing import Any
 import pytest
 
 from tasks.node import prepare
-from tasks.node.processes import EXIT_ITEM_FAILED
-from tasks.node.record import CPU, Devices, Item, Plan, WorkloadFile, write_json
+from tasks.node.device_check import DEVICES_WITHIN_S
+from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
+from tasks.node.record import CPU, INSTALL, MACHINE, Devices, Item, WorkloadFile
 from tasks.node.requirements import NotInstalled
 from tasks.workspace.sources import archive
+from tests.tasks.node.conftest import Left, give, plan, records
+
+pytestmark = pytest.mark.usefixtures("ends")
 
 FOLDER = WorkloadFile(
     name="repo",
@@ -32,57 +35,37 @@ class Became(Exception):
     """Stands for the command; holds the program, its words, environment and folder."""
 
 
-def became(
-    mailbox: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    workload: WorkloadFile,
-    nodes: tuple[int, ...] = (0, 1),
-) -> Any:
-    """What preparing node 1 of two came to, for a run on each of `nodes` alone."""
-    plan = Plan(
-        lease_id="l",
-        attempt=1,
-        addresses=["a", "b"],
-        expected=[Devices(name=CPU, count=1)] * 2,
-        workloads=[workload],
-        items=[
-            Item(run_id=f"r{n}", kind="train", nodes=[n], workload="repo", batches=[8])
-            for n in nodes
-        ],
-    )
-    write_json(mailbox / "plan-1.json", plan)
-    (mailbox / "workloads").mkdir()
+def end_of(
+    mailbox: Path, monkeypatch: pytest.MonkeyPatch, workload: WorkloadFile, device: str = CPU
+) -> tuple[Any, ...]:
+    """The end of preparing node 1, for a run on each of two nodes alone."""
+    runs = [
+        Item(run_id=f"r{n}", kind="train", nodes=[n], workload="repo", batches=[8]) for n in (0, 1)
+    ]
+    devices = [Devices(name=device, count=4)] * 3
+    give(plan(*runs, workloads=[workload], expected=devices), mailbox, 1, monkeypatch)
+    (mailbox / "workloads").mkdir(exist_ok=True)
     files = {"train.py": b"def build(): ...", "requirements.txt": b"nosuch\n--no-index"}
     (mailbox / workload.file).write_bytes(archive(files))
 
-    def execve(program: str, words: list[str], environment: dict[str, str]) -> None:
-        raise Became(program, words, environment, os.getcwd())
+    def execve(*given: Any) -> None:
+        raise Became(*given, os.getcwd())
 
     monkeypatch.chdir(mailbox)
-    monkeypatch.setattr(prepare.os, "execve", execve)
-    served = ("--mailbox", str(mailbox), "--plan", str(mailbox / "plan-1.json"), "--node", "1")
-    monkeypatch.setattr(
-        sys, "argv", ["prepare", *served, "--", sys.executable, "-m", "torchrun", "--", "more"]
-    )
-    with pytest.raises((Became, SystemExit)) as ended:
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr(sys, "argv", ["prepare", sys.executable, "-m", "torchrun"])
+    with pytest.raises((Became, Left)) as ended:
         prepare.main()
-    return ended.value
-
-
-def records(mailbox: Path) -> dict[str, dict[str, Any]]:
-    return {
-        file.stem: json.loads(file.read_text()) for file in mailbox.glob("node-*/records/*.json")
-    }
+    return ended.value.args
 
 
 def test_a_folder_is_unpacked_and_the_command_runs_in_it_with_the_workloads_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = became(tmp_path, monkeypatch, FOLDER)
-    program, words, environment, folder = ended.args
-    assert (program, words) == (sys.executable, [sys.executable, "-m", "torchrun", "--", "more"])
+    program, words, environment, folder = end_of(tmp_path, monkeypatch, FOLDER)
+    assert (program, words) == (sys.executable, [sys.executable, "-m", "torchrun"])
     assert environment["WIDTH"] == "3" and environment["PATH"]
-    assert folder == str(tmp_path / "node-1/scratch/workloads/c") and os.listdir(folder) != []
+    assert folder == str(tmp_path / "node-1/scratch/workloads/c") and os.listdir(folder)
 
 
 def test_requirements_that_are_installed_already_give_the_python(
@@ -91,47 +74,47 @@ def test_requirements_that_are_installed_already_give_the_python(
     made = tmp_path / "environment"
     made.mkdir()
     (made / "complete.json").write_text("{}")
-    ended = became(tmp_path, monkeypatch, replace(NEEDS, environment=str(made)))
-    assert ended.args[0] == ended.args[1][0] == f"{made}/bin/python"
+    program, words, *_ = end_of(tmp_path, monkeypatch, replace(NEEDS, environment=str(made)))
+    assert program == words[0] == f"{made}/bin/python"
 
 
 @pytest.mark.parametrize(
-    ("workload", "said"),
-    [
-        (NEEDS, "nosuch"),
-        (replace(NEEDS, environment="/gone"), "/gone"),
-    ],
-)
-def test_where_that_cannot_be_every_run_of_the_machine_fails_by_fault_of_the_workload(
+    ("workload", "named", "cause"),
+    [(NEEDS, "nosuch", ""), (replace(NEEDS, environment="/gone"), "/gone", ""), (NEEDS, "slow", INSTALL)],
+)  # fmt: skip
+def test_a_workload_that_cannot_be_made_ready_fails_every_run_of_the_machine(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     workload: WorkloadFile,
-    said: str,
+    named: str,
+    cause: str,
 ) -> None:
-    ended = became(tmp_path, monkeypatch, workload)
-    assert ended.code == EXIT_ITEM_FAILED
-    [(run_id, record)] = records(tmp_path).items()
-    assert (run_id, record["status"], record["cause"], record["workload_digest"]) == (
-        "r1",
-        "failed",
-        "",
-        "d",
-    )
-    assert said in record["reason"]
-    assert (
-        capsys.readouterr().err.splitlines()[-1] == f"srift[{EXIT_ITEM_FAILED}]: {record['reason']}"
-    )
+    def slow(*_: object) -> str:
+        raise NotInstalled("slow", passing=True)
+
+    if cause:
+        monkeypatch.setattr(prepare, "install", slow)
+    assert end_of(tmp_path, monkeypatch, workload) == (EXIT_ITEM_FAILED,)
+    ((run, record),) = records(tmp_path).items()
+    assert (run, record["status"], record["cause"]) == ("node-1/r1", "failed", cause)
+    assert record["workload_digest"] == "d" and named in record["reason"]
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"node 1: {last.removeprefix(f'srift[{EXIT_ITEM_FAILED}]: ')}" == record["reason"]
 
 
-def test_where_no_index_answered_or_the_time_was_up_the_fault_is_not_the_workloads(
+def test_a_machine_without_its_devices_is_waited_for_once_and_fails_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_index(*_: object) -> str:
-        raise NotInstalled(
-            "requirements of workload repo could not be installed: no index", passing=True
-        )
+    waits = []
 
-    monkeypatch.setattr(prepare, "install", no_index)
-    assert became(tmp_path, monkeypatch, NEEDS).code == EXIT_ITEM_FAILED
-    assert [one["cause"] for one in records(tmp_path).values()] == ["install"]
+    def wait(expected: Devices, _look: object, *, wait_s: float, most_s: float) -> str:
+        waits.append(wait_s)
+        return f"no {expected.name}"
+
+    monkeypatch.setattr(prepare, "wait_for_devices", wait)
+    for _ in range(2):
+        assert end_of(tmp_path, monkeypatch, FOLDER, "A10G") == (EXIT_NO_DEVICE,)
+    assert waits == [DEVICES_WITHIN_S, 0.0]
+    ((run, record),) = records(tmp_path).items()
+    assert (run, record["reason"], record["cause"]) == ("node-1/r1", "node 1: no A10G", MACHINE)

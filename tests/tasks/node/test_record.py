@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tasks.node.record import (
-    CPU,
     Devices,
     Item,
-    Plan,
     RankLayout,
     WorkloadFile,
     plan_from_json,
     write_file,
     write_json,
 )
-
-PLAN = Plan(
-    lease_id="lease",
-    attempt=2,
-    addresses=["10.0.0.1", "10.0.0.2"],
-    expected=[Devices(name="A10G", count=4), Devices(name=CPU, count=1, threads=0)],
-    workloads=[
-        WorkloadFile(
-            name="w", digest="d", file="workloads/d.py", function="build", arguments={"width": 3}
-        )
-    ],
-    items=[Item(run_id="r", kind="train", nodes=[0, 1], workload="w", batches=[3, 5])],
-)
+from tests.tasks.node.conftest import plan
 
 
 def test_a_plan_survives_the_mailbox(tmp_path: Path) -> None:
-    write_json(tmp_path / "plan.json", PLAN)
-    assert plan_from_json((tmp_path / "plan.json").read_text()) == PLAN
+    file = WorkloadFile(name="w", digest="d", file="d.py", function="build", arguments={"width": 3})
+    item = Item(run_id="r", kind="train", nodes=[0, 1], workload="w", batches=[3, 5])
+    whole = plan(item, workloads=[file], expected=[Devices(name="A10G", count=4)] * 3)
+    write_json(tmp_path / "plan.json", whole)
+    assert plan_from_json((tmp_path / "plan.json").read_text()) == whole
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(
@@ -74,22 +62,16 @@ def test_no_link_that_lies_in_wait_is_written_through(
     assert victim.read_text() == "untouched"
 
 
-def item(nodes: list[int], devices: list[int] | None = None) -> Item:
-    return Item(
-        run_id="r", kind="train", nodes=nodes, batches=[1] * len(nodes), devices=devices or []
-    )
-
-
-def layout(items: list[Item], ranks: list[int] | None = None, nodes: int = 3) -> RankLayout:
-    return RankLayout.of(
-        replace(PLAN, addresses=["10.0.0.1"] * nodes, items=items, ranks=ranks or [])
-    )
-
-
 def test_a_node_has_the_ranks_of_its_largest_item_and_smaller_ones_use_the_first() -> None:
-    small, large = item([0, 1], [1, 2]), item([1, 2], [4, 1])
-    found = layout([small, large])
+    sizes = {"small": ([0, 1], [1, 2]), "large": ([1, 2], [4, 1])}
+    small, large = (
+        Item(run_id=name, kind="train", nodes=nodes, batches=[1, 1], devices=devices)
+        for name, (nodes, devices) in sizes.items()
+    )
+    found = RankLayout.of(plan(small, large))
     assert found.devices == {0: 1, 1: 4, 2: 1}
     assert found.ranks(small) == (0, 1, 2)
     assert found.ranks(large) == (1, 2, 3, 4, 5)
     assert found.label(2) == "node 1 device 1" and found.label(5) == "node 2"
+    with pytest.raises(ValueError, match="node 0"):
+        RankLayout.of(plan(small, ranks=[1, 2]))
