@@ -11,7 +11,6 @@ import socket
 from datetime import datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -23,6 +22,7 @@ from warehouse.reads import mart
 from ..reporting.progress import reporter
 from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
+from .outcomes import Row
 
 # Beside three times the campaign's minutes, expected to suffice: its last launch may begin as it
 # ends, and wish for twice its estimate.
@@ -31,15 +31,13 @@ _AFTER = timedelta(hours=2)
 
 def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
     """Claim `usd` for campaign `refresh_id`. Does nothing where no money is spent or shared."""
-    if not usd or not _shares_a_month(workspace):
-        return
-    until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
-    folder = _claims_folder(workspace)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / refresh_id).touch()  # first: a claim without its file is settled by no home
-    _note(
-        workspace, "claimed", {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}, now
-    )
+    if usd and _shares_a_month(workspace):
+        until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
+        file = _folder(workspace) / refresh_id
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()  # first: a claim without its file is settled by no home
+        row = {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}
+        _note(workspace, "claimed", row, now)
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
@@ -48,8 +46,6 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
     If that fails, prints a note; the next reaping settles them.
     """
-    if not _shares_a_month(workspace):
-        return
     try:
         _settle(workspace, now, over)
     except Exception as error:  # nothing that was measured is to be lost for it
@@ -59,37 +55,32 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def _settle(workspace: Workspace, now: datetime, over: str) -> None:
-    """Settle claims whose files were there before the leases were read: a later campaign is at
-    work.
-    """
-    names = [file.name for file in _claims_folder(workspace).glob("*")]
+    # listed before anything is read: a campaign that begins meanwhile keeps its claim
+    files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
-    names = [name for name in names if (name == over if over else name != busy)]
-    if not names:
+    files = [file for file in files if (file.name == over if over else file.name != busy)]
+    if not files:
         return
-    leases = [one.lease_id for one in workspace.provider.leases()]
-    leases += [one.lease_id for one in workspace.provider.closed()]
+    leases = [lease.lease_id for lease in workspace.provider.leases()]
+    leases += [lease.lease_id for lease in workspace.provider.closed()]
     unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
-    for name in names:
-        if any(one.startswith(f"{name}-") for one in leases):
+    for file in files:
+        if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
             continue
-        if name in unsettled:
-            kept = {
-                column: unsettled[name][column]
-                for column in ("refresh_id", "usd", "may_cost_until")
-            }
-            _note(workspace, "settled", kept, now)
-        (_claims_folder(workspace) / name).unlink(missing_ok=True)
+        if row := unsettled.get(file.name):
+            columns = ("refresh_id", "usd", "may_cost_until")
+            _note(workspace, "settled", {column: row[column] for column in columns}, now)
+        file.unlink(missing_ok=True)
 
 
-def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[dict[str, Any]]:
+def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
     """Rows of the mart `claims` of other homes that may still cost something since `month_start`.
 
     Only claims made before that of campaign `before`, or all if it has none.
     """
     if not _shares_a_month(workspace):
         return []
-    home_claims = {file.name for file in _claims_folder(workspace).glob("*")}
+    home_claims = {file.name for file in _folder(workspace).glob("*")}
     start = pd.Timestamp(month_start).tz_localize(None)
     earlier = takewhile(lambda row: row["refresh_id"] != before, _unsettled(workspace))
     return [
@@ -103,12 +94,12 @@ def _shares_a_month(workspace: Workspace) -> bool:
     return workspace.spends_money and bool(workspace.settings.shared.host)
 
 
-def _claims_folder(workspace: Workspace) -> Path:
+def _folder(workspace: Workspace) -> Path:
     """A file for each claim of this home: host names and folders may be renamed or reused."""
     return workspace.home / "claims"
 
 
-def _unsettled(workspace: Workspace) -> list[dict[str, Any]]:
+def _unsettled(workspace: Workspace) -> list[Row]:
     """Claims in the order in which they were made."""
     try:
         found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
@@ -117,13 +108,8 @@ def _unsettled(workspace: Workspace) -> list[dict[str, Any]]:
     return rows_of(found.sort_values("noted_order")) if len(found) else []
 
 
-def _note(workspace: Workspace, event: str, row: dict[str, Any], now: datetime) -> None:
+def _note(workspace: Workspace, event: str, row: Row, now: datetime) -> None:
     place = f"{socket.gethostname()}:{workspace.home.resolve()}"
-    stamp: dict[str, Any] = {
-        "event": event,
-        "provider": workspace.provider.name,
-        "place": place,
-        "noted_at": now,
-    }
+    stamp = {"event": event, "provider": workspace.provider.name, "place": place, "noted_at": now}
     with workspace.warehouse.transact() as connection:
-        append.append(connection, "raw_claims", [row], **stamp)
+        append.append(connection, "raw_claims", [row | stamp])

@@ -16,16 +16,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2.api import Clients, Ec2Api, Store, asking
-from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
+from ..providers.ec2.errors import NO_CREDENTIALS
 from ..providers.ec2.survey import least_gib
 from ..reporting.progress import reporter
-from ..workspace.settings import Settings
 from ..workspace.workload_data import (
     MOST_FILES,
     Address,
@@ -33,7 +31,6 @@ from ..workspace.workload_data import (
     WorkloadData,
     digest_of_data,
     files_below,
-    refuse_no_folder,
     said_bytes,
 )
 from ..workspace.workspace import Workspace
@@ -51,13 +48,13 @@ class DataPlan:
     """Where machines read the data of workload `name`, and what has to be moved before.
 
     `place` is a folder of this machine or an address. `files`: bytes by name; None if unknown.
-    `problem`: why the workload cannot have its data, and what to do.
+    `move` is "fetch", "upload" or empty. `problem`: why the workload cannot have its data.
     """
 
     name: str
     place: str = ""
     files: Mapping[str, int] | None = None
-    move: Literal["", "fetch", "upload"] = ""
+    move: str = ""
     problem: str = ""
 
     @property
@@ -66,26 +63,17 @@ class DataPlan:
         return None if self.files is None else sum(self.files.values())
 
     def __str__(self) -> str:
-        """Say what would happen, for a dry run."""
-        if self.problem:
-            return f"data of {self.name}: {self.problem}"
         size = "unknown size" if self.size is None else said_bytes(self.size)
-        verb = {"": "read from", "fetch": "fetched into", "upload": "uploaded to"}[self.move]
-        return f"data of {self.name} ({size}): {verb} {self.place}"
-
-
-class CannotBring(Exception):
-    """The data cannot be brought; the message says why and what to do."""
+        what = f"{self.move or 'read'} {self.place} ({size})"
+        return f"data of {self.name}: {self.problem or what}"
 
 
 class DataCarrier:
-    """Plans and carries data of `workspace`'s workloads. `clients` stands in for boto3's, with
-    credentials.
-    """
+    """Plans and moves data of `workspace`'s workloads. `clients` replaces boto3's."""
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
-        self._settings: Settings = workspace.settings
+        self._settings = workspace.settings
         self._planned: dict[str, DataPlan] = {}  # launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
@@ -99,11 +87,11 @@ class DataCarrier:
                 if name not in self._planned:
                     self._planned[name] = self._plan(name, data)
                 plan = self._planned[name]
-                if not self._workspace.simulated and plan.size is not None:
-                    taken += plan.size
+                taken += plan.size or 0
+                if plan.size and not self._workspace.simulated:
                     self._refuse_too_much(taken, region)
-            except CannotBring as error:
-                plan = DataPlan(name=name, problem=str(error))
+            except (ValueError, ProviderError) as error:
+                plan = DataPlan(name=name, problem=f"{data.text}: {error}")
             found.append(plan)
         return found
 
@@ -113,91 +101,65 @@ class DataCarrier:
         if plan.problem or not plan.move or data is None:
             return plan
         try:
-            if data.folder is not None:
-                self._move(plan, data.folder, self._uploaded(data))
-            elif data.address is not None:
+            if isinstance(data.source, Path):
+                self._move(plan, data.source, self._uploaded(data))
+            else:
                 folder = Path(plan.place)
                 beside = folder.with_name(f"{folder.name}.part")  # files of an earlier try count
-                self._move(plan, beside, data.address)
+                self._move(plan, beside, data.source)
                 beside.rename(folder)
-        except (CannotBring, ProviderError, OSError) as error:
+        except (BadData, ProviderError, OSError) as error:
             problem = f"its data could not be {plan.move}ed: {error}; refresh again"
             return DataPlan(name=plan.name, problem=problem)
         return replace(plan, move="")
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
-        local = self._workspace.simulated
-        if data.folder is not None:
-            files = self._unchanged(data, data.folder)
+        local, files = self._workspace.simulated, None
+        if isinstance(data.source, Path):
+            files = files_below(data.source)
+            if digest_of_data(data.text, files) != data.digest:
+                raise BadData("its files were changed: refresh again to measure it")
             if local:
-                return DataPlan(name=name, place=str(data.folder), files=files)
+                return DataPlan(name=name, place=str(data.source), files=files)
             return DataPlan(name=name, place=str(self._uploaded(data)), files=files, move="upload")
-        assert data.address is not None
         if not local:
-            files_or_none = self._listed(data.address, needed=False)
-            return DataPlan(name=name, place=str(data.address), files=files_or_none)
+            try:
+                files = self._listed(data.source)
+            except ProviderError as error:  # the machines' role may list what this identity may not
+                if getattr(error, "code", "") == "NoSuchBucket":
+                    raise
+            return DataPlan(name=name, place=str(data.source), files=files)
         folder = data.fetched_below(self._settings.home)
         if folder.is_dir():
             return DataPlan(name=name, place=str(folder), files=files_below(folder))
-        objects = self._listed(data.address, needed=True) or {}
-        self._refuse_no_room(data.address, sum(objects.values()))
-        return DataPlan(name=name, place=str(folder), files=objects, move="fetch")
+        files = self._listed(data.source)
+        self._refuse_no_room(data.source, sum(files.values()))
+        return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
-    def _unchanged(self, data: WorkloadData, folder: Path) -> dict[str, int]:
-        """Return the folder's files if they are those that the workload's digest stands for."""
-        try:
-            refuse_no_folder(folder, self._settings.home)
-            files = files_below(folder)
-        except BadData as error:
-            raise CannotBring(f"{error} (it was there when this began)") from None
-        if digest_of_data(data.text, files) != data.digest:
-            raise CannotBring(f"files of {folder} were changed: refresh again to measure it")
-        return files
-
-    def _listed(self, address: Address, *, needed: bool) -> dict[str, int] | None:
-        """Bytes by file name; None where this identity may not list the address, unless that is
-        `needed`.
-        """
-        try:
-            listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
-        except ProviderError as error:
-            code = error.code if isinstance(error, AwsRefused) else ""
-            if code == "NoSuchBucket":
-                raise CannotBring(f"{address}: there is no bucket {address.bucket}") from None
-            if not needed:
-                return None
-            allow = "allow it s3:ListBucket and s3:GetObject there" if code in DENIED else error
-            raise CannotBring(
-                f"{address} could not be listed with this AWS identity: {allow}. Or fetch the data"
-                " yourself and name their folder"
-            ) from None
+    def _listed(self, address: Address) -> dict[str, int]:
+        """Return bytes by file name. Raises ValueError or ProviderError."""
+        listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
-            raise CannotBring(f"{address} holds more than {MOST_FILES} objects: pack them")
-        sizes = {one.key: one.size for one in listed}
-        try:
-            found = {name: sizes[key] for name, key in files_of(sizes, address.prefix).items()}
-        except ValueError as error:
-            raise CannotBring(f"{address}: {error}") from None
-        if not found:
-            raise CannotBring(
-                f"{address} holds no object: `aws s3 ls {address}` shows what is there"
-            )
-        return found
+            raise BadData(f"it holds more than {MOST_FILES} objects: pack them")
+        sizes = {stored.key: stored.size for stored in listed}
+        keys = files_of(sizes, address.prefix)
+        if not keys:
+            raise BadData(f"it holds no object: `aws s3 ls {address}` shows what is there")
+        return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise CannotBring if data are too large for this machine."""
+        """Raise BadData if data are too large for this machine."""
         home = self._settings.home
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
-        most = min(MOST_LOCAL_BYTES, free - _LEFT_FREE_BYTES)
+        most = max(0, min(MOST_LOCAL_BYTES, free - _LEFT_FREE_BYTES))
         if size > most:
-            raise CannotBring(
-                f"{address} holds {said_bytes(size)}, and {home} takes at most"
-                f" {said_bytes(max(0, most))}: type `aws s3 sync {address} FOLDER` where there is"
-                " room, and name that folder as data"
+            raise BadData(
+                f"it holds {said_bytes(size)}, and {home} takes at most {said_bytes(most)}: type"
+                f" `aws s3 sync {address} FOLDER` where there is room, and name that folder as data"
             )
 
     def _refuse_too_much(self, size: int, region: str) -> None:
-        """Raise CannotBring if a machine's volume is too small for its data."""
+        """Raise BadData if a machine's volume is too small for its data."""
         volume_gib = self._settings.ec2.volume_gib
         try:
             image_gib = least_gib(self._api.image(region, self._settings.ec2.ami_parameter))
@@ -205,9 +167,9 @@ class DataCarrier:
             image_gib = 0  # a launch will say what is wrong with it
         needed_gib = -(-(size + KEPT_FREE_BYTES) // GIB) + image_gib
         if needed_gib > volume_gib:
-            raise CannotBring(
-                f"the data take {said_bytes(size)}, and [ec2] volume_gib is {volume_gib}: set it"
-                f" to at least {needed_gib}"
+            raise BadData(
+                f"it takes {said_bytes(size)}, and [ec2] volume_gib is {volume_gib}: set it to at"
+                f" least {needed_gib}"
             )
 
     def _uploaded(self, data: WorkloadData) -> Address:
@@ -219,13 +181,13 @@ class DataCarrier:
 
     def _move(self, plan: DataPlan, folder: Path, address: Address) -> None:
         """Move the files of `plan` that are not there yet, by name and size. Raises ProviderError,
-        OSError.
+        OSError, BadData.
         """
         from s3transfer.manager import TransferManager
 
         store, files, transfers = self._store(address.bucket), plan.files or {}, []
-        sizes = {one.key: one.size for one in store.listed(address.prefix, MOST_FILES)[0]}
-        reporter().say(f"{plan.move} of {plan}")
+        sizes = {stored.key: stored.size for stored in store.listed(address.prefix, MOST_FILES)[0]}
+        reporter().say(str(plan))
         action = "s3:PutObject" if plan.move == "upload" else "s3:GetObject"
         with asking(action, store.region), TransferManager(self._clients("s3", store.region)) as s3:
             for name, size in files.items():
@@ -237,9 +199,9 @@ class DataCarrier:
                     transfers.append(s3.download(address.bucket, key, str(file)))
             for transfer in transfers:
                 transfer.result()
-        changed = next((name for name, size in files.items() if not _has(folder / name, size)), "")
-        if changed:
-            raise CannotBring(f"{changed} was written anew meanwhile")
+        for name, size in files.items():
+            if not _has(folder / name, size):
+                raise BadData(f"{name} was written anew meanwhile")
 
     def _store(self, bucket: str) -> Store:
         return Store(self._api, self._settings.ec2.regions[0], bucket)

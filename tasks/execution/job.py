@@ -33,10 +33,9 @@ from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
 from ..workspace.workspace import capabilities, code_commit
+from .outcomes import RunSetup, RunSetups
 
 POLL_S = 0.1
-
-Files = Sequence[tuple[WorkloadFile, Source]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +52,8 @@ class Job:
     cluster: Cluster
     expected: tuple[Devices, ...]
     items: tuple[Item, ...]
-    run_setups: Mapping[str, Mapping[str, Any]]
-    files: Files
+    run_setups: RunSetups
+    files: Sequence[tuple[WorkloadFile, Source]]
     seed: int
     deadline_s: float  # from acquisition; the machines end themselves then
     patience_s: float = 0.0  # for measuring again what was disturbed
@@ -126,9 +125,6 @@ def write_rows(served: Served) -> None:
                 write_json(file, row)
 
 
-RunSetup = Mapping[str, Any]
-
-
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
     """Market, zone, region and dollars an hour of the machines that take part."""
     return {
@@ -140,7 +136,7 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 
 
 def with_acquired(
-    run_setups: Mapping[str, RunSetup], items: Iterable[Item], got: Cluster, *, image_id: str = ""
+    run_setups: RunSetups, items: Iterable[Item], got: Cluster, image_id: str
 ) -> dict[str, RunSetup]:
     """Return `run_setups` with the place, price and image of the machines that were got for
     `items`.
@@ -148,8 +144,7 @@ def with_acquired(
     found = dict(run_setups)
     for item in items:
         acquired = placement([got.members[node] for node in item.nodes])
-        acquired |= {"image_id": image_id} if image_id else {}
-        found[item.run_id] = {**run_setups[item.run_id], **acquired}
+        found[item.run_id] = {**found[item.run_id], **acquired, "image_id": image_id or None}
     return found
 
 
@@ -175,15 +170,13 @@ def job_of(
     `data`: where machines read the data of workloads, by name. Raises SettingsError for a missing
     file, and for an elastic run where there can be none.
     """
-    provider = capabilities(launch.cluster.members[0].instance_type.provider)
-    for wanted in launch.items:
-        if wanted.kind == ELASTIC:
-            _refuse_elastic(launch.cluster.members[wanted.nodes[0]], simulated=provider.simulated)
-    expected = expected_devices(launch.cluster, emulated=_emulated(settings))
+    cluster = launch.cluster
+    simulated = capabilities(cluster.members[0].instance_type.provider).simulated
+    expected = expected_devices(cluster, emulated=_emulated(settings))
     files = []
     for name in workload_names(launch):
         spec, source = settings.travelling(name)
-        if provider.simulated and spec.requirements:  # its machines share this disk
+        if simulated and spec.requirements:  # its machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
         files.append((replace(spec, data=(data or {}).get(name, "")), source))
     digests = {spec.name: spec.digest for spec, _ in files}
@@ -191,7 +184,12 @@ def job_of(
     for number, wanted in enumerate(launch.items):
         item = _item(wanted, f"{lease_id}-{number:03d}", seed)
         items.append(item)
-        members = [launch.cluster.members[node] for node in wanted.nodes]
+        members = [cluster.members[node] for node in wanted.nodes]
+        # without a shared folder for checkpoints, or if the machine where the others meet may go
+        if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
+            raise SettingsError(
+                "an elastic run needs local hosts, the first of them on demand; nothing was launched"
+            )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
         run_setups[item.run_id] = setup | {"expected_devices": devices}
@@ -199,7 +197,7 @@ def job_of(
             lose_after_s[item.run_id] = wanted.lose_after_s
     return Job(
         lease_id=lease_id,
-        cluster=launch.cluster,
+        cluster=cluster,
         expected=expected,
         items=tuple(items),
         run_setups=run_setups,
@@ -208,22 +206,6 @@ def job_of(
         deadline_s=deadline_s + START_UP_S,
         lose_after_s=lose_after_s,
     )
-
-
-def _refuse_elastic(first: Offer, *, simulated: bool) -> None:
-    """Raise SettingsError for machines without a shared folder, or whose first one may be taken
-    away.
-    """
-    if not simulated:
-        raise SettingsError(
-            "an elastic run needs a folder for checkpoints that all its machines see: take local"
-            " hosts. Nothing was launched"
-        )
-    if first.interruptions_per_hour > 0:
-        raise SettingsError(
-            "the first machine of an elastic run, where the others meet, must stay: buy it on"
-            " demand. Nothing was launched"
-        )
 
 
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:

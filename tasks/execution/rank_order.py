@@ -16,9 +16,8 @@ from models.planner.placement import Links, Round, choose, halvings, ring
 from ..node.record import LEAST_ORDERED, Item
 
 MOST_ORDERED = 16  # machines: 120 pairs, one at a time
-_MESSAGE_BYTES = (
-    25 * 2**20
-)  # of DistributedDataParallel's buckets: what is sent at once, whatever the workload
+# Of DistributedDataParallel's buckets: what is sent at once, whatever the workload.
+_MESSAGE_BYTES = 25 * 2**20
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
 _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
@@ -38,17 +37,16 @@ class _Pairs(BaseModel):
         """One for each time that all pairs were measured. Raises ValueError if they are not pairs
         of `nodes`.
         """
-        shape = (len(nodes), len(nodes))
-        latency_s = [np.array(one) for one in self.latency_s]
-        byte_s = [np.array(one) for one in self.byte_s]
-        if self.nodes != list(nodes) or {one.shape for one in latency_s + byte_s} != {shape}:
-            raise ValueError(f"it is not of nodes {', '.join(map(str, nodes))}")
-        if any((one[~np.eye(len(nodes), dtype=bool)] <= 0).any() for one in latency_s + byte_s):
-            raise ValueError("it has pairs that take no time")
-        return [
-            Links(latency_s=latency, byte_s=byte, sharing=sharing)
-            for latency, byte, sharing in zip(latency_s, byte_s, self.sharing, strict=True)
-        ]
+        between = ~np.eye(len(nodes), dtype=bool)
+        found = []
+        for entry in zip(self.latency_s, self.byte_s, self.sharing, strict=True):
+            latency_s, byte_s = np.array(entry[0]), np.array(entry[1])
+            if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == between.shape:
+                raise ValueError(f"it is not of nodes {', '.join(map(str, nodes))}")
+            if min(latency_s[between].min(), byte_s[between].min()) <= 0:
+                raise ValueError("it has pairs that take no time")
+            found.append(Links(latency_s=latency_s, byte_s=byte_s, sharing=entry[2]))
+        return found
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
@@ -68,32 +66,19 @@ def sending_order(
 
     An empty order, with the reason, if no order is surely faster or the measurements are not sound.
     """
-    if not reported:
-        return (
-            (),
-            f"as they come: node {nodes[0]} measured no links",
-        )
     try:
         sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
-    except (ValidationError, ValueError) as error:
-        first = str(
-            error.errors(include_url=False)[0]["msg"]
-            if isinstance(error, ValidationError)
-            else error
-        )
-        return (
-            (),
-            f"as they come: the links that node {nodes[0]} reported are not sound: {first}",
-        )
+    except ValueError as error:  # pydantic's too
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        return (), f"as they come: the links that node {nodes[0]} reported are not sound: {why}"
     choice = choose(sweeps, traffic(items, len(nodes)))
     order = list(choice.order)
-    if not any(
-        item.strategy in COMBINED for item in items
-    ):  # a ring begins anywhere; the first have the servers
+    if not any(item.strategy in COMBINED for item in items):
+        # a ring begins anywhere; the first have the servers
         order = [*order[order.index(0) :], *order[: order.index(0)]]
-    return () if order == list(range(len(nodes))) else tuple(
-        nodes[place] for place in order
-    ), choice.reason
+    if order == list(range(len(nodes))):
+        return (), choice.reason
+    return tuple(nodes[place] for place in order), choice.reason
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
@@ -105,7 +90,6 @@ def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     found: tuple[Round, ...] = ()
     for item in items:
         if len(item.nodes) >= LEAST_ORDERED:
-            found += (halvings if item.strategy in COMBINED and pairs else ring)(
-                machines, _MESSAGE_BYTES
-            )
+            rounds = halvings if item.strategy in COMBINED and pairs else ring
+            found += rounds(machines, _MESSAGE_BYTES)
     return found

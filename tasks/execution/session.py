@@ -58,7 +58,7 @@ class Session:
         self.log = MachineLog(self.mailbox, running.cluster)
         self.joining: set[int] = set()  # replacements that are not at work yet
         self.run_setups = with_acquired(
-            job.run_setups, job.items, running.cluster, image_id=running.image_id
+            job.run_setups, job.items, running.cluster, running.image_id
         )
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
@@ -284,7 +284,8 @@ class Session:
         self.machines.awaited.add(node)
         self.joining.add(node)
         self.log.ordered(node, self.running.cluster.members[node], requested_s)
-        self.run_setups = with_acquired(self.run_setups, self.remaining, self.running.cluster)
+        got, image_id = self.running.cluster, self.running.image_id
+        self.run_setups = with_acquired(self.run_setups, self.remaining, got, image_id)
         self.mailbox.put_setups(self.run_setups)
         return True
 
