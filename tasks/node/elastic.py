@@ -44,7 +44,9 @@ from .processes import (
     seconds_since_start,
 )
 from .record import Devices, Item, Plan, RankLayout, record_of, task_of_process
-from .strategies import DDP, no_sync, strategy
+from .strategies import strategy
+from .strategies.refusals import DDP
+from .strategies.replicas import no_sync
 from .switches import NONE
 from .worker import lost_peer, wait_for_go
 

@@ -31,7 +31,8 @@ from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
 from .record import LEAST_ORDERED, Devices, Item, Plan, RankLayout, WorkloadFile, write_json
 from .reference import Reference
-from .strategies import DDP, strategy
+from .strategies import strategy
+from .strategies.refusals import DDP
 
 _DAY = timedelta(days=1)
 _PER_RANK = {"rank_step_s", "rank_compute_s"}  # lists of values, in the sending order

@@ -30,7 +30,8 @@ from .entrypoint import LoadedWorkload
 from .loader import running
 from .measuring import Patience, gather, meet
 from .record import Item
-from .strategies import bucket_bytes, communicates_always, no_sync, strategy
+from .strategies import bucket_bytes, communicates_always, strategy
+from .strategies.replicas import no_sync
 
 _MIN_SCALE = 0.1  # of the loss in fp16, from 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, for `sync_s`

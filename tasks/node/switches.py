@@ -72,11 +72,11 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
     Left out are modules that share a weight with a module outside, as a tied head does.
     """
-    uses = _uses(model)
+    uses = uses_of(model)
     return [
         part
         for part in _parts(model, lambda _: True)
-        if all(times == uses[weight] for weight, times in _uses(part).items())
+        if all(times == uses[weight] for weight, times in uses_of(part).items())
     ]
 
 
@@ -110,7 +110,7 @@ def _parts(model: nn.Module, divides: Callable[[nn.Module], bool]) -> Iterator[n
     return within(model)
 
 
-def _uses(module: nn.Module) -> Counter[int]:
+def uses_of(module: nn.Module) -> Counter[int]:
     """How often each parameter, by its id, stands in a module."""
     return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 

@@ -36,7 +36,8 @@ from .processes import (
 from .profiler import profile
 from .record import LEARN, MACHINE, TRAINING, Item, fail_runs, record_of, task_of_process
 from .steps import learn, train
-from .strategies import DDP, refuse_model, refuse_training, shares_out, strategy
+from .strategies import strategy
+from .strategies.refusals import DDP, refuse_model, refuse_training, shares_out
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)

@@ -32,7 +32,8 @@ from tasks.node.precision import arithmetic
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step, train
-from tasks.node.strategies import shares_out, strategy
+from tasks.node.strategies import strategy
+from tasks.node.strategies.refusals import shares_out
 from tasks.node.switches import switch_on
 from tasks.providers.local import network
 

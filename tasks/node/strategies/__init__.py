@@ -18,6 +18,7 @@ tensor-1d, tensor-2d, tensor-2.5d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -44,33 +45,11 @@ from .compression import (
     sparse_hook,
 )
 from .grid import TENSOR
-from .refusals import (
-    DDP,
-    FSDP,
-    STRATEGIES,
-    ZERO1,
-    refuse,
-    refuse_model,
-    refuse_optimizer,
-    refuse_training,
-    shares_out,
-)
-from .replicas import Cut, broadcast_model, no_sync, retarget
+from .refusals import DDP, FSDP, ZERO1, refuse, refuse_model, refuse_optimizer, shares_out
+from .replicas import broadcast_model, retarget
 from .servers import SERVED, Servers, average_by_servers, first_devices
 from .tables import TABLES, DistributedTables
 from .tensor import Divided, divide
-
-__all__ = [
-    "DDP",
-    "STRATEGIES",
-    "bucket_bytes",
-    "communicates_always",
-    "no_sync",
-    "refuse_model",
-    "refuse_training",
-    "shares_out",
-    "strategy",
-]
 
 Strategy = Callable[[nn.Module, Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
@@ -102,15 +81,13 @@ def strategy(
         if name in TENSOR:
             return divide(name, model, optimizer, group)
         if shares_out(name):
-            offload = CPUOffloadPolicy() if OFFLOAD in on(switches) else OffloadPolicy()
-            mesh = DeviceMesh.from_group(group, device.type)
             broadcast_model(model, group)
             shard(
                 model,
                 optimizer,
-                mesh=mesh,
+                mesh=DeviceMesh.from_group(group, device.type),
                 reshard_after_forward=name == FSDP,
-                offload_policy=offload,
+                offload_policy=CPUOffloadPolicy() if OFFLOAD in on(switches) else OffloadPolicy(),
             )
             return model
         if name == ZERO1:
@@ -187,7 +164,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     except TypeError as error:
         raise ValueError(
             f"{ZERO1}: no {kind.__name__} can be made from its groups and defaults ({error});"
-            " take ddp"
+            f" use {DDP}"
         ) from None
     for held in shared.optim.param_groups:
         for weight in held["params"]:  # states that exist before the first step, as Adagrad's
@@ -206,16 +183,15 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     for module in [*blocks(model), model]:
         fully_shard(module, **options)
     shards = dict(model.named_parameters())
-    retarget(optimizer, {whole[path]: (shard, _cut_as(shard)) for path, shard in shards.items()})
+    retarget(
+        optimizer,
+        {whole[path]: (new, partial(_cut_as, new)) for path, new in shards.items()},
+    )
 
 
-def _cut_as(shard: nn.Parameter) -> Cut:
-    """Return what shards a tensor, the same on all ranks, as `shard` is."""
-
-    def cut(values: Tensor) -> Tensor:
-        if not isinstance(shard, DTensor):
-            return values
-        values = values.to(shard.to_local().device)
-        return distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)
-
-    return cut
+def _cut_as(shard: nn.Parameter, values: Tensor) -> Tensor:
+    """Shard a tensor, the same on all ranks, as `shard` is."""
+    if not isinstance(shard, DTensor):
+        return values
+    values = values.to(shard.to_local().device)
+    return distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)

@@ -19,8 +19,9 @@ it on, so that all ranks have the same bits, and a NaN of one rank reaches all.
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -93,73 +94,53 @@ def leave_gradients(
     return _done(bucket.buffer())
 
 
-def combine(values: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> None:
+def combine(
+    values: Tensor, sizes: Sequence[int], group: dist.ProcessGroup, distance: int = 1
+) -> None:
     """Put the Adasum over the 2^m ranks of `group` into `values` (n,), parameters of `sizes`.
 
-    Every rank must call it. Raises RuntimeError if a rank does not answer within the group's
-    timeout.
+    Halve the values with the rank `distance` away, combine a half, go on with twice the distance,
+    and swap the combined halves. Every rank must call it. Raises RuntimeError if a rank does not
+    answer within the group's timeout.
     """
-    rank, begin, end = dist.get_rank(group), 0, len(values)
-    halvings = []
-    for distance in _powers_of_two(dist.get_world_size(group)):
-        peer, middle = rank ^ distance, (begin + end) // 2
-        lower, upper = slice(begin, middle), slice(middle, end)
-        is_first = not rank & distance
-        kept, given = (lower, upper) if is_first else (upper, lower)
-        own, theirs = values[kept], torch.empty_like(values[kept])
-        exchange([(values[given], peer)], [(theirs, peer)], group)
-        begin, end = kept.start, kept.stop
-        parts = _parts(sizes, begin, end)
-        dots = _dots(own, theirs, parts) if is_first else _dots(theirs, own, parts)
-        for near in _powers_of_two(2 * distance):
-            others = torch.empty_like(dots)
-            exchange([(dots, rank ^ near)], [(others, rank ^ near)], group)
-            dots += others
-        factors = _factors(dots)
-        _blend(own, theirs, factors if is_first else factors.flip(1), parts)
-        halvings.append((peer, kept, given))
-    for peer, kept, given in reversed(halvings):
-        exchange([(values[kept], peer)], [(values[given], peer)], group)
+    rank = dist.get_rank(group)
+    if distance == dist.get_world_size(group):
+        return
+    peer, is_first, middle = rank ^ distance, not rank & distance, len(values) // 2
+    halves = values[:middle], values[middle:]
+    own, given = halves if is_first else halves[::-1]
+    ends = [min(max(end - (not is_first) * middle, 0), len(own)) for end in accumulate(sizes)]
+    sizes = [end - start for start, end in pairwise([0, *ends])]
+    theirs = torch.empty_like(own)
+    exchange([(given, peer)], [(theirs, peer)], group)
+    dots = _dots(own, theirs, sizes) if is_first else _dots(theirs, own, sizes)
+    near = 1
+    while near <= distance:
+        others = torch.empty_like(dots)
+        exchange([(dots, rank ^ near)], [(others, rank ^ near)], group)
+        dots += others
+        near *= 2
+    product, squares = dots[:, :1], dots[:, 1:]
+    factors = torch.where(squares == 0, 1.0, 1 - product / (2 * squares))
+    factors = factors if is_first else factors.flip(1)
+    for (factor, other), mine, yours in zip(factors, *_split(own, theirs, sizes), strict=True):
+        mine.mul_(factor).add_(yours * other)
+    combine(own, sizes, group, 2 * distance)
+    exchange([(own, peer)], [(given, peer)], group)
 
 
-def _parts(sizes: Sequence[int], begin: int, end: int) -> list[slice]:
-    """The values of each parameter among those from `begin` to `end`, counted from `begin`."""
-    found, at = [], 0
-    for size in sizes:
-        low, high = (min(max(bound, begin), end) - begin for bound in (at, at + size))
-        found.append(slice(low, high))
-        at += size
-    return found
-
-
-def _dots(first: Tensor, second: Tensor, parts: Sequence[slice]) -> Tensor:
+def _dots(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
     """(parameters, 3) first.second, |first|^2 and |second|^2 of each, in float64."""
-    found = torch.zeros(len(parts), 3, dtype=torch.float64, device=first.device)
-    for row, part in zip(found, parts, strict=True):
-        blocks = zip(
-            *(torch.split(vector[part], _BLOCK) for vector in (first, second)), strict=True
-        )
-        for block, other in blocks:
+    found = torch.zeros(len(sizes), 3, dtype=torch.float64, device=first.device)
+    for row, mine, theirs in zip(found, *_split(first, second, sizes), strict=True):
+        for block, other in zip(*_split(mine, theirs, _BLOCK), strict=True):
             a, b = block.double(), other.double()
             row += torch.stack([a @ b, a @ a, b @ b])
     return found
 
 
-def _factors(dots: Tensor) -> Tensor:
-    """(parameters, 2) the factors of the first and the second vector."""
-    product, squares = dots[:, :1], dots[:, 1:]
-    return torch.where(squares == 0, 1.0, 1 - product / (2 * squares))
-
-
-def _blend(own: Tensor, theirs: Tensor, factors: Tensor, parts: Sequence[slice]) -> None:
-    """Put the weighted sum of each parameter into `own`."""
-    for (mine, other), part in zip(factors, parts, strict=True):
-        own[part].mul_(mine).add_(theirs[part] * other)
-
-
-def _powers_of_two(below: int) -> Iterator[int]:
-    """1, 2, 4 ... `below` / 2."""
-    return (1 << level for level in range(below.bit_length() - 1))
+def _split(first: Tensor, second: Tensor, sizes: Any) -> list[Any]:
+    return [torch.split(first, sizes), torch.split(second, sizes)]
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
+from .messages import swap
 from .mstopk import largest
 
 FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
@@ -75,7 +76,7 @@ class SparseExchange:
         values = gradient.float()
         if share * devices > len(values):
             values = nn.functional.pad(values, (0, share * devices - len(values)))
-        received = self._swap(values.view(devices, share), inside)
+        received = swap(values.view(devices, share).unbind(), inside, self.group)
         if index not in self.residuals:
             self.residuals[index] = torch.zeros_like(received[0])
         own = self.residuals[index]
@@ -86,22 +87,10 @@ class SparseExchange:
         sent = torch.cat([picked.to(torch.int32), own[picked].view(torch.int32)])
         own[picked] = 0.0
         total = received[0].zero_()
-        for theirs in self._swap(sent.expand(len(across), -1), across):
+        for theirs in swap([sent] * len(across), across, self.group):
             total[theirs[:count].long()] += theirs[count:].view(torch.float32)
-        whole = self._swap(total.expand(devices, -1), inside)
-        return whole.reshape(-1)[: len(gradient)].to(gradient.dtype)
-
-    def _swap(self, mine: Tensor, peers: range) -> Tensor:
-        """(peers, size) the rows that `peers` have for this rank, whose own rows are `mine`."""
-        if len(peers) == 1:
-            return mine
-        ranks = range(dist.get_world_size(self.group))
-        splits = [mine.shape[1] if rank in peers else 0 for rank in ranks]
-        received = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
-        dist.all_to_all_single(
-            received.view(-1), mine.reshape(-1), splits, splits, group=self.group
-        )
-        return received
+        whole = torch.cat(swap([total] * devices, inside, self.group))
+        return whole[: len(gradient)].to(gradient.dtype)
 
 
 def sparse_hook(

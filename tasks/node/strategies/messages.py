@@ -1,4 +1,4 @@
-"""Messages between single ranks, several under way at once."""
+"""Messages between single ranks."""
 
 from __future__ import annotations
 
@@ -28,26 +28,21 @@ def exchange(
         work.wait()
 
 
-def exchange_lists(
-    sends: Sequence[Sequence[Tensor]],
-    shapes: Sequence[Sequence[Sequence[int]]],
-    like: Tensor,
+def swap(
+    sends: Sequence[Tensor],
+    peers: Sequence[int],
     group: dist.ProcessGroup,
-) -> list[list[Tensor]]:
-    """Send each rank its tensors in one message; return each rank's tensors, of `shapes`.
+    received: list[Tensor] | None = None,
+) -> list[Tensor]:
+    """Send each of `peers` its tensor; return what they send, into `received` if sizes differ.
 
-    All have the type and device of `like`.
+    `peers` include this rank. They take turns, since several at once overrun a rank's link.
     """
-    outgoing = [tensor.flatten() for tensors in sends for tensor in tensors]
-    sent = torch.cat([like.new_empty(0), *outgoing])
-    sent_sizes = [sum(tensor.numel() for tensor in tensors) for tensors in sends]
-    sizes = [[torch.Size(shape).numel() for shape in theirs] for theirs in shapes]
-    received_sizes = [sum(theirs) for theirs in sizes]
-    received = sent.new_empty(sum(received_sizes))
-    dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=group)
-    return [
-        [part.view(shape) for part, shape in zip(torch.split(message, own), theirs, strict=True)]
-        for message, own, theirs in zip(
-            torch.split(received, received_sizes), sizes, shapes, strict=True
-        )
-    ]
+    sends = [tensor.contiguous() for tensor in sends]
+    received = [torch.empty_like(tensor) for tensor in sends] if received is None else received
+    own = peers.index(dist.get_rank(group))
+    received[own] = sends[own]
+    for distance in range(1, len(peers)):
+        to, source = (own + distance) % len(peers), (own - distance) % len(peers)
+        exchange([(sends[to], peers[to])], [(received[source], peers[source])], group)
+    return received

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -36,16 +37,11 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
         }
 
 
-def refuse_unlike(label: str, value: object, group: dist.ProcessGroup) -> None:
-    """Raises ValueError on all ranks if their values differ."""
-    by_rank: list[object] = [None] * dist.get_world_size(group)
+def of_ranks(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Return the values of all ranks."""
+    by_rank = [None] * dist.get_world_size(group)
     dist.all_gather_object(by_rank, value, group=group)
-    for rank, theirs in enumerate(by_rank):
-        if theirs != by_rank[0]:
-            raise ValueError(
-                f"{label} of {by_rank[0]} on rank 0, of {theirs} on rank {rank}."
-                " Use ddp, or batches padded alike."
-            )
+    return by_rank
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:

@@ -16,10 +16,9 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,13 +26,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from .messages import exchange_lists
-from .replicas import no_sync, refuse_unlike
+from .messages import exchange
+from .replicas import no_sync, of_ranks
 
 TABLES = "tables"
 
 Table = nn.Embedding | nn.EmbeddingBag
-Lists = list[list[Tensor]]  # for each rank
+Shape = Callable[[int, int], tuple[int, ...]]  # of a table on a rank
 
 
 def tables_of(model: nn.Module) -> dict[str, Table]:
@@ -44,43 +43,44 @@ def tables_of(model: nn.Module) -> dict[str, Table]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """Where in the model's inputs a table's indices lie."""
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+class View(NamedTuple):
+    """Where in an input of the model a table's indices lie."""
 
     input: int
-    input_layout: tuple[torch.Size, tuple[int, ...]]  # size and strides
-    size: tuple[int, ...]
+    input_shape: torch.Size
+    input_stride: tuple[int, ...]
+    shape: torch.Size
     stride: tuple[int, ...]
     offset: int
 
     @classmethod
-    def of(cls, path: str, indices: Tensor, inputs: Sequence[Tensor]) -> View:
-        """Raises ValueError if the indices are no view of an input with a row a sample."""
+    def of(cls, calls: list[Tensor] | None, inputs: Sequence[Tensor]) -> View | None:
+        """Return None unless the only call's indices are a view of an input, with a row a sample."""
+        if not calls or len(calls) > 1 or not calls[0].dim():
+            return None
+        indices = calls[0]
+        storage = indices.untyped_storage().data_ptr()
         for place, tensor in enumerate(inputs):
-            is_view = (
-                tensor.untyped_storage().data_ptr() == indices.untyped_storage().data_ptr()
-                and tensor.dtype == indices.dtype
-            )
-            if is_view and indices.dim() and len(indices) == len(inputs[0]):
-                layout = tensor.shape, tensor.stride()
+            is_view = tensor.untyped_storage().data_ptr() == storage
+            if is_view and tensor.dtype == indices.dtype and len(indices) == len(inputs[0]):
                 offset = int(indices.storage_offset() - tensor.storage_offset())
-                return cls(place, layout, tuple(indices.shape), indices.stride(), offset)
-        raise ValueError(
-            f"{TABLES}: {path} is given what the model computes, not a part of the batch. Use ddp."
-        )
+                shapes = (tensor.shape, tensor.stride(), indices.shape, indices.stride())
+                return cls(place, *shapes, offset)
+        return None
 
-    def indices(self, path: str, inputs: Sequence[Tensor]) -> Tensor:
+    def indices(self, inputs: Sequence[Tensor]) -> Tensor:
         """Raises ValueError if the input has another layout than in the first step."""
         tensor = inputs[self.input]
-        if (tensor.shape, tensor.stride()) != self.input_layout:
-            before, now = tuple(self.input_layout[0]), tuple(tensor.shape)
+        if (tensor.shape, tensor.stride()) != (self.input_shape, self.input_stride):
             raise ValueError(
-                f"{TABLES}: {path} is given {now} indices, after {before} in the first step."
-                " Use ddp, or batches of one size."
+                f"{TABLES}: a batch has shape {tuple(tensor.shape)}, after"
+                f" {tuple(self.input_shape)} in the first step; use ddp, or batches of one size"
             )
-        offset = tensor.storage_offset() + self.offset
-        return tensor.as_strided(self.size, self.stride, offset)
+        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
 
 
 class Stub(nn.Module):
@@ -88,25 +88,30 @@ class Stub(nn.Module):
 
     def __init__(self, path: str, table: Table) -> None:
         super().__init__()
-        self.path, self.width, self.empty = path, table.embedding_dim, table.weight.new_empty(0)
+        self.path, self.width, self.like = path, table.embedding_dim, table.weight.new_empty(0)
         self.is_bag = isinstance(table, nn.EmbeddingBag)
-        self.is_recording = False
-        self.calls: list[Tensor] = []
-        self.rows: Tensor | None = None
+        self.calls: list[Tensor] | None = None  # while they are recorded
+        self.expected: Tensor | None = None  # indices that were looked up
+        self.rows = self.like
 
-    def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Raises ValueError for other arguments than indices, and for a second call in a step."""
-        if any(value is not None for value in (*others, *named.values())):
-            raise ValueError(f"{TABLES}: {self.path} takes offsets or weights. Use ddp.")
-        if self.is_recording:
-            self.calls.append(input)
-            return self.empty.new_zeros(self.answer_shape(input.shape))
-        if self.rows is None:
-            raise ValueError(f"{TABLES}: {self.path} is called twice in a step. Use ddp.")
-        rows, self.rows = self.rows, None
-        return rows
+    def forward(self, indices: Tensor, *others: Any, **named: Any) -> Tensor:
+        """Raises ValueError if this is not what was looked up, or the second call in a step."""
+        if self.calls is not None:
+            self.calls.append(indices)
+            return self.like.new_zeros(self.rows_shape(indices.shape))
+        expected, self.expected = self.expected, None
+        has_others = any(value is not None for value in (*others, *named.values()))
+        if has_others or expected is None or _layout(indices) != _layout(expected):
+            raise self.refusal()
+        return self.rows
 
-    def answer_shape(self, indices: Sequence[int]) -> tuple[int, ...]:
+    def refusal(self) -> ValueError:
+        return ValueError(
+            f"{TABLES}: {self.path} needs a part of the batch, once a step and of one size on all"
+            " ranks, and neither offsets nor weights; use ddp"
+        )
+
+    def rows_shape(self, indices: Sequence[int]) -> tuple[int, ...]:
         return (*(indices[:1] if self.is_bag else indices), self.width)
 
 
@@ -119,128 +124,129 @@ class DistributedTables(nn.Module):
         super().__init__()
         self.optimizer, self.group = optimizer, group
         self.rank, self.ranks = dist.get_rank(group), range(dist.get_world_size(group))
-        self.tables = tables_of(model)
-        weight = next(iter(self.tables.values())).weight
-        self.start = weight.new_zeros((), requires_grad=True)  # makes a lookup part of the graph
-        self.stubs = []
-        for path, table in self.tables.items():
+        tables = tables_of(model)
+        self.tables, self.stubs = list(tables.values()), []
+        for path, table in tables.items():
             dist.broadcast(table.weight.data, group=group, group_src=0)
             self.stubs.append(Stub(path, table))
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, self.stubs[-1])
+        # makes the exchange a part of the graph on ranks without tables too
+        self.start = self.tables[0].weight.new_zeros((), requires_grad=True)
         self.module = model
         if any(weight.requires_grad for weight in model.parameters()):
             self.module = DistributedDataParallel(model, process_group=group)
         self.views: list[View] = []
         self.samples: list[int] = []  # of each rank
         self.owners: list[int] = []  # of each table
-        self.places: list[list[int]] = []  # of the tables of each rank
-        self.own: list[Table] = []
+        self.own: dict[int, Table] = {}
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Raises ValueError if a table cannot be looked up before the forward pass."""
         tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
         if not self.views:
             self._distribute(inputs, named, tensors)
-        indices = [
-            view.indices(path, tensors) for path, view in zip(self.tables, self.views, strict=True)
-        ]
-        found = _Lookup.apply(self.start, self, indices)  # type: ignore[no-untyped-call]
-        for stub, rows in zip(self.stubs, found, strict=True):
-            stub.rows = rows
-        output = self.module(*inputs, **named)
-        for stub in self.stubs:
-            if stub.rows is not None:
-                raise ValueError(f"{TABLES}: {stub.path} is not called in every step. Use ddp.")
-        return output
+        indices = [view.indices(tensors) for view in self.views]
+        by_table = self.to_owners([each.to(torch.int32) for each in indices], self._index_shape)
+        answers = [table(each) for table, each in zip(self.own.values(), by_table, strict=True)]
+        rows = _Answers.apply(self, self.start, *answers)  # type: ignore[no-untyped-call]
+        for stub, *looked_up in zip(self.stubs, indices, rows, strict=True):
+            stub.expected, stub.rows = looked_up
+        return self.module(*inputs, **named)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave all gradients but the tables' on their ranks."""
         return no_sync(self.module)
 
-    def to_owners(self, values: Sequence[Tensor], *, are_rows: bool) -> Lists:
-        """For each of this rank's tables: the `values` of all ranks, indices or rows."""
-        own = self.places[self.rank]
-        sends = [[values[place] for place in places] for places in self.places]
-        shapes = [[self._shape(place, rank, are_rows) for place in own] for rank in self.ranks]
-        found = exchange_lists(sends, shapes, values[0], self.group)
-        return [list(of_ranks) for of_ranks in zip(*found, strict=True)]
+    def to_owners(self, values: Sequence[Tensor], shape: Shape) -> list[Tensor]:
+        """Send each table's `values` to its rank; return all ranks' values of this rank's tables.
 
-    def from_owners(self, answers: Lists) -> list[Tensor]:
-        """The rows of all tables; `answers` has the rows for each rank of each own table."""
-        sends = [[rows[rank] for rows in answers] for rank in self.ranks]
-        shapes = [
-            [self._shape(place, self.rank, True) for place in places] for places in self.places
+        `shape` gives that of a table's values on a rank.
+        """
+        received = {
+            place: [values[0].new_empty(shape(place, rank)) for rank in self.ranks]
+            for place in self.own
+        }
+        for place, by_rank in received.items():
+            by_rank[self.rank] = values[place]
+        exchange(
+            [(values[at].contiguous(), owner) for at, owner in self._others()],
+            [
+                (tensor, rank)
+                for by_rank in received.values()
+                for rank, tensor in enumerate(by_rank)
+                if rank != self.rank
+            ],
+            self.group,
+        )
+        return [torch.cat(by_rank) for by_rank in received.values()]
+
+    def to_askers(self, answers: Sequence[Tensor]) -> list[Tensor]:
+        """Send ranks their rows of this rank's tables; return this rank's rows of all tables."""
+        rows = [
+            self.start.new_empty(self.row_shape(at, self.rank)) for at in range(len(self.stubs))
         ]
-        found = exchange_lists(sends, shapes, self.start, self.group)
-        by_owner = [iter(rows) for rows in found]
-        return [next(by_owner[owner]) for owner in self.owners]
+        sends = []
+        for place, answer in zip(self.own, answers, strict=True):
+            by_rank = torch.split(answer, self.samples)
+            rows[place].copy_(by_rank[self.rank])
+            sends += [(each, rank) for rank, each in enumerate(by_rank) if rank != self.rank]
+        exchange(sends, [(rows[at], owner) for at, owner in self._others()], self.group)
+        return rows
 
-    def _shape(self, place: int, rank: int, is_rows: bool) -> tuple[int, ...]:
-        shape = (self.samples[rank], *self.views[place].size[1:])
-        return self.stubs[place].answer_shape(shape) if is_rows else shape
+    def row_shape(self, place: int, rank: int) -> tuple[int, ...]:
+        return self.stubs[place].rows_shape(self._index_shape(place, rank))
+
+    def _index_shape(self, place: int, rank: int) -> tuple[int, ...]:
+        return (self.samples[rank], *self.views[place].shape[1:])
+
+    def _others(self) -> list[tuple[int, int]]:
+        """Tables of other ranks, and their owners."""
+        return [(at, owner) for at, owner in enumerate(self.owners) if owner != self.rank]
 
     def _distribute(
         self, inputs: tuple[Any, ...], named: dict[str, Any], tensors: Sequence[Tensor]
     ) -> None:
         """Find each table's indices, agree on owners, and free the tables of other ranks."""
-        problem, views = "", []
-        try:
-            views = self._find_views(inputs, named, tensors)
-        except ValueError as error:
-            problem = str(error)
-        answers: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(answers, (problem, len(tensors[0])), group=self.group)
-        for problem, _ in answers:
-            if problem:
-                raise ValueError(problem)
-        widths = {path: view.size[1:] for path, view in zip(self.tables, views, strict=True)}
-        refuse_unlike(f"{TABLES}: indices", widths, self.group)
-        self.samples = [samples for _, samples in answers]
-        self.views, self.owners = views, self._choose_owners()
-        self.places = [
-            [place for place, owner in enumerate(self.owners) if owner == rank]
-            for rank in self.ranks
-        ]
-        tables = list(self.tables.values())
-        self.own = [tables[place] for place in self.places[self.rank]]
-        freed = {table.weight for table in tables} - {table.weight for table in self.own}
+        self._record(inputs, named)
+        views = [View.of(stub.calls, tensors) for stub in self.stubs]
+        for stub in self.stubs:
+            stub.calls = None
+        shapes = [view and view.shape[1:] for view in views]
+        by_rank = of_ranks((len(tensors[0]), shapes), self.group)
+        for stub, *found in zip(self.stubs, *(theirs for _, theirs in by_rank), strict=True):
+            if None in found or len(set(found)) > 1:
+                raise stub.refusal()
+        self.views = [view for view in views if view]
+        self.samples = [samples for samples, _ in by_rank]
+        self.owners = self._choose_owners()
+        tables = dict(enumerate(self.tables))
+        self.own = {at: table for at, table in tables.items() if self.owners[at] == self.rank}
+        freed = {tables[at].weight for at, _ in self._others()}
         for held in self.optimizer.param_groups:
             held["params"] = [weight for weight in held["params"] if weight not in freed]
         for weight in freed:
             self.optimizer.state.pop(weight, None)
             weight.data = weight.data.new_empty(0)
 
-    def _find_views(
-        self, inputs: tuple[Any, ...], named: dict[str, Any], tensors: Sequence[Tensor]
-    ) -> list[View]:
-        training = {module: module.training for module in self.module.modules()}
+    def _record(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Have stubs record the indices that they are given, in a pass without gradients."""
         model = self.module
         if isinstance(model, DistributedDataParallel):
             model = model.module
+        training = {module: module.training for module in model.modules()}
         for stub in self.stubs:
-            stub.is_recording = True
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                model.eval()(*inputs, **named)
-        finally:
-            torch.clear_autocast_cache()  # else DDP finds weights without gradients
-            for module, was_training in training.items():
-                module.training = was_training
-            for stub in self.stubs:
-                stub.is_recording = False
-        for stub in self.stubs:
-            if len(stub.calls) != 1:
-                raise ValueError(
-                    f"{TABLES}: {stub.path} is called {len(stub.calls)} times in a step, not once."
-                    " Use ddp."
-                )
-        return [View.of(stub.path, stub.calls.pop(), tensors) for stub in self.stubs]
+            stub.calls = []
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(*inputs, **named)
+        torch.clear_autocast_cache()  # else DDP finds weights without gradients
+        for module, was_training in training.items():
+            module.training = was_training
 
     def _choose_owners(self) -> list[int]:
         """The rank of each table: largest tables first, each where the fewest numbers lie."""
         held = {rank: 0 for rank, count in enumerate(self.samples) if count == min(self.samples)}
-        sizes = [table.weight.numel() for table in self.tables.values()]
+        sizes = [table.weight.numel() for table in self.tables]
         owners = [0] * len(sizes)
         for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
             owners[place] = min(held, key=lambda rank: (held[rank], rank))
@@ -248,28 +254,17 @@ class DistributedTables(nn.Module):
         return owners
 
 
-class _Lookup(torch.autograd.Function):
-    """The rows that the tables have for a rank's indices."""
+class _Answers(torch.autograd.Function):
+    """Rows of all tables for this rank's samples, from rows of its tables for all samples."""
 
     @staticmethod
     def forward(
-        ctx: Any, start: Tensor, state: DistributedTables, indices: Sequence[Tensor]
+        ctx: Any, state: DistributedTables, start: Tensor, *answers: Tensor
     ) -> tuple[Tensor, ...]:
-        by_table = state.to_owners([tensor.to(torch.int32) for tensor in indices], are_rows=False)
-        with torch.enable_grad():
-            ctx.found = [
-                table(torch.cat(of_ranks))
-                for table, of_ranks in zip(state.own, by_table, strict=True)
-            ]
         ctx.state = state
-        answers = [list(rows.detach().split(state.samples)) for rows in ctx.found]
-        return tuple(state.from_owners(answers))
+        return tuple(state.to_askers(answers))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        by_table = ctx.state.to_owners(gradients, are_rows=True)
-        for rows, of_ranks in zip(ctx.found, by_table, strict=True):
-            if rows.requires_grad:
-                mean = torch.cat(of_ranks) / len(ctx.state.ranks)
-                torch.autograd.backward(rows, mean)
-        return None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        by_table = ctx.state.to_owners(gradients, ctx.state.row_shape)
+        return None, None, *(summed / len(ctx.state.ranks) for summed in by_table)

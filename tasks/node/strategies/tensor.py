@@ -17,17 +17,17 @@ tensor-2.5d  [q, q, d]  the same in d layers of the grid, each with a copy of W 
                         largest with q q d ranks and d >= 2
 
 Divided are runs of two or more linear layers with pointwise layers and LayerNorm between them in
-nn.Sequential, and nn.TransformerEncoder and its layers. Other layers are whole on every rank, in
+nn.Sequential, and layers of an nn.TransformerEncoder. Other layers are whole on every rank, in
 DistributedDataParallel.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -38,16 +38,22 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from .grid import Grid, Peers, Standardize, Summa, gather, scatter, turn
-from .replicas import Cut, broadcast_model, no_sync, refuse_unlike, retarget
+from ..switches import uses_of
+from .grid import Grid, Peers, Summa, gather, scatter, turn
+from .replicas import Cut, broadcast_model, no_sync, of_ranks, retarget
 
-_POINTWISE: tuple[type[nn.Module], ...] = (
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
-    *(nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Dropout, nn.Identity),
-)
+_RUN = {
+    *(nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU),
+    *(nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.Softplus),
+}
+_ENCODER = {
+    *(nn.TransformerEncoderLayer, nn.MultiheadAttention, NonDynamicallyQuantizableLinear, *_RUN),
+}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_COUNTED = (nn.Linear, nn.TransformerEncoderLayer)
 _MIN_LINEAR = 2  # layers of a run: a single layer would move activations as often as two
 
-Encoder = tuple[list[nn.TransformerEncoderLayer], nn.Module | None]  # layers and last norm
+Run = list[nn.Module]
 
 
 def divide(
@@ -56,110 +62,55 @@ def divide(
     """Divide the layers of `model`; `optimizer` trains this rank's blocks."""
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
-    module = _replaced(model, blocks, _uses(model))
+    for run in divisible_runs(model):
+        _replace(model, run, blocks)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # torch's fast path needs whole weights
     retarget(optimizer, blocks.of)
+    optimizer.register_step_pre_hook(blocks.sum_gradients)
     for whole in blocks.of:
         whole.data = whole.data.new_empty(0)
-    return Divided(module, blocks)
-
-
-def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]:
-    """Count the elements that divided layers exchange in a `forward` pass.
-
-    `divided_weights` are those of their weights, `divided_inputs` of their inputs, `divided_pairs`
-    of inputs of the first and outputs of the second layer of each pair. Empty if nothing divides.
-    """
-    found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
-    hooks = []
-
-    def count(
-        module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any, *, place: int
-    ) -> None:
-        inputs = (*given, *named.values())[0].numel()
-        if isinstance(module, nn.TransformerEncoderLayer):
-            expansion = module.linear1.out_features / module.linear1.in_features
-            found["divided_inputs"] += inputs * (3 + expansion)
-            found["divided_pairs"] += 4 * inputs
-        else:
-            found["divided_inputs"] += inputs
-            found["divided_pairs"] += output.numel() if place % 2 else inputs
-
-    for run in divisible_runs(model):
-        layers = [
-            module for module in run if isinstance(module, nn.Linear | nn.TransformerEncoderLayer)
-        ]
-        for place, layer in enumerate(layers):
-            weights = [weight.numel() for weight in layer.parameters() if weight.dim() > 1]
-            found["divided_weights"] += sum(weights)
-            hooks.append(layer.register_forward_hook(partial(count, place=place), with_kwargs=True))
-    if not hooks:
-        return {}
-    try:
-        forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found if found["divided_inputs"] else {}
+    return Divided(model, blocks)
 
 
 class Divided(nn.Module):
-    """A model with divided layers; gradients are complete after each backward pass."""
+    """A model with divided layers, whose gradients are complete in the optimizer's step."""
 
     def __init__(self, module: nn.Module, blocks: Blocks) -> None:
         super().__init__()
         self.blocks = blocks
-        own = {block for block, _ in blocks.of.values()}
-        ignored = {path: weight for path, weight in module.named_parameters() if weight in own}
-        blocks.trained = {path: weight for path, weight in ignored.items() if weight.requires_grad}
-        for weight in blocks.trained.values():
-            receive: Any = blocks.receive
-            weight.register_post_accumulate_grad_hook(receive)  # type: ignore[no-untyped-call]
-        if any(weight.requires_grad for weight in module.parameters() if weight not in own):
-            ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-            ignore(module, list(ignored))  # type: ignore[no-untyped-call]
+        paths = {path for path, weight in module.named_parameters() if weight in blocks.copies}
+        weights = [weight for weight in module.parameters() if weight not in blocks.copies]
+        if any(weight.requires_grad for weight in weights):
+            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+            ignore(module, paths)
             module = DistributedDataParallel(module, process_group=blocks.grid.group)
         self.module = module
-        self.shapes: list[torch.Size] = []
+        self.sizes: list[tuple[int, ...]] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Raises ValueError if ranks have inputs of different sizes."""
-        self._agree(
-            [leaf.shape for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
-        )
+        leaves = tree_leaves((inputs, named))
+        sizes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+        if sizes != self.sizes:
+            by_rank = of_ranks(sizes, self.blocks.grid.group)
+            if any(theirs != sizes for theirs in by_rank):
+                raise ValueError(f"divided layers need inputs of one size, not {by_rank}; use ddp")
+            self.sizes = sizes
         return self.module(*inputs, **named)
 
-    def _agree(self, shapes: list[torch.Size]) -> None:
-        """Compare input sizes across ranks at the first step, and whenever they change."""
-        if shapes == self.shapes:
-            return
-        sizes = [tuple(shape) for shape in shapes]
-        refuse_unlike("divided layers: inputs", sizes, self.blocks.grid.group)
-        self.shapes = shapes
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Leave gradients on their ranks; divided layers still exchange activations."""
-        self.blocks.syncs = False
-        try:
-            with no_sync(self.module):
-                yield
-        finally:
-            self.blocks.syncs = True
+    def no_sync(self) -> AbstractContextManager[None]:
+        return no_sync(self.module)
 
 
 @dataclass(slots=True)
 class Blocks:
-    """A rank's blocks: `of` whole parameters, with their cut; `copies` are the ranks with a copy.
-
-    `syncs` is off in micro-steps whose gradients are not summed.
-    """
+    """A rank's blocks: `of` whole parameters, with their cut; `copies` are the ranks with a copy."""
 
     grid: Grid
     of: dict[Tensor, tuple[nn.Parameter, Cut]] = field(default_factory=dict)
-    copies: dict[nn.Parameter, Peers] = field(default_factory=dict)
-    trained: dict[str, nn.Parameter] = field(default_factory=dict)
-    syncs: bool = True
-    is_queued: bool = False
+    copies: dict[Tensor, Peers] = field(default_factory=dict)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
         block = nn.Parameter(cut(whole.detach()).clone(), requires_grad=whole.requires_grad)
@@ -167,33 +118,22 @@ class Blocks:
         self.copies[block] = copies
         return block
 
-    def receive(self, _: nn.Parameter) -> None:
-        """A block has its gradient: sum gradients at the end of the backward pass."""
-        if self.syncs and not self.is_queued:
-            self.is_queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._sum)
-
-    def _sum(self) -> None:
-        self.is_queued = False
-        for path, block in self.trained.items():
-            if block.grad is None:
-                raise RuntimeError(f"a step computed no gradient of {path}")
+    def sum_gradients(self, *_: Any) -> None:
+        """Sum the gradients of copies and divide by ranks, as the loss is a mean over ranks."""
         for peers in dict.fromkeys(self.copies.values()):  # in one order on all ranks
             gradients = [
                 block.grad
                 for block, copies in self.copies.items()
                 if copies == peers and block.grad is not None
             ]
-            if not gradients:  # all frozen
-                continue
-            if len(peers) > 1:
-                total = self.grid.summed(
-                    torch.cat([gradient.flatten() for gradient in gradients]), peers
-                )
-                parts = torch.split(total, [gradient.numel() for gradient in gradients])
-                for gradient, part in zip(gradients, parts, strict=True):
-                    gradient.copy_(part.view(gradient.shape))
-            torch._foreach_div_(gradients, dist.get_world_size(self.grid.group))
+            if len(peers) > 1 and gradients:
+                flat = torch.cat([gradient.flatten() for gradient in gradients])
+                sizes = [gradient.numel() for gradient in gradients]
+                totals = torch.split(self.grid.summed(flat, peers), sizes)
+                for gradient, total in zip(gradients, totals, strict=True):
+                    gradient.copy_(total.view(gradient.shape))
+            for gradient in gradients:
+                gradient /= dist.get_world_size(self.grid.group)
 
 
 class _Linear(nn.Module):
@@ -214,20 +154,20 @@ class _Linear(nn.Module):
         order: Tensor | None = None,
     ) -> None:
         super().__init__()
-        grid = blocks.grid
-        self.grid, self.opens, self.dim = grid, opens, dim
+        grid = self.grid = blocks.grid
+        self.opens, self.dim = opens, dim
 
         def outputs(values: Tensor) -> Tensor:
+            if grid.is_flat and not opens:
+                return values
             return grid.share(values if order is None else values[order], 0, grid.row)
 
-        def inputs(values: Tensor) -> Tensor:
-            return grid.share(values, 1, grid.row if grid.is_flat else grid.column)
-
         def both(values: Tensor) -> Tensor:
-            return inputs(outputs(values))
+            if grid.is_flat and opens:
+                return outputs(values)
+            return grid.share(outputs(values), 1, grid.row if grid.is_flat else grid.column)
 
-        one_row = outputs if opens else inputs
-        self.weight = blocks.block(weight, one_row if grid.is_flat else both, grid.depth)
+        self.weight = blocks.block(weight, both, grid.depth)
         self.bias: Any = bias
         if bias is not None and (opens or not grid.is_flat):
             self.bias = blocks.block(bias, outputs, grid.features)
@@ -248,7 +188,10 @@ class _Linear(nn.Module):
 
 
 class _Norm(nn.Module):
-    """A LayerNorm of features that are divided over the row."""
+    """A LayerNorm of features that are divided over the row, which exchanges two numbers a sample.
+
+    Its mean is that of the ranks' means; its variance adds the variance of these means.
+    """
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:
         super().__init__()
@@ -261,272 +204,189 @@ class _Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.float() if x.dtype.itemsize < 4 else x
-        found: Tensor = Standardize.apply(x, self.eps, self.grid)  # type: ignore[no-untyped-call]
+        pair = torch.stack([x.mean(dim=-1), x.var(dim=-1, correction=0)])
+        means, variances = gather(pair[None], 0, self.grid).unbind(dim=1)
+        mean = means.mean(dim=0)
+        variance = variances.mean(dim=0) + (means - mean).square().mean(dim=0)
+        found = (x - mean[..., None]) * (variance + self.eps).rsqrt()[..., None]
         found = found if self.weight is None else found * self.weight
         return found if self.bias is None else found + self.bias
 
 
-class _Change(nn.Module):
-    """Switch between samples by rank with all features, and features by rank with all samples."""
+class _Attention(nn.Module):
+    """The self-attention of an nn.TransformerEncoderLayer, with heads divided over the row."""
 
-    def __init__(self, grid: Grid, *, divides: bool, dim: int = 0) -> None:
+    in_proj_bias = None  # keeps torch's layer from its fast path, which needs the whole weights
+
+    def __init__(self, blocks: Blocks, whole: nn.MultiheadAttention) -> None:
         super().__init__()
-        self.grid, self.dims = grid, (-1, dim) if divides else (dim, -1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() < 2:
-            raise ValueError(f"divided layers take (samples, ..., features), not {tuple(x.shape)}")
-        return turn(x, *self.dims, self.grid)
-
-
-class _Layer(nn.Module):
-    """An nn.TransformerEncoderLayer with heads and hidden features divided over the row."""
-
-    def __init__(self, blocks: Blocks, layer: nn.TransformerEncoderLayer, dim: int) -> None:
-        super().__init__()
-        attention, columns = layer.self_attn, len(blocks.grid.row)
-        self.dim, self.heads = dim, attention.num_heads // columns
+        columns = len(blocks.grid.row)
+        self.grid, self.heads, self.dropout = blocks.grid, whole.num_heads // columns, whole.dropout
+        self.batch_first, self.dim = whole.batch_first, 0 if whole.batch_first else 1
         # of q, k and v one after another: the first rank's features of each, then the second's
-        order = torch.arange(3 * attention.embed_dim).view(3, columns, -1)
-        order = order.transpose(0, 1).flatten()
-        joint: Any = attention.in_proj_weight
+        order = torch.arange(3 * whole.embed_dim).view(3, columns, -1).transpose(0, 1).flatten()
+        joint: Any = whole.in_proj_weight
         self.into_heads = _Linear(
-            blocks, joint, attention.in_proj_bias, opens=True, dim=dim, order=order
+            blocks, joint, whole.in_proj_bias, opens=True, dim=self.dim, order=order
         )
-        self.out_of_heads, self.linear1, self.linear2 = (
-            _Linear(blocks, linear.weight, linear.bias, opens=linear is layer.linear1, dim=dim)
-            for linear in (attention.out_proj, layer.linear1, layer.linear2)
-        )
-        self.norm1, self.norm2 = (
-            norm if blocks.grid.is_flat else _Norm(blocks, norm)
-            for norm in (layer.norm1, layer.norm2)
-        )
-        self.dropout, self.dropout1, self.dropout2 = layer.dropout, layer.dropout1, layer.dropout2
-        self.activation, self.norm_first = layer.activation, layer.norm_first
-        self.attention_dropout = attention.dropout
-
-    def forward(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """`mask` is added to scores: (length, length) or (samples, 1, 1, length)."""
-        if self.norm_first:
-            x = x + self._attended(self.norm1(x), mask, is_causal)
-            return x + self._fed(self.norm2(x))
-        x = self.norm1(x + self._attended(x, mask, is_causal))
-        found: Tensor = self.norm2(x + self._fed(x))
-        return found
-
-    def _attended(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        joint = self.into_heads(x).transpose(0, self.dim)
-        q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        dropout = self.attention_dropout if self.training else 0.0
-        mask = None if is_causal or mask is None else mask.to(q.dtype)
-        found = functional.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-        found = found.transpose(1, 2).flatten(2).transpose(0, self.dim)
-        out: Tensor = self.dropout1(self.out_of_heads(found))
-        return out
-
-    def _fed(self, x: Tensor) -> Tensor:
-        out: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-        return out
-
-
-class _Encoder(nn.Module):
-    """An nn.TransformerEncoder, or one of its layers alone, with the same call."""
-
-    def __init__(
-        self, blocks: Blocks, layers: Sequence[nn.TransformerEncoderLayer], norm: nn.Module | None
-    ) -> None:
-        super().__init__()
-        self.grid, dim = blocks.grid, 0 if layers[0].self_attn.batch_first else 1
-        self.layers = nn.ModuleList(_Layer(blocks, layer, dim) for layer in layers)
-        after: list[nn.Module] = [] if norm is None else [norm]
-        if self.grid.is_flat:
-            self.before = nn.Sequential()
-        else:
-            self.before = nn.Sequential(_Change(self.grid, divides=True, dim=dim))
-            whole = _Change(self.grid, divides=False, dim=dim)
-            if isinstance(norm, nn.LayerNorm) and _is_plain(norm, nn.LayerNorm):
-                after = [_Norm(blocks, norm), whole]
-            else:
-                after = [whole, *after]
-        self.after = nn.Sequential(*after)
+        out = whole.out_proj
+        self.out_of_heads = _Linear(blocks, out.weight, out.bias, opens=False, dim=self.dim)
 
     def forward(
         self,
-        src: Tensor,
-        mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool | None = None,
-        src_mask: Tensor | None = None,
-    ) -> Tensor:
-        """`src_mask` is a single layer's name of `mask`. Raises ValueError for masks by head."""
-        mask = _added_to_scores(src_mask if mask is None else mask, src.dtype)
-        if mask is not None and mask.dim() != 2:
+        x: Tensor,
+        *_: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, None]:
+        """Masks are added to scores. Raises ValueError for a mask by sample and head."""
+        if attn_mask is not None and attn_mask.dim() != 2:
             raise ValueError("a mask by sample and head cannot be divided: pass (length, length)")
-        if src_key_padding_mask is not None:
-            own = _added_to_scores(src_key_padding_mask, src.dtype)
-            padding = self.grid.gathered(own, 0, self.grid.row)[:, None, None]
-            mask, is_causal = padding if mask is None else padding + mask, False
-        x = self.before(src)
-        for layer in self.layers:
-            x = layer(x, mask, bool(is_causal))
-        found: Tensor = self.after(x)
-        return found
-
-
-def _added_to_scores(mask: Any, dtype: torch.dtype) -> Any:
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+        joint = self.into_heads(x).transpose(0, self.dim)
+        q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mask = None if is_causal else attn_mask
+        if key_padding_mask is not None:
+            padding = self.grid.gathered(key_padding_mask, 0, self.grid.row)[:, None, None]
+            mask, is_causal = padding if attn_mask is None else padding + attn_mask, False
+        found = functional.scaled_dot_product_attention(
+            *(q, k, v, None if mask is None else mask.to(q.dtype)),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal,
+        )
+        return self.out_of_heads(found.transpose(1, 2).flatten(2).transpose(0, self.dim)), None
 
 
 class _Sequence(nn.Sequential):
-    """Replaces an nn.Sequential whose parts have other places now."""
+    """An nn.Sequential with divided layers: between two of them features are other than before."""
 
     def __getitem__(self, index: Any) -> Any:
-        raise TypeError("the parts of a divided nn.Sequential cannot be indexed; take ddp")
+        raise TypeError("a part of a divided nn.Sequential cannot be taken; use ddp")
 
 
-def _replaced(module: nn.Module, blocks: Blocks, uses: Counter[int]) -> nn.Module:
-    """The module with its divisible parts replaced."""
-    encoder = _encoder(module, uses)
-    if encoder is not None:
-        return _Encoder(blocks, *encoder)
-    runs = _runs(module, uses)
-    if any(_is_divisible(run) for run in runs):
-        parts: list[nn.Module] = []
-        for run in runs:
-            if _is_divisible(run):
-                parts += _divided_run(run, blocks)
-            else:
-                parts += [_replaced(child, blocks, uses) for child in run]
-        return _Sequence(*parts)
-    for name, child in module.named_children():
-        module._modules[name] = _replaced(child, blocks, uses)
-    return module
-
-
-def _divided_run(run: Sequence[nn.Module], blocks: Blocks) -> Iterator[nn.Module]:
-    """The run's layers, divided, with changes of layout where they are needed."""
+def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
+    """Divide the layers of a run, and exchange samples for features at its ends."""
     grid = blocks.grid
-    has_shares = not grid.is_flat  # of the features
-    if has_shares:
-        yield _Change(grid, divides=True)
+    dim, divided = 0, not grid.is_flat  # are features at this place of the run divided
+    new: dict[nn.Module, nn.Module] = {}
     for layer in run:
-        if isinstance(layer, nn.Linear):
-            yield _Linear(blocks, layer.weight, layer.bias, opens=not has_shares)
-            has_shares = not grid.is_flat or not has_shares
-        else:
-            yield _Norm(blocks, layer) if isinstance(layer, nn.LayerNorm) and has_shares else layer
-    if has_shares:
-        yield _Change(grid, divides=False)
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            dim = 0 if layer.self_attn.batch_first else 1
+            _divide_encoder_layer(layer, blocks, dim)
+        elif isinstance(layer, nn.Linear):
+            new[layer] = _Linear(blocks, layer.weight, layer.bias, opens=not divided)
+            divided = not grid.is_flat or not divided
+        elif isinstance(layer, nn.LayerNorm) and divided:
+            new[layer] = _Norm(blocks, layer)
+    first, last = (new.get(layer, layer) for layer in (run[0], run[-1]))
+    if not grid.is_flat:
+        first.register_forward_pre_hook(
+            lambda _, given: (turn(given[0], -1, dim, grid), *given[1:])
+        )
+    if divided:
+        last.register_forward_hook(lambda _, __, found: turn(found, dim, -1, grid))
+    for parent in list(model.modules()):
+        if _is_plain(parent, {nn.Sequential}) and any(leaf in new for leaf in _leaves(parent)):
+            parent.__class__ = _Sequence
+        for name, child in parent.named_children():
+            if child in new:
+                parent._modules[name] = new[child].train(child.training)
 
 
-def divisible_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Linear layers, LayerNorms and attentions that are divided."""
-    for run in divisible_runs(model):
-        for layer in run:
-            if isinstance(layer, nn.TransformerEncoderLayer):
-                yield from (layer.self_attn, layer.linear1, layer.linear2, layer.norm1, layer.norm2)
-            else:
-                yield layer
+def _divide_encoder_layer(layer: nn.TransformerEncoderLayer, blocks: Blocks, dim: int) -> None:
+    attention: Any = _Attention(blocks, layer.self_attn)
+    layer.self_attn = attention.train(layer.self_attn.training)
+    for name in ("linear1", "linear2"):
+        whole = getattr(layer, name)
+        opens = name == "linear1"
+        setattr(layer, name, _Linear(blocks, whole.weight, whole.bias, opens=opens, dim=dim))
+    for name in ("norm1", "norm2"):
+        norm = getattr(layer, name)
+        if isinstance(norm, nn.LayerNorm) and not blocks.grid.is_flat:
+            setattr(layer, name, _Norm(blocks, norm))
 
 
-def divisible_runs(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield each group of modules that `_replaced` divides: runs of layers, encoder layers."""
-    uses = _uses(model)
+def divisible_runs(model: nn.Module) -> list[Run]:
+    """Return chains of layers that are divided; each begins and ends with a weight."""
+    uses, runs = uses_of(model), list[Run]()
 
-    def within(module: nn.Module) -> Iterator[list[nn.Module]]:
-        encoder = _encoder(module, uses)
-        if encoder is not None:
-            yield list(encoder[0])
+    def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
+        return _is_plain(part, kinds) and all(uses[id(one)] == 1 for one in part.parameters())
+
+    def is_encoder_layer(module: nn.Module) -> bool:
+        if not isinstance(module, nn.TransformerEncoderLayer):
+            return False
+        is_known = module.activation in (functional.relu, functional.gelu)
+        return (is_known or isinstance(module.activation, nn.Module)) and all(
+            is_divisible(part, _ENCODER) for part in module.modules()
+        )
+
+    def visit(module: nn.Module) -> None:
+        layers = [module]
+        if type(module) is nn.TransformerEncoder:
+            layers = list(module.layers.children())
+        if layers and all(map(is_encoder_layer, layers)):
+            runs.append(layers)
             return
-        for run in _runs(module, uses):
-            if _is_divisible(run):
-                yield run
-            else:
-                for child in run:
-                    yield from within(child)
+        in_sequence = _is_plain(module, {nn.Sequential})
+        for in_run, parts in groupby(
+            _leaves(module), lambda part: in_sequence and is_divisible(part, _RUN)
+        ):
+            run = list(parts)
+            places = [place for place, part in enumerate(run) if isinstance(part, nn.Linear)]
+            if not in_run:
+                for part in run:
+                    visit(part)
+            elif len(places) >= _MIN_LINEAR:
+                runs.append(run[places[0] : places[-1] + 1])
 
-    return within(model)
-
-
-def _encoder(module: nn.Module, uses: Counter[int]) -> Encoder | None:
-    """Layers and last norm of an encoder, or of a single layer, if all layers divide."""
-    layers, norm = [module], None
-    if isinstance(module, nn.TransformerEncoder) and _is_plain(module, nn.TransformerEncoder):
-        layers, norm = list(module.layers.children()), module.norm
-    found = [
-        layer
-        for layer in layers
-        if isinstance(layer, nn.TransformerEncoderLayer) and _divides(layer, uses)
-    ]
-    is_uniform = len({layer.self_attn.batch_first for layer in found}) == 1
-    return (found, norm) if is_uniform and len(found) == len(layers) else None
+    visit(model)
+    return runs
 
 
-def _divides(layer: nn.TransformerEncoderLayer, uses: Counter[int]) -> bool:
-    """Whether everything that is divided is torch's own."""
-    attention, activation = layer.self_attn, layer.activation
-    parts: list[tuple[nn.Module, type[nn.Module]]] = [
-        (layer, nn.TransformerEncoderLayer),
-        (attention, nn.MultiheadAttention),
-        (attention.out_proj, NonDynamicallyQuantizableLinear),
-        *((linear, nn.Linear) for linear in (layer.linear1, layer.linear2)),
-        *((norm, nn.LayerNorm) for norm in (layer.norm1, layer.norm2)),
-    ]
-    return (
-        all(_is_plain(part, kind) for part, kind in parts)
-        and attention.in_proj_weight is not None
-        and attention.bias_k is None
-        and not attention.add_zero_attn
-        and (activation in (functional.relu, functional.gelu) or type(activation) in _POINTWISE)
-        and _is_alone(layer, uses)
-    )
+def _leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """Children; those of nn.Sequential in nn.Sequential in its place."""
+    for child in module.children():
+        is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
+        yield from _leaves(child) if is_nested else [child]
 
 
-def _runs(module: nn.Module, uses: Counter[int]) -> list[list[nn.Module]]:
-    """The children, nested nn.Sequential unpacked: runs that can be divided, others one by one."""
-
-    def leaves(module: nn.Module) -> Iterator[nn.Module]:
-        for child in module.children():
-            yield from leaves(child) if _is_plain(child, nn.Sequential) else [child]
-
-    if not _is_plain(module, nn.Sequential):
-        return [[child] for child in module.children()]
-    runs: list[list[nn.Module]] = [[]]
-    for leaf in leaves(module):
-        kinds = (nn.Linear, nn.LayerNorm, *_POINTWISE)
-        if any(_is_plain(leaf, kind) for kind in kinds) and _is_alone(leaf, uses):
-            runs[-1].append(leaf)
-        else:
-            runs += [[leaf], []]
-    return [run for run in runs if run]
-
-
-def _is_divisible(run: Sequence[nn.Module]) -> bool:
-    return sum(isinstance(layer, nn.Linear) for layer in run) >= _MIN_LINEAR
-
-
-def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is of torch's own `kind`, without hooks or a forward of its own.
-
-    A LayerNorm must be over features alone.
-    """
-    has_hooks = (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-    if type(module) is not kind or "forward" in vars(module) or has_hooks:
+def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
+    """Whether a module is torch's own, without hooks; LayerNorm only over features alone."""
+    has_hooks = any(getattr(module, name) for name in _HOOKS)
+    if type(module) not in kinds or "forward" in vars(module) or has_hooks:
         return False
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
 
 
-def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
-    """Whether no other module uses its parameters."""
-    return all(uses[id(weight)] == 1 for weight in module.parameters())
+def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]:
+    """Count the elements that divided layers exchange in a `forward` pass.
 
+    `divided_weights` are those of their weights, `divided_inputs` of their inputs, `divided_pairs`
+    of inputs of the first and outputs of the second layer of each pair. Empty if nothing divides.
+    """
+    found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
+    hooks = []
 
-def _uses(model: nn.Module) -> Counter[int]:
-    return Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    def count(place: int, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+        inputs = (*given, *named.values())[0].numel()
+        if isinstance(module, nn.TransformerEncoderLayer):
+            expansion = module.linear1.out_features / module.linear1.in_features
+            found["divided_inputs"] += inputs * (3 + expansion)
+            found["divided_pairs"] += 4 * inputs
+        else:
+            found["divided_inputs"] += inputs
+            found["divided_pairs"] += output.numel() if place % 2 else inputs
+
+    for run in divisible_runs(model):
+        layers = [layer for layer in run if isinstance(layer, _COUNTED)]
+        for place, layer in enumerate(layers):
+            weights = [weight.numel() for weight in layer.parameters() if weight.dim() > 1]
+            found["divided_weights"] += sum(weights)
+            hooks.append(layer.register_forward_hook(partial(count, place), with_kwargs=True))
+    if hooks:
+        forward()
+    for hook in hooks:
+        hook.remove()
+    return found if found["divided_inputs"] else {}

@@ -58,9 +58,7 @@ def test_nodes_and_model_have_the_same_strategies_and_grids() -> None:
     assert (node.COMPRESSED, node.DENSITY) == (COMPRESSED, DENSITY)
     assert adasum.ADASUM == COMBINED and grid.TENSOR == TENSOR
     for name, ranks in product(TENSOR, range(1, 70)):
-        shape = grid_shape(name, ranks)
-        assert (shape is not None) == grid.fits(name, ranks)
-        assert shape is None or shape == grid.shape_of(name, ranks)
+        assert grid_shape(name, ranks) == grid.shape_of(name, ranks)
 
 
 @pytest.mark.parametrize(("machines", "devices"), [(2, 1), (8, 1), (2, 4), (8, 8)])

@@ -15,28 +15,24 @@ def energy(values: Tensor) -> float:
     return float((values.double() ** 2).sum())
 
 
-def gaussian(many: int) -> Tensor:
-    return torch.randn(many, generator=torch.Generator().manual_seed(many))
+def gaussian(size: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(size))
 
 
-@pytest.mark.parametrize("many", [1000, 100_003])
-@pytest.mark.parametrize("part", [0.001, 0.01, 0.3, 0.9])
-@pytest.mark.parametrize(
-    "power", [1, 3, 9]
-)  # the ninth power of a normal number has tails that hide all others
-def test_exactly_as_many_as_asked_for_with_nearly_all_of_the_energy(
-    many: int, part: float, power: int
+@pytest.mark.parametrize("size", [1000, 100_003])
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 0.9])
+@pytest.mark.parametrize("power", [1, 9])  # the ninth power has tails that hide all others
+def test_the_count_is_exact_and_nearly_all_energy_is_picked(
+    size: int, density: float, power: int
 ) -> None:
-    values, count = gaussian(many) ** power, max(1, int(part * many))
+    values, count = gaussian(size) ** power, max(1, int(density * size))
     picked = largest(values, count)
     assert len(picked.unique()) == len(picked) == count
     assert energy(values[picked]) >= 0.9 * energy(values.abs().topk(count).values)
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=60), st.integers(1, 80))
-def test_whatever_the_values_the_count_is_exact_and_what_is_left_is_not_much_larger(
-    values: list[float], count: int
-) -> None:
+def test_what_is_left_is_not_much_larger(values: list[float], count: int) -> None:
     entries = torch.tensor(values)
     picked = largest(entries, count)
     assert len(picked.unique()) == len(picked) == min(count, len(values))
@@ -49,22 +45,12 @@ def test_whatever_the_values_the_count_is_exact_and_what_is_left_is_not_much_lar
 def test_what_is_small_beside_one_large_entry_is_distinguished() -> None:
     values = gaussian(100_000) * 1e-7
     values[17] = 1.0
-    picked = largest(values, 1000)
-    rest = picked[picked != 17]
+    rest = [place for place in largest(values, 1000).tolist() if place != 17]
     assert len(rest) == 999
     assert energy(values[rest]) >= 0.9 * energy(values.abs().topk(1000).values[1:])
     table = torch.zeros(100_000)
     table[-900:] = 1e-6 * gaussian(900)
     assert set(range(99_100, 100_000)) <= set(largest(table, 1000).tolist())
-
-
-@pytest.mark.parametrize("value", [0.0, 3.0, -2.0])
-def test_of_equal_values_any_will_do(value: float) -> None:
-    assert len(largest(torch.full((100,), value), 7).unique()) == 7
-
-
-def test_all_are_taken_where_there_are_no_more_and_none_is_no_answer() -> None:
-    assert largest(torch.ones(3), 3).tolist() == largest(torch.ones(3), 9).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
