@@ -160,8 +160,15 @@ class FakeProvider(Provider):
 
     name = "local"
 
-    def __init__(self, home: Path, *scripts: Sequence[Step], refusal: str = "") -> None:
+    def __init__(
+        self,
+        home: Path,
+        *scripts: Sequence[Step],
+        refusal: str = "",
+        acquired: Step = lambda _: None,
+    ) -> None:
         self.home, self.scripts, self.refusal = home, iter(scripts), refusal
+        self.acquired = acquired
         self.over: list[EndedLease] = []
         self.held: list[str] = []
         self.clusters: list[FakeCluster] = []
@@ -176,6 +183,7 @@ class FakeProvider(Provider):
         mailbox.mkdir(parents=True)
         self.clusters.append(FakeCluster(lease_id, cluster, mailbox, next(self.scripts)))
         self.held.append(lease_id)
+        self.acquired(self.clusters[-1])
         try:
             yield self.clusters[-1]
         finally:

@@ -1,53 +1,49 @@
-"""What a launch does about machines that go: as little as the time that they leave allows, and
-never for ever.
-"""
+"""A launch that loses machines replaces or leaves out only what it must, within time and money."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.execution.liveness import RemainingWork, decide
 from tasks.node.record import Item
 
-
-def item(run_id: str, *nodes: int) -> Item:
-    return Item(run_id=run_id, kind="train", nodes=list(nodes), batches=[1] * len(nodes))
-
-
-BOTH, FIRST, SECOND = item("both", 0, 1), item("first", 0), item("second", 1)
-GONE = frozenset({1})
+BOTH, FIRST, SECOND = (
+    Item(run_id="run", kind="train", nodes=nodes) for nodes in ([0, 1], [0], [1])
+)
 LEFT = RemainingWork(items=[BOTH], under_way_s=10.0, host=None, seconds=600.0, start_up_s=100.0)
+NONE = {"no_replacement": "none is to be had"}
 
 
 def how(leaving_s: float | None = None, **changes: object) -> str:
-    return decide(GONE, replace(LEFT, **changes), leaving_s)[0]  # type: ignore[arg-type]
+    left = replace(LEFT, **changes)  # type: ignore[arg-type]
+    return decide(frozenset({1}), left, leaving_s)[0]
 
 
-def test_a_machine_that_is_gone_is_replaced_while_there_is_time_to_start_and_use_another() -> None:
-    assert how() == "replace"
-    assert how(seconds=105.0) == "give up"
-    assert how(no_replacement="none is to be had") == "give up"
-
-
-def test_what_does_not_need_it_goes_on_where_none_is_to_be_had() -> None:
-    assert how(items=[BOTH, FIRST], seconds=50.0) == "fewer"
-    assert how(items=[FIRST]) == "go on"
-    assert how(items=[FIRST], host=1) == "fewer"
-
-
-def test_a_run_that_ends_before_its_machine_goes_is_let_end() -> None:
-    assert how(120.0) == "go on"
-    assert how(12.0) == "replace"
-    assert how(12.0, no_replacement="no", items=[BOTH, FIRST]) == "fewer"
-
-
-def test_a_run_that_does_not_need_the_leaving_machine_is_not_cut_short() -> None:
-    assert how(2.0, items=[FIRST, BOTH]) == "go on"
-    assert how(2.0, items=[SECOND, FIRST], no_replacement="no") == "fewer"
-    assert how(2.0, no_replacement="no") == "go on"
+@pytest.mark.parametrize(
+    ("leaving_s", "changes", "expected"),
+    [
+        (None, {}, "replace"),
+        (None, {"seconds": 105.0}, "give up"),
+        (None, NONE, "give up"),
+        (None, {"items": [BOTH, FIRST], "seconds": 50.0}, "fewer"),
+        (None, {"items": [FIRST]}, "go on"),
+        (None, {"items": [FIRST], "host": 1}, "fewer"),
+        (120.0, {}, "go on"),  # the run ends before
+        (12.0, {}, "replace"),
+        (12.0, NONE | {"items": [BOTH, FIRST]}, "fewer"),
+        (2.0, {"items": [FIRST, BOTH]}, "go on"),  # the run under way does not need it
+        (2.0, NONE | {"items": [SECOND, FIRST]}, "fewer"),
+        (2.0, NONE, "go on"),
+    ],
+)
+def test_the_decision_depends_on_time_and_on_what_needs_the_machine(
+    leaving_s: float | None, changes: dict[str, object], expected: str
+) -> None:
+    assert how(leaving_s, **changes) == expected
 
 
 @given(
@@ -56,11 +52,11 @@ def test_a_run_that_does_not_need_the_leaving_machine_is_not_cut_short() -> None
     st.sampled_from([None, 0, 1]),
     st.sampled_from(["", "none"]),
 )
-def test_no_machine_is_asked_for_that_no_run_needs(
+def test_no_machine_is_requested_that_no_run_needs(
     items: list[Item], seconds: float, host: int | None, no: str
 ) -> None:
     decision = how(items=items, seconds=seconds, host=host, no_replacement=no)
     if decision == "replace":
-        assert any(1 in one.nodes for one in items) and seconds > 100.0 and not no
+        assert any(1 in item.nodes for item in items) and seconds > 100.0 and not no
     if decision == "give up":
-        assert items and all(1 in one.nodes for one in items)
+        assert items and all(1 in item.nodes for item in items)
