@@ -1,6 +1,6 @@
 """Checks requests against botocore's model of AWS: else a misspelt word costs money to find.
 
-Both fakes of AWS ask here before they answer, so that no call of any test escapes.
+The fake of AWS asks here before it answers, so that no call of any test escapes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def valid(service: str, method: str, words: dict[str, Any]) -> None:
     assert not report.has_errors(), f"{service} {method}: {report.generate_report()}"
 
 
+@cache
 def iam_action(service: str, method: str) -> str:
     """The action by which IAM allows a call."""
     name = operation(service, method).name

@@ -1,4 +1,4 @@
-"""A home on AWS in memory, whose controllers die and whose mirrors sync by hand."""
+"""A home on AWS in memory, whose controllers die and whose mirrors sync by hand; a project."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def worst_usd(found: Sequence[Attempt], volume_gib: int, deadline_s: float) -> f
     return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
 
 
+def project(folder: Path, *lines: str) -> Path:
+    """A srift.toml that names what the account in memory has."""
+    (folder / "work.py").write_text(
+        "def build():\n    raise AssertionError('runs on nodes only')\n"
+    )
+    workload = '[workloads.conv]\nentrypoint = "work.py:build"\nsamples = 1000\nglobal_batch = 16'
+    stated = ["[ec2]", 'bucket = "mailbox"', 'instance_types = ["g4dn.*"]', *lines, workload]
+    (folder / "srift.toml").write_text("\n".join([*stated, ""]))
+    return folder / "srift.toml"
+
+
 CHOICES = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*",), bucket="mailbox")
 
 
@@ -64,22 +75,18 @@ class Home:
     def attempts(self, cluster: Cluster) -> list[Attempt]:
         """What `acquire` would ask for."""
         zones = [f"{cluster.members[0].region}{letter}" for letter in "abc"]
-        return attempts(cluster, self.provider._offers_near(cluster), zones, self.choices.markets)
+        return attempts(cluster, self.provider._known_offers(), zones, self.choices.markets)
 
     def offer(
         self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a"
     ) -> Offer:
-        found = [
+        [found] = [
             offer
             for offer in self.provider.offers(self.world.now)
-            if offer.instance_type.name == name
+            if (offer.instance_type.name, offer.market, offer.region) == (name, market, zone[:-1])
+            and offer.zone in (zone, "any")
         ]
-        region = zone[:-1]
-        return next(
-            one
-            for one in found
-            if one.market == market and one.region == region and one.zone in (zone, "any")
-        )
+        return found
 
     def two(self, market: str = "spot") -> Cluster:
         return Cluster.of((2, self.offer(market=market)))

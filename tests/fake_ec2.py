@@ -1,7 +1,7 @@
 """AWS in memory: machines with states and a clock, client tokens, scripted refusals.
 
 `FakeAws().clients` is what `Ec2Provider` takes. Time moves by `clock.sleep` and `pass_s` alone.
-A `Fault` refuses calls.
+A `Fault` refuses calls, `answers` replace answers, and a dry run does nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from tasks.providers.ec2.api import ATTEMPTS, AwsClock
-from tasks.providers.ec2.errors import explained
+from tasks.providers.ec2.errors import code_of, kind_of
 from tests import aws_model
-from tests.fake_ec2_account import Account, client_error, matches
+from tests.fake_ec2_account import ANSWERS, Account, client_error, matches
 from tests.fake_s3 import FakeS3
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 KILLED, SILENT = "(the controller is killed)", "(no answer comes)"
-_ACTIONS = {"list_objects_v2": "ListBucket"}
 
 
 class Killed(BaseException):
@@ -86,11 +85,8 @@ class Instance:
     def state(self, now: datetime) -> str:
         if self.ended_at is not None:
             return "shutting-down" if now < self.ended_at + timedelta(seconds=30) else "terminated"
-        return (
-            "running"
-            if now >= self.launched_at + timedelta(seconds=min(self.boot_s, 1e6))
-            else "pending"
-        )
+        runs = (now - self.launched_at).total_seconds() >= self.boot_s
+        return "running" if runs else "pending"
 
     def described(self, now: datetime) -> dict[str, Any]:
         ended = f"User initiated ({self.ended_at:%Y-%m-%d %H:%M:%S} GMT)" if self.ended_at else ""
@@ -104,7 +100,6 @@ class Instance:
             "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
             "StateTransitionReason": ended,
             "StateReason": {"Code": self.reason, "Message": "a secret"},
-            "InstanceLifecycle": self.market if self.market == "spot" else None,
         }
 
 
@@ -114,6 +109,7 @@ class FakeAws:
 
     now: datetime = NOON
     account: Account = field(default_factory=Account)
+    answers: dict[str, Any] = field(default_factory=lambda: dict(ANSWERS))  # by client's method
     faults: list[Fault] = field(default_factory=list)
     capacity: dict[tuple[str, str], int] = field(default_factory=dict)
     boot_s: float = 5.0
@@ -126,9 +122,7 @@ class FakeAws:
     instances: dict[str, Instance] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, tuple[str, list[str], list[str]]] = field(default_factory=dict)
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    methods: set[tuple[str, str]] = field(default_factory=set)  # (service, method) called
-    tagging: set[str] = field(default_factory=set)  # operations that were asked to write tags
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # (IAM's action, words)
     s3: FakeS3 = field(default_factory=FakeS3)
 
     @property
@@ -170,29 +164,28 @@ class FakeAws:
         return _Client(self, service, region)
 
     def serve(self, service: str, region: str, method: str, words: dict[str, Any]) -> Any:
-        name = _ACTIONS.get(method) or "".join(part.capitalize() for part in method.split("_"))
-        action = f"{service.replace('service-quotas', 'servicequotas')}:{name}"
+        action = aws_model.iam_action(service, method)
         if self.dead:
             raise Killed(action)
         aws_model.valid(service, method, words)
-        self.calls.append((action, region))
-        self.methods.add((service, method))
-        if "TagSpecifications" in words:
-            self.tagging.add(name)
-        fault = next(
-            (fault for fault in self.faults if fault.strikes(action, words | {"region": region})),
-            None,
-        )
+        full = words | {"region": region}
+        self.calls.append((action, full))
+        fault = next((fault for fault in self.faults if fault.strikes(action, full)), None)
         if fault is not None and not fault.after:
-            self._strike(fault, name)
-        handler = (
-            getattr(self, f"_{method}", None)
-            or getattr(self.s3, method, None)
-            or getattr(self.account, method)
-        )
-        answer = handler(region=region, now=self.now, **words)
+            self._strike(fault, action)
+        if words.get("DryRun"):
+            raise client_error("DryRunOperation", action)
+        if method in self.answers:
+            answer = self.answers[method] | self.s3.headers(self.now)
+        else:
+            name = next(
+                getattr(part, name)
+                for part, name in ((self, f"_{method}"), (self.s3, method), (self.account, method))
+                if hasattr(part, name)
+            )
+            answer = name(region=region, now=self.now, **words)
         if fault is not None:
-            self._strike(fault, name)
+            self._strike(fault, action)
         return answer
 
     def _strike(self, fault: Fault, name: str) -> None:
@@ -274,20 +267,15 @@ class FakeAws:
         shown = now - timedelta(seconds=self.lag_s)
         here = [one for name, one in self.instances.items() if self.regions[name] == region]
         described = [one.described(now) for one in here if one.launched_at <= shown]
-        return {
-            "Reservations": [
-                {"Instances": [instance for instance in described if matches(instance, Filters)]}
-            ]
-        }
+        found = [instance for instance in described if matches(instance, Filters)]
+        return {"Reservations": [{"Instances": found}]}
 
     def _terminate_instances(
         self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any
     ) -> Any:
+        shown = now - timedelta(seconds=self.lag_s)
         for name in InstanceIds:
-            unshown = name in self.instances and self.instances[name].launched_at > now - timedelta(
-                seconds=self.lag_s
-            )
-            if self.regions.get(name) != region or unshown:
+            if self.regions.get(name) != region or self.instances[name].launched_at > shown:
                 raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
         for name in () if self.immortal else InstanceIds:
             self.instances[name].end(now, "Client.UserInitiatedShutdown")
@@ -298,17 +286,17 @@ class _Client:
     """A client of boto3 that retries as its standard mode does."""
 
     def __init__(self, world: FakeAws, service: str, region: str) -> None:
-        self._world, self._service, self._region = world, service, region
+        self._world, self._place = world, (service, region)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(**words: Any) -> Any:
             for attempt in range(ATTEMPTS - 1):
                 try:
-                    return self._world.serve(self._service, self._region, method, words)
+                    return self._world.serve(*self._place, method, words)
                 except (ClientError, ReadTimeoutError) as error:
-                    if explained(error, action="", region="").kind not in ("throttled", "unsure"):
+                    if kind_of(code_of(error)) not in ("throttled", "unsure"):
                         raise
                 self._world.clock.sleep(2.0**attempt)
-            return self._world.serve(self._service, self._region, method, words)
+            return self._world.serve(*self._place, method, words)
 
         return call

@@ -18,6 +18,32 @@ OFFERED = ("g4dn.12xlarge", "g4dn.xlarge")
 ON_DEMAND_USD = 3.912
 SPOT_USD = {"a": 1.2, "b": 1.4, "c": 1.1}
 Key = tuple[str, str]  # (region, name)
+IMAGE = {
+    "ImageId": "ami-0123456789abcdef0",
+    "RootDeviceName": "/dev/sda1",
+    "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 45}}],
+}
+# Answers that are always the same, by method of boto3's clients.
+ANSWERS = {
+    "get_caller_identity": {"Account": "999988887777", "Arn": "arn:aws:iam::999988887777:user/x"},
+    "describe_regions": {"Regions": [{"RegionName": region} for region in REGIONS]},
+    "get_role": {},
+    "get_instance_profile": {"InstanceProfile": {"Roles": [{"RoleId": ROLE}]}},
+    "get_parameter": {"Parameter": {"Value": IMAGE["ImageId"]}},
+    "describe_images": {"Images": [IMAGE]},
+    "get_public_access_block": {},
+    "get_bucket_policy_status": {},
+    "get_bucket_acl": {"Grants": []},
+    "get_service_quota": {"Quota": {"QuotaName": "Running things", "Value": 768.0}},
+    "get_spot_placement_scores": {
+        "SpotPlacementScores": [{"AvailabilityZoneId": f"az-{zone}", "Score": 5} for zone in ZONES]
+    },
+    "describe_availability_zones": {
+        "AvailabilityZones": [
+            {"ZoneId": f"az-{zone}", "ZoneName": f"us-east-1{zone}"} for zone in ("z", *ZONES)
+        ]
+    },
+}
 
 
 def matches(described: dict[str, Any], filters: Sequence[dict[str, Any]]) -> bool:
@@ -27,7 +53,6 @@ def matches(described: dict[str, Any], filters: Sequence[dict[str, Any]]) -> boo
         "instance-id": described.get("InstanceId"),
         "instance-state-name": state.get("Name") if isinstance(state, dict) else None,
         "group-name": described.get("GroupName"),
-        "vpc-id": described.get("VpcId"),
         "subnet-id": described.get("SubnetId"),
         "default-for-az": "true",
     } | {f"tag:{tag['Key']}": tag["Value"] for tag in described.get("Tags", ())}
@@ -47,7 +72,6 @@ class Account:
     in place of it. `page`: rows in one answer. `subnet_names`: subnet -> zone beside the usual.
     """
 
-    types: dict[str, Any] = field(default_factory=lambda: dict(INSTANCE_TYPES))
     usd: Mapping[str, Mapping[str, float | None]] = field(
         default_factory=lambda: {one: dict.fromkeys(OFFERED, ON_DEMAND_USD) for one in REGIONS}
     )
@@ -75,7 +99,7 @@ class Account:
         return {"Subnets": [one for one in found if matches(one, Filters)]}
 
     def describe_instance_types(self, *, InstanceTypes: list[str], **_: Any) -> Any:
-        return {"InstanceTypes": [self.types[name] for name in InstanceTypes]}
+        return {"InstanceTypes": [INSTANCE_TYPES[name] for name in InstanceTypes]}
 
     def describe_instance_type_offerings(
         self, *, region: str, NextToken: str = "0", **_: Any
@@ -102,14 +126,11 @@ class Account:
         NextToken: str = "0",
         **_: Any,
     ) -> Any:
-        if self.spot_usd is None:
-            known = {
-                (name, zone): usd
-                for name in self.usd.get(region, ())
-                for zone, usd in self.spot.items()
-                if zone.startswith(region)
-            }
-        else:
+        zones = [zone for zone in self.spot if zone.startswith(region)]
+        known = {
+            (name, zone): self.spot[zone] for name in self.usd.get(region, ()) for zone in zones
+        }
+        if self.spot_usd is not None:
             known = dict(self.spot_usd.get(region, {}))
         rows = [
             {"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": str(usd)}
@@ -123,25 +144,6 @@ class Account:
         first = int(token)
         more = {"NextToken": str(first + self.page)} if len(rows) > first + self.page else {}
         return {key: rows[first : first + self.page], **more}
-
-    def get_spot_placement_scores(self, **_: Any) -> Any:
-        scores = [{"AvailabilityZoneId": f"az-{zone}", "Score": 5} for zone in ZONES]
-        return {"SpotPlacementScores": scores}
-
-    def describe_availability_zones(self, *, region: str, **_: Any) -> Any:
-        zones = [{"ZoneId": f"az-{zone}", "ZoneName": f"{region}{zone}"} for zone in ZONES]
-        return {"AvailabilityZones": zones}
-
-    def get_parameter(self, **_: Any) -> Any:
-        return {"Parameter": {"Value": "ami-0123456789abcdef0"}}
-
-    def describe_images(self, *, ImageIds: list[str], **_: Any) -> Any:
-        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 45}}
-        image = {"RootDeviceName": "/dev/sda1", "State": "available", "BlockDeviceMappings": [disk]}
-        return {"Images": [{"ImageId": ImageIds[0], **image}]}
-
-    def get_instance_profile(self, **_: Any) -> Any:
-        return {"InstanceProfile": {"Roles": [{"RoleId": ROLE}]}}
 
     def create_launch_template(self, *, region: str, now: datetime, **words: Any) -> Any:
         made = self.templates.setdefault((region, words["LaunchTemplateName"]), _tagged(words))
@@ -178,10 +180,9 @@ class Account:
     def __getattr__(self, method: str) -> Any:
         """Describes or deletes launch templates, placement groups and security groups."""
         verb, _, thing = method.partition("_")
-        kind = "".join(word.capitalize() for word in thing.removesuffix("s").split("_"))
-        if kind not in _MADE:
+        if thing.rstrip("s") not in _MADE:
             raise AttributeError(method)
-        table, key = _MADE[kind]
+        table, key, kind = _MADE[thing.rstrip("s")]
         made: dict[Key, Any] = getattr(self, table)
 
         def call(*, region: str, now: datetime, **words: Any) -> Any:
@@ -189,15 +190,15 @@ class Account:
                 del made[region, words[key]]
                 return {}
             here = [each for (place, _), each in made.items() if place == region]
-            return {f"{kind}s": [each for each in here if matches(each, words["Filters"])]}
+            return {kind: [each for each in here if matches(each, words["Filters"])]}
 
         return call
 
 
 _MADE = {
-    "LaunchTemplate": ("templates", "LaunchTemplateName"),
-    "PlacementGroup": ("placements", "GroupName"),
-    "SecurityGroup": ("groups", "GroupId"),
+    "launch_template": ("templates", "LaunchTemplateName", "LaunchTemplates"),
+    "placement_group": ("placements", "GroupName", "PlacementGroups"),
+    "security_group": ("groups", "GroupId", "SecurityGroups"),
 }
 
 

@@ -1,4 +1,4 @@
-"""S3 in memory: one bucket, the store's own clock, pages, answers that are cut off."""
+"""S3 in memory: the store's own clock, pages, answers that are cut off."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ ROLE = "AROAEXAMPLEROLE"
 
 @dataclass(slots=True, kw_only=True)
 class FakeS3:
-    """`skew_s`: seconds that its clock is ahead. `cut`: number of next objects that come short."""
+    """`skew_s`: seconds that its clock is ahead. `cut`: number of next objects that come short.
 
-    bucket: str = "mailbox"
-    region: str = "us-east-1"
+    All `buckets` hold the same `objects`.
+    """
+
+    buckets: set[str] = field(default_factory=lambda: {"mailbox"})
     objects: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
     page: int = 1000
     skew_s: float = 0.0
@@ -38,29 +40,25 @@ class FakeS3:
         content, _ = self.objects[f"srift/leases/{lease_id}/{ROLE}:{instance_id}/in/{name}"]
         return json.loads(content)
 
-    def get_bucket_location(self, *, region: str, now: datetime, Bucket: str) -> Any:
-        self._there(Bucket, "GetBucketLocation")
-        return {"LocationConstraint": None if self.region == "us-east-1" else self.region}
+    def get_bucket_location(self, *, now: datetime, Bucket: str, **_: Any) -> Any:
+        return self._answer(Bucket, now) | {"LocationConstraint": None}
 
     def list_objects_v2(
-        self, *, region: str, now: datetime, Bucket: str, Prefix: str, ContinuationToken: str = ""
+        self, *, now: datetime, Bucket: str, Prefix: str, ContinuationToken: str = "", **_: Any
     ) -> Any:
-        self._there(Bucket, "ListObjectsV2")
-        keys = [
-            key
-            for key in sorted(self.objects)
-            if key.startswith(Prefix) and key > ContinuationToken
-        ]
+        answer = self._answer(Bucket, now)
+        below = sorted(key for key in self.objects if key.startswith(Prefix))
+        keys = [key for key in below if key > ContinuationToken]
         some = keys[: self.page]
-        contents = [
-            {"Key": key, "Size": len(self.objects[key][0]), "LastModified": self.objects[key][1],
-             "ETag": _etag(self.objects[key][0])} for key in some
-        ]  # fmt: skip
-        more = {"NextContinuationToken": some[-1]} if len(keys) > len(some) else {}
-        return {"Contents": contents, "ResponseMetadata": self._headers(now), **more}
+        answer["Contents"] = [
+            {"Key": key, "Size": len(content), "LastModified": moment, "ETag": _etag(content)}
+            for key in some
+            for content, moment in [self.objects[key]]
+        ]
+        return answer | ({"NextContinuationToken": some[-1]} if len(keys) > len(some) else {})
 
-    def get_object(self, *, region: str, now: datetime, Bucket: str, Key: str) -> Any:
-        self._there(Bucket, "GetObject")
+    def get_object(self, *, now: datetime, Bucket: str, Key: str, **_: Any) -> Any:
+        answer = self._answer(Bucket, now)
         if Key not in self.objects:
             raise ClientError({"Error": {"Code": "NoSuchKey", "Message": Key}}, "GetObject")
         content, moment = self.objects[Key]
@@ -69,24 +67,28 @@ class FakeS3:
             self.cut -= 1
             content = content[: whole // 2]
         body = StreamingBody(io.BytesIO(content), whole)
-        answer = {"Body": body, "ContentLength": whole, "LastModified": moment}
-        return answer | {"ResponseMetadata": self._headers(now)}
+        return answer | {"Body": body, "ContentLength": whole, "LastModified": moment}
 
-    def put_object(self, *, region: str, now: datetime, Bucket: str, Key: str, Body: bytes) -> Any:
-        self._there(Bucket, "PutObject")
+    def put_object(self, *, now: datetime, Bucket: str, Key: str, Body: bytes, **_: Any) -> Any:
         self.objects[Key] = (Body, self._clock(now))
-        return {"ResponseMetadata": self._headers(now)}
+        return self._answer(Bucket, now)
 
-    def _there(self, bucket: str, operation: str) -> None:
-        if bucket != self.bucket:
-            raise ClientError({"Error": {"Code": "NoSuchBucket", "Message": bucket}}, operation)
+    def delete_object(self, *, now: datetime, Bucket: str, Key: str, **_: Any) -> Any:
+        del self.objects[Key]
+        return self._answer(Bucket, now)
 
     def _clock(self, now: datetime) -> datetime:
         return (now + timedelta(seconds=self.skew_s)).replace(microsecond=0)
 
-    def _headers(self, now: datetime) -> Any:
+    def _answer(self, bucket: str, now: datetime) -> dict[str, Any]:
+        if bucket not in self.buckets:
+            raise ClientError({"Error": {"Code": "NoSuchBucket", "Message": bucket}}, "an action")
+        return self.headers(now)
+
+    def headers(self, now: datetime) -> dict[str, Any]:
+        """What every answer of AWS has."""
         date = format_datetime(self._clock(now), usegmt=True)
-        return {"HTTPHeaders": {"date": date, "x-amz-bucket-region": self.region}}
+        return {"ResponseMetadata": {"HTTPHeaders": {"date": date}}}
 
 
 def _etag(content: bytes) -> str:

@@ -5,7 +5,7 @@ With credentials, image, network and zones are read; without, names in brackets 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,13 +18,12 @@ from ..execution.data import DataCarrier, fetch_s
 from ..execution.job import workload_names
 from ..market.offers import offers_now
 from ..providers.base import ProviderError
-from ..providers.ec2 import api as ec2_api
-from ..providers.ec2.api import Clients, Ec2Api
+from ..providers.ec2.api import Clients, Ec2Api, connect
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
-from ..providers.ec2.survey import Surveyor, archive
-from ..providers.ec2.userdata import NodeBoot, user_data
+from ..providers.ec2.survey import archive, launch_spec
+from ..providers.ec2.userdata import user_data
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..training.registry import load_champion
@@ -72,7 +71,7 @@ def planned(
     assumptions, and why a launch is refused.
     """
     tally = Tally(cap_usd=cap_of(workspace, max_usd), stop_at=float("inf"), refresh_id="dry-run")
-    surveyor, why = _surveyor(workspace, clients) if workspace.spends_money else (None, "")
+    api, why = _api(clients) if workspace.spends_money else (None, "")
     carrier = DataCarrier(workspace, clients)
     rows = launches_as_rows(launches)
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
@@ -86,7 +85,7 @@ def planned(
             tally.usd += launch.est_usd
             worst_usd, name = allowed.worst_usd, f"dry-run-{number:02d}"
             requests, problem = _requests(
-                workspace, launch.cluster, name, allowed.deadline_s, offers, now, surveyor
+                workspace, launch.cluster, name, allowed.deadline_s, offers, now, api
             )
             said.append(problem)
         row |= {"deadline_s": allowed.deadline_s, "worst_usd": worst_usd, "requests": requests}
@@ -110,11 +109,9 @@ def with_spot(offers: Sequence[Offer], market: str) -> tuple[list[Offer], str]:
     return [*listed, *bound], "no spot price is known: on-demand prices, which bound it, are used"
 
 
-def _surveyor(workspace: Workspace, clients: Clients | None) -> tuple[Surveyor | None, str]:
+def _api(clients: Clients | None) -> tuple[Ec2Api | None, str]:
     try:
-        if clients is None and not ec2_api.has_credentials():
-            return None, f"no AWS credentials; {_UNCHECKED}"
-        return Surveyor(Ec2Api(clients or ec2_api.boto_clients()), workspace.settings.ec2), ""
+        return connect(clients), ""
     except ProviderError as error:
         return None, f"{error}; {_UNCHECKED}"
 
@@ -126,7 +123,7 @@ def _requests(
     deadline_s: float,
     offers: Sequence[Offer],
     now: datetime,
-    surveyor: Surveyor | None,
+    api: Ec2Api | None,
 ) -> tuple[list[Row], str]:
     """Return action and request of the lease and then of each attempt, and what was not read."""
     ec2, region, problem = workspace.settings.ec2, cluster.members[0].region, ""
@@ -137,22 +134,23 @@ def _requests(
         "deadline_unix": int(now.timestamp() + deadline_s),
     }
     spec = _spec_without_asking(workspace, cluster, here_offers, **words)
-    if surveyor is not None:
+    if api is not None:
         try:
-            spec = surveyor.launch_spec(cluster, **words)
+            spec = launch_spec(api, ec2, cluster, **words)
         except ProviderError as error:
             problem = f"{error}; {_UNCHECKED}"
-    boot = NodeBoot(
+    script = user_data(
+        deadline_s,
         bucket=ec2.bucket or "no-bucket-is-set",
         prefix=ec2.prefix,
         region=region,
         code_sha256=archive(Path(__file__).parents[1] / "node")[1],
-        lease_id=lease_id,
+        lease=lease_id,
         role_id=spec.role_id,
         python=ec2.python,
     )
-    group, script = "(the security group's id)", user_data(boot, deadline_s)
-    made: list[tuple[str, Mapping[str, Any]]] = [("ec2:CreateSecurityGroup", security_group(spec))]
+    group = "(the security group's id)"
+    made: list[tuple[str, Row]] = [("ec2:CreateSecurityGroup", security_group(spec))]
     for action, ruled in rules(group):
         made.append((action, {"GroupId": group, "IpPermissions": ruled}))
     for attempt in attempts(cluster, here_offers, spec.subnets, ec2.markets):
@@ -168,16 +166,13 @@ def _spec_without_asking(
     zones = {offer.zone for offer in offers if offer.zone.startswith(region)} or {f"{region}a"}
     kinds = {offer.instance_type.name for offer in cluster.members}
     return LaunchSpec(
+        choices=ec2,
         region=region,
         vpc="(the subnets' VPC)",
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
-        public=ec2.subnets == "public",
-        types={name: TypeFacts(efa=False, grouped=False) for name in kinds},
+        types={name: TypeFacts(grouped=False, efa_cards=()) for name in kinds},
         image_id=f"(the image of {ec2.ami_parameter})",
         root_device="/dev/sda1",
-        volume_gib=ec2.volume_gib,
-        instance_profile=ec2.instance_profile,
         role_id="AROAEXAMPLE",  # user-data takes nothing in brackets
-        deployment=ec2.deployment,
         **words,
     )

@@ -1,11 +1,11 @@
 """Check an AWS account: credentials, bucket, roles, and per region launches and quotas.
 
-A launch's requests are tried as dry runs.
+A launch's requests are tried as dry runs. Nothing is launched, and nothing is left behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,64 +14,66 @@ from uuid import uuid4
 from models.domain.cluster import Cluster, Offer
 
 from ..providers.base import ProviderError
-from ..providers.ec2 import api as ec2_api
-from ..providers.ec2.account import SERVICE_ROLES, Ec2Account
-from ..providers.ec2.api import Clients, Ec2Api
+from ..providers.ec2.api import Clients, Ec2Api, answered_at, connect
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.catalogue import quota_of
-from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
-from ..providers.ec2.provider import left_out, misspelt, packaged_types
+from ..providers.ec2.errors import DENIED, AwsRefused
+from ..providers.ec2.provider import notes_on_types, packaged_offers, packaged_types
 from ..providers.ec2.requests import LaunchSpec, requests_of, security_group
 from ..providers.ec2.settings import Ec2
 from ..providers.ec2.snapshot import packaged
-from ..providers.ec2.survey import Surveyor, not_launched
+from ..providers.ec2.survey import launch_spec, not_launched
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
 from .data import examine_data
 from .findings import Finding, judged
 
 MAX_CLOCK_S = 240.0  # AWS refuses requests signed more than 300 s before or after its time
+# Roles of EC2 itself; an account has them once it has used spot machines and fleets.
+SERVICE_ROLES = {
+    "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
+    "AWSServiceRoleForEC2Fleet": "ec2fleet.amazonaws.com",
+}
+_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the groups that an ACL may name
 
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
     """Return findings about the account. Stops at what later checks depend on."""
-    ec2, account = settings.ec2, _account(clients)
-    checks: dict[str, Callable[[Ec2Account, Ec2], str]] = {
-        "identity": partial(_identity, clients),
-        "regions": _regions,
-        "clock": _clock,
-    }
+    ec2 = settings.ec2
+    count = f"{len(packaged_types(ec2))} match {', '.join(ec2.instance_types)}"
+    found = [judged("settings", partial(_settings, ec2)), Finding("instance types", "ok", count)]
+    found += [Finding("instance types", "note", note) for note in notes_on_types(ec2)]
+    try:  # needs no permission: a refusal means wrong credentials
+        api = connect(clients)
+        caller = api.ask("sts:GetCallerIdentity", ec2.regions[0])
+    except ProviderError as error:
+        return [*found, Finding("identity", "wrong", str(error))]
+    found.append(Finding("identity", "ok", f"account {caller['Account']} {caller['Arn']}"))
+    found.append(judged("clock", partial(_clock, api, answered_at(caller))))
+    found.append(judged("regions", partial(_regions, api, ec2)))
+    if found[-1].status == "wrong":
+        return found
     if ec2.bucket:
-        checks |= {"bucket": _bucket, "bucket is private": _private, "bucket can be used": _usable}
+        found.append(judged("bucket", partial(_bucket, api, ec2)))
+        if found[-1].status == "ok":
+            found.append(judged("bucket is private", partial(_private, api, ec2)))
+            found.append(judged("bucket can be used", partial(_usable, api, ec2)))
     if "spot" in (*ec2.markets, settings.campaign.market):
-        checks |= {f"role {role}": partial(_service_role, role) for role in SERVICE_ROLES}
-    found = [judged("settings", partial(_settings, ec2)), *_types(ec2)]
-    wrong: set[str] = set()
-    for check, ask in checks.items():
-        if check.startswith("bucket ") and "bucket" in wrong:
-            continue
-        found.append(judged(check, partial(ask, account, ec2)))
-        if found[-1].status == "wrong":
-            wrong.add(check)
-        if wrong & {"identity", "regions"}:
-            return found
-    found += examine_data(settings, account.api)
+        for role in SERVICE_ROLES:
+            found.append(judged(f"role {role}", partial(_service_role, api, ec2, role)))
+    found += examine_data(settings, api)
     for region in ec2.regions:
-        found += _launch(account, ec2, region)
-        found += _quotas(account, settings, region)
+        found += _launch(api, ec2, region)
+        found += _quotas(api, settings, region)
     return found
 
 
-def account_number(ec2: Ec2, clients: Clients | None = None) -> str | None:
+def account_number(ec2: Ec2) -> str | None:
     """Return the account's number, or None without credentials."""
     try:
-        return _identity(clients, _account(clients), ec2).split()[1]
+        return str(connect().ask("sts:GetCallerIdentity", ec2.regions[0])["Account"])
     except ProviderError:
         return None
-
-
-def _account(clients: Clients | None) -> Ec2Account:
-    return Ec2Account(Ec2Api(clients or ec2_api.boto_clients()))
 
 
 def _settings(ec2: Ec2) -> str:
@@ -80,114 +82,117 @@ def _settings(ec2: Ec2) -> str:
     return f"machines report to s3://{ec2.bucket}/{ec2.prefix}"
 
 
-def _types(ec2: Ec2) -> list[Finding]:
-    """Return notes only: AWS may have types that are newer than this package."""
-    notes = [Finding("instance types", "note", one) for one in misspelt(ec2)]
-    if not notes:
-        count = len(packaged_types(ec2))
-        notes = [Finding("instance types", "ok", f"{count} match {', '.join(ec2.instance_types)}")]
-    return notes + [Finding("instance types", "note", one) for one in left_out(ec2)]
-
-
-def _identity(clients: Clients | None, account: Ec2Account, ec2: Ec2) -> str:
-    if clients is None and not ec2_api.has_credentials():
-        raise Wrong(NO_CREDENTIALS)
-    identity = account.identity(ec2.regions[0])
-    return f"account {identity.account} {identity.arn}"
-
-
-def _clock(account: Ec2Account, ec2: Ec2) -> str:
-    ahead_s = account.identity(ec2.regions[0]).ahead_s
-    if ahead_s is not None and abs(ahead_s) > MAX_CLOCK_S:
-        raise Wrong(f"this clock is {ahead_s:+.0f} s off AWS's, which refuses 300: use NTP")
-    return "AWS sent no time" if ahead_s is None else f"{ahead_s:+.0f} s off AWS's"
-
-
-def _regions(account: Ec2Account, ec2: Ec2) -> str:
-    known = account.regions(ec2.regions[0])
-    unusable = [one for one in ec2.regions if not known.get(one)]
+def _regions(api: Ec2Api, ec2: Ec2) -> str:
+    every = api.ask("ec2:DescribeRegions", ec2.regions[0], AllRegions=True)["Regions"]
+    enabled = {one["RegionName"] for one in every if one.get("OptInStatus") != "not-opted-in"}
+    unusable = [one for one in ec2.regions if one not in enabled]
     if unusable:
         raise Wrong(f"{', '.join(unusable)} in [ec2] regions: no such region, or not enabled")
     return f"{', '.join(ec2.regions)} enabled"
 
 
-def _bucket(account: Ec2Account, ec2: Ec2) -> str:
-    region = account.api.bucket_region(ec2.regions[0], str(ec2.bucket))
+def _clock(api: Ec2Api, answered_at_unix: float) -> str:
+    ahead_s = api.clock.now().timestamp() - answered_at_unix
+    if abs(ahead_s) > MAX_CLOCK_S:
+        raise Wrong(f"this clock is {ahead_s:+.0f} s off AWS's, which refuses 300: use NTP")
+    return f"{ahead_s:+.0f} s off AWS's"
+
+
+def _bucket(api: Ec2Api, ec2: Ec2) -> str:
+    answer = api.ask("s3:GetBucketLocation", ec2.regions[0], Bucket=ec2.bucket)
+    stated = answer.get("LocationConstraint")
+    region = {None: "us-east-1", "EU": "eu-west-1"}.get(stated, stated)
     if region not in ec2.regions:
         raise Wrong(f"{ec2.bucket} is in {region}, which is not in [ec2] regions")
     return f"{ec2.bucket} is in {region}"
 
 
-def _private(account: Ec2Account, ec2: Ec2) -> str:
-    if account.bucket_is_public(ec2.regions[0], str(ec2.bucket)):
+def _private(api: Ec2Api, ec2: Ec2) -> str:
+    """Wrong if policy or ACL let strangers read or write, and nothing blocks that."""
+    region, words = ec2.regions[0], {"Bucket": ec2.bucket}
+    missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
+    answer = api.ask_unless((missing,), action, region, **words)
+    blocked = answer.get("PublicAccessBlockConfiguration", {})
+    missing, action = "NoSuchBucketPolicy", "s3:GetBucketPolicyStatus"
+    status = api.ask_unless((missing,), action, region, **words).get("PolicyStatus", {})
+    grants = api.ask("s3:GetBucketAcl", region, **words)["Grants"]
+    granted = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
+    by_policy = status.get("IsPublic") and not blocked.get("RestrictPublicBuckets")
+    if by_policy or (granted and not blocked.get("IgnorePublicAcls")):
         raise Wrong(f"{ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
     return "nobody else may read or write it"
 
 
-def _usable(account: Ec2Account, ec2: Ec2) -> str:
-    key = f"{ec2.prefix}/doctor/{uuid4().hex}"
-    if problem := account.try_bucket(ec2.regions[0], str(ec2.bucket), key):
-        raise Wrong(problem)
+def _usable(api: Ec2Api, ec2: Ec2) -> str:
+    """Write, read, list and delete an object."""
+    region, key = ec2.regions[0], f"{ec2.prefix}/doctor/{uuid4().hex}"
+    words = {"Bucket": ec2.bucket, "Key": key}
+    api.ask("s3:PutObject", region, Body=b"srift doctor deletes this\n", **words)
+    try:
+        api.ask("s3:GetObject", region, **words)
+        if not api.ask("s3:ListBucket", region, Bucket=ec2.bucket, Prefix=key).get("Contents"):
+            raise Wrong(f"{key} is missing in the bucket's list")
+    finally:
+        try:
+            api.ask("s3:DeleteObject", region, **words)
+        except ProviderError as error:
+            raise Wrong(f"{error}; the object {key} was left in {ec2.bucket}: delete it") from None
     return f"an object under {ec2.prefix}/ was written, read, listed and deleted"
 
 
-def _service_role(role: str, account: Ec2Account, ec2: Ec2) -> str:
-    fix = f"run `aws iam create-service-linked-role --aws-service-name {SERVICE_ROLES[role]}` once"
+def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
     try:
-        exists = account.has_role(ec2.regions[0], role)
+        api.ask("iam:GetRole", ec2.regions[0], RoleName=role)
     except AwsRefused as error:
         # IAM denies a question about a role that does not exist.
-        if error.code not in DENIED:
+        if error.code not in ("NoSuchEntity", *DENIED):
             raise
-        raise Wrong(f"not visible: {fix}; if it exists, allow iam:GetRole") from None
-    if not exists:
-        raise Wrong(f"missing: {fix}")
+        fix = f"aws iam create-service-linked-role --aws-service-name {SERVICE_ROLES[role]}"
+        raise Wrong(f"not visible: run `{fix}`; if it exists, allow iam:GetRole") from None
     return "exists"
 
 
-def _launch(account: Ec2Account, ec2: Ec2, region: str) -> Iterator[Finding]:
+def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
     """Survey a launch of two machines of the smallest type, and dry-run its requests."""
-    check = f"launches in {region}"
-    offers = packaged().offers(packaged_types(ec2), (region,))
-    pairs = [Cluster.of((2, offer)) for offer in offers]
-    pairs = [one for one in pairs if not not_launched(one, ec2, packaged().several_interfaces)]
+    check, several = f"launches in {region}", packaged().several_interfaces
+    pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
+    pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
     if not pairs:
         yield Finding(check, "note", "not tried: the package knows no type that is sold here")
         return
     cluster = min(pairs, key=lambda pair: pair.members[0].instance_type.cores)
-    surveyor, who = Surveyor(account.api, ec2), "doctor"
+    names = {"lease_id": "doctor", "controller": "doctor"}
     try:
-        image = account.api.image(region, ec2.ami_parameter)
-        architecture = image.get("Architecture", "x86_64")
-        if architecture != "x86_64":
-            raise Wrong(f"{image['ImageId']} is for {architecture}, the machines are x86_64")
-        spec = surveyor.launch_spec(cluster, lease_id=who, controller=who, deadline_unix=0)
+        image = api.image(region, ec2.ami_parameter)
+        if image.get("Architecture", "x86_64") != "x86_64":
+            raise Wrong(f"{image['ImageId']} is for {image['Architecture']}, machines are x86_64")
+        spec = launch_spec(api, ec2, cluster, deadline_unix=0, **names)
     except ProviderError as error:
         yield Finding(check, "wrong", str(error))
         return
     subnets = ", ".join(sorted(spec.subnets))
     yield Finding(check, "ok", f"{spec.image_id}, {ec2.subnets} subnets in {subnets}")
-    yield from _permissions(account, ec2, spec, cluster.members[0])
+    yield from _permissions(api, spec, cluster.members[0])
 
 
-def _permissions(
-    account: Ec2Account, ec2: Ec2, spec: LaunchSpec, offer: Offer
-) -> Iterator[Finding]:
+def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
     """Dry-run everything that creates something, without the groups that do not exist yet."""
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
     zone = min(spec.subnets)
-    for market in ec2.markets:
+    for market in spec.choices.markets:
         priced = replace(offer, market=market, zone=zone, usd_per_hour=0.01)
         [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
         requests += requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
     for action, request in requests:
-        words = _without(request, ("SecurityGroupIds", "Groups", "Placement"))
-        may, says = account.may(action, spec.region, **words)
-        if may:
-            allowed.append(action)
-        else:
-            yield Finding(check, "note" if may is None else "wrong", says)
+        words = _without(request, ("Groups", "Placement"))
+        try:
+            api.ask(action, spec.region, DryRun=True, **words)
+        except AwsRefused as error:
+            if error.code == "DryRunOperation":
+                allowed.append(action)
+            else:
+                yield Finding(check, "wrong" if error.code in DENIED else "note", str(error))
     if allowed:
         yield Finding(check, "ok", f"may call {', '.join(allowed)}")
 
@@ -198,22 +203,21 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
     return [_without(one, names) for one in value] if isinstance(value, list) else value
 
 
-def _quotas(account: Ec2Account, settings: Settings, region: str) -> Iterator[Finding]:
+def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
     """Check that the smallest type fits under one quota of the campaign's market."""
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):
         code = quota_of(kind.name, settings.campaign.market)
         if code is not None:
             cores[code] = min(kind.cores, cores.get(code, kind.cores))
-    lines, unknown, fits = [], [], False
-    for code, least in sorted(cores.items()):
+    check, action, quotas = f"quotas in {region}", "servicequotas:GetServiceQuota", {}
+    for code in sorted(cores):
         try:
-            name, value = account.api.quota(region, code)
-            lines.append(f"{name!r} ({code}) is {value:g} vCPUs of {least:g} for one machine")
-            fits |= value >= least
+            words = {"ServiceCode": "ec2", "QuotaCode": code}
+            quotas[code] = api.ask(action, region, **words)["Quota"]
         except ProviderError as error:
-            unknown.append(f"unknown: {error}")
-    for says in unknown:
-        yield Finding(f"quotas in {region}", "note", says)
-    for says in lines:
-        yield Finding(f"quotas in {region}", "ok" if fits else "wrong", says)
+            yield Finding(check, "note", f"unknown: {error}")
+    fits = any(quota["Value"] >= cores[code] for code, quota in quotas.items())
+    for code, quota in quotas.items():
+        says = f"{quota['QuotaName']!r} is {quota['Value']:g} vCPUs of {cores[code]:g} for one"
+        yield Finding(check, "ok" if fits else "wrong", f"{says} machine ({code})")

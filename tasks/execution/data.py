@@ -19,9 +19,7 @@ from pathlib import Path
 
 from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
-from ..providers.ec2 import api as ec2_api
-from ..providers.ec2.api import Clients, Ec2Api, Store, asking
-from ..providers.ec2.errors import NO_CREDENTIALS
+from ..providers.ec2.api import Clients, Ec2Api, Store, asking, connect
 from ..providers.ec2.survey import least_gib
 from ..reporting.progress import reporter
 from ..workspace.workload_data import (
@@ -189,7 +187,10 @@ class DataCarrier:
         sizes = {stored.key: stored.size for stored in store.listed(address.prefix, MOST_FILES)[0]}
         reporter().say(str(plan))
         action = "s3:PutObject" if plan.move == "upload" else "s3:GetObject"
-        with asking(action, store.region), TransferManager(self._clients("s3", store.region)) as s3:
+        with (
+            asking(action, store.region),
+            TransferManager(self._api.clients("s3", store.region)) as s3,
+        ):
             for name, size in files.items():
                 file, key = folder / name, f"{address.prefix}{name}"
                 if plan.move == "upload" and sizes.get(key) != size:
@@ -207,14 +208,8 @@ class DataCarrier:
         return Store(self._api, self._settings.ec2.regions[0], bucket)
 
     @cached_property
-    def _clients(self) -> Clients:
-        if self._given is None and not ec2_api.has_credentials():
-            raise ProviderError(NO_CREDENTIALS)
-        return self._given or ec2_api.boto_clients()
-
-    @cached_property
     def _api(self) -> Ec2Api:
-        return Ec2Api(self._clients)
+        return connect(self._given)
 
 
 def fetch_s(plan: DataPlan) -> float:

@@ -11,13 +11,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from types import GenericAlias
 from typing import Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
@@ -41,6 +40,8 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
     """Content of every lease.json. `ended_at`, `usd` and `outcome` are set at the end."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     lease_id: str
     cluster: str
@@ -74,6 +75,10 @@ class HeldLease:
     @property
     def controller_alive(self) -> bool:
         return self.boot_id == boot_id() and is_running(self.controller)
+
+    @property
+    def is_held(self) -> bool:
+        return self.ended_at is None
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
         """Why the reaper ends this lease; empty if it does not."""
@@ -119,9 +124,7 @@ class LeaseFolder(Generic[L]):
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-        one: Any = GenericAlias(tuple, (self.kind,))  # a dataclass alone takes no configuration
-        self._schema: TypeAdapter[tuple[L]] = TypeAdapter(one, config=strict)
+        self._schema = TypeAdapter(self.kind)
 
     def directory(self, lease_id: str) -> Path:
         """Raises ProviderError if the id is not a plain name."""
@@ -164,13 +167,13 @@ class LeaseFolder(Generic[L]):
         """None if there is no lease of that id. Raises LeaseUnreadable."""
         path = self.directory(lease_id) / "lease.json"
         try:
-            (lease,) = self._schema.validate_json(f"[{path.read_text()}]")
+            lease = self._schema.validate_json(path.read_bytes())
             if lease.lease_id != lease_id:
                 raise ValueError(f"it is of lease {lease.lease_id}")
             return lease
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise LeaseUnreadable(
                 f"{path} cannot be read ({why_unreadable(error)}); its machines were left alone. "
                 f"Fix the file, or move {path.parent} out of {self.root} and run `srift reap`"
@@ -178,11 +181,8 @@ class LeaseFolder(Generic[L]):
 
     def ids(self) -> list[str]:
         """Every lease that has a directory, ended or not."""
-        if not self.root.is_dir():
-            return []
-        return sorted(
-            path.name for path in self.root.iterdir() if path.is_dir() and NAME.match(path.name)
-        )
+        paths = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
         """Every readable lease, ended or not; and by id why the others cannot be read."""
@@ -207,26 +207,29 @@ class LeaseFolder(Generic[L]):
             raise error
         return found
 
-    def unknown(self, lease_id: str, error: LeaseUnreadable, provider: str) -> Lease:
-        """An unreadable lease: its controller and dollars are unknown."""
-        try:
+    def held(self, provider: str) -> list[Lease]:
+        """Held leases, and unreadable ones, whose controller and dollars are unknown."""
+        found, unreadable = self.read_all()
+        held = [lease.held(provider) for lease in found if lease.is_held]
+        for lease_id, error in unreadable.items():
             moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
-        except OSError:
-            moment = datetime.fromtimestamp(0.0, UTC)
-        return Lease(
-            lease_id=lease_id,
-            provider=provider,
-            cluster="",
-            usd_per_hour=None,
-            started_at=moment,
-            deadline_at=moment,
-            controller_pid=0,
-            controller_alive=True,
-            problem=str(error),
-        )
+            unknown = Lease(
+                lease_id=lease_id,
+                provider=provider,
+                cluster="",
+                usd_per_hour=None,
+                started_at=moment,
+                deadline_at=moment,
+                controller_pid=0,
+                controller_alive=True,
+                problem=str(error),
+            )
+            held.append(unknown)
+        return held
 
-    def over(self, lease: L) -> EndedLease:
-        return lease.over(self.mailbox(lease.lease_id))
+    def over(self, leases: Iterable[L]) -> list[EndedLease]:
+        """Those of `leases` that ended."""
+        return [lease.over(self.mailbox(lease.lease_id)) for lease in leases if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
         """Delete a lease's directory, mailbox included, if it is there."""
@@ -253,9 +256,7 @@ class LeaseFolder(Generic[L]):
                 rejected.mkdir(exist_ok=True)
                 mailbox.rename(target)
             except OSError as error:
-                raise ProviderError(
-                    f"lease {lease_id}: {mailbox} cannot be moved to {target}: {error}"
-                ) from error
+                raise ProviderError(f"{mailbox} cannot be moved to {target}: {error}") from error
         self.forget(lease_id)
         return target
 

@@ -21,6 +21,7 @@ from models.planner.planner import Recommendation, plan
 from models.step_time.model import StepTimeModel
 from models.step_time.unmeasured import with_compressed
 from tasks.providers.ec2.catalogue import device_tflops
+from tasks.providers.ec2.prices import on_demand_offers
 from tasks.providers.ec2.snapshot import packaged
 from tests.benchmarks import synthetic_market as synthetic
 from tests.benchmarks.claims import Claim, Write, report, show
@@ -60,7 +61,12 @@ def ec2_offers() -> list[Offer]:
     types = [
         one for one in known.instance_types if device_tflops(one.device.split(" 1/")[0]) is not None
     ]
-    on_demand = [one for one in known.offers(types, REGIONS) if one.usd_per_hour is not None]
+    on_demand = []
+    for region in REGIONS:
+        usd = known.usd[region]
+        priced = [one for one in types if usd.get(one.name) is not None]
+        as_of = known.prices_as_of
+        on_demand += on_demand_offers(priced, usd, region=region, price_as_of=as_of)
     spot = [
         replace(
             one,

@@ -18,8 +18,7 @@ from tasks.providers.ec2 import api as ec2_api
 from tasks.workspace.locking import refresh_lock
 from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace
-from tests.account import project
-from tests.ec2_home import Home
+from tests.ec2_home import Home, project
 from tests.installed import DescribedMachines, write_project
 from warehouse.database import DiskFull, Warehouse
 

@@ -23,7 +23,7 @@ from typing import Any
 import boto3
 import pytest
 
-from tasks.providers.ec2.userdata import NodeBoot, user_data
+from tasks.providers.ec2.userdata import user_data
 from tests.local.hosts import HERE, ISOLATION, wait_for
 
 NODE = HERE.parents[1] / "tasks" / "node"
@@ -141,12 +141,12 @@ class Machine:
             "region": "us-east-1",
             "endpoint": "http://10.77.0.1:5000",
             "code_sha256": digest,
-            "lease_id": LEASE,
+            "lease": LEASE,
             "role_id": ROLE,
             "python": PYTHON,
         }
         deadline_s = changed.pop("deadline_s", 90.0)
-        return user_data(NodeBoot(**values | changed), deadline_s)
+        return user_data(deadline_s, **values | changed)
 
 
 @contextmanager

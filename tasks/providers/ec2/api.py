@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from tasks.providers.ec2.errors import AwsRefused, explained, refused
-from tasks.providers.ec2.prices import zone_scores
+from tasks.providers.base import ProviderError
+from tasks.providers.ec2.errors import NO_CREDENTIALS, AwsRefused, code_of
 
 Clients = Callable[[str, str], Any]  # (service, region) -> a boto3 client
 Answer = dict[str, Any]
@@ -53,18 +53,20 @@ def has_credentials() -> bool:
     return _session().get_credentials() is not None
 
 
+def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
+    """The API through `clients`, by default boto3's. Raises ProviderError without credentials."""
+    if clients is None and not has_credentials():
+        raise ProviderError(NO_CREDENTIALS)
+    return Ec2Api(clients or boto_clients(), clock or AwsClock())
+
+
 def boto_clients() -> Clients:
     """Clients of the ordinary credentials; AWS_PROFILE and AWS_ENDPOINT_URL count."""
-    session = _session()
+    from botocore.config import Config
 
-    def client(service: str, region: str) -> Any:
-        from botocore.config import Config
-
-        retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
-        config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)
-        return session.client(service, region_name=region, config=config)
-
-    return client
+    session, retries = _session(), {"mode": "standard", "total_max_attempts": ATTEMPTS}
+    config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)
+    return lambda service, region: session.client(service, region_name=region, config=config)
 
 
 def _session() -> Any:
@@ -83,7 +85,7 @@ def asking(action: str, region: str) -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, ClientError, ResponseParserError) as error:
-        raise explained(error, action=action, region=region) from None
+        raise AwsRefused(code_of(error), action, region) from None
 
 
 def shape_of(service: str, shape: str) -> Any:
@@ -109,17 +111,16 @@ class AwsClock:
 class Ec2Api:
     """Calls through `clients`; waits by `clock`."""
 
-    def __init__(self, clients: Clients, clock: AwsClock | None = None) -> None:
-        self.clock = clock or AwsClock()
-        self._clients, self._lock = clients, threading.Lock()
+    def __init__(self, clients: Clients, clock: AwsClock) -> None:
+        self.clients, self.clock, self._lock = clients, clock, threading.Lock()
         self._cached: dict[tuple[str, str], Any] = {}
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
         """One call of `action`, spelt as in an IAM policy ("ec2:CreateFleet")."""
         service, _, name = action.partition(":")
-        client = self._client(_SERVICES.get(service, service), region)
         method = _METHODS.get(action) or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
         with asking(action, region):
+            client = self._client(_SERVICES.get(service, service), region)
             answer: Answer = getattr(client, method)(**words)
             return answer
 
@@ -200,12 +201,12 @@ class Ec2Api:
         }
         rows = self.ask_all("SpotPlacementScores", "ec2:GetSpotPlacementScores", region, **words)
         zones = self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"]
-        return zone_scores(rows, zones)
-
-    def bucket_region(self, region: str, bucket: str) -> str:
-        """Region of the bucket. Refused with NoSuchBucket if there is none."""
-        stated = self.ask("s3:GetBucketLocation", region, Bucket=bucket).get("LocationConstraint")
-        return {None: "us-east-1", "": "us-east-1", "EU": "eu-west-1"}.get(stated, str(stated))
+        scores = {row.get("AvailabilityZoneId"): int(row["Score"]) for row in rows}
+        return {
+            str(zone["ZoneName"]): scores[zone["ZoneId"]]
+            for zone in zones
+            if zone["ZoneId"] in scores
+        }
 
     def instances(
         self,
@@ -214,13 +215,17 @@ class Ec2Api:
         ids: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
         states: Sequence[str] = (),
-    ) -> list[Answer]:
-        """Machines by id, or by tags and states. Ids that EC2 does not know are left out."""
+    ) -> dict[str, Answer]:
+        """Machines by id, chosen by ids, tags and states. Ids unknown to EC2 are left out."""
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}
         filters |= {"instance-id": ids} if ids else {}
         groups = self.described("Reservations", "ec2:DescribeInstances", region, filters)
-        return [instance for group in groups for instance in group["Instances"]]
+        return {
+            str(instance["InstanceId"]): instance
+            for group in groups
+            for instance in group["Instances"]
+        }
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
         """Terminate all; returns ids that EC2 does not know: long gone, or not shown yet.
@@ -242,28 +247,17 @@ class Ec2Api:
 
     def image(self, region: str, parameter: str) -> Answer:
         """The image that the SSM parameter names now, as DescribeImages describes it."""
+        action = "ec2:DescribeImages"
         image_id = str(self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"])
-        images = self.ask("ec2:DescribeImages", region, ImageIds=[image_id])["Images"]
+        images = self.ask(action, region, ImageIds=[image_id])["Images"]
         if not images or images[0].get("State", "available") != "available":
-            raise refused("InvalidAMIID.NotFound", action="ec2:DescribeImages", region=region)
+            raise AwsRefused("InvalidAMIID.NotFound", action, region)
         return dict(images[0])
-
-    def roles(self, region: str, instance_profile: str) -> list[Answer]:
-        """Roles of the profile. Refused with NoSuchEntity if there is no such profile."""
-        answer = self.ask("iam:GetInstanceProfile", region, InstanceProfileName=instance_profile)
-        return list(answer["InstanceProfile"]["Roles"])
-
-    def quota(self, region: str, code: str) -> tuple[str, float]:
-        """Name and value of a quota of EC2."""
-        words = {"ServiceCode": "ec2", "QuotaCode": code}
-        found = self.ask("servicequotas:GetServiceQuota", region, **words)["Quota"]
-        return str(found["QuotaName"]), float(found["Value"])
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session makes one client at a time, and each takes half a second
             if (service, region) not in self._cached:
-                with asking(f"{service} (the client)", region):
-                    self._cached[service, region] = self._clients(service, region)
+                self._cached[service, region] = self.clients(service, region)
             return self._cached[service, region]
 
 
@@ -303,17 +297,21 @@ class Store:
 
         With `most` it ends with the first page by which there are more.
         """
-        words = {"Bucket": self.bucket, "Prefix": prefix}
-        answer = self._api.ask("s3:ListBucket", self.region, **words)
-        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        self.region = str(headers.get("x-amz-bucket-region") or self.region)
-        found = [_stored(entry) for entry in answer.get("Contents", ())]
-        while token := answer.get("NextContinuationToken"):
+        words: Answer = {"Bucket": self.bucket, "Prefix": prefix}
+        found: list[Stored] = []
+        pages: list[Answer] = []
+        while not pages or words["ContinuationToken"]:
+            page = self._api.ask("s3:ListBucket", self.region, **words)
+            pages.append(page)
+            headers = page["ResponseMetadata"]["HTTPHeaders"]
+            self.region = str(headers.get("x-amz-bucket-region") or self.region)
+            for entry in page.get("Contents", ()):
+                version = f"{entry['ETag']} {entry['LastModified'].timestamp():.3f}"
+                found.append(Stored(key=entry["Key"], version=version, size=entry["Size"]))
+            words["ContinuationToken"] = page.get("NextContinuationToken")
             if most is not None and len(found) > most:
                 break
-            answer = self._api.ask("s3:ListBucket", self.region, **words, ContinuationToken=token)
-            found += [_stored(entry) for entry in answer.get("Contents", ())]
-        return found, header_date(headers)
+        return found, answered_at(pages[0])
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
         """The object, and when it was written (unix, the store's clock). Too large: empty."""
@@ -330,14 +328,7 @@ class Store:
         self._api.ask("s3:PutObject", self.region, Bucket=self.bucket, Key=key, Body=content)
 
 
-def _stored(entry: Answer) -> Stored:
-    version = f"{entry.get('ETag', '')} {entry['LastModified'].timestamp():.3f}"
-    return Stored(key=str(entry["Key"]), version=version, size=int(entry["Size"]))
-
-
-def header_date(headers: Answer) -> float:
-    """The Date header as unix time; NaN if there is none."""
-    try:
-        return parsedate_to_datetime(str(headers.get("date"))).timestamp()
-    except (TypeError, ValueError):
-        return float("nan")
+def answered_at(answer: Answer) -> float:
+    """The Date header of an answer, as unix time."""
+    date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return parsedate_to_datetime(date).timestamp()

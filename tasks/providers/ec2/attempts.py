@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import groupby
 
 from models.domain.cluster import Cluster, Offer
@@ -38,57 +37,48 @@ class Attempt:
     clusters: Mapping[str, Cluster]
     groups: tuple[Group, ...]
 
-    @property
-    def size(self) -> int:
-        return sum(group.size for group in self.groups)
-
     def __str__(self) -> str:
         cluster = next(iter(self.clusters.values()))
         return f"{cluster.name} {self.market} in {', '.join(self.clusters)}"
-
-
-_Prices = Mapping[tuple[str, str, str], Offer]
 
 
 def attempts(
     cluster: Cluster, offers: Iterable[Offer], zones: Iterable[str], markets: Sequence[str]
 ) -> list[Attempt]:
     """Attempts for `cluster`, each over the `zones` that have a price for every type."""
-    prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone; on demand "" is all
+    region, zones = cluster.members[0].region, sorted(zones)
+    prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
     for offer in (*cluster.members, *offers):
-        if offer.region == cluster.members[0].region and offer.usd_per_hour is not None:
-            zone = offer.zone if offer.market == "spot" else ""
-            prices.setdefault((offer.instance_type.name, offer.market, zone), offer)
+        if offer.region == region and offer.usd_per_hour is not None:
+            for zone in [offer.zone] if offer.market == "spot" else zones:
+                key = offer.instance_type.name, offer.market, zone
+                prices.setdefault(key, replace(offer, zone=zone))
     wanted = [cluster.members[0].market]
     if "on-demand" in markets and wanted == ["spot"]:
         wanted.append("on-demand")
-    found = (_attempt(cluster, market, sorted(zones), prices) for market in wanted)
-    return [attempt for attempt in found if attempt.clusters]
-
-
-def _attempt(cluster: Cluster, market: str, zones: Iterable[str], prices: _Prices) -> Attempt:
     names = [member.instance_type.name for member in cluster.members]
-    clusters = {}
-    for zone in zones:
-        keys = [(name, market, zone if market == "spot" else "") for name in names]
-        if all(key in prices for key in keys):
-            members = tuple(replace(prices[key], zone=zone) for key in keys)
-            clusters[zone] = Cluster(members=members)
-    groups = list[Group]()
-    for name, run in groupby(range(len(names)), key=names.__getitem__):
-        ranks = list(run)
-        group = Group(
-            name=f"{market}.{len(groups)}",
-            first=ranks[0],
-            size=len(ranks),
-            type_name=name,
-            bids={
-                zone: _bid(there.members[ranks[0]], prices.get((name, "on-demand", "")))
-                for zone, there in clusters.items()
-            },
-        )
-        groups.append(group)
-    return Attempt(market=market, clusters=clusters, groups=tuple(groups))
+    found = []
+    for market in wanted:
+        here = [zone for zone in zones if all((name, market, zone) in prices for name in names)]
+        groups, first = list[Group](), 0
+        for name, run in groupby(names):
+            bids = {
+                zone: _bid(prices[name, market, zone], prices.get((name, "on-demand", zone)))
+                for zone in here
+            }
+            size = len(list(run))
+            group = Group(
+                name=f"{market}.{len(groups)}", first=first, size=size, type_name=name, bids=bids
+            )
+            groups.append(group)
+            first += size
+        clusters = {
+            zone: Cluster(members=tuple(prices[name, market, zone] for name in names))
+            for zone in here
+        }
+        if clusters:
+            found.append(Attempt(market=market, clusters=clusters, groups=tuple(groups)))
+    return found
 
 
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
@@ -99,22 +89,6 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":
-        most = SPOT_MARGIN * usd
         listed = on_demand.list_usd_per_hour if on_demand is not None else None
-        usd = max(usd, most if listed is None else min(most, listed))
+        usd = max(usd, min(SPOT_MARGIN * usd, listed or float("inf")))
     return max(usd, offer.worst_usd_per_hour or 0.0)
-
-
-def repriced(
-    cluster: Cluster, spot: Mapping[tuple[str, str], float | None], at: datetime
-) -> Cluster:
-    """The cluster at the public spot prices of now, before own prices apply."""
-    members = []
-    for offer in cluster.members:
-        usd = spot.get((offer.instance_type.name, offer.zone))
-        if offer.market == "spot" and usd is not None:
-            offer = replace(
-                offer, usd_per_hour=usd, public_usd_per_hour=None, own_price="", price_as_of=at
-            )
-        members.append(offer)
-    return Cluster(members=tuple(members))

@@ -15,21 +15,13 @@ from tasks.providers.base import NodeState, ProviderError, RunningCluster, json_
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.attempts import Attempt
 from tasks.providers.ec2.launch import Launcher
-from tasks.providers.ec2.leases import Ec2Lease, Ec2Machine
-from tasks.providers.ec2.mailbox_s3 import Mirror, Place
+from tasks.providers.ec2.leases import Ec2Machine
+from tasks.providers.ec2.mailbox_s3 import Mirror
 
 LOOK_EVERY_S = 5.0
 READY_WITHIN_S = 600.0
 NOTICE_S = 120.0  # from an interruption notice to the machine's end, as AWS says
 _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
-_REASONS = {
-    "Server.SpotInstanceTermination": "taken back by the spot market",
-    "Server.SpotInstanceShutdown": "taken back by the spot market",
-    "Client.InstanceInitiatedShutdown": "shut down by itself: its deadline, or no agent",
-    "Client.UserInitiatedShutdown": "terminated by the reaper or a person",
-    "Server.ScheduledStop": "AWS retired its hardware",
-    "Server.InternalError": "its hardware failed",
-}
 
 
 class Ec2Cluster(RunningCluster):
@@ -43,11 +35,10 @@ class Ec2Cluster(RunningCluster):
     ) -> None:
         self._api, self._launcher, self._attempt = api, launcher, attempt
         self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mirror.mailbox, mirror
-        self.cluster = cluster
-        self.image_id = launcher.spec.image_id
+        self.cluster, self.image_id = cluster, launcher.spec.image_id
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
-        self._looked_at: datetime | None = None
+        self._looked_at = datetime.min.replace(tzinfo=UTC)
 
     @property
     def addresses(self) -> list[str]:  # type: ignore[override]
@@ -56,8 +47,7 @@ class Ec2Cluster(RunningCluster):
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order; a few seconds old, older if AWS is silent."""
         with self._lock:
-            now, latest = self._api.clock.now(), self._looked_at
-            if latest is None or (now - latest).total_seconds() >= LOOK_EVERY_S:
+            if (self._api.clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
                 self._look()
             return [self._state(machine) for machine in self._launcher.lease.current]
 
@@ -79,8 +69,8 @@ class Ec2Cluster(RunningCluster):
                     return False
             except ProviderError:
                 return False
-            self._looked_at = None
-            self.mirror.place(places_of(self._launcher.lease))
+            self._look()
+            self.mirror.serve(self._launcher.lease)
             for file in (self.mailbox / f"node-{node}").glob("*.json"):
                 file.unlink(missing_ok=True)
             self.mirror.sync()
@@ -89,46 +79,45 @@ class Ec2Cluster(RunningCluster):
     def all_down(self) -> bool:
         """Whether no machine runs any more; False if AWS does not answer."""
         with self._lock:
-            if not self._look():
-                return False
-            return not any(
-                _alive(self._seen.get(machine.instance_id))
-                for machine in self._launcher.lease.current
-            )
+            current = self._launcher.lease.current
+            return self._look() and not any(self._alive(machine) for machine in current)
 
     def _look(self) -> bool:
         """Ask EC2 about the machines; False if AWS does not answer."""
         lease, now = self._launcher.lease, self._api.clock.now()
-        ids = [machine.instance_id for machine in lease.current]
         self._looked_at = now
         try:
-            found = self._api.instances(lease.region, ids=ids)
+            found = self._api.instances(
+                lease.region, ids=[machine.instance_id for machine in lease.current]
+            )
         except ProviderError:
             return False
         # A machine that EC2 has shown and shows no more is gone; one never shown may be new.
-        self._seen = {name: {} for name in self._seen}
-        self._seen |= {str(described["InstanceId"]): described for described in found}
+        self._seen = {name: {} for name in self._seen} | found
         gone = [
             replace(machine, ended_at=now)  # a machine ends, for the bill, when its end was seen
             for machine in lease.current
-            if not machine.ended_at and not _alive(self._seen.get(machine.instance_id))
+            if not machine.ended_at and not self._alive(machine)
         ]
         if gone:
             with suppress(OSError):  # a full disk: the machine is counted a little longer
                 self._launcher.keep(lease.with_machines(*gone))
         return True
 
+    def _alive(self, machine: Ec2Machine) -> bool:
+        described = self._seen.get(machine.instance_id)
+        return described is None or described.get("State", {}).get("Name") in ALIVE
+
     def _state(self, machine: Ec2Machine) -> NodeState:
-        described, notice = self._seen.get(machine.instance_id), self._notice(machine)
-        if _alive(described):
-            return NodeState(
-                alive=True, leaving_s=self._leaving_s(notice), notice=str(notice.get("kind", ""))
-            )
-        code = str((described or {}).get("StateReason", {}).get("Code", ""))
-        interrupted = code in _INTERRUPTED or notice.get("kind") == "interruption"
-        why = _REASONS[_INTERRUPTED[0]] if interrupted else _REASONS.get(code, f"gone ({code})")
+        notice = self._notice(machine)
+        kind = str(notice.get("kind", ""))
+        if self._alive(machine):
+            return NodeState(alive=True, leaving_s=self._leaving_s(notice), notice=kind)
+        code = str(self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone"))
+        interrupted = code in _INTERRUPTED or kind == "interruption"
         place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
-        reason = f"{machine.instance_id} ({place}): {why}"
+        why = "taken back by the spot market, " if interrupted else ""
+        reason = f"{machine.instance_id} ({place}): {why}{code}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _notice(self, machine: Ec2Machine) -> dict[str, Any]:
@@ -146,28 +135,8 @@ class Ec2Cluster(RunningCluster):
         """Seconds until an interruption, by the store's clock; None without notice."""
         if notice.get("kind") != "interruption":
             return None
-        at = _unix(str(notice.get("at", "")))
-        most = float(notice["heard_unix"]) + NOTICE_S
-        return max(0.0, min(most if at is None else at, most) - self.now_unix())
-
-
-def places_of(lease: Ec2Lease) -> dict[str, Place]:
-    """Every machine of the lease that had a rank, by its aws:userid."""
-    return {
-        userid: Place(rank=machine.rank, current=machine.current)
-        for userid, machine in lease.userids.items()
-        if machine.rank >= 0
-    }
-
-
-def _alive(described: Answer | None) -> bool:
-    """A machine that EC2 has not shown yet is new."""
-    return described is None or described.get("State", {}).get("Name") in ALIVE
-
-
-def _unix(text: str) -> float | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        ends = float(notice["heard_unix"]) + NOTICE_S
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(str(notice.get("at")))
+            ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
+        return max(0.0, ends - self.now_unix())

@@ -74,27 +74,25 @@ _SETTINGS = {
 
 
 class AwsRefused(ProviderError):
-    """AWS refused or did not answer. `code` is AWS's own, `kind` as in the module's docstring."""
+    """AWS refused or did not answer. `code` is AWS's, `kind` as in the module's docstring.
 
-    def __init__(self, sentence: str, *, code: str, kind: str) -> None:
-        super().__init__(sentence)
-        self.code, self.kind = code, kind
+    The message names the fix. It leaves out AWS's own message, which may quote a secret.
+    """
+
+    def __init__(self, code: str, action: str, region: str) -> None:
+        self.code, self.kind = code, kind_of(code)
+        hint = _HINTS.get(self.kind, "")
+        if code in _SETTINGS:
+            hint = f"check [ec2] {_SETTINGS[code]}"
+        super().__init__(f"AWS refused {action} in {region} ({code})" + (hint and f": {hint}"))
 
 
 def kind_of(code: str) -> str:
     return _KINDS.get(code, "final")
 
 
-def refused(code: str, *, action: str, region: str) -> AwsRefused:
-    """The refusal `code` as an exception that names the fix."""
-    kind = kind_of(code)
-    hint = f"check [ec2] {_SETTINGS[code]}" if code in _SETTINGS else _HINTS.get(kind, "")
-    sentence = f"AWS refused {action} in {region} ({code})" + (f": {hint}" if hint else "")
-    return AwsRefused(sentence, code=code, kind=kind)
-
-
-def explained(error: BaseException, *, action: str, region: str) -> AwsRefused:
-    """An exception of botocore as AwsRefused, without AWS's message: it may quote a secret."""
+def code_of(error: Exception) -> str:
+    """The code in an exception of botocore, else the exception's name."""
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
-    return refused(str(code or type(error).__name__), action=action, region=region)
+    return str(code or type(error).__name__)

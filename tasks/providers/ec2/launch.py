@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 from tasks.providers.base import NoCapacity, ProviderError
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
-from tasks.providers.ec2.attempts import Attempt, Group, repriced
-from tasks.providers.ec2.errors import AwsRefused, kind_of, refused
+from tasks.providers.ec2.attempts import Attempt, Group
+from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest, utc
-from tasks.providers.ec2.prices import newest_spot_prices
+from tasks.providers.ec2.prices import billed, newest_spot_prices
 from tasks.providers.ec2.requests import (
     LaunchSpec,
     create_fleet,
@@ -37,8 +37,7 @@ _UNCLEAR = ("unsure", "throttled", "gone")  # of a fleet that may have been serv
 class Launcher:
     """Launches and ends one lease's machines; `lease` is as on disk.
 
-    `script(seconds)`: user-data of a machine that ends itself after so many seconds. `billed`
-    turns public prices into this account's.
+    `script(seconds)`: user-data of a machine that ends itself after so many seconds.
     """
 
     def __init__(
@@ -48,10 +47,8 @@ class Launcher:
         lease: Ec2Lease,
         spec: LaunchSpec,
         script: Callable[[float], str],
-        billed: Callable[[Sequence[Offer]], list[Offer]],
     ) -> None:
-        self._api, self._leases, self.spec = api, leases, spec
-        self._script, self._billed = script, billed
+        self._api, self._leases, self.spec, self._script = api, leases, spec, script
         self.lease, self._security_group = lease, ""
         self.tags = lease_tags(lease, spec.controller)
 
@@ -72,7 +69,7 @@ class Launcher:
             except AwsRefused as error:
                 if error.kind != "capacity":
                     raise
-                self._note(f"{attempt}: {error}")
+                self._note(attempt, error)
             if problem := self.end():
                 raise ProviderError(
                     f"{problem}, so nothing more was requested; {until(self.lease)}"
@@ -92,7 +89,7 @@ class Launcher:
         The lost machine is ended first: no cap counts one machine more.
         """
         region, lost = self.lease.region, self.lease.current[rank]
-        [group] = [each for each in attempt.groups if each.first <= rank < each.first + each.size]
+        group = [each for each in attempt.groups if each.first <= rank][-1]
         times = sum(request.group.startswith(f"r{rank}.") for request in self.lease.requests)
         bids = {lost.zone: group.bids[lost.zone]}
         alone = replace(group, name=f"r{rank}.{times}", first=rank, size=1, bids=bids)
@@ -101,7 +98,7 @@ class Launcher:
         try:
             [machine] = self._running(attempt, alone)
         except AwsRefused as error:
-            self._note(f"{attempt}: {error}")
+            self._note(attempt, error)
             came = [each.instance_id for each in self.lease.machines if each.group == alone.name]
             with suppress(AwsRefused):
                 self._api.terminate(region, came)
@@ -112,20 +109,20 @@ class Launcher:
         return True
 
     def _secure(self) -> str:
-        """Create the lease's security group with its rules; its id."""
-        api, region, create = self._api, self.spec.region, security_group(self.spec)
-        made = api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
-        if not made:  # boto3 repeated a request whose answer was lost
-            action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
-            found = api.described("SecurityGroups", action, region, name)
-            if not found:
-                raise refused("InvalidGroup.NotFound", action=action, region=region)
-            made = found[0]
-        for action, each in rules(str(made["GroupId"])):
+        """Create the lease's security group, unless it is there, with its rules; its id."""
+        region, create = self.spec.region, security_group(self.spec)
+        self._api.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
+        action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}
+        found = self._api.described("SecurityGroups", action, region, name)
+        if not found:
+            raise AwsRefused("InvalidGroup.NotFound", action, region)
+        group_id = str(found[0]["GroupId"])
+        for action, each in rules(group_id):
             for rule in each:
-                words = {"GroupId": made["GroupId"], "IpPermissions": [rule]}
-                api.ask_unless(("there", "InvalidPermission.NotFound"), action, region, **words)
-        return str(made["GroupId"])
+                words = {"GroupId": group_id, "IpPermissions": [rule]}
+                known = ("there", "InvalidPermission.NotFound")
+                self._api.ask_unless(known, action, region, **words)
+        return group_id
 
     def _launched(self, attempt: Attempt) -> Cluster:
         """All groups of the attempt in one zone: the first group's fleet chooses it."""
@@ -161,8 +158,7 @@ class Launcher:
             asked_at=self._api.clock.now(),
         )
         self.keep(self.lease.with_request(request))
-        fleet = create_fleet(self.spec, group, attempt.market)
-        ids, refusal = self._fleet(group.name, fleet)
+        ids, refusal = self._fleet(attempt, group)
         machines = [
             Ec2Machine(
                 rank=group.first + index,
@@ -180,34 +176,32 @@ class Launcher:
             raise refusal or self._refused("UnfulfillableCapacity")
         return self._await_running(machines)
 
-    def _fleet(self, name: str, request: Answer) -> tuple[list[str], AwsRefused | None]:
+    def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused | None]:
         """Ids of the fleet's machines, or why there are none. Raises AwsRefused if nobody knows.
 
         A fleet without a clear answer may have been served: its machines are looked for by tag.
         """
-        region = self.lease.region
+        api, region = self._api, self.lease.region
+        request = create_fleet(self.spec, group, attempt.market)
         try:
-            answer = self._api.when_visible(
-                lambda: self._api.ask("ec2:CreateFleet", region, **request)
-            )
+            answer = api.when_visible(lambda: api.ask("ec2:CreateFleet", region, **request))
         except AwsRefused as error:
             refusals = [error]
         else:
             ids = [name for part in answer.get("Instances", ()) for name in part["InstanceIds"]]
             if ids:
                 return ids, None
-            codes = [str(error.get("ErrorCode")) for error in answer.get("Errors", ())]
+            codes = [str(error["ErrorCode"]) for error in answer.get("Errors", ())]
             refusals = [self._refused(code) for code in codes or ["UnfulfillableCapacity"]]
         unclear = [refusal for refusal in refusals if refusal.kind in _UNCLEAR]
         final = [refusal for refusal in refusals if refusal.kind not in ("capacity", *_UNCLEAR)]
         if final or not unclear:
             return [], (final or refusals)[0]
-        return self._found_by_tag(name), AwsRefused(
-            str(unclear[0]), code=unclear[0].code, kind="capacity"
-        )
+        unclear[0].kind = "capacity"
+        return self._found_by_tag(group.name), unclear[0]
 
     def _refused(self, code: str) -> AwsRefused:
-        return refused(code, action="ec2:CreateFleet", region=self.lease.region)
+        return AwsRefused(code, "ec2:CreateFleet", self.lease.region)
 
     def _found_by_tag(self, name: str) -> list[str]:
         """Machines of a fleet; EC2 may show them only after SHOWN."""
@@ -216,7 +210,7 @@ class Launcher:
         while True:
             found = self._api.instances(self.lease.region, tags=tags, states=ALIVE)
             if found or self._api.clock.now() >= give_up:
-                return [str(described["InstanceId"]) for described in found]
+                return list(found)
             self._api.clock.sleep(_LOOK_EVERY_S)
 
     def _create(self, action: str, request: Answer) -> None:
@@ -224,53 +218,58 @@ class Launcher:
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
-        """The machines with zone, address and start. Raises AwsRefused of kind capacity."""
+        """The machines with zone, address and start. Raises AwsRefused if one does not run.
+
+        That is lack of capacity, unless the launch was at fault.
+        """
         region, ids = self.lease.region, [machine.instance_id for machine in machines]
         give_up = self._api.clock.now() + timedelta(seconds=RUNNING_WITHIN_S)
+        problem = ""
         while True:
-            found = {str(each["InstanceId"]): each for each in self._api.instances(region, ids=ids)}
+            found = self._api.instances(region, ids=ids)
             for described in found.values():
                 if described["State"]["Name"] not in ("pending", "running"):
-                    raise _not_up(str(described.get("StateReason", {}).get("Code", "")), region)
-            if sum(_is_up(described) for described in found.values()) == len(ids):
+                    problem = str(described["StateReason"]["Code"])
+            if all(name in found and _is_up(found[name]) for name in ids):
                 break
             if self._api.clock.now() >= give_up:
-                raise _not_up(f"not running after {RUNNING_WITHIN_S:.0f} s", region)
+                problem = problem or f"not running after {RUNNING_WITHIN_S:.0f} s"
+            if problem:
+                refusal = AwsRefused(problem, "the start of a machine", region)
+                if not problem.startswith("Client."):
+                    refusal.kind = "capacity"
+                raise refusal
             self._api.clock.sleep(POLL_S)
-        running = []
-        for machine in machines:
-            described = found[machine.instance_id]
-            running.append(
-                replace(
-                    machine,
-                    address=str(described["PrivateIpAddress"]),
-                    zone=str(described["Placement"]["AvailabilityZone"]),
-                    launched_at=utc(described["LaunchTime"]),
-                )
+        running = [
+            replace(
+                machine,
+                address=str(found[machine.instance_id]["PrivateIpAddress"]),
+                zone=str(found[machine.instance_id]["Placement"]["AvailabilityZone"]),
+                launched_at=utc(found[machine.instance_id]["LaunchTime"]),
             )
+            for machine in machines
+        ]
         self.keep(self.lease.with_machines(*running))
         return running
 
     def _priced(self, cluster: Cluster) -> Cluster:
         """The cluster at the spot prices of now, by which its machines are counted."""
         now, names = self._api.clock.now(), {offer.instance_type.name for offer in cluster.members}
-        if cluster.members[0].market == "spot":
+        spot: dict[tuple[str, str], float | None] = {}
+        if cluster.market == "spot":
             with suppress(AwsRefused):  # then the known price counts
                 rows = self._api.spot_prices(self.lease.region, now, sorted(names))
-                anew = repriced(cluster, newest_spot_prices(rows), now)
-                cluster = Cluster(members=tuple(self._billed(anew.members)))
-        return cluster
+                spot = newest_spot_prices(rows)
+        members = []
+        for offer in cluster.members:
+            if usd := spot.get((offer.instance_type.name, offer.zone)):
+                offer = replace(offer, usd_per_hour=usd, own_price="", price_as_of=now)
+            members.append(offer)
+        return Cluster(members=tuple(billed(members, self.spec.choices)))
 
-    def _note(self, sentence: str) -> None:
-        self.keep(replace(self.lease, refusals=(*self.lease.refusals, sentence)))
+    def _note(self, attempt: Attempt, error: AwsRefused) -> None:
+        self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
 
 
 def _is_up(described: Answer) -> bool:
     return described["State"]["Name"] == "running" and bool(described.get("PrivateIpAddress"))
-
-
-def _not_up(code: str, region: str) -> AwsRefused:
-    """A machine that ended before it ran: lack of capacity, unless the launch was at fault."""
-    fault = code.startswith("Client.") and kind_of(code) != "capacity"
-    kind = "final" if fault else "capacity"
-    return AwsRefused(f"a machine in {region} did not come up ({code})", code=code, kind=kind)

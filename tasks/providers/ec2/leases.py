@@ -13,20 +13,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from tasks.providers.base import EndedLease, Lease, ProviderError
 from tasks.providers.ec2.attempts import LEAST_BILLED_S
+from tasks.providers.ec2.settings import Region
 from tasks.providers.leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
 
-_REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
 _REMEMBERED = timedelta(days=30)
-_Region = Annotated[str, Field(pattern=_REGION)]
-_MOMENTS: TypeAdapter[dict[_Region, Moment]] = TypeAdapter(
-    dict[_Region, Moment], config=ConfigDict(strict=True)
-)
+_SWEPT = TypeAdapter(dict[Region, Moment], config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +43,6 @@ class Ec2Machine:
     zone: str = ""
     address: str = ""
     current: bool = False
-
-    def usd_until(self, now: datetime) -> float:
-        seconds = ((self.ended_at or now) - self.launched_at).total_seconds()
-        return self.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +68,7 @@ class Ec2Lease(HeldLease):
     the lease was made. `refusals`: a sentence for each refused attempt.
     """
 
-    region: _Region
+    region: Region
     deployment: str
     bucket: str
     prefix: str
@@ -88,17 +80,25 @@ class Ec2Lease(HeldLease):
     fetched: bool = False
 
     @property
-    def userids(self) -> dict[str, Ec2Machine]:
-        """Machines by their aws:userid, which names their folder in the store."""
-        return {f"{self.role_id}:{machine.instance_id}": machine for machine in self.machines}
+    def is_held(self) -> bool:
+        return self.ended_at is None or not self.fetched
+
+    @property
+    def objects(self) -> str:
+        """Prefix of all objects of the lease in its bucket."""
+        return f"{self.prefix}/leases/{self.lease_id}/"
+
+    @property
+    def by_userid(self) -> dict[str, Ec2Machine]:
+        """Machines that had a rank by their aws:userid, which names their folder in the bucket."""
+        ranked = [machine for machine in self.machines if machine.rank >= 0]
+        return {f"{self.role_id}:{machine.instance_id}": machine for machine in ranked}
 
     @property
     def current(self) -> list[Ec2Machine]:
         """The cluster, in rank order."""
-        return sorted(
-            (machine for machine in self.machines if machine.current),
-            key=lambda machine: machine.rank,
-        )
+        found = [machine for machine in self.machines if machine.current]
+        return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Ec2Lease:
         """With `request` in place of the one of its group."""
@@ -117,8 +117,7 @@ class Ec2Lease(HeldLease):
         return replace(HeldLease.over(self, mailbox), refusals=self.refusals)
 
     def usd_until(self, now: datetime) -> float:
-        """Dollars of all machines, also of refused attempts."""
-        return sum(machine.usd_until(now) for machine in self.machines)
+        return _usd_until(self.machines, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,16 @@ class _Held(Lease):
     machines: tuple[Ec2Machine, ...]
 
     def usd_until(self, now: datetime) -> float | None:
-        return sum(machine.usd_until(now) for machine in self.machines)
+        return _usd_until(self.machines, now)
+
+
+def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
+    """Dollars of all machines, also of refused attempts."""
+    usd = 0.0
+    for machine in machines:
+        seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
+        usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600
+    return usd
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
@@ -155,7 +163,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def swept(self) -> dict[str, datetime]:
         """Region -> when the reaper last looked through all of it. Raises ProviderError."""
         try:
-            return _MOMENTS.validate_json(self.swept_file.read_bytes())
+            return _SWEPT.validate_json(self.swept_file.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -182,17 +190,16 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         if not lease.machines and not lease.refusals:
             self.forget(lease.lease_id)
             return lease
-        over = tuple(
-            replace(machine, ended_at=machine.ended_at or now) for machine in lease.machines
-        )
         lease = replace(
             lease,
-            machines=over,
+            machines=tuple(
+                replace(machine, ended_at=machine.ended_at or now) for machine in lease.machines
+            ),
             ended_at=now,
-            outcome=outcome if over else "refused",
+            outcome=outcome if lease.machines else "refused",
             releasing=False,
-            usd=sum(machine.usd_until(now) for machine in over),
-            fetched=lease.fetched or not over,
+            usd=lease.usd_until(now),
+            fetched=lease.fetched or not lease.machines,
         )
         with suppress(OSError):
             self.write(lease)

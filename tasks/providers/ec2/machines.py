@@ -12,17 +12,16 @@ from pathlib import Path
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import NotSupported, ProviderError
-from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2.api import Ec2Api, Store
-from tasks.providers.ec2.attempts import Attempt, attempts
-from tasks.providers.ec2.cluster import Ec2Cluster, places_of
+from tasks.providers.ec2.attempts import attempts
+from tasks.providers.ec2.cluster import Ec2Cluster
 from tasks.providers.ec2.launch import Launcher
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases
-from tasks.providers.ec2.mailbox_s3 import Mirror, lease_prefix
+from tasks.providers.ec2.mailbox_s3 import Mirror
 from tasks.providers.ec2.settings import Ec2
-from tasks.providers.ec2.survey import Surveyor, archive
+from tasks.providers.ec2.survey import archive, launch_spec
 from tasks.providers.ec2.termination import await_shutdown, tidy, until
-from tasks.providers.ec2.userdata import NodeBoot, user_data
+from tasks.providers.ec2.userdata import user_data
 
 LEAVE_S = 20.0  # for agents that were asked to leave, so that they can upload their last files
 _PULLS, _PULL_EVERY_S = 5, 6.0
@@ -37,7 +36,6 @@ class Ec2Machines:
 
     api: Ec2Api
     choices: Ec2
-    surveyor: Surveyor
     leases: Ec2Leases
     node_package: Path
     threaded: bool = True
@@ -49,13 +47,12 @@ class Ec2Machines:
         """See Provider.acquire."""
         self.leases.known()  # nothing is bought beside an unreadable lease
         launcher, store = self._launcher(cluster, lease_id, deadline_s)
-        wanted = attempts(cluster, offers, launcher.spec.subnets, self.choices.markets)
         with self.leases.locked():
             self.leases.create(launcher.lease)
             self.leases.mailbox(lease_id).mkdir()
         running: Ec2Cluster | None = None
         try:
-            running = self._running(launcher, wanted, store)
+            running = self._running(launcher, store, cluster, offers)
             yield running
         except BaseException as error:
             with suppress(ProviderError, OSError):  # the first error counts; the reaper comes later
@@ -73,16 +70,9 @@ class Ec2Machines:
         region, choices, now = cluster.members[0].region, self.choices, self.api.clock.now()
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
-        store = Store(self.api, region, choices.bucket)
-        store.listed(lease_prefix(choices.prefix, lease_id))  # finds the bucket's region
-        spec = self.surveyor.launch_spec(
-            cluster,
-            lease_id=lease_id,
-            controller=self.leases.token,
-            deadline_unix=int((now + timedelta(seconds=deadline_s)).timestamp()),
-        )
-        code, digest = archive(self.node_package)
-        store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
+        deadline_unix = int((now + timedelta(seconds=deadline_s)).timestamp())
+        names = {"lease_id": lease_id, "controller": self.leases.token}
+        spec = launch_spec(self.api, choices, cluster, deadline_unix=deadline_unix, **names)
         lease = Ec2Lease.new(
             cluster,
             lease_id=lease_id,
@@ -94,30 +84,36 @@ class Ec2Machines:
             prefix=choices.prefix,
             role_id=spec.role_id,
         )
+        store = Store(self.api, region, choices.bucket)
+        store.listed(lease.objects)  # finds the bucket's region
+        code, digest = archive(self.node_package)
+        store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        boot = NodeBoot(
+        script = partial(
+            user_data,
+            endpoint=endpoint or "",
             bucket=choices.bucket,
             prefix=choices.prefix,
             region=store.region,
             code_sha256=digest,
-            lease_id=lease_id,
+            lease=lease_id,
             role_id=spec.role_id,
             python=choices.python,
-            endpoint=endpoint or "",
         )
-        billed = partial(ec2_prices.billed, terms=choices)
-        script = partial(user_data, boot)
-        return Launcher(self.api, self.leases, lease, spec, script, billed), store
+        return Launcher(self.api, self.leases, lease, spec, script), store
 
-    def _running(self, launcher: Launcher, wanted: Sequence[Attempt], store: Store) -> Ec2Cluster:
+    def _running(
+        self, launcher: Launcher, store: Store, cluster: Cluster, offers: Sequence[Offer]
+    ) -> Ec2Cluster:
+        wanted = attempts(cluster, offers, launcher.spec.subnets, self.choices.markets)
         attempt, cluster = launcher.launch(wanted)
-        lease = replace(launcher.lease, market=attempt.market, usd_per_hour=cluster.usd_per_hour)
-        launcher.keep(lease)
-        running = Ec2Cluster(self.api, launcher, attempt, cluster, self._mirror(lease, store))
-        running.mirror.sync()
+        usd_per_hour = cluster.usd_per_hour
+        launcher.keep(replace(launcher.lease, market=attempt.market, usd_per_hour=usd_per_hour))
+        mirror = self._mirror(launcher.lease, store)
+        mirror.sync()
         if self.threaded:
-            running.mirror.start()
-        return running
+            mirror.start()
+        return Ec2Cluster(self.api, launcher, attempt, cluster, mirror)
 
     def fetched(self, lease: Ec2Lease, *, pulls: int = _PULLS) -> Ec2Lease:
         """The lease after its uploads were fetched, if the store can be read now."""
@@ -141,10 +137,8 @@ class Ec2Machines:
         return False
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
-        under, mailbox = lease_prefix(lease.prefix, lease.lease_id), self.leases.mailbox
-        now = self.api.clock.now
-        places = places_of(lease)
-        return Mirror(store, under, mailbox(lease.lease_id), places, lambda: now().timestamp())
+        mailbox, now = self.leases.mailbox(lease.lease_id), self.api.clock.now
+        return Mirror(store, lease, mailbox, lambda: now().timestamp())
 
     def _release(self, launcher: Launcher, running: Ec2Cluster | None) -> str:
         """End the machines and fetch their uploads; "" or why some may live on.

@@ -13,12 +13,13 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.providers.ec2.api import Store, Stored
 from tasks.providers.ec2.errors import AwsRefused
+from tasks.providers.ec2.leases import Ec2Lease, Ec2Machine
 
 POLL_S = 1.0
 QUIET_AFTER_S = 20.0  # without a change, after which the store is listed less often
@@ -33,32 +34,14 @@ _KEPT = ("records/", "log-")  # of a replaced machine: what it measured, not its
 _OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A machine's rank. Of a replaced machine (not `current`) only records and logs count."""
-
-    rank: int
-    current: bool = True
-
-
-def lease_prefix(prefix: str, lease_id: str) -> str:
-    """Prefix of all objects of a lease."""
-    return f"{prefix}/leases/{lease_id}/"
-
-
 class Mirror:
     """Mirrors one lease: `sync()` is a round, `start()` takes rounds in a thread. Thread-safe."""
 
     def __init__(
-        self,
-        store: Store,
-        under: str,
-        mailbox: Path,
-        places: Mapping[str, Place],
-        now_unix: Callable[[], float],
+        self, store: Store, lease: Ec2Lease, mailbox: Path, now_unix: Callable[[], float]
     ) -> None:
-        self._store, self._under, self.mailbox = store, under, mailbox
-        self._places, self._clock = dict(places), now_unix
+        self._store, self._under, self.mailbox = store, lease.objects, mailbox
+        self._machines, self._clock = lease.by_userid, now_unix
         self._have: dict[str, str] = {}  # key -> version
         self._sent: dict[str, dict[str, str]] = {}  # userid -> name -> digest
         self._lock, self._over = threading.RLock(), threading.Event()
@@ -66,15 +49,14 @@ class Mirror:
         self._listed_at = self._changed_at = float("-inf")
         self.now_unix = float("-inf")  # the store's clock at the last complete round
 
-    def place(self, places: Mapping[str, Place]) -> None:
+    def serve(self, lease: Ec2Lease) -> None:
         """Other machines from the next round on."""
         with self._lock:
-            self._places = dict(places)
+            self._machines = lease.by_userid
             self._changed_at = self._clock()
 
     def start(self) -> None:
-        name = f"mirror-{self._under}"
-        self._thread = threading.Thread(target=self._rounds, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._rounds, daemon=True)
         self._thread.start()
 
     def sync_by_hand(self) -> None:
@@ -117,18 +99,17 @@ class Mirror:
             wanted = self._wanted(listed)
             if not all(_STEADY.fullmatch(stored.key) for stored, _ in wanted):
                 self._changed_at = self._listed_at
-            fetched = [self._fetch(stored, path) for stored, path in wanted]
-            whole = all(fetched)
-            if whole:
-                self.now_unix = max(self.now_unix, began if began == began else self._clock())
-            return whole
+            complete = sum(self._fetch(*each) for each in wanted) == len(wanted)
+            if complete:
+                self.now_unix = max(self.now_unix, began)
+            return complete
 
     def push(self) -> bool:
         """Bring every machine the controller's files, then the manifest that names them."""
         with self._lock:
             try:
                 files = self._of_controller()
-                ranks = {name: place.rank for name, place in self._places.items() if place.current}
+                ranks = {name: each.rank for name, each in self._machines.items() if each.current}
                 for userid, rank in ranks.items():
                     node = json.dumps({"node": rank, "nodes": len(ranks)}).encode()
                     self._bring(userid, files | {"node.json": node})
@@ -146,18 +127,15 @@ class Mirror:
         Records come first, so that a flood of other names drops none.
         """
         found: list[tuple[Stored, Path]] = []
-        count: dict[str, int] = {}
-        rows = []
-        for stored in listed:
-            userid, _, name = stored.key.removeprefix(self._under).partition("/out/")
-            rows.append((not name.startswith("records/"), stored, userid, name))
-        for _, stored, userid, name in sorted(rows, key=lambda row: row[0]):
-            place = self._places.get(userid)
-            if place is None or not _is_allowed(stored, name, place):
+        count: Counter[str] = Counter()
+        rows = [(*each.key.removeprefix(self._under).partition("/out/"), each) for each in listed]
+        for userid, _, name, stored in sorted(rows, key=lambda row: row[2][:8] != "records/"):
+            machine = self._machines.get(userid)
+            if machine is None or not _is_allowed(stored, name, machine):
                 continue
-            count[userid] = count.get(userid, 0) + 1
+            count[userid] += 1
             if count[userid] <= MOST_FILES and self._have.get(stored.key) != stored.version:
-                found.append((stored, self.mailbox / f"node-{place.rank}" / name))
+                found.append((stored, self.mailbox / f"node-{machine.rank}" / name))
         return found
 
     def _fetch(self, stored: Stored, path: Path) -> bool:
@@ -184,26 +162,25 @@ class Mirror:
         }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
-        sent = self._sent.setdefault(userid, {})
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        fresh = [name for name, digest in digests.items() if sent.get(name) != digest]
+        fresh = digests.items() - self._sent.get(userid, {}).items()
         if not fresh:
             return
         self._changed_at = self._clock()  # an answer may come soon
         into = f"{self._under}{userid}/in/"
-        for name in fresh:
+        for name, _ in sorted(fresh):
             self._store.put(into + name, files[name])
         self._store.put(into + "manifest.json", json.dumps({"files": digests}).encode())
-        sent.update({name: digests[name] for name in fresh})
+        self._sent[userid] = digests
 
 
-def _is_allowed(stored: Stored, name: str, place: Place) -> bool:
+def _is_allowed(stored: Stored, name: str, machine: Ec2Machine) -> bool:
     """Whether a courier may upload this.
 
     IAM's `*` spans slashes, so that a machine may write below another's folder, under a name with
     its own userid, which has a colon: _NAME does not allow that.
     """
-    kept = place.current or name.startswith(_KEPT)
+    kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
     return kept and plain and stored.size <= MOST_BYTES
 

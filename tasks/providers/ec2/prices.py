@@ -19,18 +19,6 @@ from tasks.providers.ec2.settings import Ec2
 Answer = Mapping[str, Any]
 
 
-def advised_buckets(advisor: Answer, region: str) -> dict[str, int]:
-    """Spot Advisor's bucket of interruptions by instance type, Linux."""
-    rows = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
-    return {str(name): int(row["r"]) for name, row in rows.items() if "r" in row}
-
-
-def _source(buckets: Mapping[str, int], name: str, read_at: datetime) -> str:
-    if name in buckets:
-        return f"Spot Advisor, read {read_at:%Y-%m-%d}"
-    return f"prior: the worst range of Spot Advisor, which lacks the type ({read_at:%Y-%m-%d})"
-
-
 def known_price(value: object) -> float | None:
     """Positive, finite dollars, else None."""
     try:
@@ -55,13 +43,10 @@ def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
 
 def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | None]:
     """Dollars an hour by (instance type, zone) from the newest row of each; None if unknown."""
-    newest: dict[tuple[str, str], tuple[datetime, float | None]] = {}
-    for row in rows:
-        key = (str(row["InstanceType"]), str(row["AvailabilityZone"]))
-        when: datetime = row["Timestamp"]
-        if key not in newest or when > newest[key][0]:
-            newest[key] = (when, known_price(row.get("SpotPrice")))
-    return {key: usd for key, (_, usd) in newest.items()}
+    return {
+        (str(row["InstanceType"]), str(row["AvailabilityZone"])): known_price(row.get("SpotPrice"))
+        for row in sorted(rows, key=lambda row: row["Timestamp"])
+    }
 
 
 def on_demand_offers(
@@ -89,36 +74,30 @@ def on_demand_offers(
 def spot_offers(
     types: Iterable[InstanceType],
     prices: Mapping[tuple[str, str], float | None],
-    buckets: Mapping[str, int],
+    advisor: Answer,
     *,
     region: str,
     price_as_of: datetime,
 ) -> list[Offer]:
-    """An offer for each type and zone with a spot price row."""
-    offers = {
-        offer.instance_type.name: replace(
+    """An offer for each type and zone with a spot price row. `advisor`: Spot Advisor's file."""
+    advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
+    offers = {}
+    for offer in on_demand_offers(types, {}, region=region, price_as_of=price_as_of):
+        bucket = advised.get(offer.instance_type.name, {}).get("r")
+        source = "Spot Advisor, read"
+        if bucket is None:
+            source = "prior: the worst range of Spot Advisor, which lacks the type,"
+        offers[offer.instance_type.name] = replace(
             offer,
             market="spot",
-            interruptions_per_hour=bucket_hazard(buckets.get(offer.instance_type.name)),
-            interruption_source=_source(buckets, offer.instance_type.name, price_as_of),
+            interruptions_per_hour=bucket_hazard(bucket),
+            interruption_source=f"{source} {price_as_of:%Y-%m-%d}",
         )
-        for offer in on_demand_offers(types, {}, region=region, price_as_of=price_as_of)
-    }
     return [
         replace(offers[name], zone=zone, usd_per_hour=usd)
         for (name, zone), usd in sorted(prices.items())
         if name in offers
     ]
-
-
-def zone_scores(answers: Iterable[Answer], zones: Iterable[Answer]) -> dict[str, int]:
-    """Score by zone name: GetSpotPlacementScores has zone ids, DescribeAvailabilityZones both."""
-    names = {str(zone["ZoneId"]): str(zone["ZoneName"]) for zone in zones if "ZoneId" in zone}
-    return {
-        names[str(row["AvailabilityZoneId"])]: int(row["Score"])
-        for row in answers
-        if str(row.get("AvailabilityZoneId")) in names and "Score" in row
-    }
 
 
 HOURS_A_MONTH = 730.0  # AWS's month of a volume
@@ -176,30 +155,29 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     """`offers` at this account's prices, with volume, address and requests; idempotent."""
-    return [_billed(offer, terms) for offer in offers]
-
-
-def _billed(offer: Offer, terms: Ec2) -> Offer:
-    public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
-    usd, why = _own_price(offer, public, terms)
-    return replace(
-        offer,
-        usd_per_hour=usd,
-        public_usd_per_hour=public if why else None,
-        own_price=why,
-        storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
-        other_usd_per_hour=other_usd_per_hour(public=terms.subnets == "public"),
-    )
+    found = []
+    for offer in offers:
+        public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
+        usd, why = _own_price(offer, public, terms)
+        billed_offer = replace(
+            offer,
+            usd_per_hour=usd,
+            public_usd_per_hour=public if why else None,
+            own_price=why,
+            storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
+            other_usd_per_hour=other_usd_per_hour(public=terms.public),
+        )
+        found.append(billed_offer)
+    return found
 
 
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
     """Dollars an hour, and why they differ from `public`; a fixed price precedes discounts."""
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
-    fixed = getattr(terms.prices.get(name), f"{key}_usd_per_hour", None)
-    if fixed is not None:
+    if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):
         return float(fixed), f"own price of {name} {offer.market} ([ec2.prices])"
-    pattern = next((pattern for pattern in terms.discounts if fnmatchcase(name, pattern)), "")
-    share = float(getattr(terms.discounts.get(pattern), key, 0.0))
+    matching = (found for pattern, found in terms.discounts.items() if fnmatchcase(name, pattern))
+    share = float(getattr(next(matching, None), key, 0.0))
     if public is None or not share:
         return public, ""
     why = f"own discount of {share:.3g} on {name} {offer.market} ([ec2.discounts])"

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.providers.base import (
@@ -22,25 +21,24 @@ from tasks.providers.base import (
 )
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2 import prices as ec2_prices
-from tasks.providers.ec2 import reaper as ec2_reaper
-from tasks.providers.ec2.api import AwsClock, Clients, Ec2Api
+from tasks.providers.ec2.api import Answer, AwsClock, Clients, Ec2Api
 from tasks.providers.ec2.catalogue import (
     GPU,
     described,
     facts_of,
     family,
-    image_line,
+    image_families,
     is_gpu,
     may_be_wanted,
-    off_image,
     wanted,
 )
 from tasks.providers.ec2.errors import NO_CREDENTIALS
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.machines import NO_BUCKET, Ec2Machines
+from tasks.providers.ec2.reaper import Reaper
 from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.snapshot import packaged
-from tasks.providers.ec2.survey import Surveyor, not_launched
+from tasks.providers.ec2.survey import not_launched
 
 _THREADS = 8  # regions asked in parallel
 NOT_LOOKED = "EC2 was not looked at: nothing was launched from this home, and [ec2] bucket is unset"
@@ -67,7 +65,7 @@ class Ec2Provider(Provider):
         threaded: bool = True,
     ) -> None:
         self._choices, self._given, self._node_package = choices, clients, node_package
-        self._clock, self._threaded = clock or AwsClock(), threaded
+        self._clock, self._threaded = clock or ec2_api.AwsClock(), threaded
         self._leases = Ec2Leases(home)
         self._latest_offers: list[Offer] = []
         self._several_interfaces = set(packaged().several_interfaces)
@@ -77,14 +75,13 @@ class Ec2Provider(Provider):
 
     def offers(self, now: datetime) -> list[Offer]:
         """On demand by region and spot by zone. A price that AWS does not tell is None."""
-        types, advisor = self._live_types, dict[str, Any]()
+        types, advisor = self._live_types, Answer()
         if "spot" in self._choices.markets and self._given is None:
             advisor = ec2_api.spot_advisor()
+        ask = partial(self._offers_of, types=types, now=now, advisor=advisor)
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = pool.map(
-                lambda region: self._offers_of(region, now, types, advisor), self._choices.regions
-            )
-            self._latest_offers = self.billed([offer for offers in found for offer in offers])
+            found = [offer for offers in pool.map(ask, self._choices.regions) for offer in offers]
+        self._latest_offers = self.billed(found)
         return self._latest_offers
 
     def packaged_types(self) -> list[InstanceType]:
@@ -94,7 +91,8 @@ class Ec2Provider(Provider):
         """On demand only: a snapshot has no spot prices."""
         if "on-demand" not in self._choices.markets:
             return []
-        return self.billed(packaged().offers(self.packaged_types(), self._choices.regions))
+        regions = self._choices.regions
+        return [offer for region in regions for offer in packaged_offers(self._choices, region)]
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """AWS limits how many different questions an account may ask in a day."""
@@ -111,12 +109,11 @@ class Ec2Provider(Provider):
         except ProviderError as error:
             why = str(error)
         if why:
-            snapshot = packaged()
             found.append(
                 f"{why}. Until then, prices are the last known ones, at first the packaged ones of "
-                f"{snapshot.prices_as_of:%Y-%m-%d}"
+                f"{packaged().prices_as_of:%Y-%m-%d}"
             )
-        return found + misspelt(self._choices) + left_out(self._choices)
+        return found + notes_on_types(self._choices)
 
     @staticmethod
     def fits(cluster: Cluster) -> str:
@@ -136,30 +133,24 @@ class Ec2Provider(Provider):
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[RunningCluster]:
         """In the cluster's market, else on demand. `seed` has no effect."""
-        machines, offers = self._machines, self._offers_near(cluster)
+        machines, offers = self._machines, self._known_offers()
         with machines.acquire(cluster, offers, lease_id=lease_id, deadline_s=deadline_s) as running:
             yield running
 
     def leases(self) -> list[Lease]:
         """Held leases, ended leases that are not fetched yet, and unreadable ones."""
-        found, unreadable = self._leases.read_all()
-        held = [lease.held("ec2") for lease in found if lease.ended_at is None or not lease.fetched]
-        return held + [
-            self._leases.unknown(lease_id, error, "ec2") for lease_id, error in unreadable.items()
-        ]
+        return self._leases.held("ec2")
 
     def ended(self) -> list[EndedLease]:
         """Ended leases whose uploads are here; missing uploads are fetched if AWS answers."""
-        over = [lease for lease in self._leases.all() if lease.ended_at is not None]
+        over = [lease for lease in self._leases.all() if lease.ended_at]
         if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
                 over = [self._machines.fetched(lease, pulls=1) for lease in over]
-        return [self._leases.over(lease) for lease in over if lease.fetched]
+        return self._leases.over(lease for lease in over if lease.fetched)
 
     def closed(self) -> list[EndedLease]:
-        return [
-            self._leases.over(lease) for lease in self._leases.known() if lease.ended_at is not None
-        ]
+        return self._leases.over(self._leases.known())
 
     def forget(self, lease_id: str) -> None:
         self._leases.forget_ended(lease_id)
@@ -175,18 +166,15 @@ class Ec2Provider(Provider):
             unswept = {f"lease {name}": str(why) for name, why in unreadable.items()}
             regions = [*self._choices.regions, *(lease.region for lease in held)]
             raise NotSwept("ec2", unswept | dict.fromkeys(regions, str(error))) from error
-        return ec2_reaper.reap(machines, now, all_of_them=all_of_them)
+        return Reaper(machines, now, all_of_them).reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
         """A sweep in the future, by a wrong clock, does not count."""
         swept, now = dict[str, datetime](), self._clock.now()
         with suppress(ProviderError):
             swept = self._leases.swept()
-        return [
-            region
-            for region in self._choices.regions
-            if region not in swept or not moment <= swept[region] <= now
-        ]
+        recent = {region for region, at in swept.items() if moment <= at <= now}
+        return [region for region in self._choices.regions if region not in recent]
 
     def was_used(self) -> bool:
         return bool(self._leases.ids() or self._leases.swept_file.exists())
@@ -196,44 +184,37 @@ class Ec2Provider(Provider):
         return Ec2Machines(
             api=self._api,
             choices=self._choices,
-            surveyor=Surveyor(self._api, self._choices),
             leases=self._leases,
             node_package=self._node_package,
             threaded=self._threaded,
         )
 
-    def _offers_near(self, cluster: Cluster) -> list[Offer]:
-        """Known prices in the cluster's region: listed before, else by AWS or the package."""
-        with suppress(ProviderError):
-            if not self._latest_offers:
+    def _known_offers(self) -> list[Offer]:
+        """Listed before, else by AWS; and the package's."""
+        if not self._latest_offers:
+            with suppress(ProviderError):
                 self.offers(self._clock.now())
-        region = cluster.members[0].region
-        return [
-            offer
-            for offer in (*self._latest_offers, *self.packaged_offers())
-            if offer.region == region
-        ]
+        return self._latest_offers + self.packaged_offers()
 
     @cached_property
     def _api(self) -> Ec2Api:
-        if self._given is None and not ec2_api.has_credentials():
-            raise ProviderError(NO_CREDENTIALS)
-        return Ec2Api(self._given or ec2_api.boto_clients(), self._clock)
+        return ec2_api.connect(self._given, self._clock)
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
         """Region -> offered types that may be wanted."""
-        api, regions, patterns = self._api, self._choices.regions, self._choices.instance_types
+        regions, patterns = self._choices.regions, self._choices.instance_types
         with ThreadPoolExecutor(_THREADS) as pool:
-            names = pool.map(
-                lambda region: may_be_wanted(api.type_names(region), patterns), regions
-            )
-            return dict(zip(regions, names, strict=True))
+            names = pool.map(self._api.type_names, regions)
+            return {
+                region: may_be_wanted(here, patterns)
+                for region, here in zip(regions, names, strict=True)
+            }
 
     @cached_property
     def _live_types(self) -> dict[str, InstanceType]:
         """Each type is described by the first region that offers it: it is the same everywhere."""
-        answers: list[dict[str, Any]] = []
+        answers: list[Answer] = []
         left = set().union(*self._offered.values())
         for region, names in self._offered.items():
             answers += self._api.instance_types(region, sorted(left & names))
@@ -241,52 +222,53 @@ class Ec2Provider(Provider):
         self._several_interfaces |= {
             str(answer["InstanceType"]) for answer in answers if facts_of(answer).several_interfaces
         }
-        line = image_line(self._choices.ami_parameter)
-        kept = wanted(described(answers), self._choices.instance_types, line)
+        families = image_families(self._choices.ami_parameter)
+        kept = wanted(described(answers), self._choices.instance_types, families)
         return {kind.name: kind for kind in kept}
 
     def _offers_of(
-        self, region: str, now: datetime, types: dict[str, InstanceType], advisor: dict[str, Any]
+        self, region: str, types: dict[str, InstanceType], now: datetime, advisor: Answer
     ) -> list[Offer]:
-        here = [types[name] for name in sorted(self._offered[region] & types.keys())]
+        here = [kind for name, kind in types.items() if name in self._offered[region]]
         found: list[Offer] = []
         if "on-demand" in self._choices.markets:
             prices = ec2_prices.on_demand_prices(self._api.price_list(region))
             found += ec2_prices.on_demand_offers(here, prices, region=region, price_as_of=now)
         if "spot" in self._choices.markets:
             spot = ec2_prices.newest_spot_prices(self._api.spot_prices(region, now))
-            buckets = ec2_prices.advised_buckets(advisor, region)
-            found += ec2_prices.spot_offers(here, spot, buckets, region=region, price_as_of=now)
+            found += ec2_prices.spot_offers(here, spot, advisor, region=region, price_as_of=now)
         return found
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
     """Wanted types of the package that a region of `choices` offers."""
-    snapshot = packaged()
-    names = {name for region in choices.regions for name in snapshot.usd.get(region, {})}
-    here = (kind for kind in snapshot.instance_types if kind.name in names)
-    return wanted(here, choices.instance_types, image_line(choices.ami_parameter))
+    names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
+    here = (kind for kind in packaged().instance_types if kind.name in names)
+    return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
 
 
-def left_out(choices: Ec2) -> list[str]:
-    """Families that `gpu` leaves out because the image does not run on them."""
-    line = image_line(choices.ami_parameter)
-    if GPU not in choices.instance_types:
-        return []
-    if line is None:
-        return ["[ec2] ami_parameter: unknown image line, so `gpu` stands for every NVIDIA type"]
-    left = [kind for kind in packaged().instance_types if is_gpu(kind) and off_image(kind, line)]
-    named = wanted(left, choices.instance_types, line)
-    families = sorted({family(kind.name) for kind in left if kind not in named})
-    if not families:
-        return []
-    return [f"`gpu` leaves out {', '.join(families)}: the image of ami_parameter lacks support"]
+def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
+    """Wanted types of the package on demand in `region`, with volume and own prices."""
+    usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
+    here = [kind for kind in packaged_types(choices) if kind.name in usd]
+    offers = ec2_prices.on_demand_offers(here, usd, region=region, price_as_of=as_of)
+    return ec2_prices.billed(offers, choices)
 
 
-def misspelt(choices: Ec2) -> list[str]:
-    """Regions and type patterns of [ec2] that the package does not know."""
-    snapshot = packaged()
+def notes_on_types(choices: Ec2) -> list[str]:
+    """Names in [ec2] that the package does not know, and families that `gpu` leaves out."""
+    types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
-    unknown = [region for region in choices.regions if region not in snapshot.usd]
-    unknown += [pattern for pattern in patterns if not wanted(snapshot.instance_types, [pattern])]
-    return [f"[ec2] {name!r} matches no region or type that the package knows" for name in unknown]
+    unknown = [region for region in choices.regions if region not in packaged().usd]
+    unknown += [pattern for pattern in patterns if not wanted(types, [pattern])]
+    notes = [f"[ec2] {name!r} matches no region or type that the package knows" for name in unknown]
+    families = image_families(choices.ami_parameter)
+    if GPU in choices.instance_types:
+        kept = wanted(types, choices.instance_types, families)
+        left = {family(kind.name) for kind in types if is_gpu(kind) and kind not in kept}
+        if left:
+            names = ", ".join(sorted(left))
+            notes.append(f"`gpu` leaves out {names}: the image of ami_parameter lacks support")
+        if families is None:
+            notes.append("[ec2] ami_parameter is an unknown image: `gpu` is every NVIDIA type")
+    return notes

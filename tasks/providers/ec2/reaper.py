@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
-from tasks.providers.ec2.api import ALIVE
+from tasks.providers.ec2.api import ALIVE, Answer
 from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.leases import Ec2Lease
 from tasks.providers.ec2.machines import Ec2Machines
@@ -27,11 +27,6 @@ from tasks.providers.ec2.termination import (
 )
 
 
-def reap(machines: Ec2Machines, now: datetime, *, all_of_them: bool = False) -> list[str]:
-    """Return a sentence for each resource that was ended or needs attention. Raises NotSwept."""
-    return Reaper(machines, now, all_of_them).reap()
-
-
 @dataclass(slots=True)
 class Reaper:
     """One sweep. `busy`: regions with a lease whose machines did not end."""
@@ -41,25 +36,24 @@ class Reaper:
     all_of_them: bool
     sentences: list[str] = field(default_factory=list)
     unswept: dict[str, str] = field(default_factory=dict)
-    regions: dict[str, None] = field(default_factory=dict)
+    regions: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
 
     def reap(self) -> list[str]:
-        leases, choices = self.machines.leases, self.machines.choices
-        self.regions |= dict.fromkeys(choices.regions)
-        if leases.root.is_dir():
-            with leases.locked():
-                for lease_id in leases.ids():
-                    self._lease(lease_id)
-        to_note = list(self.regions)  # a remembered region is forgotten after its 30 days
+        """Return a sentence for each resource that was ended or needs attention."""
+        leases = self.machines.leases
+        self.regions |= {*self.machines.choices.regions}
+        with leases.locked():
+            for lease_id in leases.ids():
+                self._lease(lease_id)
+        to_note = {*self.regions}  # a remembered region is forgotten after its 30 days
         try:
-            self.regions |= dict.fromkeys(leases.used_regions(self.now))
+            self.regions |= {*leases.used_regions(self.now)}
         except ProviderError as error:
             self.unswept["other regions"] = str(error)
-        for region in self.regions:
+        for region in sorted(self.regions):
             self._sweep(region)
-        missed = self.busy | self.unswept.keys()
-        leases.note_swept([region for region in to_note if region not in missed], self.now)
+        leases.note_swept(to_note - self.busy - self.unswept.keys(), self.now)
         if self.unswept:
             raise NotSwept("ec2", self.unswept, self.sentences)
         return self.sentences
@@ -71,82 +65,66 @@ class Reaper:
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
             return
-        if lease is None:
-            self._set_aside(lease_id)
+        if lease is None:  # the sweep ends its machines, if there are any
+            try:
+                kept = leases.set_aside(lease_id)
+                says = f"its records were moved to {kept}" if kept else "it has no records"
+            except ProviderError as error:
+                says = str(error)
+            self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
-        self.regions[lease.region] = None
-        if lease.ended_at is not None:
-            return
+        self.regions.add(lease.region)
         why = lease.why_end(self.now, all_of_them=self.all_of_them)
-        if why or lease.releasing:
+        if lease.ended_at is None and (why or lease.releasing):
             self._end(lease, why or "its machines did not end before")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
         leases, api, name = self.machines.leases, self.machines.api, f"lease {lease.lease_id}"
         outcome = "released" if lease.releasing else "reaped"
         lease, problem = end_machines(api, lease, lease_tags(lease, leases.token))
-        what = f"{name} ({lease.cluster}): {why}; "
+        says = f"{name} ({lease.cluster}): {why}; "
         try:
             if problem:
+                says += f"{problem}; {until(lease)}"
                 leases.write(replace(lease, releasing=True))
-                what += f"{problem}; {until(lease)}"
             else:
+                says += f"{len(lease.machines)} machines in {lease.region} were ended"
                 await_shutdown(api, lease)
                 lease = self.machines.fetched(leases.close(lease, self.now, outcome))
-                what += f"{len(lease.machines)} machines in {lease.region} were ended"
-                what += "" if lease.fetched else "; their uploads could not be fetched yet"
+                says += "" if lease.fetched else "; their uploads could not be fetched yet"
         except OSError as error:
-            what += problem or "its machines are ended"
-            what += f", and lease.json cannot be written ({error.strerror})"
-        self.sentences.append(what)
+            says += f"; lease.json cannot be written ({error.strerror})"
+        self.sentences.append(says)
         if problem and problem != not_answered(lease):
-            self.unswept[name] = what
+            self.unswept[name] = says
             self.busy.add(lease.region)
-
-    def _set_aside(self, lease_id: str) -> None:
-        """A directory without lease.json: the sweep ends its machines, if there are any."""
-        try:
-            kept = self.machines.leases.set_aside(lease_id)
-        except ProviderError as error:
-            self.sentences.append(str(error))
-            return
-        where = f"; its records were moved to {kept}" if kept else ""
-        self.sentences.append(f"lease {lease_id} has no lease.json{where}")
 
     def _sweep(self, region: str) -> None:
         """End machines past their deadline, and machines of this home without an open lease."""
-        api = self.machines.api
+        api, shown = self.machines.api, dict[str, Answer]()
         ours = (
             {"srift:deployment": self.machines.choices.deployment},
             {"srift:controller": self.machines.leases.token},  # also under an earlier deployment
         )
         try:
-            shown = [
-                described
-                for tags in ours
-                for described in api.instances(region, tags=tags, states=ALIVE)
-            ]
-            found = {str(described["InstanceId"]): described for described in shown}.values()
-            ends = {
-                str(described["InstanceId"]): self._why_over(tags_of(described))
-                for described in found
-            }
-            stays = end_these(api, region, [name for name, why in ends.items() if why])
+            for tags in ours:
+                shown |= api.instances(region, tags=tags, states=ALIVE)
+            why = {name: self._why_over(tags_of(described)) for name, described in shown.items()}
+            stays = end_these(api, region, [name for name in shown if why[name]])
         except AwsRefused as error:
             self.unswept[region] = f"its machines could not be listed or ended: {error}"
             return
-        for described in found:
-            name, tags = str(described["InstanceId"]), tags_of(described)
+        for name, described in shown.items():
             machine = f"machine {name} ({described['InstanceType']}, {region})"
-            if ends[name]:
+            if why[name]:
                 done = "does not end" if name in stays else "was ended"
-                self.sentences.append(f"{machine} {done}: {ends[name]}")
-            elif not _deadline(tags):
+                self.sentences.append(f"{machine} {done}: {why[name]}")
+            elif not _deadline(tags_of(described)):
                 self.sentences.append(f"{machine} has no readable tag srift:deadline: look at it")
         for tags in ours:
             tidy(api, region, tags, lambda tags: bool(self._why_over(tags)))
         if stays:
-            self.unswept[region] = f"machines do not end: {', '.join(sorted(stays))}"
+            self.unswept[region] = f"machines do not end: {', '.join(stays)}"
 
     def _why_over(self, tags: dict[str, str]) -> str:
         """Why nothing needs what has these tags any more; empty if something may."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from tasks.providers.ec2.attempts import Attempt, Group
 from tasks.providers.ec2.catalogue import TypeFacts
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
+from tasks.providers.ec2.settings import Ec2
 
 Request = dict[str, Any]
 
@@ -24,34 +26,30 @@ Request = dict[str, Any]
 class LaunchSpec:
     """What all machines of a lease have in common. `subnets`: zone -> subnet id."""
 
+    choices: Ec2
     region: str
     vpc: str
     subnets: Mapping[str, str]
     types: Mapping[str, TypeFacts]
     image_id: str
     root_device: str
-    volume_gib: int
-    instance_profile: str
     role_id: str
-    deployment: str
     controller: str
     lease_id: str
     deadline_unix: int
-    public: bool = True
 
     @property
     def usd_per_hour_more(self) -> float:
         """Expected dollars an hour of a machine's volume, requests and public address."""
-        return storage_usd_per_hour(self.region, self.volume_gib) + other_usd_per_hour(
-            public=self.public
-        )
+        storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
+        return storage + other_usd_per_hour(public=self.choices.public)
 
-    def token(self, *purpose: object) -> str:
+    def token(self, *purpose: str) -> str:
         """A client token: always the same for the same purpose of the same lease."""
-        words = (self.deployment, self.controller, self.lease_id, *map(str, purpose))
+        words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
-    def name(self, *purpose: object) -> str:
+    def name(self, *purpose: str) -> str:
         return f"srift-{self.token(*purpose)[:16]}"
 
 
@@ -81,7 +79,7 @@ def rules(group_id: str) -> list[tuple[str, list[Request]]]:
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
     """CreatePlacementGroup; None for one machine, or a type that cannot be in one."""
     grouped = all(spec.types[group.type_name].grouped for group in attempt.groups)
-    if attempt.size < 2 or not grouped:
+    if sum(group.size for group in attempt.groups) < 2 or not grouped:
         return None
     return {
         "GroupName": spec.name("placement", attempt.market),
@@ -95,14 +93,14 @@ def launch_template(
 ) -> Request:
     """CreateLaunchTemplate for a group's machines. No key pair: nobody logs in."""
     volume = {
-        "VolumeSize": spec.volume_gib,
+        "VolumeSize": spec.choices.volume_gib,
         "VolumeType": "gp3",
         "Encrypted": True,
         "DeleteOnTermination": True,
     }
     data = {
         "ImageId": spec.image_id,
-        "IamInstanceProfile": {"Name": spec.instance_profile},
+        "IamInstanceProfile": {"Name": spec.choices.instance_profile},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {
             "HttpTokens": "required",
@@ -164,8 +162,7 @@ def requests_of(
     spec: LaunchSpec, attempt: Attempt, *, security: str, user_data: str
 ) -> Iterator[tuple[str, Request]]:
     """(action, request) of everything that one attempt asks for, in order."""
-    placement = placement_group(spec, attempt)
-    if placement is not None:
+    if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement
     for group in attempt.groups:
         words = {"security": security, "user_data": user_data}
@@ -173,16 +170,16 @@ def requests_of(
         yield "ec2:CreateFleet", create_fleet(spec, group, attempt.market)
 
 
-def shortened(value: Any) -> Any:
-    """A request with the digest of its user-data in place of it."""
-    if isinstance(value, list):
-        return [shortened(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    short = {key: shortened(item) for key, item in value.items()}
-    if text := short.get("UserData"):
-        short["UserData"] = f"(sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
-    return short
+def shortened(request: Request) -> Request:
+    """The request with the digest of its user-data in place of it."""
+
+    def short(found: Request) -> Request:
+        if text := found.get("UserData"):
+            found["UserData"] = f"(sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+        return found
+
+    made: Request = json.loads(json.dumps(request), object_hook=short)
+    return made
 
 
 def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
@@ -193,9 +190,10 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     common = {"Groups": [security], "DeleteOnTermination": True}
-    if spec.public or not facts.several_interfaces:
-        kind = {"InterfaceType": "efa"} if facts.efa and 0 in facts.efa_cards else {}
-        return [{"DeviceIndex": 0, **kind, **common, "AssociatePublicIpAddress": spec.public}]
+    if spec.choices.public or not facts.several_interfaces:
+        kind = {"InterfaceType": "efa"} if 0 in facts.efa_cards else {}
+        public = {"AssociatePublicIpAddress": spec.choices.public}
+        return [{"DeviceIndex": 0, **kind, **common, **public}]
     several = [(0, 0, "interface")]
     several += [(card, 0 if card else 1, "efa-only") for card in facts.efa_cards]
     return [
@@ -207,7 +205,7 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
 def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
     values = {
         "Name": f"srift {spec.lease_id}",
-        "srift:deployment": spec.deployment,
+        "srift:deployment": spec.choices.deployment,
         "srift:lease": spec.lease_id,
         "srift:node-group": group,
         "srift:deadline": str(spec.deadline_unix),

@@ -87,6 +87,11 @@ class Ec2(BaseModel):
     emulated: bool = False
 
     @property
+    def public(self) -> bool:
+        """Whether machines get a public address."""
+        return self.subnets == "public"
+
+    @property
     def torch_line(self) -> str:
         """Major.minor of the image's torch, from its parameter's name; "" if unknown."""
         found = _TORCH.search(self.ami_parameter)

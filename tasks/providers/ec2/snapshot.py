@@ -20,8 +20,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from models.domain.cluster import InstanceType, Offer
-from tasks.providers.ec2.prices import on_demand_offers
+from models.domain.cluster import InstanceType
 
 FILE = Path(__file__).with_name("snapshot.json.gz")
 
@@ -33,17 +32,7 @@ class Snapshot:
     instance_types: tuple[InstanceType, ...]
     usd: Mapping[str, Mapping[str, float | None]]
     prices_as_of: datetime
-    sources: str
     several_interfaces: frozenset[str]
-
-    def offers(self, types: list[InstanceType], regions: tuple[str, ...]) -> list[Offer]:
-        """`types` on demand in every region that offers them."""
-        found: list[Offer] = []
-        for region in regions:
-            prices = self.usd.get(region, {})
-            here = [kind for kind in types if kind.name in prices]
-            found += on_demand_offers(here, prices, region=region, price_as_of=self.prices_as_of)
-        return found
 
 
 @cache
@@ -61,6 +50,5 @@ def packaged() -> Snapshot:
         instance_types=tuple(types),
         usd=usd,
         prices_as_of=datetime.fromisoformat(body["prices_as_of"]),
-        sources=", ".join(f"{source['package']} {source['version']}" for source in body["sources"]),
         several_interfaces=frozenset(body["several_interfaces"]),
     )

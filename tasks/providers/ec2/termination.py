@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from functools import partial
 
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api, tag_filters
 from tasks.providers.ec2.errors import AwsRefused
@@ -46,13 +46,12 @@ def end_machines(api: Ec2Api, lease: Ec2Lease, tags: Mapping[str, str]) -> tuple
     """End every machine of the lease; the lease as known now, and why some may live on, or ""."""
     region, now, name = lease.region, api.clock.now(), f"lease {lease.lease_id}"
     try:
-        shown = {str(found["InstanceId"]): found for found in api.instances(region, tags=tags)}
+        shown = api.instances(region, tags=tags)
         lease = lease.with_machines(*_unheard(lease, shown, now))
         alive = {each for each, found in shown.items() if found["State"]["Name"] in ALIVE}
-        running = [machine for machine in lease.machines if not machine.ended_at]
-        young = [machine.instance_id for machine in running if now < machine.launched_at + SHOWN]
-        ids = alive | {machine.instance_id for machine in running}
-        stays = end_these(api, region, ids, young)
+        running = {each.instance_id: each for each in lease.machines if not each.ended_at}
+        young = [each for each, machine in running.items() if now < machine.launched_at + SHOWN]
+        stays = end_these(api, region, alive | running.keys(), young)
     except AwsRefused as error:
         return lease, f"machines of {name} could not be ended: {error}"
     if stays:
@@ -64,7 +63,7 @@ def end_machines(api: Ec2Api, lease: Ec2Lease, tags: Mapping[str, str]) -> tuple
         if machine.instance_id in alive:
             moment = now
         elif moment is None:
-            moment = _moment(shown.get(machine.instance_id, {})) or _latest(lease, machine)
+            moment = _ended_at(shown.get(machine.instance_id, {})) or _latest(lease, machine)
             moment = max(machine.launched_at, min(now, moment))
         ended.append(replace(machine, ended_at=moment))
     lease = replace(lease, machines=tuple(ended))
@@ -89,8 +88,7 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
     while ids and api.clock.now() < give_up:
         with suppress(AwsRefused):
             found = api.instances(lease.region, ids=ids, states=("shutting-down",))
-            codes = [machine.get("StateReason", {}).get("Code") for machine in found]
-            if _ENDED_BY_CALL not in codes:
+            if all(machine["StateReason"]["Code"] != _ENDED_BY_CALL for machine in found.values()):
                 return
         api.clock.sleep(_LOOK_EVERY_S)
 
@@ -100,15 +98,14 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str]
 
     `young` machines that EC2 does not know are not gone: EC2 does not show them yet.
     """
-    left = sorted(set(ids))
+    left = sorted(ids)
     for look in range(_LOOKS):
         if not left:
             break
         if look:
             api.clock.sleep(_LOOK_EVERY_S)
         unknown = api.terminate(region, left)
-        alive = api.instances(region, ids=left, states=ALIVE)
-        left = sorted({str(machine["InstanceId"]) for machine in alive} | unknown & {*young})
+        left = sorted(api.instances(region, ids=left, states=ALIVE).keys() | unknown & {*young})
     return left
 
 
@@ -138,25 +135,24 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
     too many rather than too few, because the caps must hold.
     """
     known = {machine.instance_id for machine in lease.machines}
-    heard = {machine.group for machine in lease.machines}
     found = []
     for request in lease.requests:
-        words: Any = {"group": request.group, "usd_per_hour": request.usd_per_hour}
+        machine = partial(Ec2Machine, group=request.group, usd_per_hour=request.usd_per_hour)
+        heard = any(each.group == request.group for each in lease.machines)
         for name, described in shown.items():
             if tags_of(described).get("srift:node-group") == request.group:
-                heard.add(request.group)
-                launched_at = utc(described["LaunchTime"])
+                heard = True
                 if name not in known:
-                    found.append(Ec2Machine(instance_id=name, launched_at=launched_at, **words))
-        lost = not request.answered and now > request.asked_at + FORGOTTEN
-        for number in range(request.size if lost and request.group not in heard else 0):
-            machine = Ec2Machine(
-                instance_id=f"unheard-{request.group}-{number}",
-                launched_at=request.asked_at,
-                ended_at=min(now, lease.deadline_at + LATEST),
-                **words,
-            )
-            found.append(machine)
+                    launched_at = utc(described["LaunchTime"])
+                    found.append(machine(instance_id=name, launched_at=launched_at))
+        if not (heard or request.answered) and now > request.asked_at + FORGOTTEN:
+            for number in range(request.size):
+                never_seen = machine(
+                    instance_id=f"unheard-{request.group}-{number}",
+                    launched_at=request.asked_at,
+                    ended_at=min(now, lease.deadline_at + LATEST),
+                )
+                found.append(never_seen)
     return found
 
 
@@ -167,7 +163,7 @@ def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     return lease.deadline_at + late + LATEST
 
 
-def _moment(described: Answer) -> datetime | None:
+def _ended_at(described: Answer) -> datetime | None:
     """The moment in "User initiated (2026-11-20 03:17:00 GMT)"."""
     found = _GMT.search(str(described.get("StateTransitionReason", "")))
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) if found else None
+    return datetime.fromisoformat(f"{found[1]}Z") if found else None

@@ -90,20 +90,11 @@ class LocalProvider(LocalMachine, Provider):
                 self.store.forget(lease_id)
 
     def leases(self) -> list[Lease]:
-        found, unreadable = self.store.read_all()
-        held = [lease.held("local") for lease in found if lease.ended_at is None]
-        return held + [
-            self.store.unknown(lease_id, error, "local") for lease_id, error in unreadable.items()
-        ]
+        return self.store.held("local")
 
     def ended(self) -> list[EndedLease]:
         """Leases that are over and not forgotten, also those of a killed controller."""
-        store = self.store
-        return [
-            lease.over(store.mailbox(lease.lease_id))
-            for lease in store.all()
-            if lease.ended_at is not None
-        ]
+        return self.store.over(self.store.all())
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,17 @@ from tasks.doctor.aws import examine_ec2
 from tasks.doctor.data import examine_data
 from tasks.doctor.findings import Finding
 from tasks.workspace.settings import Settings, load_settings
-from tests.account import Account, account, project
+from tests.ec2_home import project
+from tests.fake_ec2 import NOON, FakeAws, Fault
 from tests.world.policy import allows
 
 
 @pytest.fixture
-def aws() -> Iterator[Account]:
-    with account() as made:
-        made.plain("s3").create_bucket(Bucket="photos")
-        made.plain("s3").put_object(Bucket="photos", Key="cats/1.jpg", Body=b"x" * 2**20)
-        yield made
+def aws() -> FakeAws:
+    made = FakeAws()
+    made.s3.buckets.add("photos")
+    made.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
+    return made
 
 
 def having(folder: Path, data: str) -> Settings:
@@ -30,14 +30,14 @@ def having(folder: Path, data: str) -> Settings:
     return load_settings(file)
 
 
-def of_data(aws: Account, settings: Settings) -> list[tuple[str, str]]:
+def of_data(aws: FakeAws, settings: Settings) -> list[tuple[str, str]]:
     found = [one for one in examine_ec2(settings, aws.clients) if one.check.startswith("data of ")]
     assert {one.check for one in found} == {"data of conv"}
     return [(one.status, one.says) for one in found]
 
 
 def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machines_is_printed(
-    aws: Account, tmp_path: Path
+    aws: FakeAws, tmp_path: Path
 ) -> None:
     well, note = of_data(aws, having(tmp_path, "s3://photos/cats"))
     assert well[0] == "ok" and "1.0 MiB" in well[1]
@@ -57,20 +57,20 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
     ],
 )
 def test_what_is_not_there_is_wrong(
-    aws: Account, tmp_path: Path, data: str, status: str, says: str
+    aws: FakeAws, tmp_path: Path, data: str, status: str, says: str
 ) -> None:
     first = of_data(aws, having(tmp_path, data))[0]
     assert first[0] == status and says in first[1]
 
 
-def test_data_that_this_identity_may_not_list_are_a_note(aws: Account, tmp_path: Path) -> None:
+def test_data_that_this_identity_may_not_list_are_a_note(aws: FakeAws, tmp_path: Path) -> None:
     settings = having(tmp_path, "s3://photos/cats")
-    aws.refuse["list_objects_v2"] = "AccessDenied"
+    aws.faults = [Fault(action="s3:ListBucket", code="AccessDenied", times=9)]
     assert of_data(aws, settings)[0][0] == "note"
 
 
 def test_what_does_not_fit_on_a_volume_is_wrong(
-    aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.doctor.data.KEPT_FREE_BYTES", 100 * 2**30)
     first = of_data(aws, having(tmp_path, "s3://photos/cats"))[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +16,10 @@ from tasks.execution.collect import collect
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
-from tasks.providers.ec2 import machines as ec2_machines
-from tasks.providers.ec2.account import Ec2Account
 from tasks.recommendation import publication
 from tasks.workspace.workspace import open_workspace
-from tests.account import BUCKET, account, project
+from tests.ec2_home import project
+from tests.fake_ec2 import FakeAws
 
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "AKIACANARYCANARY0001",
@@ -34,12 +32,7 @@ SECRETS = {
 def secretive(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A project, and the ordinary credentials in the environment, as an operator has them."""
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(ec2_api.Ec2Api, "price_list", lambda self, region: iter(()))
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
-    monkeypatch.setattr(
-        Ec2Account, "may", lambda *_, **__: (True, "")
-    )  # moto knows no placement groups
-    monkeypatch.setattr(ec2_machines, "tidy", lambda *_: None)  # nor its filters
     monkeypatch.chdir(tmp_path)
     project(tmp_path)
     return tmp_path
@@ -52,7 +45,10 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     now = datetime.now(UTC)
-    with account() as aws, caplog.at_level(logging.INFO):
+    aws = FakeAws(now=now)
+    monkeypatch.setattr(ec2_api, "boto_clients", lambda: aws.clients)
+    monkeypatch.setattr(ec2_api, "AwsClock", lambda: aws.clock)
+    with caplog.at_level(logging.INFO):
         for name, value in SECRETS.items():
             monkeypatch.setenv(name, value)
         here = open_workspace("ec2")
@@ -67,18 +63,12 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         with here.provider.acquire(
             Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1
         ):
-            instances = aws.plain("ec2").describe_instances()["Reservations"][0]["Instances"]
-            assert instances
-            script = aws.plain("ec2").describe_instance_attribute(
-                InstanceId=instances[0]["InstanceId"], Attribute="userData"
-            )["UserData"]["Value"]
-            stored = {key: _content(aws, key) for key in list(aws.keys())}
+            [machine] = aws.alive()
+            stored = {key: f"{key} {content!r}" for key, (content, _) in aws.s3.objects.items()}
         collect(here, "refresh-1", now)
         publication.export_copies(here)
         with pytest.raises(ProviderError) as refused:
-            ec2_api.Ec2Api(aws.clients).ask(
-                "s3:GetObject", "us-east-1", Bucket=BUCKET, Key="nothing"
-            )
+            ec2_api.connect().ask("s3:GetObject", "us-east-1", Bucket="mailbox", Key="nothing")
         said += [
             str(refused.value),
             as_text(findings),
@@ -88,7 +78,7 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         ]
     out, err = capfd.readouterr()
     texts = {"the terminal": out + err, "the log": caplog.text, "what was said": "\n".join(said),
-            "user-data": base64.b64decode(script).decode(), **stored}  # fmt: skip
+            "user-data": machine.user_data, **stored}  # fmt: skip
     files = {str(path): path.read_bytes() for path in secretive.rglob("*") if path.is_file()}
     assert any("leases-ec2" in name for name in files) or stored
     assert any(name.endswith("warehouse.duckdb") for name in files) and any(
@@ -97,9 +87,3 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
     for secret in SECRETS.values():
         assert [where for where, text in texts.items() if secret in text] == []
         assert [name for name, content in files.items() if secret.encode() in content] == []
-
-
-def _content(aws: object, key: str) -> str:
-    found = aws.plain("s3").get_object(Bucket=BUCKET, Key=key)  # type: ignore[attr-defined]
-    body = found["Body"].read()
-    return f"{key} {body.decode(errors='replace')}"

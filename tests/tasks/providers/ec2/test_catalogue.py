@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tasks.providers.ec2.catalogue import (
-    DEVICE_TFLOPS,
     described,
     efa_cards,
     family,
-    image_line,
+    image_families,
     instance_type_of,
     is_gpu,
     may_be_wanted,
@@ -26,7 +25,7 @@ from tasks.providers.ec2.snapshot import packaged
 
 def answer(**changed: Any) -> dict[str, Any]:
     """An entry of DescribeInstanceTypes."""
-    card = {"BaselineBandwidthInGbps": 10.0, "PeakBandwidthInGbps": 25.0}
+    card = {"BaselineBandwidthInGbps": 10.0, "PeakBandwidthInGbps": 25.0, "InterfaceTypes": ()}
     return {
         "InstanceType": "g9.2xlarge",
         "VCpuInfo": {"DefaultVCpus": 8},
@@ -62,7 +61,7 @@ NEURON = {"NeuronDevices": [{"Name": "Trainium", "Count": 16, "MemoryInfo": {"Si
 @pytest.mark.parametrize(
     ("changed", "device", "tflops"),
     [
-        ({}, (1, "T4", 16.0), DEVICE_TFLOPS["T4"]),
+        ({}, (1, "T4", 16.0), 8.1),
         ({"GpuInfo": {}}, (1, "cpu", 32.0), None),
         ({"GpuInfo": {}, "NeuronInfo": NEURON}, (16, "Trainium", 32.0), None),
         ({"GpuInfo": {"Gpus": [gpu(Name="Z1")]}}, (1, "Z1", 16.0), None),
@@ -80,7 +79,7 @@ NEURON = {"NeuronDevices": [{"Name": "Trainium", "Count": 16, "MemoryInfo": {"Si
                 }
             },
             (1, "L4 1/8", 2.0),
-            DEVICE_TFLOPS["L4"] / 8,
+            30.3 / 8,
         ),
     ],
     ids=[
@@ -168,11 +167,11 @@ def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
 
 
 def test_gpu_stands_for_the_families_of_the_image_line() -> None:
-    line = image_line(AMI_PARAMETER)
+    line = image_families(AMI_PARAMETER)
     assert line is not None
     gpus = [kind for kind in packaged().instance_types if is_gpu(kind)]
     offered = {family(kind.name) for kind in wanted(gpus, ["gpu"], line)}
-    assert offered == line.families
+    assert offered == line
     left = {family(kind.name) for kind in gpus} - offered
     assert {"p3dn", "g7", "g7e", "p6-b300"} <= left
     volta = next(kind for kind in gpus if kind.name == "p3dn.24xlarge")
@@ -181,7 +180,7 @@ def test_gpu_stands_for_the_families_of_the_image_line() -> None:
 
 
 def test_processors_run_any_image_and_arm_none() -> None:
-    line = image_line(AMI_PARAMETER)
+    line = image_families(AMI_PARAMETER)
     types = [answer(InstanceType="m9.large", GpuInfo={}), answer(InstanceType="g5g.xlarge")]
     arm, cpu = described(types)
     assert off_image(cpu, line) == "" and off_image(arm, line) and off_image(arm, None)

@@ -13,7 +13,7 @@ import pytest
 from models.domain.cluster import Offer, bucket_hazard
 from models.job.interruption_rates import fit_hazard
 from tasks.providers.ec2 import prices as ec2_prices
-from tasks.providers.ec2.api import Ec2Api
+from tasks.providers.ec2.api import connect
 from tasks.providers.ec2.catalogue import instance_type_of
 from tasks.providers.ec2.prices import (
     billed,
@@ -22,7 +22,6 @@ from tasks.providers.ec2.prices import (
     on_demand_offers,
     on_demand_prices,
     spot_offers,
-    zone_scores,
 )
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import NOON, FakeAws
@@ -102,19 +101,20 @@ def test_an_unknown_price_makes_an_offer_without_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("buckets", "bucket"),
+    ("listed", "bucket"),
     [
-        ({G9.name: 1}, 1),
-        ({"b": 1}, None),
+        ({G9.name: {"r": 1}}, 1),
+        ({"b": {"r": 1}}, None),
         ({}, None),
     ],
 )
 def test_a_spot_offer_says_who_knows_how_often_it_is_interrupted(
-    buckets: dict[str, int], bucket: int | None
+    listed: dict[str, Any], bucket: int | None
 ) -> None:
     """The provider's prior of an unlisted type is the model's."""
+    advisor = {"spot_advisor": {"us-east-1": {"Linux": listed}}}
     (spot,) = spot_offers(
-        [G9], {(G9.name, "1a"): 1.0}, buckets, region="us-east-1", price_as_of=NOON
+        [G9], {(G9.name, "1a"): 1.0}, advisor, region="us-east-1", price_as_of=NOON
     )
     assert spot.interruptions_per_hour == bucket_hazard(bucket) and spot.interruption_source
     nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
@@ -204,8 +204,5 @@ def test_no_region_costs_more_than_the_caps_count() -> None:
 
 def test_placement_scores_are_by_zone_name() -> None:
     aws = FakeAws()
-    found = Ec2Api(aws.clients).placement_scores("us-east-1", ["g5.xlarge"], 4)
+    found = connect(aws.clients).placement_scores("us-east-1", ["g5.xlarge"], 4)
     assert found == {f"us-east-1{zone}": 5 for zone in "abc"}
-    zones = [{"ZoneId": "use1-az1", "ZoneName": "us-east-1a"}]
-    rows = [{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}]
-    assert zone_scores(rows, zones) == {}

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.providers.ec2 import requests as ec2_request
-from tasks.providers.ec2.attempts import SPOT_MARGIN, Attempt, attempts, repriced
+from tasks.providers.ec2.attempts import SPOT_MARGIN, Attempt, attempts
 from tasks.providers.ec2.catalogue import TypeFacts, quota_of
 from tasks.providers.ec2.requests import LaunchSpec, Request, requests_of, shortened
+from tasks.providers.ec2.settings import Ec2
 from tests import aws_model
 from tests.ec2_home import worst_usd
 
@@ -44,12 +45,12 @@ OFFERS = [
     offer("p4d.24xlarge", "on-demand", "any", 32.77),
 ]
 ASKED, P4D = Cluster.of((2, OFFERS[0])), Cluster.of((2, OFFERS[4]))
-EFA = TypeFacts(efa=True, grouped=True)
+EFA = TypeFacts(efa_cards=(0,), grouped=True)
 SPEC = LaunchSpec(
     region="us-east-1", vpc="vpc-1", subnets={zone: f"subnet-{zone[-1]}" for zone in ZONES},
-    types={"g4dn.xlarge": TypeFacts(efa=False, grouped=True), "p4d.24xlarge": EFA},
-    image_id="ami-1", root_device="/dev/sda1", volume_gib=100, instance_profile="srift-node",
-    role_id="AROA", deployment="srift", controller="abc", lease_id="r-1",
+    types={"g4dn.xlarge": TypeFacts(efa_cards=(), grouped=True), "p4d.24xlarge": EFA},
+    image_id="ami-1", root_device="/dev/sda1", choices=Ec2(),
+    role_id="AROA", controller="abc", lease_id="r-1",
     deadline_unix=1_800_000_000,
 )  # fmt: skip
 
@@ -95,15 +96,6 @@ def test_only_allowed_markets_and_known_prices_are_attempted() -> None:
     assert attempts(Cluster.of((1, unknown[0])), unknown, ZONES, BOTH) == []
     [spot, _] = attempts(ASKED, OFFERS, [*ZONES[1:], "us-east-1f"], BOTH)
     assert list(spot.clusters) == ZONES[1:]
-
-
-def test_prices_of_now_replace_public_and_own_spot_prices() -> None:
-    own = replace(SPOT[0], usd_per_hour=0.1, public_usd_per_hour=0.2, own_price="ours")
-    later = datetime(2026, 11, 21, tzinfo=UTC)
-    cluster = repriced(Cluster.of((2, own)), {("g4dn.xlarge", ZONES[0]): 0.3}, later)
-    assert cluster.usd_per_hour == pytest.approx(0.6)
-    assert {(offer.own_price, offer.price_as_of) for offer in cluster.members} == {("", later)}
-    assert repriced(Cluster.of((2, own)), {}, later) == Cluster.of((2, own))
 
 
 def test_spot_is_a_fleet_of_all_or_none_in_one_zone_up_to_a_price() -> None:
@@ -158,7 +150,7 @@ def test_every_network_card_is_attached_in_private_subnets(
 ) -> None:
     """EC2 refuses words about a public address beside several interfaces."""
     types = {"p4d.24xlarge": replace(EFA, efa_cards=cards)}
-    found = interfaces(replace(SPEC, public=False, types=types))
+    found = interfaces(replace(SPEC, choices=Ec2(subnets="private"), types=types))
     kinds = [
         (one.get("NetworkCardIndex", 0), one["DeviceIndex"], one["InterfaceType"]) for one in found
     ]
@@ -188,7 +180,7 @@ def test_the_same_request_has_the_same_token_and_any_other_another() -> None:
 
 
 def test_a_shortened_request_has_a_digest_for_the_user_data() -> None:
-    text = json.dumps(shortened(list(requests().values())))
+    text = json.dumps([shortened(one) for one in requests().values()])
     assert "IyEvYmluL3No" not in text and "sha256" in text
 
 
@@ -199,7 +191,7 @@ def test_the_worst_case_bounds_every_attempt_to_its_end(
     cluster = Cluster.of((size, replace(OFFERS[0], usd_per_hour=usd)))
     for markets in (BOTH, ("spot",)):
         found = attempts(cluster, OFFERS, ZONES, markets)
-        worst = worst_usd(found, SPEC.volume_gib, deadline_s)
+        worst = worst_usd(found, SPEC.choices.volume_gib, deadline_s)
         for one in found:
             price = size * (one.groups[0].bids[zone] + SPEC.usd_per_hour_more)
             assert worst > price * deadline_s / 3600

@@ -9,7 +9,8 @@ from importlib import metadata
 
 import pytest
 
-from tasks.providers.ec2.catalogue import wanted
+from tasks.providers.ec2.provider import packaged_offers
+from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.snapshot import FILE, packaged
 from tests.snapshot import combined, make
 from tests.tasks.providers.ec2.test_catalogue import answer
@@ -37,10 +38,8 @@ def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced() -> None:
     snapshot = packaged()
     prices = [usd for prices in snapshot.usd.values() for usd in prices.values()]
     assert None in prices and all(usd is None or usd > 0 for usd in prices)
-    gpus = wanted(snapshot.instance_types, ["gpu"])
-    offers = snapshot.offers(gpus, ("us-east-1", "eu-west-1"))
-    assert {offer.region for offer in offers} == {"us-east-1", "eu-west-1"}
-    assert len(offers) > 60 and any(offer.usd_per_hour is None for offer in offers)
+    offers = packaged_offers(Ec2(), "us-east-1")
+    assert len(offers) > 30 and any(offer.usd_per_hour is None for offer in offers)
     assert {offer.price_as_of for offer in offers} == {snapshot.prices_as_of}
 
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from tasks.providers.base import NotSupported
-from tasks.providers.ec2.userdata import MOST_BYTES, NodeBoot, fitting, user_data
+from tasks.providers.ec2.userdata import MOST_BYTES, user_data
 
 GOOD = {
     "bucket": "srift-123",
     "prefix": "team/srift",
     "region": "us-east-1",
     "code_sha256": "ab" * 32,
-    "lease_id": "20261120-abc",
+    "lease": "20261120-abc",
     "role_id": "AROAEXAMPLEEXAMPLE",
     "python": "/opt/pytorch/bin/python3",
 }
 
 
 def script(deadline_s: float = 3601.0, **changed: str) -> str:
-    return user_data(NodeBoot(**GOOD | changed), deadline_s)
+    return user_data(deadline_s, **GOOD | changed)
 
 
 def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot_when_its_timer_is_lost(
@@ -57,10 +57,9 @@ def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it(
 
 
 def test_the_script_fits_with_room_and_a_longer_one_is_refused() -> None:
-    assert len(script(prefix="p" * 100, lease_id="l" * 60).encode()) < MOST_BYTES - 1000
-    with pytest.raises(NotSupported, match="20000 bytes"):
-        fitting("x" * 20_000)
-    assert fitting("x" * MOST_BYTES)
+    assert len(script(prefix="p" * 100, lease="l" * 60).encode()) < MOST_BYTES - 1000
+    with pytest.raises(NotSupported, match="bytes"):
+        script(prefix="p" * 20_000)
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://x", "http://user:secret@host"])
