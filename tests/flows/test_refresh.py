@@ -52,7 +52,7 @@ def test_a_cap_is_asked_for_first_and_a_bucket_next(nothing_runs: Path) -> None:
     file = project(nothing_runs)
     with pytest.raises(SettingsError, match="--max-usd"):
         refresh.refresh.fn("ec2", None)
-    file.write_text(file.read_text().replace('bucket = "mine-1"', ""))
+    file.write_text(file.read_text().replace('bucket = "mailbox"', ""))
     with pytest.raises(SettingsError, match="bucket"):
         refresh.refresh.fn("ec2", 5.0)
 
