@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..node.data import KEPT_FREE_BYTES
@@ -13,7 +15,7 @@ from ..providers.ec2.errors import DENIED, AwsRefused
 from ..providers.ec2.settings import Ec2
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings, SettingsError
-from ..workspace.workload_data import MOST_FILES, Address, WorkloadData, files_below, said_bytes
+from ..workspace.workload_data import MOST_FILES, Address, files_below, said_bytes
 from .findings import Finding, judged
 
 _GIB = 2**30
@@ -30,11 +32,11 @@ def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Find
             continue
         if data is None:
             continue
-        if data.address is None:
+        if isinstance(data.source, Path):
             ec2 = None if api is None else settings.ec2
-            yield judged(check, lambda data=data, ec2=ec2: _folder(ec2, data))  # type: ignore[misc]
+            yield judged(check, partial(_folder, ec2, data.source))
         elif api is not None:
-            yield from _address(check, api, settings.ec2, data.address)
+            yield from _address(check, api, settings.ec2, data.source)
 
 
 def statements(ec2: Ec2, addresses: Mapping[str, Address]) -> list[dict[str, Any]]:
@@ -50,7 +52,8 @@ def statements(ec2: Ec2, addresses: Mapping[str, Address]) -> list[dict[str, Any
 def addresses_of(settings: Settings) -> dict[str, Address]:
     """Return the S3 address of each workload with data there. Raises SettingsError."""
     every = {name: settings.data(name) for name in settings.workloads}
-    return {name: one.address for name, one in every.items() if one and one.address}
+    sources = {name: data.source for name, data in every.items() if data}
+    return {name: source for name, source in sources.items() if isinstance(source, Address)}
 
 
 def _ours(ec2: Ec2, address: Address) -> bool:
@@ -76,12 +79,11 @@ def _statements(address: Address, number: int) -> list[dict[str, Any]]:
     ]
 
 
-def _folder(ec2: Ec2 | None, data: WorkloadData) -> str:
-    assert data.folder is not None
-    sizes = files_below(data.folder).values()
+def _folder(ec2: Ec2 | None, folder: Path) -> str:
+    sizes = files_below(folder).values()
     if ec2 is not None:
         _check_room(ec2, sum(sizes))
-    return f"{len(sizes)} files of {said_bytes(sum(sizes))} in {data.folder}"
+    return f"{len(sizes)} files of {said_bytes(sum(sizes))} in {folder}"
 
 
 def _address(check: str, api: Ec2Api, ec2: Ec2, address: Address) -> Iterator[Finding]:

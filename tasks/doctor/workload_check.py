@@ -92,7 +92,7 @@ def _lay_out(folder: Path, package: Path, file: WorkloadFile, source: Source) ->
 
 def _place(settings: Settings, data: WorkloadData) -> str:
     fetched = data.fetched_below(settings.home)
-    return str(fetched if data.address is not None and fetched.is_dir() else data.source)
+    return str(fetched if fetched.is_dir() else data.source)
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -10,20 +11,20 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings import SettingsError as MalformedVariable
 
 from models.domain.suggestions import nearest_names, refuse_odd_names
 from models.domain.workload import (
@@ -44,15 +45,7 @@ from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
 from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
-from .workload_data import (
-    Address,
-    BadData,
-    WorkloadData,
-    digest_of_data,
-    files_below,
-    refuse_no_folder,
-    source_of,
-)
+from .workload_data import BadData, WorkloadData, read_data, source_of
 
 PREFIX = "SRIFT_"
 FILE = "srift.toml"
@@ -97,51 +90,57 @@ class Choice(_Section):
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
 
 
-class GoalSettings(_Section):
-    """A goal of the table. With `p_required`, its limit is met with that probability or nothing
-    is named."""
+def _one_of(names: Sequence[str]) -> AfterValidator:
+    """Return a validator that accepts these names and suggests the nearest for another."""
 
-    goal: str
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"unknown name {name!r}; {nearest_names(name, names)}")
+        return name
+
+    return AfterValidator(check)
+
+
+class GoalSettings(_Section):
+    """A goal of the table. With `p_required`, the table names a cluster only if the probability
+    of meeting the limit is at least that."""
+
+    goal: Annotated[str, _one_of(GOALS)]
     hours: float | None = Field(default=None, gt=0)
     usd: float | None = Field(default=None, gt=0)
     p_required: float | None = Field(default=None, gt=0, lt=1)
 
     @model_validator(mode="after")
-    def _constrained(self) -> GoalSettings:
-        _refuse_unknown([self.goal], GOALS)
-        limit = {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}
-        needed = limit.get(self.goal)
-        stated = {name for name in ("hours", "usd") if getattr(self, name) is not None}
-        if stated != ({needed} if needed else set()):
-            raise ValueError(f"goal {self.goal!r} takes {needed or 'neither hours nor usd'}")
+    def _limited(self) -> GoalSettings:
+        limit = Goal(goal=self.goal).constraint
+        if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
+            raise ValueError(f"goal {self.goal!r} takes {limit or 'neither hours nor usd'}")
         return self
-
-
-def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ValueError(f"unknown name {name!r}; {nearest_names(name, known)}")
 
 
 class WorkloadSettings(_Section):
     """A workload: its code, samples, global batch and goals.
 
     `entrypoint` is `file.py:function` beside srift.toml, or `module:function` in the folder
-    `path`. Without an entrypoint the workload is known by imported measurements alone.
-    `precisions`, `strategies` and `switches` are those that its training tolerates. `data` is a
-    folder or `s3://bucket/prefix`; its place on the machine is the argument `data`.
+    `path`. A workload without an entrypoint has imported measurements alone. `precisions`,
+    `strategies` and `switches` list what its training tolerates. `data` is a folder or
+    `s3://bucket/prefix`; the function gets its place on the machine as the argument `data`.
     """
 
     entrypoint: str | None = None
     data: str | None = None
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
-    precisions: tuple[str, ...] = Field(default=PRECISIONS[:1], min_length=1)
-    strategies: tuple[str, ...] = Field(default=STRATEGIES[:1], min_length=1)
-    switches: tuple[str, ...] = Field(default=SWITCHES[:1], min_length=1)
+    precisions: tuple[Annotated[str, _one_of(PRECISIONS)], ...] = Field(
+        PRECISIONS[:1], min_length=1
+    )
+    strategies: tuple[Annotated[str, _one_of(STRATEGIES)], ...] = Field(
+        STRATEGIES[:1], min_length=1
+    )
+    switches: tuple[Annotated[str, _one_of(SWITCHES)], ...] = Field(SWITCHES[:1], min_length=1)
     arguments: dict[str, bool | int | float | str] = {}
     path: str | None = None
-    requirements: str | None = None
+    requirements: str = ""
     env: dict[str, str] = {}
     goals: tuple[GoalSettings, ...] = ()
 
@@ -154,6 +153,12 @@ class WorkloadSettings(_Section):
             if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
                 raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
         return env
+
+    @field_validator("data")
+    @classmethod
+    def _parsed(cls, data: str) -> str:
+        source_of(data, Path())
+        return data
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -169,12 +174,6 @@ class WorkloadSettings(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> WorkloadSettings:
-        for names, known in (
-            (self.precisions, PRECISIONS),
-            (self.strategies, STRATEGIES),
-            (self.switches, SWITCHES),
-        ):
-            _refuse_unknown(names, known)
         least, largest = self.batches
         if not 1 <= least <= largest:
             raise ValueError("global_batch is a whole number of at least 1, or [least, largest]")
@@ -186,12 +185,10 @@ class WorkloadSettings(_Section):
         scaled = {STRATEGIES[0], *SERVED}  # the others combine gradients that fp16 has scaled
         if "fp16" in self.precisions and not scaled.issuperset(self.strategies):
             raise ValueError("fp16 works with strategy ddp alone; take bf16")
-        usable = {mode.strategy for mode in self.modes}
-        if unusable := [one for one in self.strategies if one not in usable]:
+        for strategy in set(self.strategies) - {mode.strategy for mode in self.modes}:
             switches = ", ".join(self.switches)
-            raise ValueError(f"strategy {unusable[0]} does not work with switches {switches}")
-        limits = [(goal.goal, goal.hours, goal.usd) for goal in self.goals]
-        if len(set(limits)) < len(limits):
+            raise ValueError(f"strategy {strategy} does not work with switches {switches}")
+        if len({(goal.goal, goal.hours, goal.usd) for goal in self.goals}) < len(self.goals):
             raise ValueError("a goal is given twice")
         return self
 
@@ -221,24 +218,16 @@ class Shared(_Section):
     def url(self, database: str, driver: str) -> str:
         """Return SQLAlchemy's URL of a database, without a password."""
         host, query = quote(self.host), ""
-        if "/" in self.host:
+        if "/" in self.host:  # the folder of a Unix socket
             host, query = "", f"?host={quote(self.host, safe='')}"
         return f"postgresql+{driver}://{quote(self.user)}@{host}:{self.port}/{database}{query}"
 
 
-class Settings(BaseSettings):
+class Settings(_Section):
     """Settings of an installation. `root` is the folder of srift.toml, `home` holds the state."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_nested_delimiter="__",
-        extra="forbid",
-        frozen=True,
-        env_ignore_empty=True,
-    )
-
-    root: Path = Path()
-    home: Path = Path()
+    root: Path
+    home: Path = Field(Path(".srift"), validate_default=True)
     campaign: Campaign = Campaign()
     choice: Choice = Choice()
     local: Local = Local()
@@ -248,28 +237,17 @@ class Settings(BaseSettings):
     # A folder of a million files is read once.
     _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)
 
+    @field_validator("home")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Prefer variables to the file, whose content arrives as init arguments."""
-        return env_settings, init_settings
+    def _in_root(cls, home: Path, others: ValidationInfo) -> Path:
+        root: Path = others.data["root"]
+        return (root / home.expanduser()).resolve()
 
     @field_validator("workloads")
     @classmethod
     def _plain(cls, workloads: dict[str, WorkloadSettings]) -> dict[str, WorkloadSettings]:
         refuse_odd_names(workloads)
         return workloads
-
-    @field_validator("root", "home")
-    @classmethod
-    def _absolute(cls, path: Path) -> Path:
-        return path.expanduser().resolve()
 
     def shared_data(self, kind: str) -> str:
         """Return the folder or prefix below `shared.data` for "warehouse" or "mlflow"."""
@@ -299,6 +277,7 @@ class Settings(BaseSettings):
         stated = self.stated(name)
         least, largest = stated.batches
         overshoot = self.choice.overshoot_price
+        goals = (Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in stated.goals)
         return Workload(
             name=name,
             digest=self.workload_digest(name),
@@ -306,9 +285,7 @@ class Settings(BaseSettings):
             global_batch_least=least,
             global_batch_most=largest,
             modes=stated.modes,
-            goals=tuple(
-                Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in stated.goals
-            ),
+            goals=tuple(goals),
         )
 
     def stated(self, name: str) -> WorkloadSettings:
@@ -320,31 +297,23 @@ class Settings(BaseSettings):
     def source(self, name: str) -> tuple[Source, str]:
         """Return a workload's code and the name of its function. Raises SettingsError."""
         stated = self.stated(name)
-        if stated.entrypoint is None:
-            raise SettingsError(f"workloads.{name} has no entrypoint, only imported measurements")
-        where, _, function = stated.entrypoint.rpartition(":")
-        if not where or not function.isidentifier():
-            raise SettingsError(f"workloads.{name}.entrypoint is not of the form file.py:function")
-        requirements = stated.requirements or ""
-        path = self.root / (where if stated.path is None else stated.path)
-        if not (path.is_file() if stated.path is None else path.is_dir()):
-            key, kind = ("entrypoint", "file") if stated.path is None else ("path", "folder")
-            siblings = [one.name for one in path.parent.glob("*")]
-            near = nearest_names(path.name, siblings, otherwise=f"paths start at {FILE}'s folder")
-            raise SettingsError(f"workloads.{name}.{key}: no {kind} {path}; {near}")
+        where, _, function = (stated.entrypoint or "").rpartition(":")
         try:
+            if not where or not function.isidentifier():
+                raise SourceRefused("entrypoint", "needed, of the form file.py:function")
             if stated.path is None:
-                return file_source(path, self.root, requirements), function
+                return file_source(self.root, where, stated.requirements), function
             # State, goals and data must not change the code's digest.
             without = [self.home, self.root / FILE]
-            if stated.data is not None and isinstance(data := self._data_source(name), Path):
+            if stated.data and isinstance(data := source_of(stated.data, self.root), Path):
                 without.append(data)
-            return folder_source(path, where, requirements, without), function
+            folder = self.root / stated.path
+            return folder_source(folder, where, stated.requirements, without), function
         except SourceRefused as error:
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return what a machine is told of a workload, and its code. Raises SettingsError."""
+        """Return the description of a workload for machines, and its code. Raises SettingsError."""
         source, function = self.source(name)
         stated, data = self.stated(name), self.data(name)
         try:
@@ -363,38 +332,24 @@ class Settings(BaseSettings):
             digest=digest,
             file=file,
             function=function,
-            arguments=dict(stated.arguments),
+            arguments=stated.arguments,
             source=source.entry,
             module=source.module,
             requirements=source.requirements,
             requirements_digest=source.needed_digest(contents),
-            env=dict(stated.env),
+            env=stated.env,
             data_digest=data_digest,
         ), source
 
     def data(self, name: str) -> WorkloadData | None:
         """Return a workload's data, as first read. Raises SettingsError if they cannot travel."""
         text = self.workloads[name].data
-        if text is None:
-            return None
-        if name not in self._data:
-            source, files = self._data_source(name), None
+        if text is not None and name not in self._data:
             try:
-                if isinstance(source, Path):
-                    refuse_no_folder(source, self.home)
-                    files = files_below(source)
+                self._data[name] = read_data(text, self.root, self.home)
             except BadData as error:
                 raise SettingsError(f"workloads.{name}.data: {error}") from None
-            digest = digest_of_data(text, files)
-            self._data[name] = WorkloadData(text=text, source=source, digest=digest)
-        return self._data[name]
-
-    def _data_source(self, name: str) -> Path | Address:
-        """Parse `data`; its folder need not exist: `srift reap` must work without a lost disk."""
-        try:
-            return source_of(self.workloads[name].data or "", self.root)
-        except BadData as error:
-            raise SettingsError(f"workloads.{name}.data: {error}") from None
+        return self._data.get(name)
 
     def workload_digest(self, name: str) -> str:
         """Return twelve hex digits of code, function, arguments, requirements, env and data."""
@@ -413,48 +368,45 @@ def find_file(start: Path | None = None) -> Path:
 
 
 def load_settings(file: Path | None = None) -> Settings:
-    """Return the settings. Raises SettingsError that names every wrong key."""
-    start = os.environ.get("SRIFT_ROOT")
+    """Return the settings. Raises SettingsError that names every wrong key.
+
+    SRIFT_ROOT is where the search for srift.toml starts.
+    """
+    start = os.environ.get(f"{PREFIX}ROOT")
     path = (file or find_file(Path(start) if start else None)).resolve()
     try:
         body = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
-    _refuse_unknown_variables()
-    home = body.pop("home", ".srift")
-    if isinstance(home, str):
-        home = path.parent / Path(home).expanduser()
+    variables = [name for name in sorted(os.environ) if name.startswith(PREFIX)]
     try:
-        if "root" in body:
-            raise SettingsError(f"{path}: root: the root is the folder of {FILE}")
-        settings = Settings(**body, home=home, root=path.parent)
-    except ValidationError as error:
-        raise SettingsError(_explained(error, path)) from None
-    except MalformedVariable as error:
-        raise SettingsError(f"{error}: lists and sections in {PREFIX}* are JSON") from None
-    # SRIFT_ROOT names where to look for the file, and nothing else.
-    settings = settings.model_copy(update={"root": path.parent})
+        for variable in variables:
+            _override(body, variable)
+        settings = Settings(root=path.parent, **body)
+    except (TypeError, ValueError) as error:
+        lines = [f"{path}, with {', '.join(variables) or 'no variables'}:", *_problems(error)]
+        raise SettingsError("\n  ".join(lines)) from None
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.source(name)
-        if workload.data is not None:
-            settings._data_source(name)
     return settings
 
 
-def _refuse_unknown_variables() -> None:
-    """Refuse what pydantic-settings ignores: a misspelt cap must not be lost."""
-    for variable, value in os.environ.items():
-        section = variable.removeprefix(PREFIX).lower().split("__")[0]
-        if variable.startswith(PREFIX) and value and section not in Settings.model_fields:
-            known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
-            raise SettingsError(f"unknown variable {variable}; {nearest_names(variable, known)}")
+def _override(body: dict[str, Any], variable: str) -> None:
+    """Put the variable SRIFT_SECTION__KEY into `body`; a list or a section is JSON."""
+    *sections, key = variable.removeprefix(PREFIX).lower().split("__")
+    value = os.environ[variable]
+    if not value or variable == f"{PREFIX}ROOT":
+        return
+    for section in sections:
+        body = body.setdefault(section, {})
+    body[key] = json.loads(value) if value[0] in "[{" else value
 
 
-def _explained(error: ValidationError, path: Path) -> str:
-    lines = []
-    for one in error.errors():
-        key = ".".join(str(part) for part in one["loc"])
-        lines.append(f"  {key}: {one['msg'].removeprefix('Value error, ')}")
-    variables = sorted(name for name in os.environ if name.startswith(PREFIX))
-    return "\n".join([f"{path}, with {', '.join(variables) or 'no variables'}:", *lines])
+def _problems(error: Exception) -> list[str]:
+    if not isinstance(error, ValidationError):
+        return [str(error)]
+    return [
+        f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}"
+        for one in error.errors()
+    ]

@@ -125,7 +125,6 @@ def folder_source(
 ) -> Source:
     """Return the code below `folder`, except what lies in `without`. Raises SourceRefused."""
     files, left_out = _files(folder.resolve(), {path.resolve() for path in without})
-    _check(files, folder, requirements)
     stem = module.replace(".", "/")
     entry = next((one for one in (f"{stem}.py", f"{stem}/__init__.py") if one in files), None)
     if entry is None:
@@ -133,6 +132,7 @@ def folder_source(
         raise SourceRefused(
             "entrypoint", f"no module {module!r} in {folder}; {nearest_names(module, known)}"
         )
+    _check(files, folder, requirements)
     return Source(
         files=files,
         entry=entry,
@@ -142,14 +142,18 @@ def folder_source(
     )
 
 
-def file_source(path: Path, root: Path, requirements: str) -> Source:
-    """Return the file at `path` with the requirements file below `root`. Raises SourceRefused."""
+def file_source(root: Path, name: str, requirements: str) -> Source:
+    """Return a file below `root` with its requirements file. Raises SourceRefused."""
+    path = root / name
+    if not path.is_file():
+        near = nearest_names(path.name, [other.name for other in path.parent.glob("*")])
+        raise SourceRefused("entrypoint", f"no file {path}; {near}")
     files = {path.name: path}
     if requirements:
         if (root / requirements).is_file():
             files[requirements] = root / requirements
         _check(files, root, requirements)
-    return Source(files=dict(sorted(files.items())), entry=path.name, requirements=requirements)
+    return Source(files=files, entry=path.name, requirements=requirements)
 
 
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:

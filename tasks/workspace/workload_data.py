@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.domain.suggestions import nearest_names
-
 MOST_FILES = 1_000_000  # more take hours to fetch one by one
 _MAX_NAME_BYTES = 900  # S3 allows 1024 bytes for a key, the prefix included
 # The prefix enters an IAM policy: no '*', '?' or '$'.
@@ -37,23 +35,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadData:
-    """A workload's data. `digest` covers the text and, for a folder, names and sizes of files."""
+    """A workload's data: a folder or an address.
+
+    `digest` covers the text of the setting and, for a folder, names and sizes of its files.
+    """
 
     text: str
     source: Path | Address
     digest: str
 
-    @property
-    def folder(self) -> Path | None:
-        return self.source if isinstance(self.source, Path) else None
-
     def fetched_below(self, home: Path) -> Path:
         """Return the folder where data from S3 are kept for local hosts."""
         return home / "data" / self.digest
-
-    @property
-    def address(self) -> Address | None:
-        return self.source if isinstance(self.source, Address) else None
 
 
 def source_of(text: str, root: Path) -> Path | Address:
@@ -68,21 +61,14 @@ def source_of(text: str, root: Path) -> Path | Address:
     return Address(bucket=address[1], prefix=f"{prefix}/" if prefix else "")
 
 
-def refuse_no_folder(folder: Path, home: Path) -> None:
-    """Raises BadData unless `folder` is a folder with contents that does not hold SRIFT_HOME."""
-    if not folder.is_dir():
-        above = folder.parent
-        siblings = [one.name for one in above.iterdir() if one.is_dir()] if above.is_dir() else []
-        near = nearest_names(folder.name, siblings, otherwise="create it, or remove `data`")
-        raise BadData(f"no folder {folder}; {near}")
-    if home.is_relative_to(folder):
-        raise BadData(f"{folder} holds SRIFT_HOME, which changes with every command")
-    try:
-        empty = not os.listdir(folder)
-    except OSError as error:
-        raise BadData(f"{folder} cannot be read: {error.strerror}") from None
-    if empty:
-        raise BadData(f"{folder} is empty: put the data there, or remove `data`")
+def read_data(text: str, root: Path, home: Path) -> WorkloadData:
+    """Return the data that `text` names, with their digest. Raises BadData."""
+    source, files = source_of(text, root), None
+    if isinstance(source, Path):
+        if home.is_relative_to(source):
+            raise BadData(f"{source} holds SRIFT_HOME, which changes with every command")
+        files = files_below(source)
+    return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
 
 def files_below(folder: Path) -> dict[str, int]:

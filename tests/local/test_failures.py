@@ -117,7 +117,7 @@ def job(
         expected=(Devices(name=CPU, count=1),) * count,
         items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
         run_setups={run_id: setup(kind="train") for run_id in runs},
-        files=((spec, file_source(installation.settings.root / "tiny.py", Path(), "")),),
+        files=((spec, file_source(installation.settings.root, "tiny.py", "")),),
         seed=1,
         deadline_s=120.0,
     )

@@ -53,7 +53,7 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
     [
         ("s3://photos/dogs", "wrong", "s3://photos/dogs/"),
         ("s3://nobody/cats", "wrong", "NoSuchBucket"),
-        ("images", "wrong", "no folder"),
+        ("images", "wrong", "images"),
     ],
 )
 def test_what_is_not_there_is_wrong(

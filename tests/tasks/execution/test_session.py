@@ -330,7 +330,7 @@ def with_data(source: Path) -> Job:
     digest = digest_of(source.read_bytes(), "build", {}, data="aabb")
     data = {"data": "s3://mine-1/cats/", "data_digest": "aabb"}
     spec = WorkloadFile(name="tiny", digest=digest, file="workloads/w.py", function="build", **data)
-    return replace(job("a"), files=((spec, file_source(source, Path(), "")),))
+    return replace(job("a"), files=((spec, file_source(source.parent, source.name, "")),))
 
 
 def has(state: str, node: int, **more: Any) -> Step:

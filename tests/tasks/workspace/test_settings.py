@@ -104,10 +104,10 @@ def test_a_wrong_file_is_refused_and_the_key_is_named(
 @pytest.mark.parametrize(
     ("name", "value", "key"),
     [
-        ("SRIFT_CAMPAIN__MAX_USD", "1", "SRIFT_CAMPAIGN"),
+        ("SRIFT_CAMPAIN__MAX_USD", "1", "campain"),
         ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd"),
         ("SRIFT_CAMPAIGN__MAX_USD", "cheap", "campaign.max_usd"),
-        ("SRIFT_CAMPAIGN", "cheap", "JSON"),
+        ("SRIFT_CAMPAIGN", "cheap", "campaign"),
         ("SRIFT_EC2__VOLUME_GIB", "4", "ec2.volume_gib"),
         ("SRIFT_WORKLOADS__TINNY__SAMPLES", "1", "workloads.TINNY".lower()),
     ],

@@ -46,7 +46,7 @@ def test_names_and_sizes_of_a_folder_decide_the_digest(project: Path) -> None:
 
 def test_an_address_is_parsed(project: Path) -> None:
     data = settings(project, "s3://bucket/a/b").data("net")
-    assert data is not None and str(data.address) == "s3://bucket/a/b/" and data.folder is None
+    assert data is not None and str(data.source) == "s3://bucket/a/b/"
     assert str(source_of("s3://bucket", project)) == "s3://bucket/"
 
 
