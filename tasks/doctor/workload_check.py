@@ -67,13 +67,13 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             "batch": batch,
         }
         command = [python, "-m", "node.check", str(Path(place) / "answer.json")]
-        answer = _run(without_network(isolation, command), question, Path(place), timeout_s)
+        precisions = _run(without_network(isolation, command), question, Path(place), timeout_s)
     return {
         "workload": name,
         "entrypoint": str(stated.entrypoint),
         "batch": batch,
         "notes": notes,
-        "precisions": answer["precisions"],
+        "precisions": precisions,
     }
 
 
@@ -97,7 +97,7 @@ def _place(settings: Settings, data: WorkloadData) -> str:
 
 def _run(
     command: Sequence[str], question: Mapping[str, Any], place: Path, timeout_s: float
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     answer, folder, workload = place / "answer.json", place / "home", question["workload"]
     own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
     try:
@@ -119,8 +119,7 @@ def _run(
         code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
         memory = ", probably out of memory" if code == 128 + signal.SIGKILL else ""
         raise CheckFailed(f"its process ended with exit code {code}{memory}")
-    answered: dict[str, Any] = json.loads(answer.read_text())
-    return answered
+    return list(json.loads(answer.read_text()))
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:

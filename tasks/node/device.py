@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from .device_check import missing_devices
 from .record import ANY, CPU, Devices
@@ -26,14 +27,11 @@ def own_device(expected: Devices) -> torch.device:
 
     Raises NoSuchDevice if the machine lacks what was expected: a processor never replaces a GPU.
     """
-    found = torch.cuda.is_available() and expected.name != CPU
-    if not found and expected.name in (CPU, ANY):
+    has_gpu = torch.cuda.is_available() and expected.name != CPU
+    if not has_gpu and expected.name in (CPU, ANY):
         return torch.device("cpu")
-    names = (
-        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        if found
-        else []
-    )
+    count = torch.cuda.device_count() if has_gpu else 0
+    names = [torch.cuda.get_device_name(index) for index in range(count)]
     problem = missing_devices(expected, names)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if problem or local >= len(names):
@@ -62,17 +60,13 @@ def now(device: torch.device) -> float:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Return the batch with its tensors on `device`."""
-    if device.type == "cpu":
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if callable(getattr(value, "to", None)):  # as transformers' BatchEncoding
-        return value.to(device)
-    if isinstance(value, dict):
-        return {name: to_device(item, device) for name, item in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(to_device(item, device) for item in value)
-    return value
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, non_blocking=True)
+        return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf  # BatchEncoding
+
+    return value if device.type == "cpu" else tree_map(move, value)
 
 
 def usable(device: torch.device) -> bool:

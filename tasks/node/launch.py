@@ -162,7 +162,7 @@ def join(mailbox: Path, plan: Plan, node: int) -> Launch:
         device=device,
         store=shared,
         groups=groups,
-        patience=Patience(left_s=plan.patience_s, reference=Reference.on(device)),
+        patience=Patience(left_s=plan.patience_s, reference=Reference(device)),
         devices=[(name, threads) for name, threads in map(json.loads, devices)],
         pairs=found,
     )

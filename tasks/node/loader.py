@@ -100,7 +100,7 @@ class Loader:
                 f"its loader gives {type(made).__name__} as a batch, not a pair (inputs, target)"
             )
         for name, part in zip(("inputs", "target"), made, strict=True):
-            if batch not in _sizes(part):
+            if batch not in sizes(part):
                 raise LoaderError(f"the {name} of its loader are not of {batch} samples")
         return made[0], made[1]
 
@@ -232,17 +232,17 @@ def _caches(dataset: Any) -> Iterator[Any]:
         left += [part for part in held if hasattr(type(part), "__getitem__")]
 
 
-def _sizes(part: Any) -> Iterator[int]:
+def sizes(part: Any) -> Iterator[int]:
     """All sizes of the tensors in a part of a batch, and the lengths of its lists."""
     if isinstance(part, Tensor):
         yield from part.shape
     elif isinstance(part, Mapping):
         for value in part.values():
-            yield from _sizes(value)
+            yield from sizes(value)
     elif isinstance(part, list | tuple):
         yield len(part)
         for value in part:
-            yield from _sizes(value)
+            yield from sizes(value)
 
 
 def in_words(error: BaseException) -> BaseException:

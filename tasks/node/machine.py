@@ -19,26 +19,20 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 def cpu() -> str:
     """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def cores() -> int:
     """Cores that this process may use. Two threads of one core count once."""
     threads = os.sched_getaffinity(0)
-    apart = set()
-    for thread in threads:
-        try:
-            apart.add(
-                (_CPUS / f"cpu{thread}" / "topology" / "thread_siblings_list").read_text().strip()
-            )
-        except OSError:  # a kernel that does not tell
-            return len(threads)
-    return len(apart)
+    siblings = [_CPUS / f"cpu{thread}" / "topology" / "thread_siblings_list" for thread in threads]
+    try:
+        return len({file.read_text() for file in siblings})
+    except OSError:  # the kernel hides them
+        return len(threads)
 
 
 def gpus() -> list[str]:
@@ -49,7 +43,7 @@ def gpus() -> list[str]:
         return []
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for file in files for line in file.read_text().splitlines()]
-    return [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def fingerprint() -> str:

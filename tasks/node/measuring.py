@@ -29,12 +29,12 @@ DRIFT = 0.04  # relative difference of the medians of both halves while it warms
 _IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
 _MEDIAN_TO_MEAN = 1.2533  # standard error of the median over the mean's: sqrt(pi / 2)
 _STAT = Path("/proc/stat")
-_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
 class Patience:
-    """Seconds left for repeating measurements; ticks stolen and wanted in those that were kept.
+    """Seconds left for repeating measurements; ticks stolen and wanted in the kept ones.
 
     Ticks are of the machine with the largest stolen share of each block. `references` are mean
     seconds of the fixed work beside each kept block, by rank.
@@ -75,27 +75,31 @@ class Patience:
             "reference_spread": math.sqrt(fmean(value * value for value in spreads)),
         }
 
-    def undisturbed(self, measure: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
+    def undisturbed(
+        self, measure: Callable[[], _Result], group: dist.ProcessGroup | None
+    ) -> _Result:
         """Repeat `measure` until no machine of `group` is disturbed or a patience is spent.
 
         Ranks decide alike, by the same numbers.
         """
         while True:
             reference_s = self._reference_s()
-            before, started = processor_ticks(), time.monotonic()
+            (stolen, wanted), started = processor_ticks(), time.monotonic()
             found = measure()
-            after, spent_s = processor_ticks(), time.monotonic() - started
+            (now_stolen, now_wanted), spent_s = processor_ticks(), time.monotonic() - started
             reference_s = (reference_s + self._reference_s()) / 2
-            ticks = [now - then for now, then in zip(after, before, strict=True)]
-            gathered = gather([*ticks, spent_s, self.left_s, reference_s], group)
-            worst = max(gathered, key=lambda rank: (_share(rank[0], rank[1]), rank[0]))
-            left_s = min(rank[3] for rank in gathered)
-            if _share(worst[0], worst[1]) < DISTURBED or left_s <= 0:
-                self.taken += worst[0]
-                self.wanted += worst[1]
-                self.references.append([rank[4] for rank in gathered])
+            mine = [now_stolen - stolen, now_wanted - wanted, spent_s, self.left_s, reference_s]
+            taken, wants, spent, left, references = zip(*gather(mine, group), strict=True)
+            share, worst_taken, worst_wanted = max(
+                (_share(*ticks), *ticks) for ticks in zip(taken, wants, strict=True)
+            )
+            self.left_s = min(left)
+            if share < DISTURBED or self.left_s <= 0:
+                self.taken += worst_taken
+                self.wanted += worst_wanted
+                self.references.append(list(references))
                 return found
-            self.left_s = left_s - max(rank[2] for rank in gathered)
+            self.left_s -= max(spent)
 
     def _reference_s(self) -> float:
         return 0.0 if self.reference is None else self.reference.seconds()

@@ -1,9 +1,8 @@
-"""What links do: all-reduce seconds over message sizes, and of messages between two machines."""
+"""Measures links: all-reduce seconds over message sizes, and messages between two machines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from itertools import combinations
 from statistics import fmean, median
@@ -26,6 +25,7 @@ _PAIR_S = 0.01  # of a message between two machines
 _MIN_BYTES, _MAX_BYTES = 2**16, 2**26
 _EMPTIES = 5
 
+Pair = tuple[int, int]
 Matrix = list[list[float]]
 
 
@@ -76,91 +76,81 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     Every rank of `group` must call it, on gloo.
     """
     began = time.monotonic()
-    sizes: dict[int, int] = {}  # of messages to each peer
-    sweeps = [_sweep(sizes, group) for _ in range(SWEEPS)]
+    links = _Links(group)
+    sweeps = [links.sweep() for _ in range(SWEEPS)]
     latency_s, byte_s = ([sweep[kind] for sweep in sweeps] for kind in range(2))
-    ranks = range(dist.get_world_size(group))
-    by_rank = gather([float(sizes.get(peer, 0)) for peer in ranks], group)
+    sizes = gather(links.sizes, group)
     alone_s, slowness = {}, {}
-    for i, j in combinations(ranks, 2):
+    for i, j in combinations(range(len(sizes)), 2):
         latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
-        alone_s[i, j] = latency + by_rank[i][j] * byte
-        slowness[i, j] = alone_s[i, j] / by_rank[i][j]
-    together = _disjoint(slowness)
-    sharing = [_sharing(together, alone_s, sizes, group) for _ in range(SWEEPS)]
+        alone_s[i, j] = latency + sizes[i][j] * byte
+        slowness[i, j] = alone_s[i, j] / sizes[i][j]
+    together: dict[Pair, float] = {}  # the slowest pair, the slowest of the other machines, ...
+    for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
+        if not any(set(pair) & set(other) for other in together):
+            together[pair] = alone_s[pair]
+    sharing = [links.sharing(together) for _ in range(SWEEPS)]
     took_s = time.monotonic() - began
     return {"latency_s": latency_s, "byte_s": byte_s, "sharing": sharing, "took_s": took_s}
 
 
-def _sweep(sizes: dict[int, int], group: dist.ProcessGroup) -> tuple[Matrix, Matrix]:
-    """Latency and seconds a byte of each pair, one pair after the other."""
-    rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
-    latency_s, byte_s = [0.0] * len(ranks), [0.0] * len(ranks)
-    for pair in combinations(ranks, 2):
-        meet(group)
-        if rank in pair:
-            peer = sum(pair) - rank
-            empty_s = median(_exchange_s(1, peer, group) for _ in range(_EMPTIES))
-            sizes[peer] = sizes.get(peer) or _size(peer, group)
-            beyond_s = _steady_s(sizes[peer], peer, group) - empty_s
-            latency_s[peer], byte_s[peer] = empty_s, max(beyond_s, 1e-12) / sizes[peer]
-    return _slower(gather(latency_s, group)), _slower(gather(byte_s, group))
+class _Links:
+    """This rank's links to the others of `group`; `sizes` are bytes of the messages to each."""
 
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank = group, dist.get_rank(group)
+        self.sizes = [0] * dist.get_world_size(group)
 
-def _sharing(
-    together: Sequence[tuple[int, int]],
-    alone_s: dict[tuple[int, int], float],
-    sizes: dict[int, int],
-    group: dist.ProcessGroup,
-) -> float:
-    """How much disjoint pairs wait for each other when all send at once."""
-    rank, own_s = dist.get_rank(group), 0.0
-    meet(group)
-    for pair in together:
-        if rank in pair:
-            peer = sum(pair) - rank
-            own_s = _steady_s(sizes[peer], peer, group)
-    at_once_s = max(seconds[0] for seconds in gather([own_s], group))
-    slowest_s = max(alone_s[pair] for pair in together)
-    in_turn_s = sum(alone_s[pair] for pair in together)
-    return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
+    def sweep(self) -> tuple[Matrix, Matrix]:
+        """Latency and seconds a byte of each pair, one pair after the other."""
+        latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
+        for pair in combinations(range(len(self.sizes)), 2):
+            meet(self.group)
+            if self.rank in pair:
+                peer = sum(pair) - self.rank
+                empty_s = median(self._exchange_s(1, peer) for _ in range(_EMPTIES))
+                size = self.sizes[peer] = self.sizes[peer] or self._size(peer)
+                beyond_s = self._steady_s(size, peer) - empty_s
+                latency_s[peer], byte_s[peer] = empty_s, max(beyond_s, 1e-12) / size
+        return self._slower(latency_s), self._slower(byte_s)
 
+    def sharing(self, together: dict[Pair, float]) -> float:
+        """How much pairs wait for each other when all send at once; alone they take so long."""
+        mine_s = 0.0
+        meet(self.group)
+        for pair in together:
+            if self.rank in pair:
+                peer = sum(pair) - self.rank
+                mine_s = self._steady_s(self.sizes[peer], peer)
+        at_once_s = max(seconds for (seconds,) in gather([mine_s], self.group))
+        slowest_s, in_turn_s = max(together.values()), sum(together.values())
+        return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
-def _disjoint(slowness: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
-    """The slowest pair, the slowest pair of the other machines, and so on."""
-    found: list[tuple[int, int]] = []
-    for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
-        if not any(set(pair) & set(other) for other in found):
-            found.append(pair)
-    return found
+    def _slower(self, mine: list[float]) -> Matrix:
+        """(n, n) the larger of the measurements of both ends."""
+        rows = gather(mine, self.group)
+        columns = zip(*rows, strict=True)
+        return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 
+    def _size(self, peer: int) -> int:
+        """Bytes that take about _PAIR_S; both ends find the same."""
+        size = _MIN_BYTES
+        while size < _MAX_BYTES:
+            mine = torch.tensor([self._steady_s(size, peer)], dtype=torch.float64)
+            theirs = torch.empty_like(mine)
+            exchange([(mine, peer)], [(theirs, peer)], self.group)
+            if max(mine, theirs) >= _PAIR_S:
+                break
+            size *= 2
+        return size
 
-def _slower(rows: Matrix) -> Matrix:
-    """(n, n) the larger of what both ends measured."""
-    return [[max(rows[i][j], rows[j][i]) for j in range(len(rows))] for i in range(len(rows))]
+    def _steady_s(self, size: int, peer: int) -> float:
+        """The faster of two messages after a first: a rate limit lets the first bytes pass."""
+        self._exchange_s(size, peer)
+        return min(self._exchange_s(size, peer) for _ in range(2))
 
-
-def _size(peer: int, group: dist.ProcessGroup) -> int:
-    """Bytes that take about _PAIR_S; both ends find the same."""
-    size = _MIN_BYTES
-    while size < _MAX_BYTES:
-        own = torch.tensor([_steady_s(size, peer, group)], dtype=torch.float64)
-        theirs = torch.empty_like(own)
-        exchange([(own, peer)], [(theirs, peer)], group)
-        if max(own, theirs) >= _PAIR_S:
-            break
-        size *= 2
-    return size
-
-
-def _steady_s(size: int, peer: int, group: dist.ProcessGroup) -> float:
-    """The faster of two messages after a first: a rate limit lets the first bytes pass at once."""
-    _exchange_s(size, peer, group)
-    return min(_exchange_s(size, peer, group) for _ in range(2))
-
-
-def _exchange_s(size: int, peer: int, group: dist.ProcessGroup) -> float:
-    given, received = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
-    before = time.monotonic()
-    exchange([(given, peer)], [(received, peer)], group)
-    return time.monotonic() - before
+    def _exchange_s(self, size: int, peer: int) -> float:
+        sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
+        before = time.monotonic()
+        exchange([(sent, peer)], [(received, peer)], self.group)
+        return time.monotonic() - before

@@ -1,4 +1,4 @@
-"""Fixed work beside what is measured: its seconds say how fast this machine is at the moment,
+"""Fixed work beside each measured block: its seconds say how fast this machine is at the moment,
 whatever is trained.
 
 A few products of small matrices and copies of memory, the same on every machine of a kind and
@@ -7,10 +7,6 @@ slower. Two figures of one machine type are compared with each other, never thos
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -24,76 +20,43 @@ _MOST_REPEATS = 100
 _LEAST_S = 0.05  # several periods of a CPU quota, which would show in a shorter time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """The work and its memory; `threads` are those of the rank when it starts."""
+    """The work and its memory, on the threads that a rank has when it starts."""
 
-    left: torch.Tensor
-    right: torch.Tensor
-    product: torch.Tensor
-    source: torch.Tensor
-    target: torch.Tensor
-    products: int
-    rounds: int
-    threads: int
-
-    @classmethod
-    def on(cls, device: torch.device) -> Reference:
-        """Make it for a rank's device, and run it once."""
-        rows, mebibytes, products, rounds = _CUDA if device.type == "cuda" else _CPU
-
-        def full(shape: tuple[int, ...]) -> torch.Tensor:
-            return torch.full(shape, 0.5, dtype=torch.float32, device=device)
-
-        matrices = [full((rows, rows)) for _ in range(3)]
-        buffers = [full((mebibytes * 2**18,)) for _ in range(2)]
-        reference = cls(
-            left=matrices[0],
-            right=matrices[1],
-            product=matrices[2],
-            source=buffers[0],
-            target=buffers[1],
-            products=products,
-            rounds=rounds,
-            threads=torch.get_num_threads(),
+    def __init__(self, device: torch.device) -> None:
+        rows, mebibytes, self.products, self.rounds = _CUDA if device.type == "cuda" else _CPU
+        self.device, self.threads = device, torch.get_num_threads()
+        shapes = [(rows, rows)] * 3 + [(mebibytes * 2**18,)] * 2
+        self.left, self.right, self.product, self.source, self.target = (
+            torch.full(shape, 0.5, dtype=torch.float32, device=device) for shape in shapes
         )
-        reference.seconds()
-        return reference
+        self.seconds()
 
     def seconds(self) -> float:
-        """Mean seconds of the work, on the same threads and precision whatever a workload has
-        changed.
+        """Mean seconds of the work, with the same threads and full float32 products whatever a
+        workload has set.
 
-        The first run does not count: the caches hold the data of what ran before.
+        The first run does not count: the caches hold the data of the workload.
         """
-        with torch.no_grad(), _computing_with(self.threads):
-            self._once()
-            started = now(self.left.device)
-            spent_s, count = 0.0, 0
-            while spent_s < _LEAST_S and count < _MOST_REPEATS:
+        threads = self.threads
+        before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with torch.no_grad():
                 self._once()
-                spent_s, count = now(self.left.device) - started, count + 1
-            return spent_s / count
+                started = now(self.device)
+                spent_s, count = 0.0, 0
+                while spent_s < _LEAST_S and count < _MOST_REPEATS:
+                    self._once()
+                    spent_s, count = now(self.device) - started, count + 1
+                return spent_s / count
+        finally:
+            torch.set_num_threads(before)
+            torch.set_float32_matmul_precision(precision)
 
     def _once(self) -> None:
         for _ in range(self.rounds):
             for _ in range(self.products):
                 torch.mm(self.left, self.right, out=self.product)
             self.target.copy_(self.source)
-
-
-@contextmanager
-def _computing_with(threads: int) -> Iterator[None]:
-    """Compute with that many threads and full float32 products; restore the settings afterwards."""
-    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    try:
-        if before != threads:
-            torch.set_num_threads(threads)
-        if precision != "highest":
-            torch.set_float32_matmul_precision("highest")
-        yield
-    finally:
-        if before != threads:
-            torch.set_num_threads(before)
-        if precision != "highest":
-            torch.set_float32_matmul_precision(precision)

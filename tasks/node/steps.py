@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from . import measuring
 from .device import now, peak_bytes, reset_peak
@@ -63,30 +63,25 @@ def one_step(
     return float(loss.detach())
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Seconds of a rank: `elapsed_s` in all, and of each step, with its wait for batches."""
-
-    elapsed_s: float
-    step_s: list[float]
-    input_s: list[float]
-
-    @property
-    def own_s(self) -> list[float]:
-        """Of each step without its wait."""
-        return [max(0.0, step - wait) for step, wait in zip(self.step_s, self.input_s, strict=True)]
+def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
+    """Seconds of a step with a loader: the median without the wait, plus the mean wait."""
+    without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
+    return median(without) + fmean(waits)
 
 
 @dataclass(slots=True, kw_only=True)
 class TimedSteps:
-    """Blocks of steps that all of `group` begin together; disturbed blocks are not measured."""
+    """Blocks of steps that all of `group` begin together; disturbed blocks are not measured.
+
+    Times are (ranks, steps, 2): seconds of a step, and its wait for batches.
+    """
 
     step: Callable[..., float]
     built: LoadedWorkload
     group: Group
-    clock_s: Callable[[], float]
     patience: Patience
     losses: list[float] = field(default_factory=list)  # of every step that communicated
+    elapsed_s: float = 0.0  # of all blocks that count
 
     @property
     def workers(self) -> int:
@@ -97,65 +92,61 @@ class TimedSteps:
         self.losses += [self.step(sync=True) for _ in range(steps)]
 
     def warm_up(self, item: Item) -> str:
-        """Train until updates are made and workers have nothing in stock; say why they are not."""
-        arithmetic, started = self.built.arithmetic, self.clock_s()
+        """Train until updates are made and workers have nothing in stock; return why updates are
+        not made.
+        """
+        arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
         before = math.inf
-        while arithmetic.scale < before and arithmetic.scaler is not None:
+        while arithmetic.scaler is not None and arithmetic.scale < before:
             if arithmetic.scale < _MIN_SCALE:
                 return "gradients in fp16 overflow at every scale: train in bf16 or fp32"
             before = arithmetic.scale
             self.train()
         for _ in range(self.workers):
-            if max(gather([self.clock_s() - started], self.group))[0] > item.most_s:
+            if max(gather([now(self.built.device) - started], self.group))[0] > item.most_s:
                 break
             self.train()
         return ""
 
-    def block(self, count: int, *, sync: bool = True) -> list[Timed]:
-        """Every rank's seconds of `count` steps."""
+    def block(self, count: int, *, sync: bool = True) -> Tensor:
+        """Take `count` steps; return their times."""
+        clock_s = partial(now, self.built.device)
 
         def measure() -> list[list[float]]:
-            seconds, waits = [], []
-            started = self.clock_s()
+            times = []
+            started = clock_s()
             meet(self.group)
             with running(self.built.loader):
                 for _ in range(count):
-                    before, waited = self.clock_s(), self.built.waits.seconds
+                    before, waited = clock_s(), self.built.waits.seconds
                     loss = self.step(sync=sync)
-                    seconds.append(self.clock_s() - before)
-                    waits.append(self.built.waits.seconds - waited)
+                    times += [clock_s() - before, self.built.waits.seconds - waited]
                     if sync:
                         self.losses.append(loss)
-            return gather([self.clock_s() - started, *seconds, *waits], self.group)
+            return gather([clock_s() - started, *times], self.group)
 
-        samples = self.patience.undisturbed(measure, self.group)
-        return [
-            Timed(numbers[0], numbers[1 : count + 1], numbers[count + 1 :]) for numbers in samples
-        ]
+        by_rank = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
+        self.elapsed_s += float(by_rank[:, 0].max())
+        return by_rank[:, 1:].reshape(len(by_rank), count, 2)
 
-    def until_steady(self, item: Item) -> list[Timed]:
-        """Every rank's seconds of as many steps as the ranks agree are enough."""
-        by_rank = [Timed(0.0, [], [])] * sum(item.used)
+    def until_steady(self, item: Item) -> Tensor:
+        """Take as many steps as the ranks agree are enough; return their times."""
+        times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
-        least, most = self._rounds(item.least_steps), self._rounds(item.most_steps)
-        limits = {"least": least, "most": most}
-        while not measuring.enough(
-            seconds, **limits, elapsed_s=by_rank[0].elapsed_s, most_s=item.most_s
-        ):
-            block = self.block(self._rounds(measuring.next_block(seconds, **limits)))
-            elapsed_s = by_rank[0].elapsed_s + max(rank.elapsed_s for rank in block)
-            by_rank = [
-                Timed(elapsed_s, before.step_s + new.step_s, before.input_s + new.input_s)
-                for before, new in zip(by_rank, block, strict=True)
-            ]
-            seconds = _slowest(by_rank)
-        return by_rank
+        bounds = {"least": self._rounds(item.least_steps), "most": self._rounds(item.most_steps)}
+        while not measuring.enough(seconds, **bounds, elapsed_s=self.elapsed_s, most_s=item.most_s):
+            block = self.block(self._rounds(measuring.next_block(seconds, **bounds)))
+            times = torch.cat([times, block], dim=1)
+            seconds = slowest(times)[0]
+        return times
 
     def compute_s(self) -> list[float]:
         """Seconds of the same step without communication, at each rank."""
-        alone = self.block(_COMPUTE_REPEATS, sync=False)
-        return [median(rank.step_s if self.built.loader is None else rank.own_s) for rank in alone]
+        times = self.block(_COMPUTE_REPEATS, sync=False)
+        if self.built.loader is not None:
+            times[..., 0] -= times[..., 1]
+        return [max(0.0, median(rank.tolist())) for rank in times[..., 0]]
 
     def _rounds(self, steps: int) -> int:
         """`steps`, rounded up to rounds in which each worker makes a batch."""
@@ -163,8 +154,10 @@ class TimedSteps:
         return -(-steps // each) * each
 
 
-def _slowest(by_rank: Sequence[Timed]) -> list[float]:
-    return measuring.slowest([rank.step_s for rank in by_rank])
+def slowest(times: Tensor) -> tuple[list[float], list[float]]:
+    """Seconds of each step, and its wait, each at its slowest rank."""
+    seconds, waits = times.amax(dim=0).unbind(dim=1)
+    return seconds.tolist(), waits.tolist()
 
 
 def _prepared(
@@ -198,18 +191,17 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
     """
     if not 1 <= item.windows <= item.most_steps:
         return {}, f"{item.most_steps} steps cannot be shared among {item.windows} windows"
-    clock_s = partial(now, built.device)
     _, step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
     losses: list[float] = []
     diverged, spent_s = False, 0.0
     built.close()
     meet(group)
-    started = clock_s()
+    started = now(built.device)
     with running(built.loader):
         while len(losses) < item.windows and spent_s < item.most_s and not diverged:
             mine = fmean(step(sync=True) for _ in range(steps)) * weight
-            by_rank = gather([mine, clock_s() - started], group)
+            by_rank = gather([mine, now(built.device) - started], group)
             loss, spent_s = sum(rank[0] for rank in by_rank), max(rank[1] for rank in by_rank)
             diverged = not math.isfinite(loss)
             if not diverged:
@@ -221,56 +213,58 @@ def train(
     item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
 ) -> Outcome:
     """Values of a train record. `place` is this node's in `item.nodes`."""
-    clock_s = partial(now, built.device)
+    loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}
+    parameters, gradient_bytes = built.parameters, built.gradient_bytes  # before they are sharded
     module, step, weight = _prepared(item, built, group, place)
     build_s = clock_s() - started
 
     built.close()
-    if built.loader is not None:
-        built.loader.as_in_later_epochs()
-    timed = TimedSteps(step=step, built=built, group=group, clock_s=clock_s, patience=patience)
+    if loader is not None:
+        loader.as_in_later_epochs()
+    timed = TimedSteps(step=step, built=built, group=group, patience=patience)
     meet(group)
     started = clock_s()
-    with running(built.loader):
+    with running(loader):
         problem = timed.warm_up(item)
     if problem:
         return {}, problem
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
-    by_rank = timed.until_steady(item)
-    seconds, waits = _slowest(by_rank), measuring.slowest([rank.input_s for rank in by_rank])
-    step_s, input_s, waited_s = median(seconds), median(waits), 0.0
-    if built.loader is not None:
-        input_s = waited_s = fmean(waits)
-        step_s = median(Timed(0.0, seconds, waits).own_s) + input_s
+    times = timed.until_steady(item)
+    steps_s = timed.elapsed_s
+    seconds, waits = slowest(times)
+    step_s, input_s = median(seconds), median(waits)
+    if loader is not None:
+        step_s, input_s = typical_s(seconds, waits), fmean(waits)
     peak = peak_bytes(built.device)
-    is_alone, always = group is None, communicates_always(module)
-    compute_s = [] if is_alone or always else timed.compute_s()
+    always = communicates_always(module)
+    compute_s = [] if group is None or always else timed.compute_s()
+    waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
     measured = warmed + max(item.most_steps, len(seconds))  # without repeats of disturbed blocks
     first, last = timed.losses[0], timed.losses[:measured][-1]
     gathered = gather([first * weight, last * weight, peak, build_s, warmup_s], group)
     first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
-    if not all(math.isfinite(loss) for loss in losses.values()):
+    if not all(map(math.isfinite, losses.values())):
         return {}, f"the loss goes from {losses['first_loss']} to {losses['last_loss']}"
-    workers = {} if built.loader is None else {"loader_workers": built.loader.workers}
+    workers = {} if loader is None else {"loader_workers": loader.workers}
     return {
         "step_s": step_s,
         "step_spread": measuring.spread(seconds),
         "steps": len(seconds),
         "input_s": input_s,
-        "rank_step_s": [median(rank.step_s) for rank in by_rank],
+        "rank_step_s": [median(rank.tolist()) for rank in times[..., 0]],
         "rank_compute_s": compute_s,
         "sync_s": None if always else sync_s,
         "build_s": max(builds_s),
         "warmup_s": max(warmups_s),
-        "steps_s": by_rank[0].elapsed_s,
+        "steps_s": steps_s,
         "peak_bytes": int(max(peaks)),
         "bucket_bytes": bucket_bytes(module),
-        **sizes,
+        "parameters": parameters,
+        "gradient_bytes": gradient_bytes,
         **losses,
         **workers,
     }, ""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from models.monitoring.slow_runs import TAKEN
 from tasks.node import measuring, probe, reference
-from tasks.node.measuring import DISTURBED, Patience, processor_ticks
+from tasks.node.measuring import Patience, processor_ticks
 from tasks.node.record import Item
 
 SECONDS = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=40)
@@ -54,10 +54,9 @@ def test_statistics_do_not_depend_on_order_or_unit(seconds: list[float]) -> None
     assert middle == ordered[cut : len(seconds) - cut]
 
 
-def test_spread_and_slowest_by_hand() -> None:
+def test_spread_by_hand() -> None:
     assert measuring.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == pytest.approx(2 / 3)
-    assert measuring.spread([7.0]) == 0.0
-    assert measuring.slowest([[1.0, 2.0, 3.0], [2.0, 1.0, 4.0]]) == [2.0, 2.0, 4.0]
+    assert measuring.spread([7.0]) == 0.0 and measuring.DISTURBED == TAKEN
 
 
 class Host:
@@ -91,25 +90,30 @@ def blocks(host: Host, clock: Any, *taken: int) -> Callable[[], int]:
     return measure
 
 
-def test_a_disturbed_measurement_is_repeated_while_patience_lasts(host: Host, clock: Any) -> None:
-    patient = Patience(left_s=60.0)
-    assert patient.undisturbed(blocks(host, clock, 90, 10, 9, 0), None) == 2
-    assert patient.left_s == 40.0 and patient.taken_share == pytest.approx(0.09)
-    assert DISTURBED == TAKEN
-    assert Patience().undisturbed(blocks(host, clock, 90, 0), None) == 0
-    patient = Patience(left_s=15.0)
-    assert patient.undisturbed(blocks(host, clock, 80, 80, 70, 60), None) == 2
-    assert patient.taken_share == pytest.approx(0.7) and patient.left_s <= 0
-    assert patient.undisturbed(blocks(host, clock, 20, 20), None) == 0
-    assert patient.taken_share == pytest.approx(0.45)
+@pytest.mark.parametrize(
+    ("left_s", "taken", "kept", "share", "left_after_s"),
+    [
+        (60.0, (90, 10, 9, 0), 2, 0.09, 40.0),
+        (0.0, (90, 0), 0, 0.9, 0.0),
+        (15.0, (80, 80, 70, 60), 2, 0.7, -5.0),
+    ],
+)
+def test_a_disturbed_measurement_is_repeated_while_patience_lasts(
+    host: Host,
+    clock: Any,
+    left_s: float,
+    taken: tuple[int, ...],
+    kept: int,
+    share: float,
+    left_after_s: float,
+) -> None:
+    patient = Patience(left_s=left_s)
+    assert patient.undisturbed(blocks(host, clock, *taken), None) == kept
+    assert patient.taken_share == pytest.approx(share) and patient.left_s == left_after_s
+    patient.left_s = 60.0
     patient.reset()
-    assert patient.taken_share == 0.0
-
-
-def test_few_ticks_disturb_nothing(host: Host) -> None:
-    patient = Patience(left_s=60.0)
-    patient.undisturbed(lambda: host.runs(9, 9), None)
-    assert patient.left_s == 60.0
+    patient.undisturbed(lambda: host.runs(9, 9), None)  # few ticks say nothing
+    assert patient.left_s == 60.0 and patient.taken_share == 0.0
 
 
 @pytest.mark.parametrize(("own_s", "others_s"), [(45.0, 100.0), (100.0, 45.0)])
@@ -153,26 +157,20 @@ def test_fixed_work_is_reported_of_kept_blocks(host: Host, clock: Any) -> None:
         patient.undisturbed(blocks(host, clock, 0), None)
     spread = pytest.approx(1 / 3)
     values = {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}
-    assert patient.reference_values([1]) == values and patient.left_s == 50.0
+    assert patient.reference_values([1]) == values
     patient.reset()
     assert patient.reference_values([1]) == {}
 
 
-def test_fixed_work_is_reported_of_each_machines_slowest_device(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = [[0.0, 0.0, 1.0, 60.0, one] for one in (5.0, 0.5)]
-    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), *others])
-    work: Any = Fixed(2.0, 2.0)
-    patient = Patience(reference=work)
-    patient.undisturbed(lambda: None, None)
+def test_fixed_work_is_reported_of_each_machines_slowest_device() -> None:
+    patient = Patience(references=[[2.0, 5.0, 0.5]])
     assert patient.reference_values([2, 1])["reference_s"] == [5.0, 0.5]
     patient.references.append([2.0, 5.0, 0.0])  # a rank without fixed work
     assert patient.reference_values([2, 1]) == {}
 
 
 def test_fixed_work_ignores_what_a_workload_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = reference.Reference.on(torch.device("cpu"))
+    work = reference.Reference(torch.device("cpu"))
     seen: list[tuple[int, str]] = []
 
     def once(_self: object) -> None:
@@ -196,7 +194,7 @@ def test_fixed_work_ignores_what_a_workload_has_set(monkeypatch: pytest.MonkeyPa
 def test_fixed_work_lasts_several_periods_of_a_quota(
     monkeypatch: pytest.MonkeyPatch, clock: Any, each_s: float, times: int
 ) -> None:
-    work = reference.Reference.on(torch.device("cpu"))
+    work = reference.Reference(torch.device("cpu"))
     done: list[object] = []
 
     def once(_self: object) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tasks import node
-from tasks.node.check import _tensors
 from tasks.node.device import to_device
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from tasks.node.precision import arithmetic
@@ -51,34 +50,28 @@ def load(
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_ranks_train_from_equal_weights_on_other_samples(name: str) -> None:
-    built, other = load(HOME, name, rank=0), load(HOME, name, rank=1)
-    before = [one.detach().clone() for one in built.model.parameters()]
+    built, other = (load(HOME, name, rank=rank) for rank in (0, 1))
+    before = [weights.detach().clone() for weights in built.model.parameters()]
     assert all(map(torch.equal, before, other.model.parameters()))
-    built, other = load(HOME, name, rank=0), load(HOME, name, rank=1)
     try_once(built, 2)
     assert one_step(built, built.model, batch=2, accumulation_steps=1, scale=1.0, sync=True) > 0
     assert not all(map(torch.equal, before, built.model.parameters()))
     assert 1_000_000 <= built.gradient_bytes == 4 * built.parameters <= 16_000_000
-    assert len(built.make_batch(700)[0]) == 700
+    first, second = (load(HOME, name, rank=rank).make_batch(700)[0] for rank in (0, 1))
+    assert len(first) == 700 and not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_on_a_device_model_optimizer_and_batches_lie_there(name: str) -> None:
     """`meta` computes nothing, but everything must get there as to a GPU."""
     built = load(HOME, name, device="meta")
-    held = [one for group in built.optimizer.param_groups for one in group["params"]]
-    assert [id(one) for one in held] == [id(one) for one in built.model.parameters()]
-    assert {one.device.type for one in (*built.make_batch(4), *held)} == {"meta"}
-
-
-def test_samples_differ_between_ranks() -> None:
-    for name in BUILT_IN:
-        first, second = (load(HOME, name, rank=rank).make_batch(4)[0] for rank in (0, 1))
-        assert not torch.equal(first, second)
+    held = [weights for group in built.optimizer.param_groups for weights in group["params"]]
+    assert list(map(id, held)) == list(map(id, built.model.parameters()))
+    assert {tensor.device.type for tensor in (*built.make_batch(4), *held)} == {"meta"}
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_is_made_elsewhere_is_moved_but_a_model_to_be_sharded(
+def test_tensors_made_elsewhere_are_moved_but_a_model_to_be_sharded(
     tmp_path: Path, shared: bool
 ) -> None:
     (tmp_path / "own.py").write_text(ELSEWHERE)
@@ -96,14 +89,13 @@ class Encoding(UserDict[str, Any]):
     """A batch that moves itself, as transformers' BatchEncoding."""
 
     def to(self, device: torch.device) -> Encoding:
-        return Encoding({name: one.to(device) for name, one in self.items()})
+        return Encoding({name: tensor.to(device) for name, tensor in self.items()})
 
 
 def test_a_batch_that_can_move_itself_stays_what_it_is() -> None:
     moved = to_device((Encoding(tokens=torch.ones(3)), None), torch.device("meta"))
     assert isinstance(moved[0], Encoding) and moved[1] is None
     assert moved[0]["tokens"].device.type == "meta"
-    assert [len(one) for one in _tensors(moved)] == [3]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +103,13 @@ def test_a_batch_that_can_move_itself_stays_what_it_is() -> None:
     [
         ("def other(): ...", {}, "'build'"),
         ("def build(): return 1, 2", {}, "optimizer"),
-        ("def build(): return [1]", {}, "optimizer"),
         ("def build(data): ...", {}, "data"),
-        ("def build(a, b, c=1): ...", {}, "a"),
         ("from torch import nn\ndef build(): return nn.Linear(1, 1), len, len, 1", {}, "optimizer"),
         ("def build(): return 1, len, len, 2", {}, "torch module"),
-        ("def build(width): ...", {"widht": 3}, "width"),
         ("def build(depth=1): ...", {"widht": 3}, "widht"),
         ("def build(**all): return all['widht']", {"widht": 3}, "optimizer"),
     ],
-)  # fmt: skip
+)
 def test_an_entrypoint_that_does_not_fit_is_refused(
     tmp_path: Path, source: str, given: dict[str, Any], named: str
 ) -> None:
