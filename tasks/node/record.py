@@ -368,10 +368,10 @@ def write_json(path: Path, body: Any) -> None:
     write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())
 
 
-def write_file(path: Path, content: bytes, *, owner: int | None = None) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError.
 
-    Safe for root in a folder of `owner`, who gets the file: no link in the folder is followed.
+    No link in the folder is followed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -381,8 +381,6 @@ def write_file(path: Path, content: bytes, *, owner: int | None = None) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            if owner is not None:
-                os.fchown(file.fileno(), owner, -1)
         beside.rename(path)
     finally:
         beside.unlink(missing_ok=True)

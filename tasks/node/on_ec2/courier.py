@@ -27,11 +27,10 @@ from typing import Any
 from ..data import FETCHING
 from ..data import FILE as DATA_FILE
 from ..processes import adopt_orphans, end_descendants
-from ..record import write_file
 from .fetch import Fetcher
 from .metadata import Metadata
 from .metadata_fence import account, fence, start_as
-from .s3 import MachineStore, s3_client
+from .s3 import FAULTS, MachineStore, s3_client
 from .sync import LONGEST_PAUSE_S, Inbox, Outbox
 
 POLL_S = 0.5
@@ -46,9 +45,6 @@ _LEFT = (0, 3)  # the agent's exit codes: as asked, or at its deadline
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # nothing else reaches the agent
 _PATIENCE_S = 10.0
 _DATA_REPORTED_EVERY_S = 10.0
-_DATA_ATTEMPTS, _DATA_TIMEOUT_S = 8, 30.0
-_ATTEMPTS, _TIMEOUT_S = 2, 5.0  # a store that is silent must not keep a notice waiting
-_LAST_ATTEMPTS = 6  # at the end nothing else waits
 _POWER_OFF_TRIES = 12
 # of /proc/PID/oom_score_adj: memory that a workload eats must not cost its records
 _LAST_TO_DIE = "-500"
@@ -112,8 +108,7 @@ class AgentProcess:
 class Delivery:
     """One machine's service. `start(rank, deadline_unix)` returns the agent, of user id `owner`.
 
-    `start` and `notice` raise OSError. `data` fetches what the controller names; its mailbox is the
-    machine's.
+    `data` fetches what the controller names; its mailbox is the machine's.
     """
 
     def __init__(
@@ -133,7 +128,7 @@ class Delivery:
         self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
         self._inbox = Inbox(data.mailbox, store.get)
         self._outbox: Outbox | None = None
-        self._noticed: dict[str, str] = {}
+        self._noticed: dict[str, str] | None = None
         self._news_at = time.monotonic()
         self._complained = ""
         self._leaving = self._published_refused = False
@@ -143,8 +138,9 @@ class Delivery:
         self._leaving = True
 
     def serve(self) -> str:
-        """Serve until nothing is left to do. Returns why the machine could not, or an
-        empty string.
+        """Serve until nothing is left to do. Returns why the machine could not, or an empty string.
+
+        Raises OSError if the agent cannot be started.
         """
         self.publish("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
@@ -155,18 +151,18 @@ class Delivery:
         folder.mkdir(exist_ok=True)
         os.chown(folder, self._owner, -1)
         outbox = self._outbox = Outbox(folder, owner=self._owner, put=self._store.put)
-        self._pass_on()  # a notice that came before there was a folder
-        try:
-            agent = self._start(rank, time.time() + self._ends - self._grace_s - time.monotonic())
-        except OSError as error:
-            return f"the agent could not be started: {error}"
+        agent = self._start(rank, time.time() + self._ends - self._grace_s - time.monotonic())
         while agent.poll() is None and not self._over(before_s=self._grace_s / 2):
             self._round(outbox)
             time.sleep(POLL_S)
         code = agent.poll()
         self._data.stop()
         agent.end()
-        self._empty(outbox)
+        rest_s = _FLUSH_S if self._leaving else _REST_S
+        self._flush(outbox.waiting, min(self._ends, time.monotonic() + rest_s))
+        if not self._leaving:
+            self._flush(outbox.records_wait, self._ends)
+        self._report_refused(outbox)
         if code is None or code in _LEFT:
             return ""
         return f"the agent ended with exit code {code}: {agent.last_output()}"
@@ -175,7 +171,7 @@ class Delivery:
         """Write straight to the store, once; whether it took it."""
         try:
             self._store.put(name, json.dumps(body).encode())
-        except OSError as error:
+        except FAULTS as error:
             self._complain(f"{name} was not carried: {error}")
             return False
         return True
@@ -184,7 +180,7 @@ class Delivery:
         while not self._over(before_s=self._grace_s):
             try:
                 return self._inbox.rank()
-            except OSError as error:
+            except FAULTS as error:
                 self._complain(str(error))
                 self._watch()
                 time.sleep(_INBOX_EVERY_S)
@@ -193,66 +189,47 @@ class Delivery:
     def _round(self, outbox: Outbox) -> None:
         """Carry out first, for a record matters more than a plan."""
         try:
-            if outbox.carry():
-                self._complain(outbox.problem)
-            self._news_at = max(self._news_at, outbox.news_at)
-            self._publish_refused(outbox)
             now = time.monotonic()
+            if outbox.carry():
+                self._news_at = now
+            self._report_refused(outbox)
             if now >= self._next_inbox:
+                if self._inbox.fetch():
+                    self._news_at = now
                 quiet = now >= self._news_at + _QUIET_AFTER_S
                 self._next_inbox = now + (_QUIET_INBOX_EVERY_S if quiet else _INBOX_EVERY_S)
-                if self._inbox.fetch():
-                    self._news_at = time.monotonic()
-                    self._next_inbox = self._news_at + _INBOX_EVERY_S
-        except OSError as error:
+        except FAULTS as error:
             self._complain(str(error))
         self._fetch_data()
         self._watch()
 
     def _watch(self) -> None:
-        """Pass on a notice the first time it is seen."""
+        """Pass on a notice the first time it is seen, and everything else: the machine may go."""
         if time.monotonic() < self._next_notice:
             return
         self._next_notice = time.monotonic() + _NOTICE_EVERY_S
         with suppress(OSError):
             notice = self._notice()
-            if notice is not None and notice != self._noticed:
-                self._noticed = notice
-                self._pass_on()
+            if notice and notice != self._noticed:
+                if self.publish("notice.json", notice | {"seen_unix": time.time()}):
+                    self._noticed = notice
+                if self._outbox is not None:
+                    self._flush(self._outbox.waiting, time.monotonic() + _FLUSH_S)
 
-    def _pass_on(self) -> None:
-        """Carry the notice, and everything else at once: the machine may go."""
-        if not self._noticed:
-            return
-        body = {**self._noticed, "seen_unix": time.time()}
-        written = False
-        if self._outbox is not None:
-            with suppress(OSError):  # a full disk
-                path = self._outbox.folder / "notice.json"
-                write_file(path, json.dumps(body).encode(), owner=self._owner)
-                written = True
-            self._flush(self._outbox, until=time.monotonic() + _FLUSH_S)
-        if not written and not self.publish("notice.json", body):
-            self._noticed = {}  # it is seen again in a moment
-
-    def _empty(self, outbox: Outbox) -> None:
-        """At the end: everything for a minute, then records for as long as the machine lives."""
-        rest_s = _FLUSH_S if self._leaving else _REST_S
-        self._flush(outbox, until=min(self._ends, time.monotonic() + rest_s))
-        if not self._leaving and outbox.records_waiting():
-            self._flush(outbox, until=self._ends)
-        self._publish_refused(outbox)
-
-    def _flush(self, outbox: Outbox, *, until: float) -> None:
+    def _flush(self, waiting: Callable[[], object], until: float) -> None:
+        """Upload everything, as long as something is `waiting`."""
         pause_s = POLL_S
-        while outbox.flush(until):
-            self._complain(outbox.problem)
-            if time.monotonic() + pause_s >= until:
+        while self._outbox is not None:
+            try:
+                self._outbox.carry(until=until, due_only=False)
+            except FAULTS as error:
+                self._complain(str(error))
+            if not waiting() or time.monotonic() + pause_s >= until:
                 return
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _publish_refused(self, outbox: Outbox) -> None:
+    def _report_refused(self, outbox: Outbox) -> None:
         if outbox.refused and not self._published_refused:
             self._published_refused = self.publish("refused.json", {"reason": outbox.refused})
 
@@ -263,10 +240,10 @@ class Delivery:
         with suppress(OSError):  # nothing was requested yet
             self._data.request(json.loads((self._directory / DATA_FILE).read_text())["data"])
         states = self._data.states()
-        if states == self._reported_data:
-            return
         soon = time.monotonic() < self._reported_data_at + _DATA_REPORTED_EVERY_S
-        if soon and _ended(states) == _ended(self._reported_data):
+        if states == self._reported_data or (
+            soon and _ended(states) == _ended(self._reported_data)
+        ):
             return
         self._reported_data_at = time.monotonic()
         if self.publish(DATA_FILE, states):
@@ -295,8 +272,9 @@ def serve(given: argparse.Namespace) -> None:
     client = partial(s3_client, given.region, given.endpoint)
     machine = f"{given.role_id}:{metadata.require('instance-id')}"
     root = f"{given.prefix}/leases/{given.lease}/{machine}"
-    store = MachineStore(client(attempts=_ATTEMPTS, timeout_s=_TIMEOUT_S), given.bucket, root)
-    data = Fetcher(given.directory, client(attempts=_DATA_ATTEMPTS, timeout_s=_DATA_TIMEOUT_S))
+    # a store that is silent must not keep a notice waiting
+    store = MachineStore(client(attempts=2, timeout_s=5.0), given.bucket, root)
+    data = Fetcher(given.directory, client(attempts=8, timeout_s=30.0))
     try:
         reason = deliver(given, metadata, store, data, ends)
     except Exception as error:
@@ -304,12 +282,9 @@ def serve(given: argparse.Namespace) -> None:
         reason = f"the courier failed: {error!r}"[:500]
     if reason:
         print(f"srift: {reason}", flush=True)
-        store.client = client(attempts=_LAST_ATTEMPTS, timeout_s=_TIMEOUT_S)
+        store.client = data.client  # at the end nothing else waits
         body = {"reason": reason, "failed_unix": time.time()}
-        try:
-            store.put("failed.json", json.dumps(body).encode())
-        except OSError as error:
-            print(f"srift: nor could that be reported: {error}", flush=True)
+        store.put("failed.json", json.dumps(body).encode())
 
 
 def deliver(

@@ -8,30 +8,23 @@ runs that would have read them.
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-from s3transfer.exceptions import CancelledError
+from boto3.s3.transfer import ProgressCallbackInvoker
+from botocore.exceptions import ClientError
 from s3transfer.manager import TransferConfig, TransferManager
-from s3transfer.subscribers import BaseSubscriber
 
 from ..data import FAILED, FETCHING, KEPT_FREE_BYTES, READY, S3, failure_of, files_of, folder_of
 from ..record import write_file
-from .s3 import S3Error
 
 MOST_OBJECTS = 1_000_000
 _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
-
-
-class NotFetched(Exception):
-    """The data cannot be fetched; the message says why and what to do."""
 
 
 class Fetcher:
@@ -43,10 +36,8 @@ class Fetcher:
         self._lock, self._over = threading.Lock(), threading.Event()
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start to fetch the addresses, by digest. An address that was requested before is not
-        fetched again.
-        """
-        new = {digest: one for digest, one in addresses.items() if digest not in self._states}
+        """Start to fetch the addresses, by digest, that were not requested before."""
+        new = {name: each for name, each in addresses.items() if name not in self._states}
         for digest in new:
             self._states[digest] = {"state": FETCHING, "bytes": 0, "of_bytes": None}
         if new:
@@ -67,40 +58,47 @@ class Fetcher:
                 self._fetch(digest, address)
                 self._update(digest, state=READY)
             except Exception as error:  # whatever it is: runs and the controller wait for an answer
-                reason = f"the data of {address} could not be fetched: {_explain(error, address)}"
+                reason = f"the data of {address} could not be fetched: {_explain(error)}"
                 with suppress(OSError):  # on a full disk the controller still gets the reason
                     write_file(failure_of(self.mailbox, digest), reason.encode())
                 self._update(digest, state=FAILED, reason=reason)
 
     def _fetch(self, digest: str, address: str) -> None:
+        """Raises ValueError for data that cannot be fetched, and boto3's errors."""
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         sizes = self._listed(bucket, prefix)
-        try:
-            keys = files_of(sizes, prefix)
-        except ValueError as error:
-            raise NotFetched(str(error)) from None
+        keys = files_of(sizes, prefix)
         if not keys:
-            raise NotFetched(f"no object is there: `aws s3 ls {address}` shows what is")
-        needed = sum(sizes[key] for key in keys.values())
+            raise ValueError(f"no object is there: `aws s3 ls {address}` shows what is")
+        needed, free = (
+            sum(sizes[key] for key in keys.values()),
+            shutil.disk_usage(self.mailbox).free,
+        )
         self._update(digest, of_bytes=needed)
-        self._refuse_no_room(needed)
+        if needed + KEPT_FREE_BYTES > free:
+            lacking_gib = -(-(needed + KEPT_FREE_BYTES - free) // 2**30)
+            raise ValueError(
+                f"they take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
+                f" set [ec2] volume_gib higher by at least {lacking_gib}"
+            )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
+        progress = [ProgressCallbackInvoker(partial(self._count, digest))]
         try:
             with TransferManager(
                 self.client, TransferConfig(max_request_concurrency=16)
             ) as manager:
                 transfers = []
                 for name, key in keys.items():
-                    file = beside / name
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    progress = _Progress(self, digest)
-                    transfers.append(manager.download(bucket, key, str(file), None, [progress]))
+                    (beside / name).parent.mkdir(parents=True, exist_ok=True)
+                    transfers.append(
+                        manager.download(bucket, key, str(beside / name), None, progress)
+                    )
                 for transfer in transfers:
                     transfer.result()
             for name, key in keys.items():
                 if (beside / name).stat().st_size != sizes[key]:
-                    raise NotFetched(f"the object {key} was written anew meanwhile")
+                    raise ValueError(f"the object {key} was written anew meanwhile")
             beside.rename(folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -110,58 +108,26 @@ class Fetcher:
         found: dict[str, int] = {}
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for page in pages:
-            found |= {one["Key"]: one["Size"] for one in page.get("Contents", ())}
+            found |= {each["Key"]: each["Size"] for each in page.get("Contents", ())}
             if len(found) > MOST_OBJECTS:
-                raise NotFetched(
-                    f"they are more than {MOST_OBJECTS} objects: pack them into archives"
-                )
+                raise ValueError(f"more than {MOST_OBJECTS} objects: pack them into archives")
         return found
-
-    def _refuse_no_room(self, needed: int) -> None:
-        free = shutil.disk_usage(self.mailbox).free
-        if needed + KEPT_FREE_BYTES > free:
-            lacking_gib = -(-(needed + KEPT_FREE_BYTES - free) // 2**30)
-            raise NotFetched(
-                f"they take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
-                f" set [ec2] volume_gib higher by at least {lacking_gib}"
-            )
 
     def _update(self, digest: str, **news: Any) -> None:
         with self._lock:
             self._states[digest] |= news
 
-    def add(self, digest: str, size: int) -> None:
-        """Count bytes that arrived. Raises CancelledError when the machine goes down."""
+    def _count(self, digest: str, size: int) -> None:
         if self._over.is_set():
-            raise CancelledError("the machine goes down")
+            raise OSError("the machine goes down")
         with self._lock:
             self._states[digest]["bytes"] += size
 
 
-class _Progress(BaseSubscriber):  # type: ignore[misc]
-    def __init__(self, fetcher: Fetcher, digest: str) -> None:
-        self._fetcher, self._digest = fetcher, digest
-
-    def on_progress(self, future: Any, bytes_transferred: int, **_: Any) -> None:
-        self._fetcher.add(self._digest, bytes_transferred)
-
-
-def _explain(error: Exception, address: str) -> str:
-    if isinstance(error, ClientError):
-        code = S3Error(error).code
-        if code in _DENIED:
-            return (
-                f"the machines' role may not list or read them ({code}):"
-                " `srift doctor --provider ec2` prints the statement that its policy lacks"
-            )
-        if code == "NoSuchBucket":
-            return f"there is no bucket called {address.removeprefix(S3).partition('/')[0]}"
-        if code in ("404", "NoSuchKey", "412", "PreconditionFailed"):
-            return f"an object was deleted or written anew meanwhile ({error})"
-    if isinstance(error, OSError) and error.errno is not None:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "; set [ec2] volume_gib higher" if full else ""
-        return f"this machine's disk: {os.strerror(error.errno)}{hint}"
-    if isinstance(error, NotFetched | CancelledError | BotoCoreError | ClientError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+def _explain(error: Exception) -> str:
+    if isinstance(error, ClientError) and error.response["Error"]["Code"] in _DENIED:
+        return (
+            f"the machines' role may not list or read them ({error}):"
+            " `srift doctor --provider ec2` prints the statement that its policy lacks"
+        )
+    return f"{error or type(error).__name__}"

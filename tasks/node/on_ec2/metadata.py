@@ -15,8 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 
-BASE = "http://169.254.169.254"
-_TOKEN_S = 21600  # the longest that there is
 _TIMEOUT_S = 2.0
 Ask = Callable[[str, str, Mapping[str, str]], tuple[int, str]]  # method, URL, headers: status, body
 
@@ -41,8 +39,8 @@ class Metadata:
     """The service of one machine. Every request is bounded in time and attempts."""
 
     def __init__(self, base: str = "", ask: Ask = ask_once) -> None:
-        named = base or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or BASE
-        self.base, self._ask, self._token = named.rstrip("/"), ask, ""
+        named = base or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+        self.base, self._ask = (named or "http://169.254.169.254").rstrip("/"), ask
 
     def get(self, path: str, *, attempts: int = 5) -> str | None:
         """Return the value under `meta-data/`, or None if there is none. Raises MetadataError."""
@@ -51,13 +49,16 @@ class Metadata:
             if attempt:
                 time.sleep(0.2 * 2**attempt)
             try:
-                status, body = self._get(path)
+                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+                status, body = self._ask("PUT", f"{self.base}/latest/api/token", lifetime)
+                if status == 200:  # without a token, 404 does not mean that there is no value
+                    url = f"{self.base}/latest/meta-data/{path}"
+                    status, body = self._ask("GET", url, {"X-aws-ec2-metadata-token": body})
+                    if status in (200, 404):
+                        return body if status == 200 else None
+                problem = f"status {status}"
             except (OSError, http.client.HTTPException, ValueError) as error:
                 problem = type(error).__name__
-                continue
-            if status in (200, 404):
-                return body if status == 200 else None
-            problem = f"status {status}"
         raise MetadataError(f"the metadata service at {self.base} does not give {path}: {problem}")
 
     def require(self, path: str) -> str:
@@ -84,18 +85,3 @@ class Metadata:
         if self.get("events/recommendations/rebalance", attempts=2) is not None:
             return {"kind": "rebalance", "action": "", "at": ""}
         return None
-
-    def _get(self, path: str) -> tuple[int, str]:
-        for _ in range(2):
-            if not self._token:
-                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-                status, token = self._ask("PUT", f"{self.base}/latest/api/token", lifetime)
-                if status != 200:
-                    return (500 if status == 404 else status), ""  # no token is not "no value"
-                self._token = token
-            url = f"{self.base}/latest/meta-data/{path}"
-            status, body = self._ask("GET", url, {"X-aws-ec2-metadata-token": self._token})
-            if status != 401:
-                break
-            self._token = ""  # it has expired
-        return status, body

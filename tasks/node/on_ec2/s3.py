@@ -2,8 +2,7 @@
 
 boto3 is that of the machine image's Python: AWS's Deep Learning AMIs have it, and
 deployments/node-bootstrap.sh installs it with pip where it is missing. botocore takes the
-credentials of the machine's role from the metadata service and renews them. An error names S3's
-code and never what was signed.
+credentials of the machine's role from the metadata service and renews them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-
-class S3Error(OSError):
-    """S3 refused, or did not answer. `code` is S3's error code, or the kind of fault."""
-
-    def __init__(self, error: BotoCoreError | ClientError) -> None:
-        refused = isinstance(error, ClientError)
-        self.code = str(error.response["Error"]["Code"] if refused else type(error).__name__)
-        super().__init__(str(error)[:500])
+FAULTS = (OSError, BotoCoreError, ClientError)  # of the disk, of the network, of S3
 
 
 def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: float) -> Any:
@@ -37,23 +29,15 @@ def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: fl
 
 
 class MachineStore:
-    """The folders `in/` and `out/` of this machine in the bucket."""
+    """The folders `in/` and `out/` of this machine in the bucket. Methods raise FAULTS."""
 
     def __init__(self, client: Any, bucket: str, root: str) -> None:
         self.client, self.bucket, self.root = client, bucket, root
 
     def get(self, name: str) -> bytes:
-        """Return an object of `in/`. Raises S3Error."""
-        try:
-            answer = self.client.get_object(Bucket=self.bucket, Key=f"{self.root}/in/{name}")
-            content: bytes = answer["Body"].read()
-        except (BotoCoreError, ClientError) as error:
-            raise S3Error(error) from None
+        answer = self.client.get_object(Bucket=self.bucket, Key=f"{self.root}/in/{name}")
+        content: bytes = answer["Body"].read()
         return content
 
     def put(self, name: str, content: bytes) -> None:
-        """Write an object of `out/`. Raises S3Error."""
-        try:
-            self.client.put_object(Bucket=self.bucket, Key=f"{self.root}/out/{name}", Body=content)
-        except (BotoCoreError, ClientError) as error:
-            raise S3Error(error) from None
+        self.client.put_object(Bucket=self.bucket, Key=f"{self.root}/out/{name}", Body=content)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +26,8 @@ _INCOMING = re.compile(r"(?:workloads/)?[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 _PLACED_LAST = ("plan", "go", "done")  # a plan needs its workloads, a go its plan; done ends it all
 
 
-class BadManifest(OSError):
-    """The controller's manifest, or the place that it gives this node, is not valid."""
-
-
 class Inbox:
-    """Fetches into `directory`. `get(name)` raises OSError, also for an object that is not there
+    """Fetches into `directory`. `get(name)` raises FAULTS, also for an object that is not there
     yet.
     """
 
@@ -39,23 +36,16 @@ class Inbox:
         self._placed: dict[str, str] = {}
 
     def rank(self) -> int:
-        """Return this machine's place in the cluster. Raises OSError while there is none."""
-        try:
-            return int(json.loads(self._get("node.json"))["node"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadManifest(f"node.json gives no place in a cluster: {error!r}") from None
+        """Return this machine's place in the cluster. Raises FAULTS while there is none."""
+        return int(json.loads(self._get("node.json"))["node"])
 
     def fetch(self) -> bool:
-        """Put in place what is new or changed; whether anything was. Raises OSError."""
-        try:
-            files = dict(json.loads(self._get("manifest.json"))["files"])
-            names = sorted(files, key=_placing_order)
-            if not all(map(_INCOMING.fullmatch, names)):
-                raise ValueError("a name is no file of a mailbox")
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadManifest(f"manifest.json cannot be used: {error!r}") from None
+        """Put in place what is new or changed; whether anything was. Raises FAULTS."""
+        files = dict(json.loads(self._get("manifest.json"))["files"])
         changed = False
-        for name in names:
+        for name in sorted(files, key=_placing_order):
+            if _INCOMING.fullmatch(name) is None:
+                raise OSError(f"manifest.json names {name!r}, which is no file of a mailbox")
             if self._placed.get(name) == files[name]:
                 continue
             content = self._get(name)
@@ -72,9 +62,8 @@ def _placing_order(name: str) -> tuple[int, str]:
     return (_PLACED_LAST.index(kind) + 1 if kind in _PLACED_LAST else 0), name
 
 
-_WORD = r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}"
-_OUTGOING = re.compile(rf"(?:{_WORD}/){{0,3}}{_WORD}")
-_SCRATCH = "scratch"
+_OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
+_RECORDS = "records"
 _MOST_FILES = 5000  # records, and as many other files: a request costs money
 _LARGEST_BYTES = 32 * 2**20
 _LOG_BYTES = 2**20  # of a longer log, its end
@@ -92,77 +81,65 @@ UPLOADS_AT_ONCE = 150
 UPLOADS_PER_HOUR = 1800.0
 _HEARTBEAT = "heartbeat.json"
 _STEADY = (_HEARTBEAT, "progress.json")
-_UPLOADED_FIRST = (
-    "records/",
-    "notice",
-    "finished",
-    "armed",
-    "ready",
-    "heartbeat",
-    "progress",
-    "log",
-)
+_UPLOADED_FIRST = ("records/", "finished", "armed", "ready", "heartbeat", "progress", "log")
 Mark = tuple[int, int, int]  # inode, last write in ns, bytes: they differ when a file has changed
 
 
 @dataclass(slots=True)
 class UploadState:
-    """What the store has of one file, and how often in a row it has refused the file since."""
+    """What the store has of one file."""
 
     mark: Mark | None = None
     size: int = 0
-    too_large: Mark | None = None
-    at: float = float("-inf")
-    failures: int = 0
-    not_before: float = float("-inf")
+    at: float = -math.inf
 
 
 class Outbox:
-    """Carries `folder`. `put(name, content)` raises OSError; files of other users than `owner`
-    stay.
+    """Carries files of `folder` and its `records`. `put(name, content)` raises FAULTS.
+
+    Files of other users than `owner` stay.
     """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
         self.folder, self._owner, self._put = folder, owner, put
-        self.problem = ""  # the last fault
-        self.news_at = float("-inf")  # when a file was uploaded that the controller may answer
         self.refused = ""  # why files stay behind
         self._sent: dict[str, UploadState] = {}
         self._budget, self._budget_at = float(UPLOADS_AT_ONCE), time.monotonic()
+        self._failures, self._not_before = 0, -math.inf
 
-    def carry(self) -> bool:
-        """Upload what is due, up to the first fault; whether there was one."""
-        for name in self._waiting():
-            if self._due(name) and self._may_upload(name) and not self._send(name):
-                return True
-        return False
+    def carry(self, *, until: float = math.inf, due_only: bool = True) -> bool:
+        """Upload files, unless `due_only` also before their turn; raise the store's first fault.
 
-    def flush(self, until: float) -> int:
-        """Upload everything, past faults, until the moment `until`; how many files are left."""
-        left = 0
-        for name in self._waiting():
-            in_time = time.monotonic() < until and self._may_upload(name)
-            left += not (in_time and self._send(name))
-        return left
+        Return whether one was uploaded that the controller may answer.
+        """
+        is_news = False
+        if due_only and time.monotonic() < self._not_before:
+            return is_news
+        for name in self.waiting():
+            now = time.monotonic()
+            early = now < self._sent[name].at + _every_s(name)
+            if now >= until:
+                break
+            if not (due_only and early) and self._may_upload(name):
+                is_news |= self._upload(name) and _every_s(name) == CHANGED_EVERY_S
+        return is_news
 
-    def records_waiting(self) -> int:
-        """Count the records that the store lacks."""
-        return sum(map(_is_record, self._waiting()))
-
-    def _waiting(self) -> list[str]:
+    def waiting(self) -> list[str]:
+        """Return what the store lacks, records first."""
+        count = Counter(map(_is_record, self._sent))  # no flood of other files keeps records here
         lacking = []
         for name, mark in self._marks():
-            sent = self._sent.setdefault(name, UploadState())
-            final = _is_record(name) and sent.mark is not None  # no record is rewritten
-            if mark not in (sent.mark, sent.too_large) and not final:
+            is_record = _is_record(name)
+            if name not in self._sent and count[is_record] < _MOST_FILES:
+                count[is_record] += 1
+                self._sent[name] = UploadState()
+            sent = self._sent.get(name)
+            if sent and sent.mark != mark and not (is_record and sent.mark):  # records are final
                 lacking.append(name)
         return sorted(lacking, key=_upload_order)
 
-    def _due(self, name: str) -> bool:
-        every_s = STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S
-        every_s = LOG_EVERY_S if _is_log(name) else every_s
-        sent, now = self._sent[name], time.monotonic()
-        return now >= sent.not_before and now >= sent.at + every_s
+    def records_wait(self) -> bool:
+        return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
         """Take one upload from the budget, if there is any. A heartbeat needs none."""
@@ -172,32 +149,28 @@ class Outbox:
         earned = (now - self._budget_at) * UPLOADS_PER_HOUR / 3600.0
         self._budget = min(float(UPLOADS_AT_ONCE), self._budget + earned)
         self._budget_at = now
-        if self._budget < 1.0:
-            self.problem = f"more than {UPLOADS_PER_HOUR:.0f} uploads an hour: the rest waits"
-            return False
-        self._budget -= 1.0
-        return True
+        allowed = self._budget >= 1.0
+        self._budget -= allowed
+        return allowed
 
-    def _send(self, name: str) -> bool:
-        sent = self._sent[name]
-        try:
-            read = self._read(name)
-            if read is None:
-                return True
-            content, mark = read
-            if not self._has_room(name, len(content)):
-                sent.too_large = mark
-                return True
-            self._put(name, content)
-        except OSError as error:
-            self.problem = str(error)
-            sent.failures += 1
-            sent.not_before = time.monotonic() + min(LONGEST_PAUSE_S, 2.0 ** (sent.failures - 1))
+    def _upload(self, name: str) -> bool:
+        """Whether the store took it. What may not be uploaded stays behind."""
+        read = self._read(name)
+        if read is None:
             return False
-        sent.mark, sent.size, sent.failures, sent.at = mark, len(content), 0, time.monotonic()
-        if name not in _STEADY and not _is_log(name):
-            self.news_at = sent.at
-        return True
+        content, mark = read
+        has_room = self._has_room(name, len(content))
+        if has_room:
+            try:
+                self._put(name, content)
+            except Exception:
+                pause_s = min(LONGEST_PAUSE_S, 2.0**self._failures)
+                self._failures += 1
+                self._not_before = time.monotonic() + pause_s
+                raise
+        self._failures = 0
+        self._sent[name] = UploadState(mark, len(content) * has_room, time.monotonic())
+        return has_room
 
     def _has_room(self, name: str, size: int) -> bool:
         """Whether the file is within the bytes of its kind: nothing else takes the room of
@@ -205,8 +178,8 @@ class Outbox:
         """
         others = sum(
             sent.size
-            for one, sent in self._sent.items()
-            if one != name and _is_record(one) == _is_record(name)
+            for other, sent in self._sent.items()
+            if other != name and _is_record(other) == _is_record(name)
         )
         fits = size <= _SMALL_BYTES or size + others <= _MOST_BYTES
         if not fits:
@@ -214,51 +187,48 @@ class Outbox:
         return fits
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Every file that may be uploaded. os.fwalk opens folders by descriptor, so no link is
-        followed.
-        """
-        count = Counter(map(_is_record, self._sent))  # no flood of other files keeps records here
-        for folder, folders, files, descriptor in os.fwalk(self.folder, follow_symlinks=False):
-            within = Path(folder).relative_to(self.folder)
-            if within == Path():
-                folders[:] = [one for one in folders if one != _SCRATCH]
-            for file in files:
-                name = (within / file).as_posix()
-                if _OUTGOING.fullmatch(name) is None:
-                    continue
-                try:
-                    status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
-                except OSError:
-                    continue  # it was renamed meanwhile
-                known = name in self._sent
-                if self._may(name, status) and (known or count[_is_record(name)] < _MOST_FILES):
-                    count[_is_record(name)] += not known
-                    yield name, _mark(status)
+        """Every file that may be uploaded."""
+        for within in ("", f"{_RECORDS}/"):
+            with suppress(OSError), self._opened(within) as descriptor:
+                for file in os.listdir(descriptor):
+                    with suppress(OSError):  # it was renamed meanwhile
+                        status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
+                        if _OUTGOING.fullmatch(file) and self._may(within + file, status):
+                            yield within + file, _mark(status)
 
     def _may(self, name: str, status: os.stat_result) -> bool:
-        small = status.st_size <= _LARGEST_BYTES or _is_log(name)
+        small = status.st_size <= _LARGEST_BYTES or _every_s(name) == LOG_EVERY_S
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner and small
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Open the file folder by folder. None if it is no longer one that may be uploaded. Raises
-        OSError.
-        """
-        *folders, file = name.split("/")
-        with ExitStack() as stack:
-            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, descriptor)
-            for folder in folders:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-                descriptor = os.open(folder, flags, dir_fd=descriptor)
-                stack.callback(os.close, descriptor)
+        """None if it is no longer a file that may be uploaded."""
+        within, slash, file = name.rpartition("/")
+        with suppress(OSError), self._opened(within + slash) as descriptor:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-            opened = stack.enter_context(os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb"))
-            status = os.fstat(opened.fileno())
-            if not self._may(name, status):
-                return None
-            most = _LOG_BYTES if _is_log(name) else _LARGEST_BYTES
-            opened.seek(max(0, status.st_size - most))
-            return opened.read(most), _mark(status)
+            with os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb") as opened:
+                status = os.fstat(opened.fileno())
+                if self._may(name, status):
+                    most = _LOG_BYTES if _every_s(name) == LOG_EVERY_S else _LARGEST_BYTES
+                    opened.seek(max(0, status.st_size - most))
+                    return opened.read(most), _mark(status)
+        return None
+
+    @contextmanager
+    def _opened(self, within: str) -> Iterator[int]:
+        """The folder or its `records`; the user can replace only the latter, by a link."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _every_s(name: str) -> float:
+    """Seconds between uploads of a file that changes."""
+    if name.startswith("log-") and name.endswith(".txt"):
+        return LOG_EVERY_S
+    return STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S
 
 
 def _upload_order(name: str) -> tuple[int, str]:
@@ -271,8 +241,4 @@ def _mark(status: os.stat_result) -> Mark:
 
 
 def _is_record(name: str) -> bool:
-    return name.startswith("records/")
-
-
-def _is_log(name: str) -> bool:
-    return name.startswith("log-") and name.endswith(".txt")
+    return name.startswith(f"{_RECORDS}/")

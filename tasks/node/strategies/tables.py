@@ -94,14 +94,14 @@ class Stub(nn.Module):
         self.expected: Tensor | None = None  # indices that were looked up
         self.rows = self.like
 
-    def forward(self, indices: Tensor, *others: Any, **named: Any) -> Tensor:
+    def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
         """Raises ValueError if this is not what was looked up, or the second call in a step."""
         if self.calls is not None:
-            self.calls.append(indices)
-            return self.like.new_zeros(self.rows_shape(indices.shape))
+            self.calls.append(input)
+            return self.like.new_zeros(self.rows_shape(input.shape))
         expected, self.expected = self.expected, None
         has_others = any(value is not None for value in (*others, *named.values()))
-        if has_others or expected is None or _layout(indices) != _layout(expected):
+        if has_others or expected is None or _layout(input) != _layout(expected):
             raise self.refusal()
         return self.rows
 

@@ -1,6 +1,4 @@
-"""User code runs only where the metadata service has been shown to be out of its reach (on real
-hosts: tests/local).
-"""
+"""User code runs only where the metadata service is out of its reach (real hosts: tests/local)."""
 
 from __future__ import annotations
 
@@ -12,20 +10,15 @@ from typing import Any
 import pytest
 
 from tasks.node.on_ec2 import metadata_fence as fence
-from tasks.node.on_ec2.metadata_fence import account
 
 USER = pwd.struct_passwd(("srift", "x", 12345, 12346, "", "/", "/bin/sh"))
 
 
 @pytest.mark.parametrize(
-    ("tools", "holding", "said"),
+    ("tools", "holding", "named"),
     [
         ("ip6 ip iptables", "ip", ""),
-        (
-            "ip6 ip iptables",
-            "iptables",
-            "",
-        ),  # a network service that starts anew has dropped the routing rule
+        ("ip6 ip iptables", "iptables", ""),  # a restarted network service drops the routing rule
         ("iptables", "iptables", ""),
         ("ip iptables", "", "does not hold"),
         ("", "", "no iptables here"),
@@ -33,16 +26,15 @@ USER = pwd.struct_passwd(("srift", "x", 12345, 12346, "", "/", "/bin/sh"))
     ],
 )
 def test_one_rule_that_holds_is_enough_and_without_one_no_code_runs(
-    monkeypatch: pytest.MonkeyPatch, tools: str, holding: str, said: str
+    monkeypatch: pytest.MonkeyPatch, tools: str, holding: str, named: str
 ) -> None:
     """A kernel that takes the rules of `tools`, of which those in `holding` keep the user out."""
     rules: list[str] = []
 
     def apply(words: list[str]) -> str:
         tool = "ip6" if words[:2] == ["ip", "-6"] else words[0]
-        assert "12345" in " ".join(words) and ("169.254.169.254" in " ".join(words)) is (
-            tool != "ip6"
-        )
+        assert "12345" in " ".join(words)
+        assert ("169.254.169.254" in " ".join(words)) is (tool != "ip6")
         if tool not in tools.split():
             return f"no {tool} here"
         rules.append(tool)
@@ -55,39 +47,42 @@ def test_one_rule_that_holds_is_enough_and_without_one_no_code_runs(
     monkeypatch.setattr(fence, "_prove", prove)
     reason = fence.fence(USER, "http://169.254.169.254", "/python")
     assert rules == tools.split()
-    assert said in reason and ("none was run" in reason) is bool(said) is bool(reason)
+    assert named in reason and ("none was run" in reason) is bool(named) is bool(reason)
 
 
-def test_root_and_nobody_that_there_is_are_refused() -> None:
-    with pytest.raises(OSError, match="root"):
-        account("root")
-    with pytest.raises(OSError, match="no user"):
-        account("srift-no-such-user")
+@pytest.mark.parametrize("name", ["root", "srift-no-such-user"])
+def test_root_and_unknown_users_are_refused(name: str) -> None:
+    with pytest.raises(OSError, match=name):
+        fence.account(name)
 
 
 def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: dict[str, Any] = {}
-    gained: list[str] = []
-    monkeypatch.setattr(fence.subprocess, "Popen", lambda command, **options: asked.update(options))
-    monkeypatch.setattr(fence, "gain_nothing", lambda: gained.append("nothing"))
-    monkeypatch.setattr(fence, "die_with_parent", lambda: gained.append("dies"))
+    given: dict[str, Any] = {}
+    confined: list[str] = []
+    monkeypatch.setattr(fence.subprocess, "Popen", lambda command, **options: given.update(options))
+    for name in ("gain_nothing", "die_with_parent"):
+        monkeypatch.setattr(fence, name, lambda name=name: confined.append(name))
     fence.start_as(USER, ["true"], cwd="/")
-    assert (asked["user"], asked["group"], asked["extra_groups"], asked["cwd"]) == (
-        12345,
-        12346,
-        [],
-        "/",
-    )
-    asked["preexec_fn"]()
-    assert gained == ["nothing", "dies"]
+    given.pop("preexec_fn")()
+    assert given == {"user": 12345, "group": 12346, "extra_groups": [], "cwd": "/"}
+    assert confined == ["gain_nothing", "die_with_parent"]
 
 
-def tried(monkeypatch: pytest.MonkeyPatch, code: int, root: OSError | None) -> str:
-    """What trying as the user proves that ended with `code`, where root's own attempt
-    meets `root`.
-    """
+@pytest.mark.parametrize(
+    ("code", "root", "named"),
+    [
+        (fence._REFUSED, None, ""),
+        (fence._REFUSED, TimeoutError("timed out"), "root cannot"),
+        (fence._CONNECTED, None, "does not hold"),
+        (1, None, "no such file"),
+    ],
+)
+def test_only_a_refusal_of_what_root_is_granted_proves_the_fence(
+    monkeypatch: pytest.MonkeyPatch, code: int, root: OSError | None, named: str
+) -> None:
+    """The user's attempt ends with `code`, and root's meets the error `root`."""
 
     def connect(*_: object, **__: object) -> SimpleNamespace:
         if root is not None:
@@ -97,13 +92,5 @@ def tried(monkeypatch: pytest.MonkeyPatch, code: int, root: OSError | None) -> s
     ended = SimpleNamespace(returncode=code, communicate=lambda timeout: (b"", b"no such file"))
     monkeypatch.setattr(fence, "start_as", lambda *_, **__: ended)
     monkeypatch.setattr(socket, "create_connection", connect)
-    return fence._prove(USER, "/python", "169.254.169.254", 80)
-
-
-def test_only_a_refusal_of_what_root_is_granted_proves_the_fence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert tried(monkeypatch, fence._REFUSED, None) == ""
-    assert "root cannot" in tried(monkeypatch, fence._REFUSED, TimeoutError("timed out"))
-    assert "does not hold" in tried(monkeypatch, fence._CONNECTED, None)
-    assert "no such file" in tried(monkeypatch, 1, None)
+    problem = fence._prove(USER, "/python", "169.254.169.254", 80)
+    assert named in problem and bool(problem) is bool(named)
