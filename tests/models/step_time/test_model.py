@@ -96,53 +96,6 @@ def test_predictions_are_sound_and_a_larger_batch_is_no_quicker(
     assert predicted["step_s"].iloc[1] >= predicted["step_s"].iloc[0] * 0.97
 
 
-def by_formula(model: StepTimeModel, asked: pd.DataFrame) -> float:
-    """Seconds by the formula alone."""
-    rows, _, _ = model.facts.lay_out(model._read(asked))
-    drift = np.zeros_like(rows.line.alone_s)
-    times = model.regression.times(rows, rows.workload[0], rows.kind[0], drift)
-    return float(times.step_s[0])
-
-
-@SHARED
-@given(
-    st.sampled_from(sorted(WORKLOADS)),
-    st.lists(st.sampled_from(sorted(TYPES)), min_size=2, max_size=5),
-    st.floats(1.0, 50.0),
-    st.integers(1, 15),
-)
-def test_bandwidth_never_slows_the_formula_and_machines_never_quicken_it(
-    known: Known, name: str, types: list[str], factor: float, count: int
-) -> None:
-    model = known[2]
-    wider = {
-        name: replace(one, bandwidth_gbps=one.bandwidth_gbps * factor)
-        for name, one in model.machines.items()
-    }
-    asked = setup(name, "+".join(f"1x{one}" for one in types), 24)
-    before, after = (
-        by_formula(replace(model, facts=replace(model.facts, machines=machines)), asked)
-        for machines in (model.machines, wider)
-    )
-    assert after <= before * (1 + 1e-9)
-    few, more = (by_formula(model, setup(name, f"{n}x{types[0]}", 24)) for n in (count, count + 1))
-    assert more >= few * (1 - 1e-9)
-
-
-def test_the_bottleneck_of_a_step_is_named(known: Known) -> None:
-    data, _, model = known
-
-    def bottleneck(model: StepTimeModel, *asked: object) -> str:
-        return str(model.predict(setup(*asked))["bottleneck"].iloc[0])  # type: ignore[arg-type]
-
-    assert bottleneck(model, "lm", "1xs.small", 24) == "compute"
-    assert bottleneck(model, "mlp", "2xs.medium", 24) == "communication between nodes"
-    assert bottleneck(model, "lm", "1xs.whole+1xs.small", 24) == "stragglers"
-    made_s = 0.9 * (data.profiles["forward_s"] + data.profiles["backward_s"])
-    starved = fit(replace(data, profiles=data.profiles.assign(input_s=made_s)), seed=0)
-    assert bottleneck(starved, "lm", "1xs.small", 24) == "input"
-
-
 @pytest.mark.parametrize(
     ("compute", "mean", "machines", "making", "expected"),
     [

@@ -11,11 +11,8 @@ import pytest
 
 from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
 from models.step_time.compression import DENSITY, sent_between
-from models.step_time.dataset import by_variant, training_rows
 from models.step_time.model import StepTimeModel, TrainingData, fit
-from models.step_time.rows import one_device_points
 from models.step_time.serialization import dump, load
-from models.step_time.setup_arrays import variant
 from models.step_time.tensor import Volumes, machine_bytes, weight_bytes
 from models.step_time.unmeasured import with_compressed
 from tasks.node.strategies import adasum, grid
@@ -94,18 +91,6 @@ def test_machines_of_one_device_send_the_elements_of_a_rank(name: str, ranks: in
     side = grid_shape(name, ranks)[1]  # type: ignore[index]
     expected = 0.0 if name == "tensor-1d" else 12 * (side - 1) / side**2 * volumes.weights
     assert again == pytest.approx(expected)
-
-
-def test_one_device_runs_count_in_every_mode(data: TrainingData, model: StepTimeModel) -> None:
-    one = setup("mlp", "1xs.small", 48).assign(step_s=0.2, strategy="ddp")
-    several = [setup(name, "2xs.small", 48).assign(step_s=5.0) for name in ("mlp", "conv")]
-    runs = pd.concat([one, *(row.assign(strategy="fsdp") for row in several)], ignore_index=True)
-    own = by_variant(replace(data, runs=runs, profiles=data.profiles.iloc[:0]))
-    points, _, _ = one_device_points(training_rows(own, seed=0), own.profiles, model.machines)
-    found = np.exp(points.set_index("workload")["log_s"])
-    mode = Mode(strategy="fsdp")
-    assert found["mlp"] == found[variant("mlp", mode)] == pytest.approx(0.2)
-    assert found[variant("conv", mode)] > 1.0  # a guess
 
 
 def test_before_any_run_physics_says_where_a_strategy_pays(
