@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -56,14 +57,11 @@ TINY = "workloads.tiny"
     [
         ("[campaign]", "[campain]", "campain"),
         ("max_usd", "max_usdd", "campaign.max_usdd"),
-        ("cores", "core", "local.instance_types.lc.small.core"),
         ("samples = 1000", "", f"{TINY}.samples"),
-        ("samples", "flops = 1\nsamples", f"{TINY}.flops"),
         ('"cheapest" }', '"cheepest" }', f"{TINY}.goals.0"),
         ('"cheapest" }', '"cheapest", hours = 2 }', f"{TINY}.goals.0"),
         ('"cheapest" }', '"cheapest" }, { goal = "cheapest" }', TINY),
         ("[campaign]", 'root = "/elsewhere"\n[campaign]', "root"),
-        ("[campaign]", "home = 3\n[campaign]", "home"),
         ("[campaign]", "[campaign", "TOML"),
         ("tiny.py:build", "tinny.py:build", "'tiny.py'"),
         ("tiny.py:build", "tiny.py", f"{TINY}.entrypoint"),
@@ -71,25 +69,17 @@ TINY = "workloads.tiny"
         ("[workloads.tiny]", '[workloads."a b"]', "a b"),
         ("global_batch = 16", "global_batch = [16, 8]", TINY),
         ("samples", 'precisions = ["bf61"]\nsamples', "'bf16'"),
-        ("samples", "precisions = []\nsamples", f"{TINY}.precisions"),
-        ("samples", 'strategies = ["fsdpp"]\nsamples', "'fsdp'"),
         ("samples", 'precisions = ["fp16"]\nstrategies = ["fsdp"]\nsamples', "fp16"),
         ("samples", 'switches = ["offload"]\nsamples', "offload"),
         ("samples", 'arguments = { data = "x" }\ndata = "photos"\nsamples', "data"),
         ("samples", 'env = { LD_PRELOAD = "x" }\nsamples', "LD_PRELOAD"),
-        ("samples", 'env = { AWS_PROFILE = "x" }\nsamples', "AWS_PROFILE"),
         ("samples", 'env = { LOCAL_RANK = "x" }\nsamples', "LOCAL_RANK"),
         ("samples", 'env = { "A-B" = "x" }\nsamples', "A-B"),
         ('entrypoint = "tiny.py:build"', 'requirements = "r.txt"', "requirements"),
         ("[campaign]", '[ec2]\nbucket = "s3://mine/there"\n[campaign]', "ec2.bucket"),
-        ("[campaign]", '[ec2]\nprefix = "a/*"\n[campaign]', "ec2.prefix"),
-        ("[campaign]", "[ec2]\nmax_usd_per_month = -1\n[campaign]", "ec2.max_usd_per_month"),
         ("[campaign]", '[shared]\nhost = "db"\n[campaign]', "shared"),
-        ("[campaign]", '[shared]\ndata = "files"\n[campaign]', "shared"),
-        ("[campaign]", '[shared]\nhost = "postgres://db"\ndata = "f"\n[campaign]', "shared"),
         ("[campaign]", '[shared]\nhost = "db"\ndata = "gs://b"\n[campaign]', "shared.data"),
         ("[campaign]", '[shared]\npassword = "secret"\n[campaign]', "shared.password"),
-        ("[campaign]", '[shared]\ndask = "db:8786"\n[campaign]', "shared.dask"),
     ],
 )
 def test_a_wrong_file_is_refused_and_the_key_is_named(
@@ -106,9 +96,7 @@ def test_a_wrong_file_is_refused_and_the_key_is_named(
     [
         ("SRIFT_CAMPAIN__MAX_USD", "1", "campain"),
         ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd"),
-        ("SRIFT_CAMPAIGN__MAX_USD", "cheap", "campaign.max_usd"),
         ("SRIFT_CAMPAIGN", "cheap", "campaign"),
-        ("SRIFT_EC2__VOLUME_GIB", "4", "ec2.volume_gib"),
         ("SRIFT_WORKLOADS__TINNY__SAMPLES", "1", "workloads.TINNY".lower()),
     ],
 )
@@ -157,24 +145,21 @@ def test_a_workload_without_an_entrypoint_is_imported(project: Path) -> None:
 @pytest.mark.parametrize(
     ("provider", "max_usd", "bucket", "allowed"),
     [
-        ("ec2", None, "mine-1", False),
-        ("ec2", 3.0, None, False),
-        ("ec2", 3.0, "mine-1", True),
-        ("ec2", 0.0, None, True),
-        ("local", None, None, True),
-        ("ec2", float("inf"), "mine-1", False),
-        ("local", float("nan"), None, False),
+        ("ec2", None, True, False),
+        ("ec2", 3.0, False, False),
+        ("ec2", 3.0, True, True),
+        ("ec2", 0.0, False, True),
+        ("local", None, False, True),
+        ("ec2", float("inf"), True, False),
+        ("local", float("nan"), False, False),
     ],
 )
 def test_nothing_is_spent_without_a_cap_and_a_bucket(
-    project: Path, provider: str, max_usd: float | None, bucket: str | None, allowed: bool
+    project: Path, provider: str, max_usd: float | None, bucket: bool, allowed: bool
 ) -> None:
     if bucket:
-        with_section(project, f'[ec2]\nbucket = "{bucket}"')
-    if allowed:
-        refuse_to_spend(provider, max_usd)
-        return
-    with pytest.raises(SettingsError):
+        with_section(project, '[ec2]\nbucket = "mine-1"')
+    with nullcontext() if allowed else pytest.raises(SettingsError):
         refuse_to_spend(provider, max_usd)
 
 

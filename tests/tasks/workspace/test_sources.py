@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,44 +108,34 @@ def test_requirements_are_installed_anew_if_what_pip_reads_changes(project: Path
     local = needed()
     (project / "repo" / "other.txt").write_text("scipy\n")
     assert before != local != needed()
+    (project / "repo" / "again.txt").write_text("-r other.txt\n")
+    renamed = settings(project, ("requirements.txt", "again.txt"))
+    assert renamed.travelling("net")[0].requirements_digest != needed()
 
 
-def too_large(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_BYTES", 10)
-
-
-def too_many(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_FILES", 2)
-
-
-def agent_hidden(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "repo" / "node.py").touch()
-
-
-def no_requirements(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "repo" / "requirements.txt").unlink()
-
-
-def no_module(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "repo" / "train" / "model.py").unlink()
-
-
-def requirements_outside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "repo" / "requirements.txt").unlink()
-    (project / "other.txt").touch()
-    (project / "repo" / "requirements.txt").symlink_to(project / "other.txt")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [too_large, too_many, agent_hidden, no_requirements, no_module, requirements_outside],
-)
-def test_code_that_cannot_travel_is_refused(
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+@pytest.mark.parametrize(("limit", "most"), [("MAX_BYTES", 10), ("MAX_FILES", 2)])
+def test_too_much_code_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    spoil(project, monkeypatch)
+    monkeypatch.setattr(sources, limit, most)
+    with pytest.raises(SettingsError):
+        settings(project)
+
+
+@pytest.mark.parametrize("missing", ["requirements.txt", "train/model.py"])
+def test_missing_files_are_refused(project: Path, missing: str) -> None:
+    file = project / "repo" / missing
+    file.unlink()
+    with pytest.raises(SettingsError):
+        settings(project)
+    (project / "outside").touch()
+    file.symlink_to(project / "outside")
+    with pytest.raises(SettingsError):
+        settings(project)
+
+
+def test_a_module_that_would_hide_the_agent_is_refused(project: Path) -> None:
+    (project / "repo" / "node.py").touch()
     with pytest.raises(SettingsError):
         settings(project)
 
@@ -172,11 +161,3 @@ def test_state_and_goals_are_no_code(project: Path) -> None:
     (project / ".srift" / "state").write_text("x")
     goal = ("global_batch = 64", 'global_batch = 64\ngoals = [{ goal = "cheapest" }]')
     assert digest(project, here, module, requirements, goal) == before
-
-
-def test_two_requirements_files_of_one_folder_are_two_environments() -> None:
-    stated = b"--no-index\n--find-links wheels\n"
-    contents = {"a.txt": stated, "b.txt": stated, "run.py": b""}
-    files = {name: Path(name) for name in contents}
-    both = [sources.Source(files=files, entry="run.py", requirements=n) for n in ("a.txt", "b.txt")]
-    assert len({source.needed_digest(contents) for source in both}) == 2
