@@ -13,8 +13,14 @@ from flows.market import market
 from flows.reap import reap
 from models.campaign.campaign import PlannedLaunch
 from tasks.campaign.budget import Tally, money_short
-from tasks.campaign.campaign import serve_launch, with_requirements_installed, within
-from tasks.campaign.named import Wish, affordable, clusters_of, launches_for, outcomes
+from tasks.campaign.campaign import (
+    affordable,
+    outdating,
+    serve_launch,
+    with_requirements_installed,
+    within,
+)
+from tasks.campaign.named import Wish, case_of, clusters_of, launches_for, outcomes
 from tasks.doctor.report import refuse_unless_well
 from tasks.execution.claims import claim, settle
 from tasks.execution.collect import collect_launch, refuse_unless_swept
@@ -74,15 +80,15 @@ def measure_named(
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(f"the requirements of {wish.workload} cannot be installed")
-        wished = launches_for(
-            workspace, load_champion(workspace.home, provider), wish, current_offers(workspace)
-        )
+        champion = load_champion(workspace.home, provider)
+        case = case_of(workspace, champion, wish, current_offers(workspace))
+        launches = launches_for(case, wish)
         tally = _tally(workspace, max_usd, refresh_id)
-        made = _serve(workspace, affordable(workspace, wished, tally), tally)
+        made = _serve(workspace, affordable(workspace, launches, tally), tally)
         _warn_of_money(workspace, tally)
     return {
         "refresh_id": refresh_id,
-        "runs": outcomes(workspace, wished, made),
+        "runs": outcomes(case, made),
         "spent": tally.summary(),
     }
 
@@ -100,6 +106,8 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches in turn. Each is loaded first: its results decide the next."""
     made = []
+    if tally.cap_usd and (warning := outdating(workspace)):
+        reporter().say(warning)
     # Claimed before the rest of the month's dollars is read.
     claim(workspace, tally.refresh_id, tally.cap_usd, datetime.now(UTC))
     try:

@@ -187,7 +187,7 @@ def learning_launches(
                     runs.setdefault((run.mode, run.seed), run)
             launch = launch_of(pair, list(runs.values()), limits.costs)
             rest = left.after([launch])
-            if runs and rest.max_seconds >= 0 and rest.max_usd >= 0:
+            if runs and min(rest.max_seconds, rest.max_usd) >= 0:
                 found.append(launch)
                 left = rest
                 break
@@ -200,7 +200,8 @@ def elastic_launch(
     """Return a launch of a recommended row that loses its last machine, to learn what a loss costs.
 
     About 30 s of steps with ten checkpoints; the first machine is on demand. None for one machine,
-    for a mode whose state is not whole on each device, and for machines that are not on offer.
+    for a mode whose state is not whole on each device, beyond the caps, and for machines that are
+    not on offer.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -229,7 +230,9 @@ def elastic_launch(
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
         reason="the cost of losing a machine",
     )
-    return launch_of(cluster, [run], limits.costs)
+    launch = launch_of(cluster, [run], limits.costs)
+    rest = limits.after([launch])
+    return launch if min(rest.max_seconds, rest.max_usd) >= 0 else None
 
 
 def _buy(

@@ -57,6 +57,9 @@ def allowance(
     """Return how long `launch` may last, or why it may not be made; `offers` are the newest
     prices.
     """
+    if not tally.affords(launch):
+        left = f"${tally.left_usd:.4f} and {tally.left_s:.0f} s are left of the campaign"
+        return Allowance(refusal=f"it is expected to cost ${launch.est_usd:.4f}, and {left}")
     if not workspace.spends_money:
         wished_s = (2 + _LOCAL_PATIENCE) * launch.est_s + START_UP_S
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
@@ -83,7 +86,7 @@ def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tu
     Machines install the requirements of workloads one after the other, and fetch data.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
-    installs = sum(known[name].requirements is not None for name in names if name in known)
+    installs = sum(bool(known[name].requirements) for name in names if name in known)
     fetch_s = sum(tally.fetch_s.get(name, 0.0) for name in names)
     usual_s = EC2_START_UP_S + installs * INSTALL_S + fetch_s
     return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + fetch_s
@@ -118,9 +121,11 @@ def caps_of(
         worst |= {lease.lease_id: lease.usd for lease in workspace.provider.closed()}
     except LeaseUnreadable as error:
         problems.append(str(error))
-    for lease_id, usd in worst.items():
-        if usd is None:
-            problems.append(f"the cost of lease {lease_id} is unknown: end it with `srift reap`")
+    problems += [
+        f"the cost of lease {lease_id} is unknown: end it with `srift reap`"
+        for lease_id, usd in worst.items()
+        if usd is None
+    ]
     committed = {lease_id: usd for lease_id, usd in worst.items() if usd is not None}
     others = of_others(workspace, pure.month_start(now), before=tally.refresh_id)
     spent, unknown = spent_this_month(workspace, now)
@@ -132,15 +137,12 @@ def caps_of(
         claimed_usd=sum(row["left_usd"] for row in others),
         claimed_by=[f"refresh {row['refresh_id']} of {row['place']}" for row in others],
     )
+    mine = [usd for name, usd in committed.items() if name.startswith(f"{tally.refresh_id}-")]
     own = Cap(
         name="this campaign's cap",
         usd=tally.cap_usd,
         spent_usd=tally.usd,
-        committed_usd=sum(
-            usd
-            for lease_id, usd in committed.items()
-            if lease_id.startswith(f"{tally.refresh_id}-")
-        ),
+        committed_usd=sum(mine),
     )
     return [own, month], next(filter(None, [unknown, *problems]), "")
 
@@ -167,10 +169,9 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
         return 0.0, ""
     start = pd.Timestamp(pure.month_start(now)).tz_localize(None)
     recent = spend[pd.to_datetime(spend["ended_at"]) >= start]
-    unknown = recent[recent["usd"].isna()]["refresh_id"].tolist()
-    if unknown:
+    for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
         return float("inf"), (
-            f"the cost of refresh {unknown[0]} this month is unknown, so nothing is launched"
+            f"the cost of refresh {refresh_id} this month is unknown, so nothing is launched"
             " until next month; AWS's bill shows it"
         )
     return float(recent["usd"].sum()), ""

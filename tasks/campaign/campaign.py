@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -112,56 +113,60 @@ def within(
     Each list starts from what the last one measured, and leaves out refused clusters until nothing
     else is left to buy. With a champion every launch is chosen anew.
     """
-    lists, warning = 0, outdating(workspace)
+    lists = 0
     while lists < MOST_LISTS:
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-        offers = current_offers(workspace)
         left = workspace.without(tally.lacking)
-        launches = shop(left, offers, frames, champion, tally.left_usd, tally.left_s, tally.refused)
-        reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
-        before, bought, why = tally.runs, False, ""
-        for launch in launches:
-            refusal = obstacle(workspace, launch, tally, offers)
-            if refusal:  # a smaller launch may still be paid for
-                why = why or refusal
-                continue
-            if warning:
-                reporter().say(warning)
-                warning = ""
+        launches = shop(
+            left,
+            current_offers(workspace),
+            frames,
+            champion,
+            tally.left_usd,
+            tally.left_s,
+            tally.refused,
+        )
+        before, bought = tally.runs, 0
+        for launch in affordable(workspace, launches, tally):
             yield launch
-            bought = True
+            bought += 1
             if champion is not None:
                 break
+        lists += champion is None or tally.runs == before
         if not launches and tally.refused:
             tally.refused.clear()
-            lists += 1
-        elif not launches:
-            _say_why(champion, tally.left_usd)
-            break
         elif not bought:
-            reporter().say(f"not launched: {why}")
+            _say_why(launches, champion, tally.left_usd)
             break
-        else:  # a champion's lists end by themselves
-            lists += champion is None or tally.runs == before
     if workspace.settings.campaign.elastic_runs:
-        yield from _elastic(workspace, tally)
-    reporter().stop()
+        yield from affordable(workspace, list(_elastic(workspace, tally)), tally)
 
 
-def obstacle(
+def affordable(
+    workspace: Workspace, launches: Sequence[PlannedLaunch], tally: Tally
+) -> Iterator[PlannedLaunch]:
+    """Yield the launches that may be made now; say and note in `tally` why others may not."""
+    offers = current_offers(workspace)
+    reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
+    try:
+        for launch in launches:
+            if why := _obstacle(workspace, launch, tally, offers):
+                tally.notes.append(f"{launch.cluster.name} was not launched: {why}")
+                reporter().say(tally.notes[-1])
+            else:
+                yield launch
+    finally:
+        reporter().stop()
+
+
+def _obstacle(
     workspace: Workspace, launch: PlannedLaunch, tally: Tally, offers: Sequence[Offer]
 ) -> str:
     """Return why `launch` may not be made now; empty if it may."""
-    for name in workload_names(launch):
-        if name in tally.lacking:
-            return tally.lacking[name]
-    if why := just_refused(launch.cluster, tally.refused):
-        return why
-    if tally.left_s <= 0:
-        return "the campaign's minutes are over ([campaign] max_minutes, [ec2] max_minutes)"
-    if not tally.affords(launch):
-        left = f"${tally.left_usd:.4f} is left under the cap"
-        return f"it is expected to cost ${launch.est_usd:.4f}, and {left}"
+    lacking = [tally.lacking[name] for name in workload_names(launch) if name in tally.lacking]
+    refused = just_refused(launch.cluster, tally.refused)
+    if lacking or refused:
+        return "; ".join(filter(None, [*lacking, refused]))
     return allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
 
 
@@ -182,13 +187,7 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
         limits = _limits(workspace, tally.left_usd, tally.left_s, tally.refused)
         mine = [row for row in rows if row["workload"] == workload.name]
         found = (elastic_launch(limits, row, offers) for row in mine)
-        launch = next((one for one in found if one is not None and tally.affords(one)), None)
-        if launch is None or launch.est_s > tally.left_s:
-            continue
-        if why := obstacle(workspace, launch, tally, offers):
-            reporter().say(f"not launched: {why}")
-        else:
-            yield launch
+        yield from islice(filter(None, found), 1)
 
 
 def with_requirements_installed(workspace: Workspace) -> Workspace:
@@ -209,13 +208,11 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
     Machines count by type, market and region: a launch tries all zones.
     """
 
-    def counted(one: Cluster) -> Counter[tuple[str, str, str]]:
-        return Counter((it.instance_type.name, it.market, it.region) for it in one.members)
+    def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
+        return Counter((o.instance_type.name, o.market, o.region) for o in machines.members)
 
-    for other in refused:
-        if counted(cluster) >= counted(other):
-            return f"{other.name} was not available a moment ago"
-    return ""
+    again = [other.name for other in refused if counted(cluster) >= counted(other)]
+    return f"{again[0]} was not available a moment ago" if again else ""
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
@@ -287,11 +284,6 @@ def outdating(workspace: Workspace) -> str:
     )
 
 
-def launch_seed(seed: int, lease_id: str) -> int:
-    """Return a seed of its own for each lease, the same wherever it is computed."""
-    return zlib.crc32(f"{seed}/{lease_id}".encode())
-
-
 def list_of(
     workspace: Workspace, offers: Sequence[Offer], max_usd: float | None
 ) -> list[PlannedLaunch]:
@@ -304,17 +296,14 @@ def list_of(
     champion = load_champion(workspace.home, provider)
     if nothing := nothing_to_buy(offers, workspace.settings.campaign.market):
         reporter().say(nothing)
-    today = _of_today(frames, workspace.measurable)
-    launches = shop(workspace, offers, today, champion, max_usd)
-    if launches and (warning := outdating(workspace)):
-        reporter().say(warning)
-    if not launches:
-        _say_why(champion, workspace.settings.campaign.max_usd if max_usd is None else max_usd)
+    launches = shop(workspace, offers, _of_today(frames, workspace.measurable), champion, max_usd)
+    usd = workspace.settings.campaign.max_usd if max_usd is None else max_usd
+    _say_why(launches, champion, usd)
     return launches
 
 
-def _say_why(champion: Champion | None, left_usd: float) -> None:
-    if champion is not None and left_usd > 0:
+def _say_why(launches: Sequence[PlannedLaunch], champion: Champion | None, left_usd: float) -> None:
+    if champion is not None and left_usd > 0 and not launches:
         reporter().say(STOPS)
 
 
@@ -342,7 +331,7 @@ def serve_launch(
     A launch whose worst case does not fit under the caps comes back as a refused row. If this is
     cut short (Ctrl-C), recorded runs are loaded before the error is raised.
     """
-    seed = launch_seed(workspace.settings.campaign.seed, lease_id)
+    seed = zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode())
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
     tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}

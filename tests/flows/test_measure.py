@@ -142,7 +142,7 @@ def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(
     [
         (["conv", "--on", "2xs.smal"], "'s.small'"),
         (["convv", "--on", "2xs.small"], "'conv'"),
-        (["conv", "--on", "s.small"], "1xs.small"),
+        (["conv", "--on", "s.small"], "4xNAME"),
         (["conv", "--on", "1xs.small", "--max-usd", "0"], "--max-usd"),
         (["conv", "--on", "1xs.small", "--provider", "ec2"], "--max-usd"),
         (["conv", "--on", "1xs.small", "--provider", "ec3"], "'ec2'"),

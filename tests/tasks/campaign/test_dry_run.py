@@ -1,6 +1,4 @@
-"""A dry run on EC2 shows every request and the worst case, with an account and without one, and
-asks for no machine.
-"""
+"""A dry run on EC2 shows every request and the worst case, and asks for no machine."""
 
 from __future__ import annotations
 
@@ -26,15 +24,11 @@ from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.ec2_home import project, worst_usd
-from tests.fake_ec2 import FakeAws, Fault
+from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
 
 NOW, REGION = datetime(2026, 11, 20, 12, tzinfo=UTC), "us-east-1"
-MAKES = {
-    "ec2:CreateSecurityGroup",
-    "ec2:CreateLaunchTemplate",
-    "ec2:CreateFleet",
-}
+MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet"}
 
 
 @pytest.fixture
@@ -48,15 +42,14 @@ def here(no_credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def offers() -> list[Offer]:
     """On demand as packaged, and spot in two zones."""
-    listed = {
-        one.instance_type.name: one for one in open_workspace("ec2").provider.packaged_offers()
-    }  # type: ignore[attr-defined]
+    provider: Any = open_workspace("ec2").provider
+    listed = list({one.instance_type.name: one for one in provider.packaged_offers()}.values())
     spot = [
         replace(one, market="spot", zone=f"{REGION}{zone}", usd_per_hour=one.usd_per_hour * part)
-        for one in listed.values()
+        for one in listed
         for zone, part in (("a", 0.3), ("b", 0.4))
     ]
-    return [*listed.values(), *spot]
+    return [*listed, *spot]
 
 
 def launch(name: str, machines: int, market: str = "spot") -> PlannedLaunch:
@@ -87,48 +80,18 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(
     assert "CreateFleet" not in plain.stdout and plain.stdout.count("not checked") == 1
 
 
-def requests_by_action(row: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for one in row["requests"]:
-        found.setdefault(one["action"], []).append(one["request"])
-    return found
-
-
 def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Workspace) -> None:
     (row,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
-    found = requests_by_action(row)
-    ingress = found["ec2:AuthorizeSecurityGroupIngress"][0]["IpPermissions"]
+    found = {one["action"]: one["request"] for one in row["requests"]}
+    ingress = found["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
     assert [set(rule) for rule in ingress] == [{"IpProtocol", "UserIdGroupPairs"}]
-    permissions = found["ec2:AuthorizeSecurityGroupEgress"][0]["IpPermissions"]
+    permissions = found["ec2:AuthorizeSecurityGroupEgress"]["IpPermissions"]
     (out,) = [one for one in permissions if "IpRanges" in one]
     assert (out["FromPort"], out["ToPort"]) == (443, 443)
-    revoked = found["ec2:RevokeSecurityGroupEgress"][0]["IpPermissions"]
-    assert revoked[0]["IpProtocol"] == "-1"
+    assert found["ec2:RevokeSecurityGroupEgress"]["IpPermissions"][0]["IpProtocol"] == "-1"
     text = json.dumps(row["requests"])
     assert "KeyName" not in text
     assert '"HttpTokens": "required"' in text and '"Encrypted": true' in text
-
-
-@pytest.mark.parametrize("refuses", [False, True])
-def test_with_an_account_image_subnets_and_zones_are_the_real_ones(
-    here: Workspace, refuses: bool
-) -> None:
-    launches = [launch("g4dn.xlarge", 2, "on-demand")]
-    fault = Fault(action="ssm:GetParameter", code="ParameterNotFound", times=int(refuses))
-    aws = FakeAws(faults=[fault])
-    (row,) = dry_run.planned(here, launches, offers(), 5.0, NOW, aws.clients)
-    assert not {action for action, _ in aws.calls} & MAKES
-    found = requests_by_action(row)
-    overrides = [
-        one
-        for fleet in found["ec2:CreateFleet"]
-        for one in fleet["LaunchTemplateConfigs"][0]["Overrides"]
-    ]
-    used = {one["LaunchTemplateData"]["ImageId"] for one in found["ec2:CreateLaunchTemplate"]}
-    is_real = all(one["SubnetId"].startswith("subnet-") for one in overrides)
-    assert overrides and is_real == (not refuses)
-    assert all(one.startswith("ami-") for one in used) == (not refuses)
-    assert any("[ec2] ami_parameter" in note for note in row["said"]) == refuses
 
 
 def test_a_launch_beyond_the_cap_has_no_requests(here: Workspace) -> None:
@@ -138,39 +101,29 @@ def test_a_launch_beyond_the_cap_has_no_requests(here: Workspace) -> None:
     assert cheap["worst_usd"] is not None and cheap["requests"]
 
 
-@pytest.mark.parametrize("machines", [1, 2, 4])
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 @pytest.mark.parametrize("name", ["g4dn.xlarge", "p4d.24xlarge"])
 @pytest.mark.parametrize("discount", [0.0, 0.6])
-def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
-    here: Workspace, name: str, market: str, machines: int, discount: float
+def test_the_caps_reckon_with_no_less_than_all_attempts_cost(
+    here: Workspace, name: str, market: str, discount: float
 ) -> None:
-    one = launch(name, machines, market)
     own = Ec2.model_validate({"discounts": {"*": {"on_demand": discount, "spot": discount}}})
-    one = replace(one, cluster=Cluster(members=tuple(billed(one.cluster.members, own))))
+    cluster = Cluster(members=tuple(billed(launch(name, 4, market).cluster.members, own)))
     known = billed(offers(), own)
-    (plan,) = dry_run.planned(here, [one], known, 100.0, NOW)
-    spec = dry_run._spec_without_asking(
-        here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0
-    )
     zones = [f"{REGION}{zone}" for zone in "abcdef"]
-    found = attempts(one.cluster, known, zones, ("on-demand", "spot"))
-    spec = replace(spec, subnets={f"{REGION}{zone}": "s" for zone in "abcdef"})
-    for deadline_s in (600.0, 1234.5, plan["deadline_s"]):
-        price = dearest_usd_per_hour(one.cluster, known)
-        assert price is not None
-        reckoned = (
-            (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
-        )
-        assert worst_usd(found, spec.choices.volume_gib, deadline_s) <= reckoned
+    found = attempts(cluster, known, zones, ("on-demand", "spot"))
+    price = dearest_usd_per_hour(cluster, known)
+    assert price is not None
+    for deadline_s in (600.0, 1234.5):
+        reckoned = (price + 4 * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
+        assert worst_usd(found, here.settings.ec2.volume_gib, deadline_s) <= reckoned
 
 
 def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price() -> None:
     known = [replace(offer(1.0), market=market) for market in ("on-demand", "spot")]
-    assert dry_run.with_spot(known, "spot") == (known, "")
-    found, said = dry_run.with_spot(known[:1], "spot")
-    assert {one.market for one in found} == {"on-demand", "spot"} and said
-    assert dry_run.with_spot(known[:1], "on-demand") == (known[:1], "")
+    assert dry_run.with_spot(known, "spot") == known
+    assert {one.market for one in dry_run.with_spot(known[:1], "spot")} == {"on-demand", "spot"}
+    assert dry_run.with_spot(known[:1], "on-demand") == known[:1]
 
 
 def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
@@ -180,9 +133,7 @@ def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
     (root / "images").mkdir()
     (root / "images" / "1.jpg").write_bytes(b"x" * 2**20)
     plain = (root / "srift.toml").read_text()
-    item = PlannedRun(
-        kind="train", workload="conv", nodes=(0,), batches=(8,), reason="r", est_s=1.0
-    )
+    item = PlannedRun(kind="train", workload="conv", nodes=(0,), batches=(8,), est_s=1.0)
     one = replace(launch("g4dn.xlarge", 1), items=(item,))
     before_s = dry_run.planned(here, [one], offers(), 5.0, NOW)[0]["deadline_s"]
     monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
@@ -198,5 +149,5 @@ def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
         workspace = open_workspace("ec2")
         (row,) = dry_run.planned(workspace, [one], offers(), 50.0, NOW, aws.clients)
         assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
-        assert any(note in sentence for sentence in row["said"]), row["said"]
+        assert any(note in sentence for sentence in row["said"])
         assert row["deadline_s"] - before_s == pytest.approx(fetch_s, abs=60.0)

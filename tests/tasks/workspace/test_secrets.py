@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.campaign import dry_run
 from tasks.doctor.findings import as_json, as_text
 from tasks.doctor.report import examine, refuse_unless_well
 from tasks.execution.collect import collect
@@ -58,8 +57,7 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         prices.note_definitions(here, now)
         said = [prices.snapshot_offers(here, "refresh-1", now)]
         packaged = here.provider.packaged_offers()  # type: ignore[attr-defined]
-        offers, _ = dry_run.with_spot(packaged, "on-demand")
-        offer = next(one for one in offers if one.instance_type.name == "g4dn.xlarge")
+        offer = next(one for one in packaged if one.instance_type.name == "g4dn.xlarge")
         with here.provider.acquire(
             Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1
         ):
