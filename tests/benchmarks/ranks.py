@@ -161,7 +161,7 @@ def _hosts(
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    joined = network.Network(isolation, environment)
+    joined = network.HostNetwork(isolation, environment)
     try:
         joined.open(folder / "switch")
         plans = [

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
@@ -26,45 +25,44 @@ os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second ea
 import boto3
 import moto.ec2.urls
 from moto.core.base_backend import BackendDict
-from werkzeug.serving import BaseWSGIServer, make_server
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+from werkzeug.serving import make_server
 
-from tests.world.account import Account, Launch, install
+from tests.world import machines
+from tests.world.account import Account, install
 from tests.world.elastic import Elastic
-from tests.world.front import Front, Quiet
-from tests.world.hosts import Hosts
-from tests.world.machines import Keeper
+from tests.world.front import Front
 from tests.world.market import Market
-from tests.world.metadata import Metadata, served
+from tests.world.metadata import Metadata
 
-__all__ = ["Launch", "World"]
-
-BUCKET, PROFILE = "srift-mailbox", "srift-node"
+REGION, BUCKET, PROFILE = "us-east-1", "srift-mailbox", "srift-node"
+# What the operators' own policy does not allow, machines cannot do.
 NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "node-policy.json"
+
+
+class Quiet(MotoRequestHandler):
+    """moto's own, without a line for every request."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Print nothing."""
 
 
 class World:
     """moto's EC2 and S3 with a real host behind each instance."""
 
-    def __init__(self, *, seed: int = 1) -> None:
-        self.region, self.bucket, self.profile = "us-east-1", BUCKET, PROFILE
-        self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
-        self.account = Account(market=Market.listed(seed))
-        policy = (
-            NODE_POLICY.read_text()
-        )  # the one that operators install: what it does not allow, machines cannot do
-        self._policy = policy.replace("{bucket}", BUCKET).replace("{prefix}", "srift")
-        self._front = Front(self.account, self._look)
-        self._hosts = Hosts(self.folder, switched_on=self._serve_metadata)
-        self.metadata = Metadata(self.account, self._hosts.instance_at)
-        self._keeper = Keeper(
-            self.account, self._hosts, came=self._serve_at_home, went=self._unserve
-        )
-        self._servers: dict[str, list[Any]] = {}
-        self._clients: dict[tuple[str, str], Any] = {}
+    why_not = staticmethod(machines.why_not)
 
-    @staticmethod
-    def why_not() -> str:
-        return Hosts.why_not()
+    def __init__(self, *, seed: int = 1) -> None:
+        self.region, self.bucket, self.profile = REGION, BUCKET, PROFILE
+        self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
+        self.account = Account(market=Market(seed))
+        self.front = Front(self.account, lambda: self.machines.end_terminated())
+        loopback = socket.create_server(("127.0.0.1", 0))
+        port = loopback.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{port}"  # on this machine and on every host
+        self.machines = machines.Machines(self.account, self.folder, port, self._serve)
+        self._servers: list[Any] = []
+        self._serve("api", "", loopback)
 
     def __enter__(self) -> World:
         """Open, with a bucket, the nodes' role and instance profile, and a default VPC."""
@@ -72,33 +70,20 @@ class World:
         self._patch = patch.dict(moto.ec2.urls.url_paths, {"{0}/": bound.dispatch})
         self._patch.start()
         BackendDict.reset()
-        self._port = self._serve("127.0.0.1", 0, None)
-        self.account.heard = self._look
-        self._keeper.open()
-        install(self.client, bucket=self.bucket, profile=self.profile, policy=self._policy)
+        policy = NODE_POLICY.read_text().replace("{bucket}", BUCKET).replace("{prefix}", "srift")
+        install(self.client, bucket=BUCKET, profile=PROFILE, policy=policy)
+        self.machines.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End every machine, switch and server; nothing is left but what a failed test may want to
-        read elsewhere.
-        """
-        self._keeper.close()
-        self._hosts.close()
-        for name in list(self._servers):
-            self._unserve(name)
+    def __exit__(self, *_: object) -> None:
+        """End every machine, switch and server, and delete the folder."""
+        self.machines.close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
         self._patch.stop()
         BackendDict.reset()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    @property
-    def endpoint(self) -> str:
-        """Of every service, for this machine's processes and, by the same words, on every host."""
-        return f"http://127.0.0.1:{self._port}"
 
     def environment(self) -> dict[str, str]:
         """What makes boto3 in a subprocess speak to this world and to nobody else."""
@@ -106,83 +91,45 @@ class World:
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "AKIAEMULATED",
             "AWS_SECRET_ACCESS_KEY": "an-emulated-secret",
-            "AWS_REGION": self.region,
-            "AWS_DEFAULT_REGION": self.region,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
 
-    def client(self, service: str, region: str = "") -> Any:
-        environment, key = self.environment(), (service, region or self.region)
-        if key not in self._clients:
-            session = boto3.Session(
-                environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]
-            )
-            self._clients[key] = session.client(
-                service, region_name=key[1], endpoint_url=self.endpoint
-            )
-        return self._clients[key]
-
-    @property
-    def launches(self) -> list[Launch]:
-        return list(self.account.launches)
-
-    @property
-    def asked(self) -> list[tuple[str, str]]:
-        """(action, region) of every request with the controller's keys: ("ec2:RunInstances",
-        "us-east-1").
-        """
-        return list(self._front.asked)
+    def client(self, service: str) -> Any:
+        session = boto3.Session("AKIAEMULATED", "an-emulated-secret", region_name=REGION)
+        return session.client(service, endpoint_url=self.endpoint)
 
     def alive(self) -> list[str]:
-        return sorted({one.id for one in self.account.instances()} | set(self._hosts.alive()))
+        return sorted({one.id for one in self.account.instances()} | {*self.machines.known()})
 
     def faults(self) -> list[str]:
-        """What the world itself could not do: a test that sees one has proved nothing."""
-        return list(self._keeper.faults)
+        """What the world itself could not do: a test that sees a fault has proved nothing."""
+        return list(self.machines.faults)
 
     def console(self, instance_id: str) -> str:
-        file = self._hosts.folder(instance_id) / "console.txt"
+        file = self.machines.folder(instance_id) / "console.txt"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def _look(self) -> None:
-        self._keeper.look()
-
-    def _serve(self, address: str, port: int, listening: Any, name: str = "") -> int:
-        handle = None if listening is None else listening.fileno()
-        server: BaseWSGIServer = make_server(
-            address, port, self._front, threaded=True, request_handler=Quiet, fd=handle
-        )
-        if listening is not None:
-            listening.close()  # the server has its own handle of it
-        self._keep(name, server)
-        return int(server.server_address[1])
-
-    def _serve_at_home(self, instance_id: str) -> None:
-        """The same endpoint on the host's own loopback: S3 as the machine reaches it."""
-        self._serve(
-            "127.0.0.1",
-            self._port,
-            self._hosts.listening(instance_id, "127.0.0.1", self._port),
-            instance_id,
-        )
-
-    def _serve_metadata(self, region: str, listening: Any) -> None:
-        self._keep("metadata", served(self.metadata, region, listening))
-
-    def _keep(self, name: str, server: Any) -> None:
-        server.daemon_threads = True
-        server.block_on_close = False
-        thread = threading.Thread(
+    def _serve(self, service: str, name: str, listening: socket.socket) -> Any:
+        """Start a server of "api", or of "metadata" in the region `name`, on a listening socket."""
+        app: Any = self.front
+        if service == "metadata":
+            app = Metadata(self.account, lambda address: self.machines.instance_at(name, address))
+        with listening:  # the server has its own handle of it
+            server = make_server(
+                *listening.getsockname(),
+                app,
+                threaded=True,
+                request_handler=Quiet,
+                fd=listening.fileno(),
+            )
+        server.daemon_threads, server.block_on_close = True, False
+        serve = threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )
-        thread.start()
-        self._servers.setdefault(name, []).append((server, thread))
-
-    def _unserve(self, name: str) -> None:
-        for server, thread in self._servers.pop(name, []):
-            server.shutdown()
-            thread.join()
-            with suppress(OSError):
-                server.server_close()
+        serve.start()
+        self._servers.append(server)
+        return server

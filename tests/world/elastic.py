@@ -1,23 +1,19 @@
-"""EC2 where moto lacks it or is wrong: instant fleets, placement groups, spot prices and placement
-scores.
+"""EC2 where moto lacks it or is wrong: instant fleets, placement groups, spot prices and scores.
 
-Everything else is moto's. A fleet gets all that it asks for, at the cheapest of its subnets.
+Everything else is moto's. A fleet gets all that it requests, in the cheapest of its subnets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import convert_tag_spec, random_fleet_id
 
-from tests.world.market import page
-
-if TYPE_CHECKING:
-    from tests.world.account import Account
+from tests.world.account import Account, Launch
 
 
 class Elastic(EC2Response):
@@ -26,25 +22,22 @@ class Elastic(EC2Response):
     account: ClassVar[Account]
 
     def create_placement_group(self) -> ActionResult:
-        self.error_on_dryrun()
         name, groups = self._get_param("GroupName"), self._groups()
         tags = convert_tag_spec(self._get_param("TagSpecifications", [])).get("placement-group", {})
         groups[name] = {
             "GroupName": name,
             "GroupId": f"pg-{len(groups):017x}",
-            "Strategy": self._get_param("Strategy", "cluster"),
             "State": "available",
             "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
         }
         return ActionResult({"PlacementGroup": groups[name]})
 
     def describe_placement_groups(self) -> ActionResult:
-        asked = self._filters_from_querystring()
-        found = [one for one in self._groups().values() if _passes(one, asked)]
+        filters = self._filters_from_querystring()
+        found = [group for group in self._groups().values() if _passes(group, filters)]
         return ActionResult({"PlacementGroups": found})
 
     def delete_placement_group(self) -> ActionResult:
-        self.error_on_dryrun()
         name = self._get_param("GroupName")
         if any(one.placement.group_name == name for one in self.account.instances()):
             raise EC2ClientError("InvalidPlacementGroup.InUse", f"{name} is in use")
@@ -54,94 +47,88 @@ class Elastic(EC2Response):
 
     def describe_spot_price_history(self) -> ActionResult:
         rows = self.account.market.spot_history(self.region, self._get_param("InstanceTypes", []))
-        rows = [one for one in rows if self.account.sells(one["InstanceType"])]
-        size = int(self._get_param("MaxResults", 1000))
-        some, token = page(rows, self._get_param("NextToken"), size)
-        return ActionResult({"SpotPriceHistory": some, "NextToken": token})
+        return ActionResult({"SpotPriceHistory": rows})
 
     def describe_instance_type_offerings(self) -> ActionResult:
         answer: Any = super().describe_instance_type_offerings().result
-        rows = answer["InstanceTypeOfferings"]
-        sold = [one for one in rows if self.account.sells(one["InstanceType"])]
-        return ActionResult({"InstanceTypeOfferings": sold})
+        sold = self.account.market.usd.get(self.region, {})
+        rows = [row for row in answer["InstanceTypeOfferings"] if row["InstanceType"] in sold]
+        return ActionResult({"InstanceTypeOfferings": rows})
 
     def get_spot_placement_scores(self) -> ActionResult:
-        regions = self._get_param("RegionNames", [self.region])
         scores = [
             {"Region": region, "AvailabilityZoneId": zone.zone_id, "Score": 9}
-            for region in regions
+            for region in self._get_param("RegionNames", [self.region])
             for zone in self.ec2_backend.zones.get(region, ())
         ]
         return ActionResult({"SpotPlacementScores": scores})
 
     def create_fleet(self) -> ActionResult:
-        self.error_on_dryrun()
-        asked, fleet = dict(self.params), random_fleet_id()
-        target = asked["TargetCapacitySpecification"]
-        market, count = str(target["DefaultTargetCapacityType"]), int(target["TotalTargetCapacity"])
-        (config,) = asked["LaunchTemplateConfigs"]
+        request, fleet = dict(self.params), random_fleet_id()
+        target = request["TargetCapacitySpecification"]
+        market, count = target["DefaultTargetCapacityType"], int(target["TotalTargetCapacity"])
+        (config,) = request["LaunchTemplateConfigs"]
         specification = config["LaunchTemplateSpecification"]
         template = dict(self.ec2_backend._get_template_from_args(specification).data)
         zones = {
-            one.id: one.availability_zone
+            subnet.id: subnet.availability_zone
             for by_zone in self.ec2_backend.subnets.values()
-            for one in by_zone.values()
+            for subnet in by_zone.values()
         }
-        override = min(config["Overrides"], key=lambda one: self._usd(one, zones))
-        name, zone = str(override["InstanceType"]), zones[override["SubnetId"]]
+
+        def usd(override: Mapping[str, str]) -> float:
+            zone = zones[override["SubnetId"]]
+            price = self.account.market.spot(override["InstanceType"], self.region, zone)
+            return float("inf") if price is None else price
+
+        override = min(config["Overrides"], key=usd)
+        subnet = {"SubnetId": override["SubnetId"]}
+        zone = {"AvailabilityZone": zones[override["SubnetId"]]}
+        placement = {**(template.get("Placement") or {}), **zone}
         fleet_tag = {"Key": "aws:ec2:fleet-id", "Value": fleet}
-        tags = [*template.get("TagSpecifications", ()), *asked.get("TagSpecifications", ())]
+        tags = [*template.get("TagSpecifications", ()), *request.get("TagSpecifications", ())]
         tags.append({"ResourceType": "instance", "Tags": [fleet_tag]})
-        nics = [
-            dict(nic) | {"SubnetId": override["SubnetId"]} for nic in template["NetworkInterfaces"]
-        ]
-        placement = dict(template.get("Placement") or {}) | {"AvailabilityZone": zone}
-        spot = {"InstanceMarketOptions": {"MarketType": "spot"}} if market == "spot" else {}
         self.params = {
             **template,
-            **spot,
-            "InstanceType": name,
-            "NetworkInterfaces": nics,
+            "InstanceType": override["InstanceType"],
+            "NetworkInterfaces": [{**nic, **subnet} for nic in template["NetworkInterfaces"]],
             "Placement": placement,
             "MinCount": count,
             "MaxCount": count,
             "TagSpecifications": _merged(tags),
-            "UserData": str(template["UserData"]),
+            "UserData": str(template["UserData"]),  # moto refuses its own class
         }
-        ids = self._launch(market, placement.get("GroupName", ""))
-        described = {
-            "LaunchTemplateSpecification": specification,
-            "Overrides": {**override, "AvailabilityZone": zone},
-        }
+        if market == "spot":
+            self.params["InstanceMarketOptions"] = {"MarketType": "spot"}
         launched = {
-            "LaunchTemplateAndOverrides": described,
+            "LaunchTemplateAndOverrides": {
+                "LaunchTemplateSpecification": specification,
+                "Overrides": {**override, **zone},
+            },
             "Lifecycle": market,
-            "InstanceIds": ids,
-            "InstanceType": name,
+            "InstanceIds": self._launch(market, placement.get("GroupName", "")),
+            "InstanceType": override["InstanceType"],
         }
         return ActionResult({"FleetId": fleet, "Instances": [launched], "Errors": []})
 
     def _launch(self, market: str, group: str) -> list[str]:
-        """moto's launch; each instance with its role, and its group."""
+        """moto's launch, with the role and the placement group of each instance."""
         reservation: Any = super().run_instances().result
         profile = self.params.get("IamInstanceProfile") or {}
         for index, instance in enumerate(reservation.instances):
             instance.placement.group_name = group
             if market == "spot":
                 instance.spot_instance_request_id = f"sir-{instance.id[-8:]}"
-            if profile and index:  # moto gives it to the first alone
+            if profile and index:  # moto gives it to the first instance alone
                 self.ec2_backend.associate_iam_instance_profile(
                     instance.id,
                     iam_instance_profile_name=profile.get("Name"),
                     iam_instance_profile_arn=profile.get("Arn"),
                 )
-        self.account.launched(self.region, reservation.instances, market)
-        return [instance.id for instance in reservation.instances]
-
-    def _usd(self, override: Mapping[str, Any], zones: Mapping[str, str]) -> float:
-        zone = zones[override["SubnetId"]]
-        usd = self.account.market.spot(str(override["InstanceType"]), self.region, zone)
-        return float("inf") if usd is None else usd
+        ids = [instance.id for instance in reservation.instances]
+        tags = {tag["key"]: tag["value"] for tag in reservation.instances[0].get_tags()}
+        self.account.launches.append(Launch(market=market, ids=ids, tags=tags))
+        return ids
 
     def _groups(self) -> dict[str, Any]:
         return self.account.placement_groups.setdefault(self.region, {})
@@ -151,11 +138,11 @@ def _merged(specifications: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     tags: dict[str, list[Any]] = {}
     for one in specifications:
         if one["ResourceType"] != "fleet":
-            tags.setdefault(str(one["ResourceType"]), []).extend(one["Tags"])
+            tags.setdefault(one["ResourceType"], []).extend(one["Tags"])
     return [{"ResourceType": kind, "Tags": found} for kind, found in tags.items()]
 
 
-def _passes(group: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    tags = {f"tag:{one['Key']}": one["Value"] for one in group["Tags"]}
-    described = tags | {"group-name": group["GroupName"], "state": group["State"]}
-    return all(described.get(name) in values for name, values in asked.items())
+def _passes(group: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
+    described = {f"tag:{tag['Key']}": tag["Value"] for tag in group["Tags"]}
+    described |= {"group-name": group["GroupName"], "state": group["State"]}
+    return all(described.get(name) in values for name, values in filters.items())

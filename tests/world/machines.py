@@ -1,44 +1,69 @@
-"""Keeps hosts as moto says that instances are: starts and ends them, acts on what machines and the
-market ask for.
+"""A real local host for each running instance: namespaces, a shaped link, and its own user-data.
+
+A region is one bridge in a network namespace, where the metadata service answers too. One thread
+starts and ends hosts as moto's instances start and end.
 """
 
 from __future__ import annotations
 
 import base64
+import ctypes
+import os
+import shlex
+import shutil
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from tasks.providers.ec2.catalogue import baseline_gbps
+from tasks.providers.local.network import Host, HostNetwork, HostPlan, Isolation, detect
+from tasks.providers.local.processes import end, identify
 from tests.world.account import Account
-from tests.world.hosts import Hosts, Machine
 
-_LOOK_S = 0.05
+HERE = Path(__file__).parent
+METADATA = "169.254.169.254"
+_VIEWS = ("/etc", "/opt", "/var", "/home", "/root", "/srv", "/tmp")  # boot.sh adds /run
+_TOOLS = ("shutdown", "poweroff", "halt", "systemctl")
+_MOST_GBPS = 20.0  # about what a link of this kernel carries at all
 _UNKNOWN_GBPS = 1.0
+_LOOK_S = 0.05
+_CLONE_NEWNET = 0x40000000
+Serve = Callable[[str, str, socket.socket], Any]
 
 
-class Keeper:
-    """One thread that looks often; `look` makes it look now. `came` and `went` hear of hosts by
-    their ids.
+@dataclass(slots=True)
+class Machine:
+    """The host of an instance. `server`: AWS on its loopback. `off_at`: when it shuts down."""
+
+    host: Host
+    region: str
+    address: str
+    server: Any = None
+    off_at: float = float("inf")
+
+
+class Machines:
+    """The hosts of `account`'s instances, below `folder`.
+
+    `serve` starts a server of "api" or "metadata" for a machine or region, on a socket that listens
+    in its namespace. `faults`: what went wrong in the world itself.
     """
 
-    def __init__(
-        self,
-        account: Account,
-        hosts: Hosts,
-        *,
-        came: Callable[[str], None],
-        went: Callable[[str], None],
-    ) -> None:
-        self._account, self._hosts = account, hosts
-        self._came, self._went = came, went
-        self._off_at: dict[str, float] = {}  # unix moment at which a machine shuts down
-        self._without: set[str] = set()  # instances that never get a host
+    def __init__(self, account: Account, folder: Path, port: int, serve: Serve) -> None:
+        self._account, self._folder, self._port, self._serve = account, folder, port, serve
+        self._regions: dict[str, HostNetwork] = {}
+        self._machines: dict[str, Machine] = {}
+        self._hostless: set[str] = set()  # a host that cannot be started is not tried again
+        self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="emulated machines", daemon=True)
         self.faults: list[str] = []
@@ -49,12 +74,30 @@ class Keeper:
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
+        for instance_id in self.known():
+            self._end(instance_id)
+        for region in self._regions.values():
+            region.close()
 
-    def look(self) -> None:
-        """Hosts of instances that are over are gone when this returns; new ones come soon."""
-        known = set(
-            self._hosts.known()
-        )  # first: a host that comes while this looks is not taken for one that is over
+    def folder(self, instance_id: str) -> Path:
+        """What stays of a machine when it is gone: its console, and what it shared."""
+        return self._folder / instance_id
+
+    def known(self) -> list[str]:
+        """Machines that were started and not ended, whether or not they still run."""
+        with self._lock:
+            return list(self._machines)
+
+    def instance_at(self, region: str, address: str) -> str | None:
+        with self._lock:
+            for instance_id, machine in self._machines.items():
+                if (machine.region, machine.address) == (region, address):
+                    return instance_id
+        return None
+
+    def end_terminated(self) -> None:
+        """End the hosts of instances that are over, before this returns."""
+        known = set(self.known())  # first: a host that comes meanwhile is not over
         for instance_id in known - {one.id for one in self._account.instances("running")}:
             self._end(instance_id)
 
@@ -62,64 +105,125 @@ class Keeper:
         while not self._closed.wait(_LOOK_S):
             try:
                 self._shut_down()
-                self.look()
-                self._boot()
-            except (
-                Exception
-            ) as error:  # the world goes on, and the test may ask why a machine did not come
+                self.end_terminated()
+                for instance in self._account.instances("running"):
+                    if not self._closed.is_set():
+                        self._boot(instance)
+            except Exception as error:  # the world goes on; tests read `faults`
                 self.faults.append(repr(error))
 
-    def _boot(self) -> None:
-        started = set(self._hosts.known()) | self._without
-        for one in self._account.instances("running"):
-            if one.id in started or self._closed.is_set():
-                continue
-            self._without.add(
-                one.id
-            )  # until it is there: a host that cannot be made is not tried for ever
-            try:
-                self._hosts.start(self._machine(one))
-                self._came(one.id)
-            except (OSError, KeyError):
-                if one.id in {other.id for other in self._account.instances("running")}:
-                    raise
-                self._end(one.id)  # it was terminated while it was being made
-            self._without.discard(one.id)
+    def _boot(self, instance: Any) -> None:
+        """Start the host of an instance without one; its user-data runs."""
+        if instance.id in self._machines or instance.id in self._hostless:
+            return
+        self._hostless.add(instance.id)
+        try:
+            with self._lock:
+                self._start(instance)
+        except (OSError, KeyError):
+            if instance.id in {one.id for one in self._account.instances("running")}:
+                raise
+            self._end(instance.id)  # it was terminated while it was being started
+        self._hostless.discard(instance.id)
+
+    def _start(self, instance: Any) -> None:
+        name = instance.region_name
+        region = self._regions.get(name) or self._open_region(name)
+        folder = self.folder(instance.id)
+        tools = folder / "shared" / "bin"
+        tools.mkdir(parents=True)
+        (folder / "private").mkdir()
+        shutil.copy(HERE / "shutdown.sh", tools / _TOOLS[0])
+        (tools / _TOOLS[0]).chmod(0o755)
+        for other in _TOOLS[1:]:
+            (tools / other).symlink_to(_TOOLS[0])
+        user_data = base64.b64decode(str(instance.user_data or "")) or b"#!/bin/sh\n"
+        (folder / "shared" / "user-data").write_bytes(user_data)
+        try:
+            gbps = baseline_gbps(INSTANCE_TYPES[instance.instance_type])
+        except ValueError:
+            gbps = _UNKNOWN_GBPS
+        python = [sys.executable, os.path.realpath(sys.executable), sys.prefix, sys.base_prefix]
+        command = ["sh", str(HERE / "boot.sh"), str(folder), _closed_above(python)]
+        plan = HostPlan(
+            mark=f"srift-world-{os.getpid()}:{instance.id}",
+            address=str(instance.private_ip),
+            prefix=16,
+            bandwidth_gbps=min(_MOST_GBPS, gbps),
+            command=[*command, *_views(folder, python)],
+            log=folder / "console.txt",
+        )
+        machine = Machine(region.start(plan), name, plan.address)
+        self._machines[instance.id] = machine
+        machine.host.go()
+        listening = _listening(machine.host.inner_pid, "127.0.0.1", self._port)
+        machine.server = self._serve("api", instance.id, listening)
+
+    def _open_region(self, name: str) -> HostNetwork:
+        """Open the region's bridge, with the metadata service beyond every host's link."""
+        region = self._regions[name] = HostNetwork(Isolation(kind="root"), {"LANG": "C"})
+        region.open(self._folder / f"switch-{name}.txt")
+        region.run(f"ip addr add {METADATA}/32 dev br0 && ip route add default dev br0")
+        assert region.switch is not None
+        self._serve("metadata", name, _listening(region.switch.pid, METADATA, 80))
+        return region
 
     def _shut_down(self) -> None:
-        for instance_id in self._hosts.known():
-            asked = self._hosts.folder(instance_id) / "shared" / "shutdown"
-            minutes = _taken(asked)
-            if minutes == "never":
-                self._off_at.pop(instance_id, None)
-            elif minutes:
-                self._off_at[instance_id] = time.time() + int(minutes) * 60.0
-            if time.time() >= self._off_at.get(instance_id, float("inf")):
+        """Power off the machines whose time, set by shutdown.sh, has come."""
+        for instance_id, machine in list(self._machines.items()):
+            request = self.folder(instance_id) / "shared" / "shutdown"
+            with suppress(FileNotFoundError):
+                minutes = request.read_text().strip()
+                request.unlink()
+                wait_s = float("inf") if minutes == "never" else int(minutes) * 60.0
+                machine.off_at = time.time() + wait_s
+            if time.time() >= machine.off_at:
                 self._account.power_off(instance_id)
 
     def _end(self, instance_id: str) -> None:
-        self._hosts.end(instance_id)
-        self._went(instance_id)
-        self._off_at.pop(instance_id, None)
-
-    def _machine(self, one: Any) -> Machine:
-        try:
-            rate = baseline_gbps(INSTANCE_TYPES[one.instance_type])
-        except ValueError:
-            rate = _UNKNOWN_GBPS
-        return Machine(
-            instance_id=one.id,
-            region=one.region_name,
-            address=str(one.private_ip),
-            bandwidth_gbps=rate,
-            user_data=base64.b64decode(str(one.user_data or "")) or b"#!/bin/sh\n",
-        )
+        """End a host with all that runs on it, if it is there."""
+        with self._lock:
+            machine = self._machines.pop(instance_id, None)
+        if machine is not None:
+            if machine.server is not None:  # its socket would keep the link alive
+                machine.server.shutdown()
+                machine.server.server_close()
+            end([process for pid in machine.host.pids if (process := identify(pid)) is not None])
+            machine.host.process.wait()
 
 
-def _taken(file: Path) -> str:
-    """What a machine left there, which is taken away; empty where there is nothing."""
-    with suppress(FileNotFoundError):
-        text = file.read_text().strip()
-        file.unlink()
-        return text
-    return ""
+def why_not() -> str:
+    """Why no machines can be emulated here; empty if they can."""
+    if os.geteuid() != 0:
+        return "hosts of the emulated EC2 need root"
+    if "overlay" not in Path("/proc/filesystems").read_text():
+        return "the kernel has no overlay file system"
+    isolation = detect()
+    return "" if isolation.kind == "root" else isolation.why_not
+
+
+def _views(folder: Path, python: list[str]) -> list[str]:
+    """Existing folders that get a private view; the one with the host's own folder comes last."""
+    of_python = {f"/{Path(path).parts[1]}" for path in python} - {"/usr", "/bin", "/lib", "/run"}
+    views = filter(os.path.isdir, {*_VIEWS, *of_python})
+    return sorted(views, key=lambda view: (folder.is_relative_to(view), view))
+
+
+def _closed_above(python: list[str]) -> str:
+    """Folders above Python that other users cannot read."""
+    above = {parent for path in python for parent in (Path(path), *Path(path).parents)}
+    closed = (path for path in above if path.is_dir() and path.stat().st_mode & 0o005 != 0o005)
+    return shlex.join(sorted(map(str, closed)))
+
+
+def _listening(pid: int, address: str, port: int) -> socket.socket:
+    """Return a socket made in the network namespace of `pid`, whichever thread serves it."""
+
+    def make() -> socket.socket:
+        with open(f"/proc/{pid}/ns/net") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        return socket.create_server((address, port), backlog=64)
+
+    with ThreadPoolExecutor(1) as thread:  # a thread enters the namespace and ends there
+        return thread.submit(make).result()

@@ -18,7 +18,7 @@ from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCl
 from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import members, pin, place, promised_to_others
 from tasks.providers.local.leases import LeaseStore, LocalLease
-from tasks.providers.local.network import Host, HostPlan, Network
+from tasks.providers.local.network import Host, HostNetwork, HostPlan
 from tasks.providers.local.processes import HostMark, end, identify
 
 _LOG_TAIL = 300  # characters
@@ -52,7 +52,7 @@ class LocalCluster(RunningCluster):
             "TMPDIR": str(self._directory / "scratch"),
             "CUDA_VISIBLE_DEVICES": "",
         }
-        self.network = Network(machine.isolation, environment)
+        self.network = HostNetwork(machine.isolation, environment)
         self._hosts: list[Host] = []
         self._started = 0  # hosts, also those that were replaced
         self._revoked: dict[int, str] = {}

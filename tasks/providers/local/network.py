@@ -78,7 +78,7 @@ class Host:
             self.process.stdin.close()
 
 
-class Network:
+class HostNetwork:
     """Hosts of one lease; with namespaces, shaped links join them to one bridge."""
 
     def __init__(self, isolation: Isolation, environment: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.providers.local import network as local_hosts
-from tasks.providers.local.network import HostPlan, Isolation, Network
+from tasks.providers.local.network import HostNetwork, HostPlan, Isolation
 
 INSIDE = '#!/bin/sh\nwhile [ "$1" != sh ] && [ "$1" != sleep ]; do shift; done\n'
 STAND_INS = {
@@ -38,7 +38,7 @@ def test_a_kernel_without_ipv6_can_have_hosts(
         command=["sh", "-c", "exit 0"],
         log=tmp_path / "log",
     )
-    network = Network(Isolation(kind="root"), {})
+    network = HostNetwork(Isolation(kind="root"), {})
     network.open(tmp_path / "switch")
     network.start(plan).go()
     assert network._processes[1].wait(10) == 0, (tmp_path / "log").read_text()
