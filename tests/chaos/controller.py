@@ -10,8 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,11 @@ from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch, end_and_collect
 from tasks.market.offers import current_offers, note_definitions, snapshot_offers
-from tasks.providers.base import NotSwept, RunningCluster
-from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.base import NotSwept
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import load_settings
 from tasks.workspace.workspace import Workspace
-from tests.chaos.scenario import Order, Scenario
-from tests.chaos.world import ChaosAws
+from tests.chaos.world import ChaosAws, Order
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws, Killed
 from tests.installed import write_project
@@ -37,76 +34,35 @@ from tests.warehouse.builders import fresh
 from warehouse.database import Warehouse
 
 CHOICES = Ec2(regions=("us-east-1",), instance_types=("g4dn.*",), bucket="mailbox")
-_BATCHES = {"profile": (4, 8), "probe": ()}
+_BATCHES: dict[str, tuple[int, ...]] = {"profile": (4, 8), "probe": ()}
 
 
-class Provider(Ec2Provider):
-    """The real one; a mirror's rounds are the world's."""
-
-    world: ChaosAws
-
-    @contextmanager
-    def acquire(
-        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
-    ) -> Iterator[RunningCluster]:
-        held = super().acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=seed)
-        with held as running, self.world.mirrored(running.mirror):  # type: ignore[attr-defined]
-            yield running
-
-
-class MortalHome(Home):
-    """A home whose provider is made anew after each death."""
-
-    world: ChaosAws
-
-    def controller(self) -> Ec2Provider:
-        made = Provider(
-            self.choices,
-            self.world.clients,
-            home=self.path,
-            node_package=self.package,
-            clock=self.world.clock,
-            threaded=False,
-        )
-        made.world = self.world
-        return made
-
-
-@dataclass(slots=True, kw_only=True)
 class Campaigns:
-    """A home and its refreshes. `caps`: refresh id -> dollars; `served`: by lease id."""
+    """A home and its refreshes.
 
-    scenario: Scenario
-    home: MortalHome
-    warehouse: Warehouse
-    caps: dict[str, float] = field(default_factory=dict)
-    served: dict[str, tuple[PlannedLaunch, str]] = field(default_factory=dict)
-    started: dict[str, PlannedLaunch] = field(default_factory=dict)
-    todo: list[Order] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)  # what must never happen, seen while it happened
+    `caps`: refresh id -> dollars. `started`, `served`: launches by lease id, with their outcome.
+    `wrong`: what must never happen, seen while it happened.
+    """
 
-    @classmethod
-    def of(cls, scenario: Scenario, world: ChaosAws, folder: Path) -> Campaigns:
+    def __init__(self, world: ChaosAws, folder: Path) -> None:
+        self.folder, self.world = folder, world
         state = folder / "state"
         state.mkdir()
         for name in ("work.py", "srift.toml", "state/warehouse.duckdb"):
             shutil.copy(_template()[0] / name, folder / name)
-        home = MortalHome(
-            state, world, CHOICES.model_copy(update={"max_usd_per_month": scenario.month_usd})
-        )
-        made = cls(
-            scenario=scenario,
-            home=home,
-            warehouse=Warehouse(state / "warehouse.duckdb"),
-            todo=[*scenario.orders],
-        )
-        world.visitors = [(after_s, made.visit) for after_s in scenario.visits]
-        return made
+        choices = CHOICES.model_copy(update={"max_usd_per_month": world.month_usd})
+        self.home = Home(state, world, choices)
+        self.warehouse = Warehouse(state / "warehouse.duckdb")
+        self.caps: dict[str, float] = {}
+        self.started: dict[str, PlannedLaunch] = {}
+        self.served: dict[str, tuple[PlannedLaunch, str]] = {}
+        self.todo = list(world.orders)
+        self.wrong: list[str] = []
+        world.visit = self.visit
 
     @property
     def here(self) -> Workspace:
-        folder = self.home.path.parent
-        settings = load_settings(folder / "srift.toml")
+        settings = load_settings(self.folder / "srift.toml")
         settings = settings.model_copy(update={"home": self.home.path, "ec2": self.home.choices})
         return Workspace(settings=settings, warehouse=self.warehouse, provider=self.home.provider)
 
@@ -116,43 +72,28 @@ class Campaigns:
             try:
                 if self.refresh():
                     return
-                self.home.world.pass_s(600.0)
+                self.world.pass_s(600.0)
             except (Killed, KeyboardInterrupt):
-                self.back()
-
-    def back(self) -> None:
-        """The controller is gone for a while; then another one comes."""
-        world = self.home.world
-        world.dead = True
-        world.pass_s(world.away_s)
-        world.note("the controller is back")
-        self.home.die()
-        if self.scenario.unreadable:
-            self.scenario.unreadable = False
-            self._unreadable()
+                self.world.dead = True
+                self.world.pass_s(self.world.away_s)
+                self.world.note("the controller is back")
+                self.home.die()
+                if self.world.unreadable:
+                    self.world.unreadable = False
+                    self.fail_to_read()
 
     def refresh(self) -> bool:
         """As flows/refresh.py: reap, then measure under a cap. False if the reaper was blind."""
-        world, here = self.home.world, self.here
+        world, here = self.world, self.here
         refresh_id = f"r{len(self.caps)}"
-        cap_usd = self.caps[refresh_id] = self.scenario.cap_usd
+        self.caps[refresh_id] = world.cap_usd
         unswept = world.unswept
-        try:
-            sentences = end_and_collect(here, world.now)
-        except NotSwept as error:
-            world.note(str(error))
+        if self._reap():
             return False
         if world.unswept > unswept:
-            self.wrong.append(
-                f"{refresh_id} was begun though the reaper could not look through a region"
-            )
-        for sentence in sentences:
-            world.note(f"reaped: {sentence}")
-        tally = Tally(
-            cap_usd=cap_usd,
-            stop_at=world.elapsed_s + self.scenario.minutes * 60.0,
-            refresh_id=refresh_id,
-        )
+            self.wrong.append(f"{refresh_id} was begun, and a region was not looked through")
+        stop_at = world.elapsed_s + world.minutes * 60.0
+        tally = Tally(cap_usd=world.cap_usd, stop_at=stop_at, refresh_id=refresh_id)
         for number in range(len(self.todo)):
             launch = launch_of(self.todo[0])
             if tally.affords(launch):
@@ -162,133 +103,117 @@ class Campaigns:
 
     def visit(self) -> None:
         """Another process reaps while a controller has its machines, and can read no lease."""
-        world = self.home.world
-        files = self._lease_files()
-        alive = {
-            machine.instance_id
-            for machine in world.alive()
-            if float(machine.tags["srift:deadline"]) > world.now.timestamp()
-        }
-        for file in files:
-            _spoil(file)
-        try:
-            self.home.controller().reap(world.now)
-        except NotSwept as error:
-            world.note(f"another reaper: {error}")
-        for file in files:
-            _mend(file)
-        ended = [
-            name for name in alive if world.instances[name].reason == "Client.UserInitiatedShutdown"
+        now = self.world.now
+        alive = [
+            machine
+            for machine in self.world.alive()
+            if float(machine.tags["srift:deadline"]) > now.timestamp()
         ]
+        with self._unreadable() as files, suppress(NotSwept):
+            self.home.controller().reap(now)
+        ended = [one for one in alive if one.reason == "Client.UserInitiatedShutdown"]
         if ended or not all(file.parent.is_dir() for file in files):
-            self.wrong.append(
-                f"{', '.join(sorted(ended))} ended as orphans, and their controller lived"
-            )
+            names = ", ".join(sorted(machine.instance_id for machine in ended))
+            self.wrong.append(f"{names} ended as orphans, and their controller lived")
 
-    def _unreadable(self) -> None:
+    def fail_to_read(self) -> None:
         """No lease can be read: nothing is ended, nothing bought, until a person fixes it."""
-        world = self.home.world
-        files = self._lease_files()
-        for file in files:
-            _spoil(file)
-        try:
-            for _ in range(3 if files else 0):
-                world.pass_s(600.0)
-                bought = world.bought()
-                if self.refresh():
-                    self.wrong.append("a refresh was begun beside a lease that cannot be read")
-                if self.todo and len(world.alive()) == 0:
-                    lease_id = f"beside{len(self.started)}-00"
-                    tally = Tally(
-                        cap_usd=1e3, stop_at=world.elapsed_s + 5400.0, refresh_id=lease_id[:-3]
-                    )
-                    self._measure(self.here, launch_of(self.todo[0]), lease_id, tally)
-                if world.bought() > bought:
-                    self.wrong.append("machines were bought beside a lease that cannot be read")
-        except (Killed, KeyboardInterrupt):
-            world.dead = True
-            world.revive()
-        for file in files:
-            _mend(file)
+        world = self.world
+        with self._unreadable() as files:
+            try:
+                for _ in range(3 if files else 0):
+                    world.pass_s(600.0)
+                    bought = world.bought()
+                    if self.refresh():
+                        self.wrong.append("a refresh was begun beside a lease that is unreadable")
+                    if self.todo and not world.alive():
+                        name = f"beside{len(self.started)}"
+                        stop_at = world.elapsed_s + 5400.0
+                        tally = Tally(cap_usd=1e3, stop_at=stop_at, refresh_id=name)
+                        self._measure(self.here, launch_of(self.todo[0]), f"{name}-00", tally)
+                    if world.bought() > bought:
+                        self.wrong.append("machines were bought beside an unreadable lease")
+            except (Killed, KeyboardInterrupt):
+                world.dead = True
+                world.revive()
         self.home.die()
-
-    def _lease_files(self) -> list[Path]:
-        return [
-            self.home.leases.directory(lease_id) / "lease.json"
-            for lease_id in self.home.leases.ids()
-        ]
-
-    def _measure(self, here: Workspace, launch: PlannedLaunch, lease_id: str, tally: Tally) -> None:
-        """As flows/measure.py, for one launch."""
-        world = self.home.world
-        self.started[lease_id] = launch
-        served = serve_launch(here, launch, lease_id, tally)
-        world.note(f"{lease_id}: {served.outcome}")
-        if served.mailbox is not None:
-            self.served[lease_id] = (launch, served.outcome)
-        collected = collect_launch(here, served, tally.refresh_id, world.now)
-        self.served[lease_id] = (
-            launch,
-            served.outcome,
-        )  # without machines there is its row alone, stored just now
-        tally.add(served, collected, load_s=0.0)
 
     def mend(self) -> None:
         """AWS answers again, and the reaper comes until nothing can be unsettled."""
-        world = self.home.world
+        world = self.world
         world.faults.clear()
         world.deaths.clear()
         world.s3.cut, world.lag_s = 0, 0.0
         for node in world.nodes.values():
             node.kinds.discard("uploads fail")
-        for number in range(3):
-            try:
-                for sentence in end_and_collect(self.here, world.now):
-                    world.note(f"reaped: {sentence}")
-            except NotSwept as error:
-                world.note(str(error))
-                self.wrong += [str(error)] if number == 2 else []
-            world.pass_s(200.0 if number < 2 else 0.0)
+        for wait_s in (200.0, 200.0, 0.0):
+            problem = self._reap()
+            world.pass_s(wait_s)
+        self.wrong += [problem] if problem else []
 
+    def _reap(self) -> str:
+        """End and load what is over; why the reaper could not look everywhere."""
+        try:
+            sentences = end_and_collect(self.here, self.world.now)
+        except NotSwept as error:
+            self.world.note(str(error))
+            return str(error)
+        for sentence in sentences:
+            self.world.note(f"reaped: {sentence}")
+        return ""
 
-def _spoil(file: Path) -> None:
-    """As a newer version would have written it."""
-    if file.is_file():
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"of_a_newer_version": 1}))
+    def _measure(self, here: Workspace, launch: PlannedLaunch, lease_id: str, tally: Tally) -> None:
+        """As flows/measure.py, for one launch."""
+        self.started[lease_id] = launch
+        served = serve_launch(here, launch, lease_id, tally)
+        self.world.note(f"{lease_id}: {served.outcome}")
+        if served.mailbox is not None:
+            self.served[lease_id] = (launch, served.outcome)
+        collected = collect_launch(here, served, tally.refresh_id, self.world.now)
+        self.served[lease_id] = (launch, served.outcome)  # without machines, its row alone
+        tally.add(served, collected, load_s=0.0)
 
+    @contextmanager
+    def _unreadable(self) -> Iterator[list[Path]]:
+        """Yield the lease files, which are as a newer version would have written them."""
+        leases = self.home.leases
+        files = [leases.directory(lease_id) / "lease.json" for lease_id in leases.ids()]
 
-def _mend(file: Path) -> None:
-    if file.is_file():
-        body = json.loads(file.read_text())
-        body.pop("of_a_newer_version", None)
-        file.write_text(json.dumps(body))
+        def rewrite(**more: Any) -> None:
+            for file in filter(Path.is_file, files):
+                body = json.loads(file.read_text())
+                body.pop("of_a_newer_version", None)
+                file.write_text(json.dumps(body | more))
+
+        rewrite(of_a_newer_version=1)
+        yield files
+        rewrite()
 
 
 def launch_of(order: Order) -> PlannedLaunch:
-    """What the shop would hand over, at the prices that it knows."""
-    known = {}
-    for offer in known_offers():
-        if offer.market == order.market and offer.zone in ("us-east-1a", "any"):
-            known[offer.instance_type.name] = offer
+    """What the campaign would plan, at the prices that it knows."""
+    known = {
+        offer.instance_type.name: offer
+        for offer in known_offers()
+        if offer.market == order.market and offer.zone in ("us-east-1a", "any")
+    }
     cluster = Cluster.of(*((count, known[name]) for count, name in order.types))
-    items = tuple(_wanted(kind, nodes) for kind, nodes in order.runs)
+    items = tuple(
+        PlannedRun(
+            kind=kind,
+            workload="" if kind == "probe" else "conv",
+            nodes=nodes,
+            batches=_BATCHES.get(kind, (8,) * len(nodes)),
+            accumulation_steps=1,
+            message_bytes=(4096,) if kind == "probe" else (),
+            reason="chaos",
+            est_s=12.0,
+        )
+        for kind, nodes in order.runs
+    )
     est_s = 150.0 + 12.0 * len(items)
     usd = (cluster.usd_per_hour or 0.0) * est_s / 3600
     return PlannedLaunch(cluster=cluster, items=items, est_s=est_s, est_usd=usd, reason="chaos")
-
-
-def _wanted(kind: str, nodes: tuple[int, ...]) -> PlannedRun:
-    batches: Any = _BATCHES.get(kind, (8,) * len(nodes))
-    return PlannedRun(
-        kind=kind,
-        workload="" if kind == "probe" else "conv",
-        nodes=nodes,
-        batches=batches,
-        accumulation_steps=1,
-        message_bytes=(4096,) if kind == "probe" else (),
-        reason="chaos",
-        est_s=12.0,
-    )
 
 
 def known_offers() -> list[Offer]:

@@ -9,17 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import tasks.campaign.budget
-import tasks.campaign.campaign
-import tasks.execution.job
-import tasks.execution.mailbox
-import tasks.providers.ec2.mailbox_s3
 from models.domain.cluster import Offer
+from tasks.campaign import budget, campaign
+from tasks.execution import job, mailbox
 from tasks.execution.job import Clock
+from tasks.providers.ec2 import mailbox_s3
+from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.leases import LeaseFolder
 from tests.chaos.node import MOST_FILES
 from tests.chaos.world import ChaosAws
 from warehouse.database import Warehouse
+
+_STEPS = (
+    (mailbox, "write_json", "disk:mailbox"),
+    (job, "write_json", "disk:mailbox"),
+    (mailbox_s3, "_appear", "disk:appear"),
+    (LeaseFolder, "write", "disk:lease"),
+    (LeaseFolder, "forget", "disk:forget"),
+)
 
 
 @contextmanager
@@ -35,30 +42,23 @@ def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
             return world.now
 
     clock = Clock(monotonic=lambda: world.elapsed_s, sleep=world.sleep)
+    replaced: list[tuple[Any, str, Any]] = [
+        (campaign, "datetime", Moment),
+        (campaign, "Clock", lambda: clock),
+        (budget, "time", SimpleNamespace(monotonic=clock.monotonic)),
+        (budget, "current_offers", lambda here: offers),
+        (mailbox_s3, "MOST_FILES", MOST_FILES),
+        (Warehouse, "create", lambda self: None),  # the template has its tables
+        (Warehouse, "transact", _transact(world, Warehouse.transact)),
+        (Ec2Provider, "acquire", _mirrored(world, Ec2Provider.acquire)),
+    ]
+    replaced += [
+        (owner, name, _stepped(world, step, getattr(owner, name))) for owner, name, step in _STEPS
+    ]
     with ExitStack() as stack:
-        put = stack.enter_context
-        put(patch.object(tasks.campaign.campaign, "datetime", Moment))
-        put(patch.object(tasks.campaign.campaign, "Clock", lambda: clock))
-        put(
-            patch.object(
-                tasks.campaign.budget, "time", SimpleNamespace(monotonic=lambda: world.elapsed_s)
-            )
-        )
-        put(patch.object(tasks.campaign.budget, "current_offers", lambda here: offers))
-        put(patch("os.fsync", lambda handle: None))
-        put(patch.object(Warehouse, "create", lambda self: None))  # the template has its tables
-        for module in (tasks.execution.mailbox, tasks.execution.job):
-            put(
-                patch.object(
-                    module, "write_json", _stepped(world, "disk:mailbox", module.write_json)
-                )
-            )
-        mirror = tasks.providers.ec2.mailbox_s3
-        put(patch.object(mirror, "MOST_FILES", MOST_FILES))
-        put(patch.object(mirror, "_appear", _stepped(world, "disk:appear", mirror._appear)))
-        put(patch.object(LeaseFolder, "write", _stepped(world, "disk:lease", LeaseFolder.write)))
-        put(patch.object(LeaseFolder, "forget", _stepped(world, "disk:forget", LeaseFolder.forget)))
-        put(patch.object(Warehouse, "transact", _transact(world, Warehouse.transact)))
+        stack.enter_context(patch("os.fsync", lambda handle: None))
+        for owner, name, value in replaced:
+            stack.enter_context(patch.object(owner, name, value))
         yield
 
 
@@ -84,3 +84,14 @@ def _transact(world: ChaosAws, transact: Callable[..., Any]) -> Callable[..., An
         world.step("warehouse:commit", after=True)
 
     return stepped
+
+
+def _mirrored(world: ChaosAws, acquire: Callable[..., Any]) -> Callable[..., Any]:
+    """The rounds of a cluster's mirror are the world's."""
+
+    @contextmanager
+    def acquired(*args: Any, **words: Any) -> Iterator[Any]:
+        with acquire(*args, **words) as running, world.mirrored(running.mirror):
+            yield running
+
+    return acquired

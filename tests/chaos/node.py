@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from models.campaign.budget import LATE_S
 from tasks.node.device_check import DEVICES_WITHIN_S, missing_devices
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import MACHINE, Plan, plan_from_json
 from tests.chaos.gang import Gang, record_of
-from tests.chaos.scenario import STAGES, Trouble
 from tests.fake_ec2 import Instance
 from tests.fake_s3 import ROLE
 
 if TYPE_CHECKING:
     from tests.chaos.world import ChaosAws
 
+STAGES = ("booted", "ready", "armed", "running", "finished", "done")
 MOST_FILES, FLOOD = 60, 80  # of one machine that the mirror takes here, and of a flood
 NESTED = b"[" * 300 + b"]" * 300
-FLUSH_S = 20.0  # that a courier asked to go down carries on, as sync.py has it
+FLUSH_S = 20.0  # that a courier carries on when its machine goes down, as sync.py has it
+BEAT_S, NOTICE_S = 2.0, 120
 _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What befalls the n-th machine ever launched, seconds after it has reached a stage."""
+
+    machine: int
+    kind: str
+    stage: str = "booted"
+    after_s: float = 0.0
 
 
 class Node:
@@ -29,33 +42,29 @@ class Node:
 
     def __init__(self, world: ChaosAws, instance: Instance, troubles: list[Trouble]) -> None:
         self.world, self.instance, self.troubles = world, instance, troubles
-        self.ends_at = instance.ends_itself_at()
         self.kinds = {trouble.kind for trouble in troubles}
         self.lease_id = instance.tags["srift:lease"]
-        self.skew_s = (
-            world.rng.choice([0.0, 0.0, 5.0, -7200.0, 5 * 3600.0]) if "skew" in self.kinds else 0.0
-        )
-        self.start_s = world.rng.uniform(3.0, 15.0)
-        self.item_s = world.rng.uniform(4.0, 11.0)
+        skews = [0.0, 0.0, 5.0, -7200.0, 5 * 3600.0] if "skew" in self.kinds else [0.0]
+        self.skew_s = world.rng.choice(skews)
+        self.start_s, self.item_s = world.rng.uniform(3.0, 15.0), world.rng.uniform(4.0, 11.0)
+        self.ends_at = instance.ends_itself_at()
         self.rank: int | None = None
         self.gang: Gang | None = None
         self.attempt = 0
-        self.looks: tuple[datetime, Plan, str] | None = (
-            None  # until when for its devices, for which plan, and in vain
-        )
-        self.reached: dict[str, datetime] = {}
+        # A plan whose devices are missing, why, and until when the agent waits for them.
+        self.device_wait: tuple[Plan, str, float] | None = None
+        self.reached: dict[str, float] = {}
         self.hung = self.leaving = False
         self.waiting: dict[str, bytes] = {}
-        self.came: set[Trouble] = set()
         self.sent: set[str] = set()
-        self.goes_at: datetime | None = None
         self.first_record = ""
+        self._goes_s = float("inf")
+        self._beat_s = self._retry_s = 0.0
         self._manifest: dict[str, str] = {}
-        self._beat = self._retry = instance.launched_at
+        self._plan = b""
 
     @property
     def alive(self) -> bool:
-        """Whether the machine runs."""
         return self.instance.ended_at is None
 
     @property
@@ -69,50 +78,50 @@ class Node:
         return self.alive and not self.hung and not self.leaving
 
     def clock_unix(self) -> float:
-        """What time it takes it to be."""
+        """The time by its own clock."""
         return self.world.now.timestamp() + self.skew_s
 
     def step(self) -> None:
         """A second of its life."""
-        now, one = self.world.now, self.instance
+        world, one = self.world, self.instance
+        now_s = world.elapsed_s
+        if self.ends_at is not None and self.ends_at <= world.now:
+            one.end(self.ends_at, "Client.InstanceInitiatedShutdown")
         if one.ended_at is not None:
-            if (
-                one.reason in _FROM_OUTSIDE
-                and now < one.ended_at + timedelta(seconds=FLUSH_S)
-                and not self.hung
-            ):
-                self._carry(now)
+            flushes = world.now < one.ended_at + timedelta(seconds=FLUSH_S)
+            if flushes and one.reason in _FROM_OUTSIDE and not self.hung:
+                self._carry(now_s)
             return
-        if now < one.launched_at + timedelta(seconds=min(one.boot_s, 1e6)):
+        if (world.now - one.launched_at).total_seconds() < one.boot_s:
             return
+        # A machine may live to its deadline, a minute's rounding, and the caps' allowance.
+        if world.now.timestamp() > float(one.tags["srift:deadline"]) + 60.0 + LATE_S:
+            world.overdue.add(one.instance_id)
         self._reach("booted")
-        self._suffer(now)
+        self._suffer(now_s)
         if self.hung or "mute" in self.kinds or not self.alive:
             return
         if "booted.json" not in self.waiting and self.rank is None:
             self.say("booted.json", {"booted_unix": self.clock_unix()})
-        self._listen(now)
-        self._look(now)
-        if self.rank is not None and self.works and now >= self._beat + timedelta(seconds=2.0):
-            self._beat = now
-            running = self.gang is not None
-            self.say(
-                "heartbeat.json",
-                {"phase": "running" if running else "waiting", "run_id": "", "attempt": 1},
-            )
-        self._carry(now)
+        self._listen(now_s)
+        self._give_up_devices(now_s)
+        if self.rank is not None and self.works and now_s >= self._beat_s + BEAT_S:
+            self._beat_s = now_s
+            phase = "waiting" if self.gang is None else "running"
+            self.say("heartbeat.json", {"phase": phase, "run_id": "", "attempt": 1})
+        self._carry(now_s)
         if self.leaving and not self.waiting:
-            one.end(now, "Client.InstanceInitiatedShutdown")
+            one.end(world.now, "Client.InstanceInitiatedShutdown")
 
     def say(self, name: str, body: dict[str, Any]) -> None:
-        """Into its folder, from where it is carried."""
+        """Write a file into its folder, from where it is carried."""
         self.waiting[name] = json.dumps(body).encode()
         stage = name.partition("-")[0].removesuffix(".json")
         if stage in STAGES:
             self._reach(stage)
 
     def record(self, run_id: str, body: dict[str, Any]) -> None:
-        """Write a record, garbage if that is its trouble. An uploaded record is final."""
+        """Write a record, the first as garbage if that is its trouble. An upload is final."""
         if run_id in self.sent:
             return
         content = json.dumps(body).encode()
@@ -130,195 +139,153 @@ class Node:
         return fails
 
     def progress(self, attempt: int, run_id: str, index: int) -> None:
-        """At what it is."""
         self._reach("running")
         self.say("progress.json", {"attempt": attempt, "run_id": run_id, "index": index})
 
-    def finish(self, attempt: int, code: int, worker_code: int, reason: str, culprit: str) -> None:
+    def finish(self, attempt: int, code: int, worker_code: int, reason: str, run: str = "") -> None:
         """Its torchrun has ended."""
         body = {
             "attempt": attempt,
             "exit_code": code,
             "worker_exit_code": worker_code,
             "reason": reason,
+            "run_id": run,
+            "log_tail": "",
+            "finished_unix": 1.0,
         }
-        self.say(
-            f"finished-{attempt}.json",
-            body | {"run_id": culprit, "log_tail": "", "finished_unix": 1.0},
-        )
+        self.say(f"finished-{attempt}.json", body)
         self.gang = None
 
     def reads(self, name: str) -> bool:
         """Whether the controller's file has come here, whole and as the manifest names it."""
-        content = self._object(f"in/{name}")
-        digest = self._manifest.get(name)
-        return content is not None and digest == hashlib.sha256(content).hexdigest()
+        content = self._object(name)
+        return bool(content) and self._manifest.get(name) == hashlib.sha256(content).hexdigest()
 
     def _reach(self, stage: str) -> None:
-        self.reached.setdefault(stage, self.world.now)
+        self.reached.setdefault(stage, self.world.elapsed_s)
 
-    def _object(self, name: str) -> bytes | None:
-        found = self.world.s3.objects.get(
-            f"srift/leases/{self.lease_id}/{ROLE}:{self.instance.instance_id}/{name}"
-        )
-        return None if found is None else found[0]
+    def _object(self, name: str) -> bytes:
+        key = f"srift/leases/{self.lease_id}/{ROLE}:{self.instance.instance_id}/in/{name}"
+        content, _ = self.world.s3.objects.get(key, (b"", None))
+        return content
 
-    def _listen(self, now: datetime) -> None:
-        manifest = self._object("in/manifest.json")
-        if manifest is None:
-            return
-        self._manifest = json.loads(manifest)["files"]
+    def _listen(self, now_s: float) -> None:
+        """Follow the controller's files: a rank, then a plan, at last the end."""
+        self._manifest = json.loads(self._object("manifest.json") or b'{"files": {}}')["files"]
         if self.rank is None:
-            if now < self.reached["booted"] + timedelta(seconds=self.start_s) or not self.reads(
-                "node.json"
-            ):
+            if now_s < self.reached["booted"] + self.start_s or not self.reads("node.json"):
                 return
-            self.rank = int(json.loads(self._object("in/node.json") or b"")["node"])
-            self.say(
-                "ready.json",
-                {"address": self.instance.address, "fingerprint": "f1", "torch_version": "2.13.0"},
-            )
+            self.rank = int(json.loads(self._object("node.json"))["node"])
+            facts = {"fingerprint": "f1", "torch_version": "2.13.0"}
+            self.say("ready.json", {"address": self.instance.address} | facts)
         if self.reads("done.json") and not self.leaving:
             self._reach("done")
-            self.leaving = True
-            self._drop(now)
-        elif self.reads("plan.json"):
-            self._plan((self._object("in/plan.json") or b"").decode(), now)
+            self.leaving, self.gang = True, None
+        elif self._object("plan.json") != self._plan and self.reads("plan.json"):
+            self._plan = self._object("plan.json")
+            self._follow(plan_from_json(self._plan.decode()), now_s)
 
-    def _plan(self, text: str, now: datetime) -> None:
-        attempt = int(json.loads(text)["attempt"])
-        if attempt <= self.attempt:
+    def _follow(self, plan: Plan, now_s: float) -> None:
+        """Take part in a new attempt, unless devices are missing."""
+        if plan.attempt <= self.attempt:
             return
-        plan = plan_from_json(text)
         if self.gang is not None:
-            self.finish(self.attempt, -9, 1, "replaced by a newer attempt", "")
-            self._drop(now)
-        self.attempt = attempt
+            self.finish(self.attempt, -9, 1, "replaced by a newer attempt")
+        self.attempt = plan.attempt
+        self.device_wait = None
         if not plan.items or self.rank not in (plan.ranks or range(len(plan.addresses))):
             return
         assert self.rank is not None
         expected = plan.expected[self.rank]
-        lacks = (
-            missing_devices(expected, [self.device] * expected.count)
-            if "wrong device" not in self.kinds
-            else ""
-        )
-        self.looks = (now + timedelta(seconds=DEVICES_WITHIN_S), plan, lacks) if lacks else None
-        if lacks:
+        absent = missing_devices(expected, [self.device] * expected.count)
+        if absent and "wrong device" not in self.kinds:
+            self.device_wait = (plan, absent, now_s + DEVICES_WITHIN_S)
             return
-        gangs = self.world.gangs
-        self.gang = gangs.setdefault((self.lease_id, attempt), Gang(plan, self.item_s))
-        self.gang.join(self.rank, self, now)
+        key = (self.lease_id, plan.attempt)
+        self.gang = self.world.gangs.setdefault(key, Gang(plan, self.item_s))
+        self.gang.join(self.rank, self, now_s)
 
-    def _look(self, now: datetime) -> None:
+    def _give_up_devices(self, now_s: float) -> None:
         """Its runs fail once it has waited for its devices in vain, as prepare.py has it."""
-        if self.looks is None or now < self.looks[0] or not self.works:
+        if self.device_wait is None or now_s < self.device_wait[2] or not self.works:
             return
-        _, plan, reason = self.looks
-        self.looks = None
+        plan, reason, _ = self.device_wait
+        self.device_wait = None
+        failed = {"status": "failed", "reason": reason, "values": {}, "cause": MACHINE}
         for item in plan.items:
             if self.rank in item.nodes:
-                body = record_of(plan, item, self.clock_unix()) | {
-                    "status": "failed",
-                    "reason": reason,
-                    "values": {},
-                }
-                body["cause"] = MACHINE
-                self.record(item.run_id, body)
-        self.finish(plan.attempt, EXIT_NO_DEVICE, EXIT_NO_DEVICE, reason, "")
+                self.record(item.run_id, record_of(plan, item, self.clock_unix()) | failed)
+        self.finish(plan.attempt, EXIT_NO_DEVICE, EXIT_NO_DEVICE, reason)
 
-    def _drop(self, now: datetime) -> None:
-        if self.gang is not None:
-            self.gang.leave(self, now)
-        self.gang = None
-
-    def _suffer(self, now: datetime) -> None:
-        """What is due of its troubles."""
-        for trouble in self.troubles:
-            since = self.reached.get(trouble.stage)
-            if (
-                since is None
-                or now < since + timedelta(seconds=trouble.after_s)
-                or trouble in self.came
-            ):
+    def _suffer(self, now_s: float) -> None:
+        """Let the troubles that are due happen."""
+        for trouble in list(self.troubles):
+            since_s = self.reached.get(trouble.stage)
+            if since_s is None or now_s < since_s + trouble.after_s:
                 continue
-            self.came.add(trouble)
-            trouble_of = getattr(self, f"_{trouble.kind.replace(' ', '_')}", None)
-            if trouble_of is not None:
-                self.world.note(
-                    f"{self.instance.instance_id[-3:]} (node {self.rank}): {trouble.kind}"
-                )
-                trouble_of(now)
-        if self.goes_at is not None and now >= self.goes_at:
+            self.troubles.remove(trouble)
+            self.world.note(f"{self.instance.instance_id[-3:]} (node {self.rank}): {trouble.kind}")
+            match trouble.kind:
+                case "notice":
+                    self._goes_s = now_s + NOTICE_S
+                    at = self.world.now + timedelta(seconds=NOTICE_S)
+                    self._warn("interruption", f"{at:%Y-%m-%dT%H:%M:%SZ}")
+                case "rebalance":
+                    self._warn("rebalance", "")
+                case "taken":
+                    self._goes_s = now_s
+                case "retired":
+                    self.instance.end(self.world.now, "Server.InternalError")
+                case "hangs":
+                    self.hung = True
+                case "nests":
+                    self._beat_s = now_s  # the next sound heartbeat comes later
+                    for name in ("heartbeat", "notice", "progress"):
+                        self.waiting[f"{name}.json"] = (
+                            b'{"kind": "interruption", "at": ' + b"[" * 100_000
+                        )
+                case "floods":
+                    self._flood()
+        if now_s >= self._goes_s:
             self.world.interrupt(self.instance.instance_id)
 
-    def _notice(self, now: datetime, kind: str = "interruption") -> None:
-        at = now + timedelta(seconds=120)
-        body = {
-            "kind": kind,
-            "action": "terminate",
-            "at": f"{at:%Y-%m-%dT%H:%M:%SZ}" if kind == "interruption" else "",
-        }
-        self.waiting["notice.json"] = json.dumps(body | {"seen_unix": self.clock_unix()}).encode()
-        if kind == "interruption":
-            self.goes_at = at
+    def _warn(self, kind: str, at: str) -> None:
+        body = {"kind": kind, "action": "terminate", "at": at, "seen_unix": self.clock_unix()}
+        self.waiting["notice.json"] = json.dumps(body).encode()
 
-    def _rebalance(self, now: datetime) -> None:
-        self._notice(now, "rebalance")
-
-    def _taken(self, now: datetime) -> None:
-        self.world.interrupt(self.instance.instance_id)
-
-    def _retired(self, now: datetime) -> None:
-        self.instance.end(now, "Server.InternalError")
-
-    def _hangs(self, now: datetime) -> None:
-        self.hung = True
-
-    def _nests(self, now: datetime) -> None:
-        self._beat = now  # the next one that is sound comes later
-        for name in ("heartbeat", "notice", "progress"):
-            self.waiting[f"{name}.json"] = b'{"kind": "interruption", "at": ' + b"[" * 100_000
-
-    def _floods(self, now: datetime) -> None:
-        """Its own folder, and by a detour that IAM's stars allow those of the others."""
-        userid = f"{ROLE}:{self.instance.instance_id}"
-        mine = [node for node in self.world.nodes.values() if node.lease_id == self.lease_id]
+    def _flood(self) -> None:
+        """Its own folder, and by a detour that IAM's stars allow, those of the others."""
+        mine = self.instance.instance_id
         for number in range(FLOOD):
-            self.world.s3.upload(
-                now, self.lease_id, self.instance.instance_id, f"o-{number:04}.json", {}
-            )
-            for other in mine:
-                detour = f"{userid}/out/{number:04}.json"
-                self.world.s3.upload(now, self.lease_id, other.instance.instance_id, detour, {})
+            self._upload(mine, f"o-{number:04}.json", b"{}")
+            for other in self.world.nodes.values():
+                if other.lease_id == self.lease_id:
+                    detour = f"{ROLE}:{mine}/out/{number:04}.json"
+                    self._upload(other.instance.instance_id, detour, b"{}")
 
-    def _carry(self, now: datetime) -> None:
+    def _upload(self, instance_id: str, name: str, content: bytes) -> None:
+        self.world.s3.upload(self.world.now, self.lease_id, instance_id, name, content)
+
+    def _carry(self, now_s: float) -> None:
         """Records first; a store that refuses is asked again, longer and longer."""
-        if now < self._retry:
+        if now_s < self._retry_s:
             return
         for name in sorted(self.waiting, key=lambda one: (not one.startswith("records/"), one)):
-            if self._refused():
-                self._retry = now + timedelta(seconds=self.world.rng.choice([1.0, 2.0, 8.0]))
+            # An upload that is torn on its way is none: S3 keeps whole objects only.
+            if "uploads fail" in self.kinds and self.world.rng.random() < 0.6:
+                self._retry_s = now_s + self.world.rng.choice([1.0, 2.0, 8.0])
                 return
             content = self.waiting.pop(name)
-            self.world.s3.upload(now, self.lease_id, self.instance.instance_id, name, content)
+            self._upload(self.instance.instance_id, name, content)
             if name.startswith("records/"):
                 self.sent.add(name.removeprefix("records/").removesuffix(".json"))
                 if "twice" in self.kinds:
-                    self._again(name, content)
+                    self._repeat(name, content)
 
-    def _refused(self) -> bool:
-        """An upload that is torn on its way is none: S3 keeps whole objects only."""
-        return "uploads fail" in self.kinds and self.world.rng.random() < 0.6
-
-    def _again(self, name: str, content: bytes) -> None:
+    def _repeat(self, name: str, content: bytes) -> None:
         """The same record a second time, under its own name and another machine's."""
-        self.waiting[name] = content
         self.kinds.discard("twice")
+        self.waiting[name] = content
         for other in self.world.nodes.values():
-            if (
-                other.lease_id == self.lease_id
-                and other.alive
-                and other.rank not in (None, self.rank)
-            ):
+            if other.lease_id == self.lease_id and other.alive and other.rank is not None:
                 other.waiting[name] = content

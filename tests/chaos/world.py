@@ -13,75 +13,104 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from botocore.exceptions import ClientError
-
-from models.campaign.budget import LATE_S
 from tasks.providers.ec2.errors import kind_of
 from tasks.providers.ec2.mailbox_s3 import Mirror
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 from tests.chaos.gang import Gang
-from tests.chaos.node import NESTED, Node
-from tests.chaos.scenario import Death, Trouble, is_sweep
-from tests.fake_ec2 import FakeAws, Fault, Instance, Killed
+from tests.chaos.node import NESTED, Node, Trouble
+from tests.fake_ec2 import NOON, FakeAws, Fault, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD
 
 TURN_S = 1.0  # of a mirror, of a node and of the world
 FORGOTTEN = timedelta(hours=1)  # EC2 shows a terminated machine for about so long
+LINGERS = timedelta(seconds=40)  # a machine may upload for so long after its end
 BESIDE_USD = storage_usd_per_hour("us-east-1", 100) + other_usd_per_hour(public=True)
 
 
 @dataclass(slots=True, kw_only=True)
+class Death:
+    """The controller is killed at the n-th step of a name ("" any), and is back `away_s` later.
+
+    `after`: the step is done. `by_hand`: by Ctrl-C, so that it may clean up.
+    """
+
+    name: str
+    nth: int
+    after: bool
+    away_s: float
+    by_hand: bool = False
+
+    def strikes(self, name: str, after: bool) -> bool:
+        if after != self.after or self.name not in ("", name):
+            return False
+        self.nth -= 1
+        return self.nth < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One launch: instance types with counts, a market, and the nodes of each run."""
+
+    types: tuple[tuple[int, str], ...]
+    market: str
+    runs: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(slots=True, kw_only=True)
 class ChaosAws(FakeAws):
-    """`troubles` of the n-th machine ever launched; `deaths` of the controller, in order."""
+    """What is measured, under which caps, everything that goes wrong, and what comes of it.
+
+    `visit_at_s`: seconds of holding machines after which another process reaps this home and cannot
+    read any lease. `unreadable`: after a death no lease can be read until a person fixes that, half
+    an hour later.
+    """
 
     rng: random.Random
-    troubles: tuple[Trouble, ...] = ()
+    kinds: list[str]
+    orders: list[Order]
+    cap_usd: float = 20.0
+    month_usd: float = 60.0
+    minutes: float = 90.0
+    troubles: list[Trouble] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
+    visit_at_s: list[float] = field(default_factory=list)
+    visit: Callable[[], None] = lambda: None
+    unreadable: bool = False
     nodes: dict[str, Node] = field(default_factory=dict)
     gangs: dict[tuple[str, int], Gang] = field(default_factory=dict)
     mirrors: list[Mirror] = field(default_factory=list)
     usd_per_hour: dict[str, float] = field(default_factory=dict)
     overdue: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)  # leases of refused requests
     log: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)  # leases of refused requests
-    # Seconds for which a controller must have had a cluster, then the visit.
-    visitors: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    had_s: float = 0.0  # seconds for which a controller has had a cluster
-    unswept: int = 0  # times that the reaper's look through a region was refused
-    steps: int = 0
+    held_s: float = 0.0  # seconds for which a controller has had machines
+    unswept: int = 0  # refusals of the reaper's search of a region
     away_s: float = 60.0
-    began: datetime | None = None
     _syncing: bool = False
 
     @property
     def elapsed_s(self) -> float:
         """As a monotonic clock."""
-        self.began = self.began or self.now
-        return (self.now - self.began).total_seconds() + 1000.0
+        return (self.now - NOON).total_seconds() + 1000.0
 
     def pass_s(self, seconds: float) -> None:
-        """Time goes by, a second at a time while a machine lives."""
-        left = seconds
-        while left > 1e-9:
-            some = min(left, TURN_S) if self._stirring() else left
-            left -= some
-            self.now += timedelta(seconds=some)
+        """Let time go by, a second at a time while a machine lives or may still upload."""
+        while seconds > 1e-9:
+            machines = self.instances.values()
+            stirs = any((one.ended_at or self.now) > self.now - LINGERS for one in machines)
+            turn_s = min(seconds, TURN_S) if stirs else seconds
+            seconds -= turn_s
+            self.now += timedelta(seconds=turn_s)
             for node in list(self.nodes.values()):
-                if node.ends_at is not None and node.ends_at <= self.now:
-                    node.instance.end(node.ends_at, "Client.InstanceInitiatedShutdown")
                 node.step()
             for gang in list(self.gangs.values()):
-                gang.step(self.now)
-            self._watch_deadlines()
+                gang.step(self.elapsed_s)
             self._sync_mirrors()
-            self._visit(some)
-
-    def _visit(self, some: float) -> None:
-        """Another process comes while a cluster is held, if it is due."""
-        self.had_s += some if self.mirrors and not self.dead else 0.0
-        if self.mirrors and not self.dead and self.visitors and self.had_s >= self.visitors[0][0]:
-            _, visit = self.visitors.pop(0)
-            visit()
+            if self.mirrors and not self.dead:
+                self.held_s += turn_s
+                if self.visit_at_s and self.held_s >= self.visit_at_s[0]:
+                    self.visit_at_s = self.visit_at_s[1:]
+                    self.visit()
 
     def sleep(self, seconds: float) -> None:
         """The controller pauses, for a second at least."""
@@ -94,16 +123,15 @@ class ChaosAws(FakeAws):
         """Something that the controller does; it may die here."""
         if self.dead:
             raise Killed(name)
-        self.steps += not after
-        if self.deaths and self.deaths[0].strikes(name, after):
-            death = self.deaths.pop(0)
-            self.away_s = death.away_s
-            if death.by_hand:
-                self.note(f"Ctrl-C at {name}")
-                raise KeyboardInterrupt
-            self.dead = True
-            self.note(f"killed {'after' if after else 'before'} {name}")
-            raise Killed(name)
+        if not self.deaths or not self.deaths[0].strikes(name, after):
+            return
+        death = self.deaths.pop(0)
+        self.away_s = death.away_s
+        self.note(f"killed {'after' if after else 'before'} {name}, by hand: {death.by_hand}")
+        if death.by_hand:
+            raise KeyboardInterrupt
+        self.dead = True
+        raise Killed(name)
 
     @contextmanager
     def mirrored(self, mirror: Mirror) -> Iterator[None]:
@@ -117,30 +145,38 @@ class ChaosAws(FakeAws):
     def serve(self, service: str, region: str, method: str, words: dict[str, Any]) -> Any:
         name = f"{service}:{method}"
         self.step(name)
-        heard = len(self.refused)
         answer = FakeAws.serve(self, service, region, method, words)
-        try:
-            self.step(name, after=True)
-        except Killed:
-            del self.refused[heard:]  # nobody heard the refusal
-            raise
+        self.step(name, after=True)
+        if method == "create_fleet":
+            # An InternalError refuses nothing yet: the controller looks for machines first.
+            kinds = {kind_of(error["ErrorCode"]) for error in answer["Errors"]}
+            tags = {tag["Key"]: tag["Value"] for tag in words["TagSpecifications"][0]["Tags"]}
+            self.refused |= {tags["srift:lease"]} if kinds & {"capacity", "final"} else set()
         return answer
 
     def note(self, sentence: str) -> None:
         """For whoever looks at a failing seed."""
         self.log.append(f"{self.now:%H:%M:%S} {sentence}")
 
-    def usd(self, lease_id: str) -> float:
-        """The bill of a lease, by the lives of its machines."""
-        return sum(
-            self._bill(machine)
-            for machine in self.instances.values()
-            if machine.tags["srift:lease"] == lease_id
-        )
+    def bills(self) -> dict[str, float]:
+        """Dollars of each lease by the lives of its machines, a minute at least."""
+        bills: dict[str, float] = {}
+        for one in self.instances.values():
+            seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
+            usd = self.usd_per_hour[one.instance_id] * max(60.0, seconds) / 3600
+            lease_id = one.tags["srift:lease"]
+            bills[lease_id] = bills.get(lease_id, 0.0) + usd
+        return bills
 
-    def _bill(self, one: Instance) -> float:
-        seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
-        return self.usd_per_hour[one.instance_id] * max(60.0, seconds) / 3600
+    def uploaded(self) -> dict[tuple[str, str], list[bytes]]:
+        """Every record in the store: (lease, run) -> what machines sent of it."""
+        found: dict[tuple[str, str], list[bytes]] = {}
+        for key, (content, _) in self.s3.objects.items():
+            head, _, name = key.partition("/out/records/")
+            if name:
+                run = (head.split("/")[2], name.removesuffix(".json"))
+                found.setdefault(run, []).append(content)
+        return found
 
     def _strike(self, fault: Fault, name: str) -> None:
         self.unswept += fault.when is is_sweep
@@ -148,69 +184,29 @@ class ChaosAws(FakeAws):
         FakeAws._strike(self, fault, name)
 
     def _launch(
-        self,
-        region: str,
-        zone: str,
-        market: str,
-        name: str,
-        count: int,
-        request: Any,
+        self, region: str, zone: str, market: str, name: str, count: int, request: Any
     ) -> list[str]:
         ids = FakeAws._launch(self, region, zone, market, name, count, request)
-        for one in ids:
-            instance, ordinal = self.instances[one], len(self.nodes)
-            mine = [trouble for trouble in self.troubles if trouble.machine == ordinal]
-            instance.boot_s = self.rng.uniform(10.0, 90.0)
-            if any(trouble.kind == "never boots" for trouble in mine):
-                instance.boot_s = float("inf")
-            self.nodes[one] = Node(self, instance, mine)
-            self.usd_per_hour[one] = (
-                self.account.spot[zone] if market == "spot" else ON_DEMAND_USD
-            ) + BESIDE_USD
-        lease_id = self.instances[ids[0]].tags["srift:lease"]
-        self.note(f"launched {count} {name} {market} in {zone} for {lease_id}")
+        usd = self.account.spot[zone] if market == "spot" else ON_DEMAND_USD
+        for instance_id in ids:
+            mine = [trouble for trouble in self.troubles if trouble.machine == len(self.nodes)]
+            boots = all(trouble.kind != "never boots" for trouble in mine)
+            instance = self.instances[instance_id]
+            instance.boot_s = self.rng.uniform(10.0, 90.0) if boots else float("inf")
+            self.nodes[instance_id] = Node(self, instance, mine)
+            self.usd_per_hour[instance_id] = usd + BESIDE_USD
+        self.note(f"launched {count} {name} {market} in {zone} for {instance.tags['srift:lease']}")
         return ids
 
-    def _lacks(self, zone: str, market: str, count: int) -> bool:
-        lacking = FakeAws._lacks(self, zone, market, count)
-        if lacking:
-            self.note(f"no {count} {market} in {zone}")
-        return lacking
-
-    def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
-        """As the fake's; the lease is noted if AWS refuses."""
-        tags = words["TagSpecifications"][0]["Tags"]
-        lease_id = next(str(tag["Value"]) for tag in tags if tag["Key"] == "srift:lease")
-        try:
-            answer = FakeAws._create_fleet(self, region=region, now=now, **words)
-        except ClientError:
-            self.refused.append(lease_id)
-            raise
-        # An InternalError of a fleet refuses nothing yet: the controller looks for machines first.
-        if any(kind_of(one["ErrorCode"]) in ("capacity", "final") for one in answer["Errors"]):
-            self.refused.append(lease_id)
-        return answer
-
-    def _describe_instances(
-        self, *, region: str, now: datetime, Filters: list[Any], **words: Any
-    ) -> Any:
-        answer = FakeAws._describe_instances(self, region=region, now=now, Filters=Filters, **words)
+    def _describe_instances(self, *, now: datetime, **words: Any) -> Any:
+        answer = FakeAws._describe_instances(self, now=now, **words)
         [group] = answer["Reservations"]
-        ends = {name: one.ended_at for name, one in self.instances.items()}
         group["Instances"] = [
-            instance
-            for instance in group["Instances"]
-            if (ends[instance["InstanceId"]] or now) > now - FORGOTTEN
+            one
+            for one in group["Instances"]
+            if (self.instances[one["InstanceId"]].ended_at or now) > now - FORGOTTEN
         ]
         return answer
-
-    def _stirring(self) -> bool:
-        """Whether a machine lives, or may still upload."""
-        lingers = self.now - timedelta(seconds=40)
-        return any(
-            machine.ended_at is None or machine.ended_at > lingers
-            for machine in self.instances.values()
-        )
 
     def _sync_mirrors(self) -> None:
         if self._syncing or self.dead:
@@ -222,23 +218,11 @@ class ChaosAws(FakeAws):
         finally:
             self._syncing = False
 
-    def _watch_deadlines(self) -> None:
-        """A machine may live to its deadline, a minute's rounding, and the caps' allowance."""
-        for machine in self.instances.values():
-            ends = float(machine.tags["srift:deadline"]) + 60.0 + LATE_S
-            if machine.ended_at is None and machine.boot_s < 1e6 and self.now.timestamp() > ends:
-                self.overdue.add(machine.instance_id)
 
-    def uploaded(self) -> dict[tuple[str, str], list[bytes]]:
-        """Every record in the store: (lease, run) -> what machines sent of it."""
-        found: dict[tuple[str, str], list[bytes]] = {}
-        for key, (content, _) in self.s3.objects.items():
-            head, _, name = key.partition("/out/records/")
-            if name:
-                found.setdefault((head.split("/")[2], name.removesuffix(".json")), []).append(
-                    content
-                )
-        return found
+def is_sweep(words: dict[str, Any]) -> bool:
+    """True if DescribeInstances is the reaper's search of a region."""
+    names = {each["Name"] for each in words.get("Filters", ())}
+    return names == {"tag:srift:deployment", "instance-state-name"}
 
 
 def sound(content: bytes) -> bool:
