@@ -131,7 +131,7 @@ class Delivery:
         self._noticed: dict[str, str] | None = None
         self._news_at = time.monotonic()
         self._complained = ""
-        self._leaving = self._published_refused = False
+        self._leaving = False
 
     def leave(self, *_: Any) -> None:
         """Handle a signal: the machine goes down."""
@@ -162,7 +162,6 @@ class Delivery:
         self._flush(outbox.waiting, min(self._ends, time.monotonic() + rest_s))
         if not self._leaving:
             self._flush(outbox.records_wait, self._ends)
-        self._report_refused(outbox)
         if code is None or code in _LEFT:
             return ""
         return f"the agent ended with exit code {code}: {agent.last_output()}"
@@ -192,7 +191,6 @@ class Delivery:
             now = time.monotonic()
             if outbox.carry():
                 self._news_at = now
-            self._report_refused(outbox)
             if now >= self._next_inbox:
                 if self._inbox.fetch():
                     self._news_at = now
@@ -228,10 +226,6 @@ class Delivery:
                 return
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def _report_refused(self, outbox: Outbox) -> None:
-        if outbox.refused and not self._published_refused:
-            self._published_refused = self.publish("refused.json", {"reason": outbox.refused})
 
     def _fetch_data(self) -> None:
         """Start to fetch requested data, and report progress: every ten seconds, and when data are

@@ -102,7 +102,6 @@ class Outbox:
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
         self.folder, self._owner, self._put = folder, owner, put
-        self.refused = ""  # why files stay behind
         self._sent: dict[str, UploadState] = {}
         self._budget, self._budget_at = float(UPLOADS_AT_ONCE), time.monotonic()
         self._failures, self._not_before = 0, -math.inf
@@ -121,7 +120,8 @@ class Outbox:
             if now >= until:
                 break
             if not (due_only and early) and self._may_upload(name):
-                is_news |= self._upload(name) and _every_s(name) == CHANGED_EVERY_S
+                self._upload(name)
+                is_news |= _every_s(name) == CHANGED_EVERY_S
         return is_news
 
     def waiting(self) -> list[str]:
@@ -153,38 +153,31 @@ class Outbox:
         self._budget -= allowed
         return allowed
 
-    def _upload(self, name: str) -> bool:
-        """Whether the store took it. What may not be uploaded stays behind."""
+    def _upload(self, name: str) -> None:
+        """Upload the file, if it still may be; or why it stays, if its kind has no room left.
+
+        Nothing else takes the room of records.
+        """
         read = self._read(name)
         if read is None:
-            return False
+            return
         content, mark = read
-        has_room = self._has_room(name, len(content))
-        if has_room:
-            try:
+        size, kind = len(content), _is_record(name)
+        same = [sent for other, sent in self._sent.items() if _is_record(other) == kind]
+        total = size - self._sent[name].size + sum(sent.size for sent in same)
+        fits = size <= _SMALL_BYTES or total <= _MOST_BYTES
+        why = f"{name} ({size} bytes): a machine sends {_MOST_BYTES >> 20} MiB at most"
+        try:
+            if fits:
                 self._put(name, content)
-            except Exception:
-                pause_s = min(LONGEST_PAUSE_S, 2.0**self._failures)
-                self._failures += 1
-                self._not_before = time.monotonic() + pause_s
-                raise
+            else:
+                self._put("refused.json", json.dumps({"reason": why}).encode())
+        except Exception:
+            self._not_before = time.monotonic() + min(LONGEST_PAUSE_S, 2.0**self._failures)
+            self._failures += 1
+            raise
         self._failures = 0
-        self._sent[name] = UploadState(mark, len(content) * has_room, time.monotonic())
-        return has_room
-
-    def _has_room(self, name: str, size: int) -> bool:
-        """Whether the file is within the bytes of its kind: nothing else takes the room of
-        records.
-        """
-        others = sum(
-            sent.size
-            for other, sent in self._sent.items()
-            if other != name and _is_record(other) == _is_record(name)
-        )
-        fits = size <= _SMALL_BYTES or size + others <= _MOST_BYTES
-        if not fits:
-            self.refused = f"{name} ({size} bytes): a machine sends {_MOST_BYTES >> 20} MiB at most"
-        return fits
+        self._sent[name] = UploadState(mark, size * fits, time.monotonic())
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
         """Every file that may be uploaded."""

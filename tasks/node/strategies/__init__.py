@@ -166,10 +166,6 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
             f"{ZERO1}: no {kind.__name__} can be made from its groups and defaults ({error});"
             f" use {DDP}"
         ) from None
-    for held in shared.optim.param_groups:
-        for weight in held["params"]:  # states that exist before the first step, as Adagrad's
-            if weight in optimizer.state:
-                shared.optim.state[weight] = optimizer.state[weight]
     optimizer.state.clear()
     optimizer.param_groups = shared.param_groups  # where schedulers change rates
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks

@@ -6,9 +6,7 @@ of one column the same outputs of a weight, ranks of one depth the same block of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -84,6 +82,9 @@ class Grid:
         """Give the row's peers their chunks along `split`; join all of its chunks on `joined`."""
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 
+    def turned_back(self, values: Tensor, split: int, joined: int) -> Tensor:
+        return self.turned(values, joined, split)
+
     def summed(self, values: Tensor, peers: Peers) -> Tensor:
         """(n,) the sum of `values` (n,) over `peers`, the same bits on all of them."""
         padded = functional.pad(values, (0, -len(values) % len(peers)))
@@ -92,38 +93,33 @@ class Grid:
 
 def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
     """Samples of all ranks of the row, along `dim`; gradients are summed and scattered."""
-    there, back = (partial(act, dim=dim, peers=grid.row) for act in (grid.gathered, grid.scattered))
-    return _exchanged(x, there, back)
+    return _exchanged(x, grid.gathered, grid.scattered, dim, grid.row)
 
 
 def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
     """A rank's own samples, along `dim`, of the sum over the row; gradients are gathered."""
-    there, back = (partial(act, dim=dim, peers=grid.row) for act in (grid.scattered, grid.gathered))
-    return _exchanged(x, there, back)
+    return _exchanged(x, grid.scattered, grid.gathered, dim, grid.row)
 
 
 def turn(x: Tensor, split: int, joined: int, grid: Grid) -> Tensor:
     """Swap chunks along `split` for chunks along `joined`; gradients are swapped back."""
-    there = partial(grid.turned, split=split, joined=joined)
-    return _exchanged(x, there, partial(grid.turned, split=joined, joined=split))
+    return _exchanged(x, grid.turned, grid.turned_back, split, joined)
 
 
-def _exchanged(
-    x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]
-) -> Tensor:
-    found: Tensor = _Exchange.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
+    found: Tensor = _Exchange.apply(x, *exchange)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Any, backward: Any) -> Any:
-        ctx.transposed = backward
-        return forward(x)
+    def forward(ctx: Any, x: Tensor, exchange: Any, transposed: Any, *where: Any) -> Any:
+        ctx.transposed, ctx.where = transposed, where
+        return exchange(x, *where)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.transposed(gradients[0]), None, None
+        return ctx.transposed(gradients[0], *ctx.where), None, None, None, None
 
 
 class Summa(torch.autograd.Function):

@@ -32,6 +32,7 @@ from .replicas import no_sync, of_ranks
 TABLES = "tables"
 
 Table = nn.Embedding | nn.EmbeddingBag
+Layout = tuple[torch.Size, tuple[int, ...]]  # and strides
 Shape = Callable[[int, int], tuple[int, ...]]  # of a table on a rank
 
 
@@ -43,16 +44,19 @@ def tables_of(model: nn.Module) -> dict[str, Table]:
     }
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+def _layout(tensor: Tensor) -> Layout:
+    return tensor.shape, tensor.stride()
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    return _layout(tensor) == _layout(other) and tensor.data_ptr() == other.data_ptr()
 
 
 class View(NamedTuple):
     """Where in an input of the model a table's indices lie."""
 
     input: int
-    input_shape: torch.Size
-    input_stride: tuple[int, ...]
+    layout: Layout  # of the input
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -68,17 +72,16 @@ class View(NamedTuple):
             is_view = tensor.untyped_storage().data_ptr() == storage
             if is_view and tensor.dtype == indices.dtype and len(indices) == len(inputs[0]):
                 offset = int(indices.storage_offset() - tensor.storage_offset())
-                shapes = (tensor.shape, tensor.stride(), indices.shape, indices.stride())
-                return cls(place, *shapes, offset)
+                return cls(place, _layout(tensor), *_layout(indices), offset)
         return None
 
     def indices(self, inputs: Sequence[Tensor]) -> Tensor:
         """Raises ValueError if the input has another layout than in the first step."""
         tensor = inputs[self.input]
-        if (tensor.shape, tensor.stride()) != (self.input_shape, self.input_stride):
+        if _layout(tensor) != self.layout:
             raise ValueError(
-                f"{TABLES}: a batch has shape {tuple(tensor.shape)}, after"
-                f" {tuple(self.input_shape)} in the first step; use ddp, or batches of one size"
+                f"{TABLES}: a batch has size {tuple(tensor.shape)}, after {tuple(self.layout[0])}"
+                " in the first step; use ddp, or batches of one size"
             )
         return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
 
@@ -101,7 +104,7 @@ class Stub(nn.Module):
             return self.like.new_zeros(self.rows_shape(input.shape))
         expected, self.expected = self.expected, None
         has_others = any(value is not None for value in (*others, *named.values()))
-        if has_others or expected is None or _layout(input) != _layout(expected):
+        if has_others or expected is None or not _is_same(input, expected):
             raise self.refusal()
         return self.rows
 
@@ -139,7 +142,7 @@ class DistributedTables(nn.Module):
         self.views: list[View] = []
         self.samples: list[int] = []  # of each rank
         self.owners: list[int] = []  # of each table
-        self.own: dict[int, Table] = {}
+        self.own: list[int] = []  # this rank's tables
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Raises ValueError if a table cannot be looked up before the forward pass."""
@@ -148,7 +151,7 @@ class DistributedTables(nn.Module):
             self._distribute(inputs, named, tensors)
         indices = [view.indices(tensors) for view in self.views]
         by_table = self.to_owners([each.to(torch.int32) for each in indices], self._index_shape)
-        answers = [table(each) for table, each in zip(self.own.values(), by_table, strict=True)]
+        answers = [self.tables[at](each) for at, each in zip(self.own, by_table, strict=True)]
         rows = _Answers.apply(self, self.start, *answers)  # type: ignore[no-untyped-call]
         for stub, *looked_up in zip(self.stubs, indices, rows, strict=True):
             stub.expected, stub.rows = looked_up
@@ -163,35 +166,25 @@ class DistributedTables(nn.Module):
 
         `shape` gives that of a table's values on a rank.
         """
-        received = {
-            place: [values[0].new_empty(shape(place, rank)) for rank in self.ranks]
-            for place in self.own
-        }
-        for place, by_rank in received.items():
-            by_rank[self.rank] = values[place]
+        received = [
+            [values[0].new_empty(shape(place, rank)) for rank in self.ranks] for place in self.own
+        ]
         exchange(
-            [(values[at].contiguous(), owner) for at, owner in self._others()],
-            [
-                (tensor, rank)
-                for by_rank in received.values()
-                for rank, tensor in enumerate(by_rank)
-                if rank != self.rank
-            ],
+            [(value.contiguous(), owner) for value, owner in zip(values, self.owners, strict=True)],
+            [message for by_rank in received for message in zip(by_rank, self.ranks, strict=True)],
             self.group,
         )
-        return [torch.cat(by_rank) for by_rank in received.values()]
+        return [torch.cat(by_rank) for by_rank in received]
 
     def to_askers(self, answers: Sequence[Tensor]) -> list[Tensor]:
         """Send ranks their rows of this rank's tables; return this rank's rows of all tables."""
         rows = [
-            self.start.new_empty(self.row_shape(at, self.rank)) for at in range(len(self.stubs))
+            self.start.new_empty(self.row_shape(place, self.rank))
+            for place in range(len(self.stubs))
         ]
-        sends = []
-        for place, answer in zip(self.own, answers, strict=True):
-            by_rank = torch.split(answer, self.samples)
-            rows[place].copy_(by_rank[self.rank])
-            sends += [(each, rank) for rank, each in enumerate(by_rank) if rank != self.rank]
-        exchange(sends, [(rows[at], owner) for at, owner in self._others()], self.group)
+        by_rank = [torch.split(answer, self.samples) for answer in answers]
+        sends = [message for parts in by_rank for message in zip(parts, self.ranks, strict=True)]
+        exchange(sends, zip(rows, self.owners, strict=True), self.group)
         return rows
 
     def row_shape(self, place: int, rank: int) -> tuple[int, ...]:
@@ -199,10 +192,6 @@ class DistributedTables(nn.Module):
 
     def _index_shape(self, place: int, rank: int) -> tuple[int, ...]:
         return (self.samples[rank], *self.views[place].shape[1:])
-
-    def _others(self) -> list[tuple[int, int]]:
-        """Tables of other ranks, and their owners."""
-        return [(at, owner) for at, owner in enumerate(self.owners) if owner != self.rank]
 
     def _distribute(
         self, inputs: tuple[Any, ...], named: dict[str, Any], tensors: Sequence[Tensor]
@@ -220,9 +209,9 @@ class DistributedTables(nn.Module):
         self.views = [view for view in views if view]
         self.samples = [samples for samples, _ in by_rank]
         self.owners = self._choose_owners()
-        tables = dict(enumerate(self.tables))
-        self.own = {at: table for at, table in tables.items() if self.owners[at] == self.rank}
-        freed = {tables[at].weight for at, _ in self._others()}
+        self.own = [place for place, owner in enumerate(self.owners) if owner == self.rank]
+        freed = {table.weight for table in self.tables}
+        freed -= {self.tables[place].weight for place in self.own}
         for held in self.optimizer.param_groups:
             held["params"] = [weight for weight in held["params"] if weight not in freed]
         for weight in freed:

@@ -151,21 +151,21 @@ class _Linear(nn.Module):
         *,
         opens: bool,
         dim: int = 0,
-        order: Tensor | None = None,
+        order: Any = slice(None),
     ) -> None:
         super().__init__()
         grid = self.grid = blocks.grid
         self.opens, self.dim = opens, dim
 
+        outer, inner = grid.row, grid.column  # peers that divide outputs and inputs
+        if grid.is_flat and not opens:
+            outer, inner = inner, outer
+
         def outputs(values: Tensor) -> Tensor:
-            if grid.is_flat and not opens:
-                return values
-            return grid.share(values if order is None else values[order], 0, grid.row)
+            return grid.share(values[order], 0, outer)
 
         def both(values: Tensor) -> Tensor:
-            if grid.is_flat and opens:
-                return outputs(values)
-            return grid.share(outputs(values), 1, grid.row if grid.is_flat else grid.column)
+            return grid.share(outputs(values), 1, inner)
 
         self.weight = blocks.block(weight, both, grid.depth)
         self.bias: Any = bias
@@ -177,13 +177,13 @@ class _Linear(nn.Module):
         if torch.is_autocast_enabled(x.device.type):  # send 16 bits too
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        if self.grid.is_flat and self.opens:
-            return functional.linear(gather(x, self.dim, self.grid), weight, self.bias)
         found: Tensor
-        if self.grid.is_flat:
-            found = scatter(functional.linear(x, weight), self.dim, self.grid)
-        else:
+        if not self.grid.is_flat:
             found = Summa.apply(x, weight, self.grid)  # type: ignore[no-untyped-call]
+        elif self.opens:
+            found = functional.linear(gather(x, self.dim, self.grid), weight)
+        else:
+            found = scatter(functional.linear(x, weight), self.dim, self.grid)
         return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
