@@ -62,6 +62,11 @@ class Home:
         self.leases = Ec2Leases(path)
         self.provider = self.controller()
 
+    def choose(self, **terms: Any) -> None:
+        """Another controller, after [ec2] was changed."""
+        self.choices = Ec2.model_validate(self.choices.model_dump() | terms)
+        self.provider = self.controller()
+
     def controller(self) -> Ec2Provider:
         return Ec2Provider(
             self.choices,
@@ -98,6 +103,9 @@ class Home:
     def acquire(self, cluster: Cluster, lease_id: str = "r-1", deadline_s: float = 1800.0) -> Any:
         made = self.provider.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=1)
         return cast(AbstractContextManager[Ec2Cluster], made)
+
+    def reap(self) -> list[str]:
+        return self.provider.reap(self.world.now)
 
     def upload(self, instance_id: str, name: str, body: Any) -> None:
         """A machine of lease r-1 uploads a file."""

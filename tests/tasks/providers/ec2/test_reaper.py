@@ -14,36 +14,45 @@ from tasks.providers.base import LeaseUnreadable, NotSwept
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.provider import Ec2Provider
 from tests.ec2_home import Home
-from tests.fake_ec2 import KILLED, SILENT, Fault, Killed
+from tests.fake_ec2 import KILLED, SILENT, FakeAws, Fault, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD, SPOT_USD
 
-UNKNOWN_KEY = {"of_a_newer_version": 1}
+BOTH = ["us-east-1", "eu-west-1"]
 
 
-def left_running(
-    home: Home, lease_id: str = "r-1", region: str = "us-east-1", *, deaf: bool = False
-) -> None:
-    """A controller is killed while its machines run; `deaf` ones do not end themselves."""
+def left_running(home: Home, lease_id: str = "r-1", region: str = "us-east-1") -> None:
+    """A controller is killed while its machines run, which do not end themselves."""
     cluster = Cluster.of((2, home.offer(zone=f"{region}a")))
     with pytest.raises(Killed), home.acquire(cluster, lease_id):
         home.world.faults = [Fault(action="", code=KILLED)]
     home.world.faults = []
     home.die()
     for machine in home.world.alive():
-        machine.deaf = deaf
+        machine.deaf = True
 
 
-def killed_unheard(home: Home, market: str = "on-demand") -> None:
-    """A controller is killed before it hears which machines it has bought."""
-    cluster = home.two(market)
-    home.world.faults = [Fault(action="ec2:CreateFleet", code=KILLED, after=True)]
-    home.killed_in(cluster)
+@pytest.fixture
+def left(home: Home) -> None:
+    left_running(home)
 
 
-def chosen(home: Home, **changes: object) -> None:
-    """Another controller, after srift.toml was changed."""
-    home.choices = home.choices.model_copy(update=changes)
-    home.provider = home.controller()
+@pytest.fixture
+def theirs(tmp_path: Path, aws: FakeAws) -> Home:
+    """Another home of the same deployment, with machines in both regions past their deadline."""
+    home = Home(tmp_path / "theirs", aws)
+    for region in BOTH:
+        left_running(home, region, region)
+    aws.pass_s(2000)
+    return home
+
+
+@pytest.fixture
+def moved_away(home: Home) -> None:
+    """A lease of eu-west-1 is moved away, and srift.toml names another region and deployment."""
+    home.reap()  # nothing is bought in a region that was not swept
+    left_running(home, region="eu-west-1")
+    home.leases.directory("r-1").rename(home.path / "given-up")
+    home.choose(regions=("us-east-1",), deployment="another")
 
 
 def rewritten(home: Home, **changes: object) -> None:
@@ -53,224 +62,166 @@ def rewritten(home: Home, **changes: object) -> None:
     file.write_text(json.dumps({key: value for key, value in body.items() if value is not ...}))
 
 
-def the_second_uploads_a_record(home: Home) -> None:
-    machine = home.world.alive()[1].instance_id
-    home.upload(machine, "records/a.json", {"run_id": "a"})
-
-
 def not_swept(home: Home) -> NotSwept:
     with pytest.raises(NotSwept) as raised:
-        home.provider.reap(home.world.now)
+        home.reap()
     return raised.value
 
 
-def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home: Home) -> None:
-    left_running(home)
-    the_second_uploads_a_record(home)
-    [sentence] = home.provider.reap(home.world.now)
+def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(
+    home: Home, left: None, aws: FakeAws
+) -> None:
+    """Whatever the deployment, bucket and prefix in srift.toml are now."""
+    machine = aws.alive()[1].instance_id
+    home.upload(machine, "records/a.json", {"run_id": "a"})
+    home.choose(deployment="another", bucket="another", prefix="another")
+
+    def sleep(seconds: float) -> None:
+        aws.pass_s(seconds)
+        if aws.instances[machine].ended_at is not None:
+            home.upload(machine, "records/last.json", {"run_id": "last"})
+
+    home.provider._api.clock = replace(aws.clock, sleep=sleep)
+    [sentence] = home.reap()
     assert "r-1 (2xg4dn.12xlarge)" in sentence and "2 machines in us-east-1" in sentence
-    assert home.world.alive() == [] and home.provider.leases() == []
+    assert aws.alive() == [] and home.provider.leases() == []
+    assert aws.account.groups == {} and aws.account.placements == {}
     [ended] = home.provider.ended()
-    assert ended.outcome == "reaped" and home.records() == {"a"}
-    assert home.provider.reap(home.world.now) == []
+    assert ended.outcome == "reaped" and home.records() == {"a", "last"}
+    assert home.reap() == []
 
 
-def test_a_lease_with_its_controller_is_left_alone(home: Home) -> None:
+def test_a_lease_with_its_controller_is_left_alone(home: Home, aws: FakeAws) -> None:
     with home.acquire(home.two()):
-        assert home.provider.reap(home.world.now) == [] and len(home.world.alive()) == 2
-        assert len(home.provider.reap(home.world.now, all_of_them=True)) == 1
-        assert home.world.alive() == []
+        assert home.reap() == [] and len(aws.alive()) == 2
+        assert len(home.provider.reap(aws.now, all_of_them=True)) == 1
+        assert aws.alive() == []
 
 
-def test_every_region_is_swept_whoever_launched(home: Home, tmp_path: Path) -> None:
-    other = Home(tmp_path / "other", home.world)
-    left_running(other, "o-1", deaf=True)
-    left_running(other, "o-2", "eu-west-1", deaf=True)
-    assert home.provider.reap(home.world.now) == []
-    home.world.pass_s(2000)
-    sentences = home.provider.reap(home.world.now)
+def test_every_region_is_swept_whoever_launched(home: Home, aws: FakeAws, theirs: Home) -> None:
+    sentences = home.reap()
     assert len(sentences) == 4 and sum("eu-west-1" in one for one in sentences) == 2
-    assert home.world.alive() == []
-    assert home.world.account.groups == {} and home.world.account.placements == {}
+    assert aws.alive() == [] and aws.account.groups == {} and aws.account.placements == {}
 
 
-def test_machines_of_another_deployment_are_left_alone(home: Home, tmp_path: Path) -> None:
-    choices = home.choices.model_copy(update={"deployment": "theirs"})
-    theirs = Home(tmp_path / "theirs", home.world, choices)
-    left_running(theirs, "t-1", deaf=True)
-    home.world.pass_s(9000)
-    assert home.provider.reap(home.world.now) == [] and len(home.world.alive()) == 2
+def test_machines_of_others_live_to_their_deadline_and_of_other_deployments_beyond(
+    home: Home, tmp_path: Path, aws: FakeAws
+) -> None:
+    left_running(Home(tmp_path / "ours", aws), "o-1")
+    other = Home(tmp_path / "other", aws, home.choices.model_copy(update={"deployment": "other"}))
+    left_running(other, "t-1")
+    assert home.reap() == [] and len(aws.alive()) == 4
+    aws.pass_s(9000)
+    assert len(home.reap()) == 2 and len(aws.alive()) == 2
 
 
-def test_a_machine_that_shows_late_is_ended_and_paid_for(home: Home) -> None:
-    home.world.lag_s = 60.0
-    killed_unheard(home)
-    assert len(home.provider.reap(home.world.now)) == 1 and len(home.provider.leases()) == 1
-    home.world.pass_s(400)
-    home.provider.reap(home.world.now)
-    assert home.world.alive() == [] and home.provider.leases() == []
-    [ended] = home.provider.ended()
-    assert ended.usd is not None and ended.usd > 2 * ON_DEMAND_USD * 390 / 3600
-
-
-def test_a_directory_without_a_lease_loses_neither_machines_nor_records(home: Home) -> None:
-    left_running(home)
-    mailbox = home.leases.mailbox("r-1") / "node-0" / "records"
-    mailbox.mkdir(parents=True)
-    (mailbox / "a.json").write_text("{}")
+def test_a_directory_without_a_lease_loses_neither_machines_nor_records(
+    home: Home, left: None, aws: FakeAws
+) -> None:
+    records = home.leases.mailbox("r-1") / "node-0" / "records"
+    records.mkdir(parents=True)
+    (records / "a.json").write_text("{}")
     (home.leases.directory("r-1") / "lease.json").unlink()
-    home.provider.reap(home.world.now)
-    assert home.world.alive() == []
+    home.reap()
+    assert aws.alive() == []
     assert (home.path / "rejected" / "r-1" / "node-0" / "records" / "a.json").exists()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"of_a_newer_version": 1},
+        {"deadline_at": None},
+        {"started_at": "2026-11-20T00:00:00"},  # without a zone
+        {"usd_per_hour": float("inf")},
+        {"region": ""},
+        {"region": ...},
+        {"machines": [{"rank": 0}]},
+        {"releasing": "no"},
+        {"lease_id": "r-9"},
+    ],
+    ids=str,
+)
 def test_machines_of_an_unreadable_lease_live_on_and_nothing_is_bought_beside_it(
-    home: Home,
+    home: Home, aws: FakeAws, changes: dict[str, object]
 ) -> None:
+    before = aws.now
     with home.acquire(home.two()):
-        rewritten(home, **UNKNOWN_KEY)
-        error = not_swept(home)
-        assert list(error.unswept) == ["lease r-1"]
-        assert len(home.world.alive()) == 2 and home.leases.ids() == ["r-1"]
+        rewritten(home, **changes)
+        assert list(not_swept(home).unswept) == ["lease r-1"]
+        assert len(aws.alive()) == 2 and home.provider.not_swept_since(before) == []
         [held] = home.provider.leases()
-        assert held.usd_per_hour is None and held.problem
+        assert held.usd_per_hour is None and held.problem and home.provider.ended() == []
         with pytest.raises(LeaseUnreadable):
             home.provider.closed()
         with pytest.raises(LeaseUnreadable), home.acquire(home.two(), "r-2"):
             pytest.fail("machines were bought")
-        assert home.world.bought() == 2 and home.provider.ended() == []
-    assert home.world.alive() == []
+    assert aws.bought() == 2 and aws.alive() == []
 
 
-WRONG: dict[str, dict[str, object]] = {
-    "no deadline": {"deadline_at": None},
-    "a moment without a zone": {"started_at": "2026-11-20T00:00:00"},
-    "a deployment that is a number": {"deployment": 5},
-    "a price without end": {"usd_per_hour": float("inf")},
-    "an empty region": {"region": ""},
-    "no region": {"region": ...},
-    "a machine without a name": {"machines": [{"rank": 0}]},
-    "half a controller": {"controller": {"pid": "x"}},
-    "a word for true": {"releasing": "no"},
-    "another lease": {"lease_id": "r-9"},
-}
-
-
-def test_a_lease_with_a_wrong_value_ends_neither_its_machines_nor_the_reaping(home: Home) -> None:
-    before = home.world.now
-    with home.acquire(home.two()):
-        file = home.leases.directory("r-1") / "lease.json"
-        right = file.read_text()
-        for how, changes in WRONG.items():
-            file.write_text(right)
-            rewritten(home, **changes)
-            assert list(not_swept(home).unswept) == ["lease r-1"], how
-            assert len(home.world.alive()) == 2 and home.provider.not_swept_since(before) == []
-            assert home.provider.leases()[0].problem and home.provider.ended() == []
-        file.write_text(right)
-
-
-def test_the_deadline_ends_machines_of_an_unreadable_lease(home: Home) -> None:
-    home.provider.reap(home.world.now)
-    left_running(home, region="eu-west-1", deaf=True)
-    rewritten(home, **UNKNOWN_KEY)
-    chosen(home, regions=("us-east-1",), deployment="another")
-    assert not_swept(home).done == [] and len(home.world.alive()) == 2
-    home.world.pass_s(2000)
+def test_the_deadline_ends_machines_of_an_unreadable_lease(home: Home, aws: FakeAws) -> None:
+    home.reap()
+    left_running(home, region="eu-west-1")
+    rewritten(home, of_a_newer_version=1)
+    home.choose(regions=("us-east-1",), deployment="another")
+    assert not_swept(home).done == [] and len(aws.alive()) == 2
+    aws.pass_s(2000)
     assert len(not_swept(home).done) == 2
-    assert home.world.alive() == [] and home.leases.ids() == ["r-1"]
+    assert aws.alive() == [] and home.leases.ids() == ["r-1"]
 
 
-def test_a_new_deployment_bucket_or_prefix_hides_no_machine_and_no_record(home: Home) -> None:
-    left_running(home)
-    the_second_uploads_a_record(home)
-    chosen(home, deployment="another", bucket="another", prefix="another")
-    home.provider.reap(home.world.now)
-    assert home.world.alive() == [] and home.records() == {"a"}
-    assert home.world.account.groups == {} and home.world.account.placements == {}
-
-
-def moved_away(home: Home) -> None:
-    """A lease of eu-west-1 is moved away, and srift.toml names another region and deployment."""
-    home.provider.reap(home.world.now)  # nothing is bought in a region that was not swept
-    left_running(home, region="eu-west-1", deaf=True)
-    home.leases.directory("r-1").rename(home.path / "given-up")
-    chosen(home, regions=("us-east-1",), deployment="another")
-
-
-def test_a_region_that_srift_toml_no_longer_names_is_swept_for_thirty_days(home: Home) -> None:
-    moved_away(home)
-    assert len(home.provider.reap(home.world.now)) == 2 and home.world.alive() == []
+def test_a_region_that_srift_toml_no_longer_names_is_swept_for_thirty_days(
+    home: Home, moved_away: None, aws: FakeAws
+) -> None:
+    assert len(home.reap()) == 2 and aws.alive() == []
     refused = Fault(action="", code="ExpiredToken", times=999)
     refused.when = lambda words: words["region"] == "eu-west-1"
-    home.world.faults = [refused]
+    aws.faults = [refused]
     assert list(not_swept(home).unswept) == ["eu-west-1"]
-    home.world.pass_s(31 * 86400)
-    assert home.provider.reap(home.world.now) == []
+    aws.pass_s(31 * 86400)
+    assert home.reap() == []
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"eu-west-1": 5}', '{"../x": "2026-11-20T12:00:00Z"}']
-)
-def test_unknown_regions_are_no_all_clear(home: Home, text: str) -> None:
-    moved_away(home)
+@pytest.mark.parametrize("text", ["{", '{"eu-west-1": 5}', '{"../x": "2026-11-20T12:00:00Z"}'])
+def test_unknown_regions_are_no_all_clear(home: Home, moved_away: None, text: str) -> None:
     home.leases.swept_file.write_text(text)
     assert list(not_swept(home).unswept) == ["other regions"]
     assert home.provider.not_swept_since(home.world.now) == ["us-east-1"]
     assert home.leases.swept_file.read_text() == text
 
 
-def stay_on(home: Home) -> None:
-    """The deadline passes, and no machine ends."""
-    home.world.pass_s(1801)
-    for machine in home.world.instances.values():
-        machine.ended_at = None
-
-
 def test_a_region_that_does_not_answer_fails_the_reaping_after_the_others(
-    home: Home, tmp_path: Path
+    home: Home, aws: FakeAws, theirs: Home
 ) -> None:
-    left_running(Home(tmp_path / "other", home.world), "o-2", "eu-west-1", deaf=True)
-    home.world.pass_s(1801)
-    home.world.faults = [
-        Fault(
-            action="ec2:DescribeInstances",
-            code=SILENT,
-            times=99,
-            when=lambda words: words["region"] == "us-east-1",
-        )
-    ]
+    fault = Fault(action="ec2:DescribeInstances", code=SILENT, times=99)
+    fault.when = lambda words: words["region"] == "us-east-1"
+    aws.faults = [fault]
     error = not_swept(home)
-    assert list(error.unswept) == ["us-east-1"]
-    assert len(error.done) == 2 and home.world.alive() == []
-    before = home.world.now - timedelta(minutes=5)
+    assert list(error.unswept) == ["us-east-1"] and len(error.done) == 2
+    before = aws.now - timedelta(minutes=5)
     assert home.provider.not_swept_since(before) == ["us-east-1"]
-    home.world.faults = []
-    home.provider.reap(home.world.now)
-    assert home.controller().not_swept_since(before) == []
+    aws.faults = []
+    home.reap()
+    assert home.controller().not_swept_since(before) == [] and aws.alive() == []
 
 
-@pytest.mark.parametrize("code", ["ExpiredToken", "UnauthorizedOperation"])
-def test_a_session_that_expired_or_may_not_look_is_no_all_clear(home: Home, code: str) -> None:
-    left_running(home)
-    stay_on(home)
-    home.world.faults = [Fault(action="", code=code, times=999)]
+def test_an_expired_session_is_no_all_clear(home: Home, left: None, aws: FakeAws) -> None:
+    aws.faults = [Fault(action="", code="ExpiredToken", times=999)]
     error = not_swept(home)
-    assert {*error.unswept} == {"lease r-1", "us-east-1", "eu-west-1"}
-    assert code in error.unswept["eu-west-1"]
-    assert home.provider.not_swept_since(home.world.now) == ["us-east-1", "eu-west-1"]
+    assert {*error.unswept} == {"lease r-1", *BOTH} and "ExpiredToken" in error.unswept["eu-west-1"]
+    assert home.provider.not_swept_since(aws.now) == BOTH
 
 
-def test_a_machine_that_does_not_end_is_no_all_clear(home: Home, tmp_path: Path) -> None:
-    left_running(Home(tmp_path / "other", home.world), "o-1", deaf=True)
-    home.world.pass_s(2000)
-    before = home.world.now
-    home.world.faults = [Fault(action="ec2:TerminateInstances", code="AccessDenied", times=99)]
+def test_a_machine_that_does_not_end_is_no_all_clear(
+    home: Home, aws: FakeAws, theirs: Home
+) -> None:
+    before = aws.now
+    aws.faults = [Fault(action="ec2:TerminateInstances", code="AccessDenied", times=99)]
     assert "ec2:TerminateInstances" in not_swept(home).unswept["us-east-1"]
-    home.world.faults, home.world.immortal = [], True
+    aws.faults, aws.immortal = [], True
     error = not_swept(home)
-    assert "us-east-1" in error.unswept and len(error.done) == 2
-    assert home.provider.not_swept_since(before) == ["us-east-1"]
+    assert {*error.unswept} == {*BOTH} and len(error.done) == 4
+    assert home.provider.not_swept_since(before) == BOTH
 
 
 def test_without_credentials_no_region_is_called_empty(
@@ -280,57 +231,52 @@ def test_without_credentials_no_region_is_called_empty(
     blind = Ec2Provider(home.choices, home=home.path, node_package=home.package)
     with pytest.raises(NotSwept) as raised:
         blind.reap(home.world.now)
-    assert {*raised.value.unswept} == {"us-east-1", "eu-west-1"}
+    assert {*raised.value.unswept} == {*BOTH}
     choices = home.choices.model_copy(update={"bucket": None})
     unused = Ec2Provider(choices, home=home.path / "new", node_package=home.package)
     assert len(unused.reap(home.world.now)) == 1 and not unused.was_used()
 
 
+def ended_hours(home: Home, usd: float) -> float:
+    """Hours of two machines at `usd` that the reaper books."""
+    home.reap()
+    assert home.world.alive() == [] and home.provider.leases() == []
+    [ended] = home.provider.ended()
+    return (ended.usd or 0.0) / (2 * usd)
+
+
 @pytest.mark.parametrize(("forgotten", "over"), [(False, 1.05), (True, 1.25)])
 def test_a_dead_controllers_machines_cost_until_their_own_end(
-    home: Home, forgotten: bool, over: float
+    home: Home, left: None, aws: FakeAws, forgotten: bool, over: float
 ) -> None:
-    left_running(home)
-    home.world.pass_s(9 * 3600)
-    assert home.world.alive() == []
+    for machine in aws.alive():
+        machine.deaf = False
+    aws.pass_s(9 * 3600)
     if forgotten:
-        home.world.forget()
-    home.provider.reap(home.world.now)
-    [ended] = home.provider.ended()
-    could_live = 2 * SPOT_USD["c"] * 1860 / 3600
-    assert ended.usd is not None and 0.95 * could_live < ended.usd < over * could_live
+        aws.forget()
+    could_live = 1860 / 3600
+    assert 0.95 * could_live < ended_hours(home, SPOT_USD["c"]) < over * could_live
 
 
-@pytest.mark.parametrize("away_s", [2400.0, 3 * 3600.0], ids=["still shown", "forgotten"])
-def test_machines_that_were_never_heard_of_are_paid_for(home: Home, away_s: float) -> None:
-    killed_unheard(home)
-    home.world.pass_s(away_s)
+@pytest.mark.parametrize("away_s", [390.0, 2400.0, 3 * 3600.0], ids=["late", "over", "forgotten"])
+def test_machines_that_were_never_heard_of_are_ended_and_paid_for(
+    home: Home, aws: FakeAws, away_s: float
+) -> None:
+    aws.lag_s, cluster = 60.0, home.two("on-demand")
+    aws.faults = [Fault(action="ec2:CreateFleet", code=KILLED, after=True)]
+    home.killed_in(cluster)
+    assert len(home.reap()) == 1 and len(home.provider.leases()) == 1  # they may come yet
+    aws.pass_s(away_s)
     if away_s > 3600:
-        home.world.forget()
-    home.provider.reap(home.world.now)
-    [ended] = home.provider.ended()
-    hours = ended.usd / (2 * ON_DEMAND_USD) if ended.usd else 0.0
-    assert 1800 / 3600 < hours < 2200 / 3600
-
-
-def test_what_a_machine_uploads_while_it_goes_down_is_fetched(home: Home) -> None:
-    left_running(home)
-    machine = home.world.alive()[0].instance_id
-
-    def sleep(seconds: float) -> None:
-        home.world.pass_s(seconds)
-        if home.world.instances[machine].ended_at is not None:
-            home.upload(machine, "records/last.json", {"run_id": "last"})
-
-    home.provider._api.clock = replace(home.world.clock, sleep=sleep)
-    home.provider.reap(home.world.now)
-    assert home.records() == {"last"}
+        aws.forget()
+    lived_s = min(away_s, 1800.0)
+    assert lived_s / 3600 < ended_hours(home, ON_DEMAND_USD) < (lived_s + 400) / 3600
 
 
 def test_a_sweep_in_the_future_does_not_count(home: Home) -> None:
-    home.provider.reap(home.world.now)
+    home.reap()
     assert home.controller().not_swept_since(home.world.now) == []
-    swept = home.leases.swept_file
+    swept = json.loads(home.leases.swept_file.read_text())
     future = {"eu-west-1": "2999-01-01T00:00:00+00:00"}
-    swept.write_text(json.dumps(json.loads(swept.read_text()) | future))
+    home.leases.swept_file.write_text(json.dumps(swept | future))
     assert home.controller().not_swept_since(home.world.now) == ["eu-west-1"]

@@ -26,46 +26,50 @@ def script(deadline_s: float = 3601.0, **changed: str) -> str:
     return user_data(deadline_s, **GOOD | changed)
 
 
-def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot_when_its_timer_is_lost(
-    tmp_path: Path,
-) -> None:
+def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot(tmp_path: Path) -> None:
+    """A reboot loses the timer."""
     first, *lines = script().splitlines()
     assert first == "#!/bin/bash"
     assert next(line for line in lines if not line.startswith("#")).startswith("shutdown -h +61 ")
-    boots = tmp_path / "cloud" / "scripts" / "per-boot"
+    boots, words = tmp_path / "cloud" / "scripts" / "per-boot", tmp_path / "words"
     boots.mkdir(parents=True)
-    (tmp_path / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/words\n')
+    (tmp_path / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{words}\n')
     (tmp_path / "shutdown").chmod(0o755)
     beginning = script(python="/no/such/python").partition("cat >")[0]  # as far as its folders
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SRIFT_BASE": str(tmp_path)}
     subprocess.run(["bash", "-c", beginning], env=environment, check=True)
-    assert (tmp_path / "words").read_text().startswith("-h +61 ")
+    assert words.read_text().startswith("-h +61 ")
     subprocess.run([str(boots / "srift")], env=environment, check=True)
-    assert (tmp_path / "words").read_text().splitlines()[1:] == ["-h now"]
+    assert words.read_text().splitlines()[1:] == ["-h now"]
 
 
 def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it() -> None:
-    text = script(endpoint="http://10.0.0.1:5000")
-    assert all(GOOD[name] in text for name in GOOD) and "--endpoint http://10.0.0.1:5000" in text
+    text = script(endpoint="http://10.0.0.1:5000", prefix="p" * 100)
+    assert all(GOOD[name] in text for name in GOOD if name != "prefix")
+    assert "--endpoint http://10.0.0.1:5000" in text and "--endpoint" not in script()
     assert re.search(r"@[a-z0-9_]+@", text) is None
-    assert "--endpoint" not in script()
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     embedded = re.findall(r"<<'(\w+)'\n(.*?)\n\1\n", text, re.DOTALL)
     assert len(embedded) == 2
     for _, code in embedded:
         compile(code, "embedded", "exec")
+    assert len(text.encode()) < MOST_BYTES - 1000
 
 
-def test_the_script_fits_with_room_and_a_longer_one_is_refused() -> None:
-    assert len(script(prefix="p" * 100, lease="l" * 60).encode()) < MOST_BYTES - 1000
-    with pytest.raises(NotSupported, match="bytes"):
-        script(prefix="p" * 20_000)
-
-
-@pytest.mark.parametrize("endpoint", ["ftp://x", "http://user:secret@host"])
-def test_an_endpoint_with_a_password_is_refused(endpoint: str) -> None:
+@pytest.mark.parametrize(
+    ("deadline_s", "changed"),
+    [
+        *((deadline_s, {}) for deadline_s in (0.0, float("nan"), float("inf"), 1e9)),
+        (60.0, {"endpoint": "ftp://x"}),
+        (60.0, {"endpoint": "http://user:secret@host"}),
+        (60.0, {"prefix": "p" * MOST_BYTES}),
+    ],
+)
+def test_no_end_a_password_or_too_many_bytes_are_refused(
+    deadline_s: float, changed: dict[str, str]
+) -> None:
     with pytest.raises(NotSupported) as raised:
-        script(endpoint=endpoint)
+        script(deadline_s, **changed)
     assert "secret" not in str(raised.value)
 
 
@@ -74,9 +78,3 @@ def test_no_value_is_run_as_a_command(tmp_path: Path) -> None:
         text = script(**{name: f"x; touch {tmp_path}/ran; $(touch {tmp_path}/ran)"})
         values = [line for line in text.splitlines() if "touch" in line]
         assert values and all("'x; touch" in line for line in values), name
-
-
-@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-def test_a_machine_without_an_end_is_refused(deadline_s: float) -> None:
-    with pytest.raises(NotSupported, match="deadline"):
-        script(deadline_s)
