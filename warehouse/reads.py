@@ -70,7 +70,10 @@ _LEARNED_RUNS = f"""
 
 
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
-    """Return the measured setups of the workloads, with `runs` and the newest `measured_at`."""
+    """Return the measured setups of the workloads, with `runs` and the newest `measured_at`.
+
+    None without a warehouse.
+    """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
         from runs
@@ -78,7 +81,8 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
         group by all
         order by all
     """
-    return warehouse.select(query, {"provider": provider, "workloads": list(workloads)})
+    with warehouse.read_or_empty() as connection:
+        return select(connection, query, {"provider": provider, "workloads": list(workloads)})
 
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:

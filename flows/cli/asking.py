@@ -131,13 +131,12 @@ def size(
     as_json: Json = False,
 ) -> None:
     """How large a cluster stays efficient, what would hide communication, and the best batch."""
-    from tasks.recommendation.sizing import SizeQuestion
     from tasks.recommendation.sizing import size as sized
     from tasks.reporting.tables import print_sizing
 
     settings()
-    question = SizeQuestion(workload=workload, instance_type=instance_type, batch=batch)
-    found = sized(provider_for(workload, provider), question)
+    name = provider_for(workload, provider)
+    found = sized(name, workload, instance_type=instance_type, batch=batch)
     show(as_json, found, print_sizing)
 
 
@@ -248,5 +247,5 @@ def workloads(as_json: Json = False) -> None:
     from tasks.reporting.tables import print_workloads
 
     found, warehouse = opened()
-    known = [one.as_json() for one in known_workloads(warehouse, found)]
+    known = known_workloads(warehouse, found)
     show(as_json, known, print_workloads)

@@ -11,7 +11,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,28 +197,41 @@ def splits_of(
         powers = np.ones_like(ranks)
         if mode.sharded:  # memory of a half, a quarter ...: between two powers the lower counts
             powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
-        for power, total in product(np.unique(powers[able]).tolist(), totals):
+        for power in np.unique(powers[able]).tolist():
             rows = np.flatnonzero(able & (powers == power))
-            limits = _largest_batches(model, workload.name, mode, types, power, total)
-            fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
-            for steps in _step_counts(total):
-                at = np.arange(len(rows))
-                if steps not in ACCUMULATION_STEPS:
-                    at = np.flatnonzero(lacking & ~fitted)
-                own, each = kind[rows[at]], count[rows[at]]
-                micro = np.full(len(at), total // steps, dtype=np.int64)
+
+            def split(own: IntArray, micro: int) -> tuple[Wholes, BoolArray, Wholes]:
+                each, types_of = count[own], kind[own]
                 samples, possible = split_groups(
-                    a[own], k[own], count=each, devices=devices[own], total=micro
+                    a[types_of],  # noqa: B023 (called within the loop)
+                    k[types_of],  # noqa: B023
+                    count=each,
+                    devices=devices[types_of],
+                    total=np.full(len(own), micro, dtype=np.int64),
                 )
-                most = -(-samples // np.maximum(each, 1))
-                held = ((each == 0) | (most <= limits[int(steps > 1), own])).all(axis=1)
-                fitted[at] |= possible & held
-                lacking[at] |= possible & ~held
-                kept = possible & held
-                if mode.of_equal_batches:
-                    kept &= ((each == 0) | (samples == each * most[:, :1])).all(axis=1)
-                constant = (np.full(kept.sum(), value) for value in (number, total, steps))
-                splits.append((rows[at][kept], samples[kept], *constant))
+                return samples, possible, -(-samples // np.maximum(each, 1))
+
+            whole: dict[int, tuple[Wholes, BoolArray, Wholes]] = {}  # by samples of a micro-step
+            for total in totals:
+                limits = _largest_batches(model, workload.name, mode, types, power, total)
+                fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
+                for steps in _step_counts(total):
+                    micro, at = total // steps, np.arange(len(rows))
+                    if steps in ACCUMULATION_STEPS:
+                        whole[micro] = whole.get(micro) or split(rows, micro)
+                        samples, possible, most = whole[micro]
+                    else:
+                        at = np.flatnonzero(lacking & ~fitted)
+                        samples, possible, most = split(rows[at], micro)
+                    each = count[rows[at]]
+                    held = ((each == 0) | (most <= limits[int(steps > 1), kind[rows[at]]])).all(1)
+                    fitted[at] |= possible & held
+                    lacking[at] |= possible & ~held
+                    kept = possible & held
+                    if mode.of_equal_batches:
+                        kept &= ((each == 0) | (samples == each * most[:, :1])).all(axis=1)
+                    constant = (np.full(kept.sum(), value) for value in (number, total, steps))
+                    splits.append((rows[at][kept], samples[kept], *constant))
     if not splits:
         splits.append((np.zeros(0, dtype=np.intp), count[:0], *[np.zeros(0, dtype=np.intp)] * 3))
     cluster, samples, numbers, total_of, steps_of = (

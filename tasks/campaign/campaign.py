@@ -26,6 +26,7 @@ from models.campaign.run_value import Past
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import rows_of
 from models.domain.workload import Workload
+from models.planner import planner
 from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import valid_runs
 from models.step_time.model import StepTimeModel
@@ -39,12 +40,12 @@ from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, worklo
 from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id, run_row
 from ..execution.session import Session
-from ..market.job_conditions import costs_of, job_conditions
+from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, nothing_to_buy, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
-from ..recommendation.recommend import comparable, contending, planned, with_usual_goals
+from ..recommendation.recommend import SEED, comparable, contending, supply_of, with_usual_goals
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
@@ -101,7 +102,7 @@ def _limits(
         fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
         seed=campaign.seed,
         market=campaign.market,
-        costs=costs_of(workspace),
+        costs=experience_of(workspace).costs,
     )
 
 
@@ -246,14 +247,15 @@ def _model(
     measured = model.trained  # a mode known by physics alone is still to be measured
     for workload in workloads:
         model = with_compressed(model, workload)
-    known, _, _ = comparable(model, offers)
-    conditions = job_conditions(workspace)
+    known = comparable(model, offers)
+    conditions = experience_of(workspace).conditions
     met = [model.as_measured(one) for one in workloads if model.met_workload(one)]
     choice_set = {}
     for workload in map(with_usual_goals, met if known else ()):
-        found = planned(workspace, model, workload, known, conditions=conditions)
+        supply = supply_of(workspace, workload, known, conditions)
+        found = planner.plan(workload, supply, model, seed=SEED)
         if found.ranked:
-            choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
+            choice_set[workload.name] = contending(model, workload, found, conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         choice_set=choice_set,

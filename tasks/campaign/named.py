@@ -25,17 +25,14 @@ from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Goal
 from models.planner import planner
-from models.planner.candidates import Supply
 from models.planner.enumeration import price_or_inf, sold_together
-from models.planner.learning import vetoes
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
 from ..execution.job import Served
 from ..execution.outcomes import planned_id
-from ..market.job_conditions import costs_of
-from ..recommendation.pilots import for_sale, pilots_for
-from ..recommendation.recommend import Case, plan_one
+from ..recommendation.pilots import for_sale, launched_supply, pilots_for
+from ..recommendation.recommend import Case
 from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
@@ -113,16 +110,17 @@ def case_of(
     workspace: Workspace, champion: Champion | None, wish: Wish, offers: Sequence[Offer]
 ) -> Case:
     workload = workspace.settings.workload(wish.workload)
+    measured = reads.measured_setups(workspace.warehouse, workspace.provider.name, [workload.name])
     with one_thread():
-        return Case.of(workspace, champion, workload, offers)
+        return Case.of(workspace, champion, workload, offers, measured)
 
 
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """Return the launches of `wish`; says why a goal has no pilots. Raises as `clusters_of`."""
-    costs = costs_of(case.workspace)
+    costs = case.experience.costs
     with one_thread():
         if not wish.clusters:
-            return _pilots(case, wish.pilots, costs)
+            return _pilots(case, wish.pilots)
         clusters = clusters_of(case.workspace, wish, case.offers)
         return [launch_of(one, _runs_on(case, one, costs), costs) for one in clusters]
 
@@ -216,12 +214,9 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
         return None
-    learned = reads.learning(case.workspace.warehouse, case.workspace.provider.name)
-    supply = Supply(
-        offers=list(by_name.values()),
-        max_hosts=len(cluster.members),
+    supply = replace(
+        launched_supply(case, list(by_name.values()), len(cluster.members)),
         fits=lambda other: "" if other.name == cluster.name else "another cluster",
-        vetoes=vetoes(learned, case.workload),
     )
     setups = planner.candidates(case.workload, supply, case.model)
     if not setups:
@@ -231,20 +226,16 @@ def _quickest(case: Case, cluster: Cluster, costs: Costs) -> PlannedRun | None:
     return training_run(setups[best], float(step_s.iloc[best]), costs)
 
 
-def _pilots(case: Case, count: int, costs: Costs) -> list[PlannedLaunch]:
+def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     """Return at most `count` runs, goals with a constraint first; one launch for the same
     machines.
     """
-    name, workspace = case.workload.name, case.workspace
-    try:
-        measured = reads.measured_setups(workspace.warehouse, workspace.provider.name, [name])
-    except WarehouseMissing:
-        measured = pd.DataFrame()
+    name, costs = case.workload.name, case.experience.costs
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     runs: dict[str, tuple[Cluster, PlannedRun]] = {}
     for goal in sorted(goals, key=lambda one: one.constraint is None):
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
-        found = pilots_for(asked, plan_one(asked, measured), buyable=case.offers, count=count)
+        found = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
         limit = "" if goal.limit is None else f" {goal.limit:g} {goal.constraint}"
         if not found["runs"]:
             why = "its choice is settled" if found["settled"] else found["reason"]

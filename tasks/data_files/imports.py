@@ -46,6 +46,7 @@ from .public import (
     ORIGIN,
     PROVIDER,
     PUBLIC_IMPORT,
+    are_waiting,
     public_workloads,
     with_public_workloads,
 )
@@ -233,7 +234,8 @@ def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Works
     """
     spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
     public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
-    if public and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER)):
+    absent = public and are_waiting(warehouse, workspace.settings)
+    if absent and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER)):
         load_public(workspace, now)
     return with_public_workloads(workspace)
 

@@ -1,11 +1,9 @@
-"""Start-up, interruptions and waiting on a provider's machines, by launches and stated priors.
-
-The table, the campaign, the regret ledger and advice all ask here.
-"""
+"""What launches taught about a provider's machines: start-up, interruptions, refusals, costs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -32,7 +30,19 @@ LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)
 LOCAL_SLOPE = (0.5, 0.5)  # hosts start on one machine: between side by side and in turn
 
 
-def job_conditions(workspace: Workspace) -> JobConditions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """Conditions of jobs, seconds that a campaign pays for, and spot interruptions in words.
+
+    `interruptions` has an entry for each instance type that was launched on spot.
+    """
+
+    conditions: JobConditions
+    costs: Costs
+    interruptions: Mapping[str, str]
+
+
+def experience_of(workspace: Workspace) -> Experience:
     """Return what the warehouse's launches taught; without any, the prior.
 
     Local hosts are interrupted as srift.toml states and refused only if they do not fit: neither is
@@ -41,25 +51,37 @@ def job_conditions(workspace: Workspace) -> JobConditions:
     machines, refusals, written, compiled, restarts = reads.launched(
         workspace.warehouse, workspace.provider.name
     )
-    launches = history.launches(machines)
-    if workspace.simulated and not len(launches):
-        return Stated()
-    learned = Learned(
-        startup=_startup(workspace, launches),
+    launches, market = history.launches(machines), workspace.settings.campaign.market
+    local = workspace.simulated
+    startup = _startup(launches, local)
+    costs = Costs() if local else EC2_COSTS
+    if (local and len(launches)) or (launches["market"] == market).any():
+        costs = replace(costs, launch_s=float(np.exp(startup.groups[market][0])))
+    conditions = Learned(
+        startup=startup,
         checkpoints=fit_checkpoints(written),
         compilation=fit_compilation(compiled),
         reads=fit_reads(_read_back(restarts)),
         restarts=fit_restarts(restarts),
     )
-    if workspace.simulated:
-        return learned
+    if local:
+        learned = conditions if len(launches) else Stated()
+        return Experience(conditions=learned, costs=costs, interruptions={})
     windows = history.windows(machines)
-    advised = _advised(workspace) if len(windows) else {}
-    return replace(
-        learned,
-        hazard=fit_hazard(windows, advised=advised, together=history.together(machines)),
+    conditions = replace(
+        conditions,
+        hazard=fit_hazard(
+            windows,
+            advised=_advised(workspace) if len(windows) else {},
+            together=history.together(machines),
+        ),
         availability=fit_availability(history.requests(machines, refusals)),
     )
+    words = {
+        str(name): _in_words(rows)
+        for name, rows in history.spot_held(machines).groupby("instance_type")
+    }
+    return Experience(conditions=conditions, costs=costs, interruptions=words)
 
 
 def _read_back(restarts: pd.DataFrame) -> pd.DataFrame:
@@ -70,9 +92,9 @@ def _read_back(restarts: pd.DataFrame) -> pd.DataFrame:
     return read.rename(columns={"restore_bytes": "bytes", "restore_s": "seconds"})
 
 
-def _startup(workspace: Workspace, launches: pd.DataFrame) -> LogSeconds:
+def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     """Local hosts start alike in both markets: each launch counts for both."""
-    if not workspace.simulated:
+    if not local:
         return fit_startup(launches, EC2_STARTUP_S)
     first, *_ = LOCAL_STARTUP_S
     found = fit_startup(launches.assign(market=first), LOCAL_STARTUP_S, LOCAL_SLOPE)
@@ -92,34 +114,9 @@ def _advised(workspace: Workspace) -> dict[str, float]:
     return dict(advised.groupby("instance_type")["interruptions_per_hour"].mean())
 
 
-def spot_experience(workspace: Workspace) -> dict[str, str]:
-    """Describe, by instance type, the interruptions of launches; nothing for local hosts."""
-    if workspace.simulated:
-        return {}
-    machines, *_ = reads.launched(workspace.warehouse, workspace.provider.name)
-    held = history.spot_held(machines)
-    if not len(held):
-        return {}
-    found = {}
-    for name, rows in held.groupby("instance_type"):
-        count, hours = int(rows["interrupted"].sum()), rows["hours"].sum()
-        last = f"{pd.Timestamp(rows['asked_at'].max()):%Y-%m-%d}"
-        noun = "interruption" if count == 1 else "interruptions"
-        found[str(name)] = (
-            f"own launches: {count} {noun} in {hours:.3g} machine-hours, the last on {last}"
-        )
-    return found
-
-
-def seconds_to_work(workspace: Workspace, market: str) -> float | None:
-    """Return the median seconds from a request to work; None without launches of the market."""
-    launches = history.launches(reads.launched(workspace.warehouse, workspace.provider.name)[0])
-    known = len(launches) if workspace.simulated else (launches["market"] == market).sum()
-    return float(np.exp(_startup(workspace, launches).groups[market][0])) if known else None
-
-
-def costs_of(workspace: Workspace) -> Costs:
-    """Return the seconds that a campaign expects to pay."""
-    stated = Costs() if workspace.simulated else EC2_COSTS
-    launch_s = seconds_to_work(workspace, workspace.settings.campaign.market)
-    return stated if launch_s is None else replace(stated, launch_s=launch_s)
+def _in_words(held: pd.DataFrame) -> str:
+    """Describe the interruptions of one type's spot machines."""
+    count, hours = int(held["interrupted"].sum()), held["hours"].sum()
+    noun = "interruption" if count == 1 else "interruptions"
+    last = pd.Timestamp(held["asked_at"].max())
+    return f"own launches: {count} {noun} in {hours:.3g} machine-hours, the last on {last:%Y-%m-%d}"

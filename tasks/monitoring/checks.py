@@ -18,7 +18,7 @@ from models.step_time.model import StepTimeModel
 from warehouse import reads
 from warehouse.append import append
 
-from ..market.job_conditions import job_conditions
+from ..market.job_conditions import experience_of
 from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.workspace import Workspace
@@ -144,7 +144,7 @@ def judge_promises(
         frames["runs"],
         frames["workloads"],
         dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)),
-        job_conditions(workspace),
+        experience_of(workspace).conditions,
         overshoot_price=workspace.settings.choice.overshoot_price,
     )
     with workspace.warehouse.transact() as connection:

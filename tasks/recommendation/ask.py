@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from models.domain.setup_table import rows_of
-from models.domain.suggestions import nearest_names
 from models.domain.workload import Goal, Workload
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups
@@ -19,13 +18,12 @@ from ..data_files.public import only_public
 from ..market.offers import OffersWanted, current_offers, note_definitions, snapshot_offers
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
-from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
-from .known_workloads import known_elsewhere
+from .known_workloads import unknown
 from .pilots import pilots_for
-from .recommend import Case, plan_one
+from .recommend import Case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,8 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     """
     name = question.workload
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
-    champion = load_champion(workspace.home, provider)
+    with one_thread():
+        champion = load_champion(workspace.home, provider)
     if champion is None and only_public(workspace.warehouse, provider, name):
         champion = _fitted_on_public(workspace)
     workload = _workload(workspace, question)
@@ -62,18 +61,19 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         raise WarehouseMissing(f"no model of {provider} machines is in force: run `{command}`")
     if name not in workspace.settings.workloads:  # it tolerates all that it was measured in
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
-    everything = current_offers(workspace)
-    runs = measured_setups(workspace.warehouse, provider, [name])
-    with one_thread():
-        case = Case.of(workspace, champion, workload, question.machines.among(everything))
-        found = plan_one(case, runs, top=top)
-    named = None
-    if pilots:
-        filters = tuple(one for one in question.machines.filters if one[0] != "market")
-        buyable = replace(question.machines, filters=filters).among(everything)
-        named = pilots_for(case, found, buyable=buyable, count=pilots)
-        for run in named["runs"]:
-            del run["planned"]
+    with workspace.warehouse.read(), one_thread():  # one open file for all that is read
+        everything = current_offers(workspace)
+        runs = measured_setups(workspace.warehouse, provider, [name])
+        wanted = question.machines.among(everything)
+        case = Case.of(workspace, champion, workload, wanted, runs)
+        found = case.plan(top=top)
+        named = None
+        if pilots:
+            filters = tuple(one for one in question.machines.filters if one[0] != "market")
+            buyable = replace(question.machines, filters=filters).among(everything)
+            named = pilots_for(case, found, buyable=buyable, count=pilots)
+            for run in named["runs"]:
+                del run["planned"]
     first, *others = found.rows
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
     return [first | more, *others]
@@ -81,6 +81,8 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
     """Fit the first model of a home on the public data, with today's prices."""
+    from ..training.train import first_champion  # slow to import, and rarely needed
+
     now = datetime.now(UTC)
     name = workspace.provider.name
     reporter().say(f"no model of {name} machines is in force: fitting one on public step times")
@@ -90,31 +92,32 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
 
 
 def _workload(workspace: Workspace, question: Question) -> Workload:
-    """Return the workload of srift.toml or of an import, with the question's goal alone."""
-    if question.workload in workspace.settings.workloads:
-        known = workspace.settings.workload(question.workload)
+    """Return the workload of srift.toml or of an import, with the question's goal alone.
+
+    Raises:
+        SettingsError: it is unknown, or an import of it lacks numbers.
+    """
+    name = question.workload
+    if name in workspace.settings.workloads:
+        known = workspace.settings.workload(name)
     else:
-        known = _imported(workspace, question)
+        known = _imported(workspace, name, question.samples, question.batch)
     if question.batch:
         known = replace(known, global_batch_least=question.batch, global_batch_most=question.batch)
     goal = replace(question.goal, overshoot_price=workspace.settings.choice.overshoot_price)
     return replace(known, samples=question.samples or known.samples, goals=(goal,))
 
 
-def _imported(workspace: Workspace, question: Question) -> Workload:
-    """Return a workload that only an import knows. Raises SettingsError for missing numbers."""
-    name, provider = question.workload, workspace.provider.name
-    try:
+def _imported(workspace: Workspace, name: str, samples: int | None, batch: int | None) -> Workload:
+    provider, facts = workspace.provider.name, list[dict[str, Any]]()
+    if workspace.warehouse.exists():
         facts = rows_of(mart(workspace.warehouse, "workloads", provider=provider, digest=IMPORTED))
-    except WarehouseMissing:
-        facts = []
-    known = next((row for row in facts if row["workload"] == name), None)
-    if known is None:
-        names = {*workspace.settings.workloads, *(str(row["workload"]) for row in facts)}
-        elsewhere = known_elsewhere(workspace.warehouse, name, provider)
-        raise SettingsError(elsewhere or f"unknown workload {name!r}; {nearest_names(name, names)}")
-    samples = question.samples or (None if pd.isna(known["samples"]) else int(known["samples"]))
-    if samples is None or question.batch is None:
+    known = {str(row["workload"]): row["samples"] for row in facts}
+    if name not in known:
+        raise unknown(workspace, name)
+    if samples is None and pd.notna(known[name]):
+        samples = int(known[name])
+    if samples is None or batch is None:
         raise SettingsError(
             f"{name!r} is known by imports alone: add --samples N --batch B, or state `samples` and"
             f" `global_batch` under [workloads.{name}] in srift.toml"
@@ -123,7 +126,7 @@ def _imported(workspace: Workspace, question: Question) -> Workload:
         name=name,
         digest=IMPORTED,
         samples=samples,
-        global_batch_least=question.batch,
-        global_batch_most=question.batch,
+        global_batch_least=batch,
+        global_batch_most=batch,
         goals=(),
     )

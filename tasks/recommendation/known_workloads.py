@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 import pandas as pd
@@ -17,87 +15,69 @@ from warehouse.reads import workload_providers
 from ..data_files.public import PROVIDER as PUBLIC
 from ..data_files.public import are_waiting, public_workloads, waiting
 from ..workspace.settings import Settings, SettingsError
-from ..workspace.workspace import PROVIDERS, known_devices
+from ..workspace.workspace import PROVIDERS, Workspace, known_devices
 
-FACTS = ("parameters", "gradient_bytes", "flops_per_sample", "samples")
+FACTS = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float, "samples": int}
+COUNTS = ("measured_rows", "imported_rows", "public_rows")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownWorkload:
-    """A workload as a provider knows it: rows measured here, imported, and public.
+def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
+    """Return workloads with rows or facts by name and provider, then those of srift.toml without.
 
-    `provider` is "" for a workload of srift.toml without data; `devices` are those with rows.
+    A row counts the rows measured here, imported and public, and names the devices with rows.
+    `provider` is "" for a workload of srift.toml without data.
     """
-
-    workload: str
-    provider: str
-    in_settings: bool
-    devices: tuple[str, ...] = ()
-    measured_rows: int = 0
-    imported_rows: int = 0
-    public_rows: int = 0
-    newest_measured_at: datetime | None = None
-    parameters: float | None = None
-    gradient_bytes: float | None = None
-    flops_per_sample: float | None = None
-    samples: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values, counts as whole numbers."""
-        values = asdict(self) | {"devices": list(self.devices)}
-        whole = ("parameters", "gradient_bytes", "samples")
-        return values | {name: int(values[name]) for name in whole if values[name] is not None}
-
-    @property
-    def rows(self) -> int:
-        return self.measured_rows + self.imported_rows + self.public_rows
-
-
-def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkload]:
-    """Return workloads with rows or facts by name, then those of srift.toml without."""
     with warehouse.read_or_empty() as connection:
         marts = ("workload_rows", "workloads", "instance_types")
-        clusters, workloads, types = (rows_of(select(connection, mart)) for mart in marts)
+        clusters, facts, types = (select(connection, mart) for mart in marts)
     devices = {
         (provider, name): device
         for provider, known in known_devices(settings.local.instance_types).items()
         for name, (_, device) in known.items()
     }
-    devices |= {(str(row["provider"]), str(row["name"])): str(row["device"]) for row in types}
-    for row in rows_of(waiting(warehouse, settings)):
-        if any(
-            (one["workload"], one["provider"]) == (row["workload"], PUBLIC) for one in workloads
-        ):
-            continue
-        workloads.append(row | {"provider": PUBLIC})
+    devices |= {(row["provider"], row["name"]): row["device"] for row in rows_of(types)}
+    public = waiting(warehouse, settings).assign(provider=PUBLIC)
+    public = public[~public["workload"].isin(facts[facts["provider"] == PUBLIC]["workload"])]
+    counted = clusters.to_dict("records")
+    for row in rows_of(public):
+        moment = pd.Timestamp(row["newest_measured_at"])
         for at, cluster in enumerate(row["clusters"]):
-            moment = datetime.fromisoformat(str(row["newest_measured_at"]))
-            counted = {"cluster": cluster, "public_rows": 0 if at else row["rows"]}
-            clusters.append(row | counted | {"provider": PUBLIC, "newest_measured_at": moment})
+            count = {"public_rows": 0 if at else row["rows"], "newest_measured_at": moment}
+            counted.append(row | count | {"cluster": cluster})
     found = []
-    for row in workloads:
-        provider, name = str(row["provider"]), str(row["workload"])
-        own = [one for one in clusters if (one["provider"], one["workload"]) == (provider, name)]
-        facts: dict[str, Any] = {fact: _number(row.get(fact)) for fact in FACTS}
-        if not own and not any(facts[fact] for fact in FACTS[:-1]):
+    for row in rows_of(facts) + rows_of(public):
+        key = name, provider = row["workload"], row["provider"]
+        own = [one for one in counted if (one["workload"], one["provider"]) == key]
+        stated = {fact: row.get(fact) for fact in FACTS}
+        known = {
+            fact: None if pd.isna(value) else FACTS[fact](value) for fact, value in stated.items()
+        }
+        if not own and not any(known[fact] for fact in FACTS if fact != "samples"):
             continue  # only noted from srift.toml
-        moments = [one["newest_measured_at"] for one in own]
-        types_used = {kind for one in own for kind in parse_cluster(str(one["cluster"]))}
-        counts = ("measured_rows", "imported_rows", "public_rows")
+        kinds = {kind for one in own for kind in parse_cluster(one["cluster"])}
+        newest = [one["newest_measured_at"] for one in own if pd.notna(one["newest_measured_at"])]
         found.append(
-            KnownWorkload(
-                workload=name,
-                provider=provider,
-                in_settings=name in settings.workloads,
-                devices=tuple(sorted({devices.get((provider, one), one) for one in types_used})),
-                newest_measured_at=max(filter(pd.notna, moments), default=None),
-                **{count: sum(int(one.get(count, 0)) for one in own) for count in counts},
-                **facts,
-            )
+            {
+                "workload": name,
+                "provider": provider,
+                "in_settings": name in settings.workloads,
+                "devices": sorted({devices.get((provider, kind), kind) for kind in kinds}),
+                **{count: sum(int(one.get(count, 0)) for one in own) for count in COUNTS},
+                "newest_measured_at": max(newest, default=None),
+                **known,
+            }
         )
-    found.sort(key=lambda one: (one.workload, one.provider))
-    without = sorted(set(settings.workloads) - {one.workload for one in found})
-    return found + [KnownWorkload(workload=one, provider="", in_settings=True) for one in without]
+    found.sort(key=lambda row: (row["workload"], row["provider"]))
+    without = sorted(set(settings.workloads) - {row["workload"] for row in found})
+    nothing: dict[str, Any] = {
+        "devices": [],
+        **dict.fromkeys(COUNTS, 0),
+        "newest_measured_at": None,
+    }
+    nothing |= dict.fromkeys(FACTS)
+    return found + [
+        {"workload": name, "provider": "", "in_settings": True, **nothing} for name in without
+    ]
 
 
 def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str) -> tuple[str, str]:
@@ -125,14 +105,18 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
     )
 
 
-def known_elsewhere(warehouse: Warehouse, workload: str, provider: str) -> str:
+def known_elsewhere(workspace: Workspace, workload: str) -> str:
     """Say which other provider knows `workload`; empty if none does."""
-    known = workload_providers(warehouse)
+    provider, known = workspace.provider.name, workload_providers(workspace.warehouse)
     others = sorted(one for name, one in known if name == workload and one != provider)
-    if not others:
-        return ""
-    return f"{workload!r} is not known on {provider}: add --provider {others[0]}"
+    return f"{workload!r} is not known on {provider}: add --provider {others[0]}" if others else ""
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else float(value)
+def unknown(workspace: Workspace, workload: str) -> SettingsError:
+    """Return the error for a workload of which the provider knows nothing."""
+    known = workload_providers(workspace.warehouse)
+    names = {*workspace.settings.workloads, *(name for name, _ in known)}
+    elsewhere = known_elsewhere(workspace, workload)
+    return SettingsError(
+        elsewhere or f"unknown workload {workload!r}; {nearest_names(workload, names)}"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -10,26 +10,24 @@ from typing import Any
 import pandas as pd
 
 from models.campaign.campaign import CampaignLimits, shopping_list
-from models.campaign.candidates import Costs, training_run
-from models.campaign.pilots import Pilots, choose_pilots
+from models.campaign.candidates import Costs, PlannedRun, training_run
+from models.campaign.pilots import choose_pilots
 from models.campaign.run_value import Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
 from models.domain.workload import Setup
 from models.planner import planner
-from models.planner.candidates import Supply, without_beaten_zones
+from models.planner.candidates import Supply
 from models.planner.enumeration import sold_together
-from models.planner.learning import vetoes
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 
-from ..market.job_conditions import costs_of
 from ..market.offers import with_facts
 from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace
-from .recommend import SEED, Case, comparable, contending, guessable
+from .recommend import SEED, Case, comparable, contending, supply_of
 
 # Four machines show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
@@ -49,35 +47,13 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     Runs are bought from `buyable` in the campaign's market, or, without a price there, in another.
     A workload without a model gets its profiles first.
     """
-    workspace, workload, model = case.workspace, case.workload, case.model
-    sold = for_sale(workspace, buyable)
+    sold = for_sale(case.workspace, buyable)
     if not sold:
         return _no_runs("nothing on offer has a price")
     with one_thread():
-        if model is None or not case.known:
-            if workload.name in {one.name for one in workspace.measurable}:
-                return _profiles(case, sold, count)
-            return _no_runs("nothing tells how long this workload takes; an import of its"
-                            " flops_per_sample or of measurements would")  # fmt: skip
-        known, _, _ = comparable(model, sold)
-        buying = without_beaten_zones(guessable(model, known) if case.guessed else known)
-        choice_set = contending(model, workload, plan, conditions=case.conditions)
-        candidates = _candidates(case, model, buying, choice_set) if buying else []
-        if not candidates and plan.rows[0]["status"] != "infeasible":
-            return _no_runs("no machine on sale would show anything new")
-        frame = pd.DataFrame([setup.row() for setup in candidates])
-        goal = workload.goals[0].goal
-        found = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
-        chosen = [candidates[at] for at in found.chosen]
-        seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"] if chosen else ()
-        costs = costs_of(workspace)
-        pairs = zip(chosen, map(float, seconds), strict=True)
-        return _judged(plan.rows[0], found, [_run(costs, *pair) for pair in pairs])
-
-
-def _no_runs(why: str) -> Found:
-    reason = f"no pilots can be named: {why}"
-    return {"settled": None, "regret": None, "runs": [], "reason": reason}
+        if case.model is None or not case.known:
+            return _profiles(case, sold, count)
+        return _pilots(case, case.model, plan, sold, count)
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
@@ -86,27 +62,50 @@ def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
 
-def _judged(first: Mapping[str, Any], found: Pilots, runs: Sequence[Found]) -> Found:
-    """Say whether the choice is settled, and which of `runs` help."""
-    infeasible = first["status"] == "infeasible"
+def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
+    """Return what a campaign would launch of `offers`."""
+    supply = supply_of(case.workspace, case.workload, offers, case.experience.conditions)
+    return replace(supply, max_hosts=max_hosts, fits=case.workspace.launches)
+
+
+def _no_runs(why: str) -> Found:
+    reason = f"no pilots can be named: {why}"
+    return {"settled": None, "regret": None, "runs": [], "reason": reason}
+
+
+def _pilots(
+    case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
+) -> Found:
+    """Return the pilots of a workload that can be predicted, if they help."""
+    choice_set = contending(model, case.workload, plan, case.experience.conditions)
+    candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
+    first = plan.rows[0]
+    infeasible, chance = first["status"] == "infeasible", first["p_meets_constraint"]
+    if not candidates and not infeasible:
+        return _no_runs("no machine on sale would show anything new")
+    frame = pd.DataFrame([setup.row() for setup in candidates])
+    goal = case.workload.goals[0].goal
+    found = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
     in_doubt = infeasible and max(found.assured, default=0.0) >= _HELPS
     if infeasible and not in_doubt and found.regret < SETTLED:
         return _no_runs(str(first["reason"]))
-    chance = first["p_meets_constraint"]
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster may meet the constraint, whatever a run shows")
-    found_runs = {"regret": found.regret, "runs": [], "reason": ""}
+    answer: Found = {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if not found.chosen:
-        return {"settled": True, **found_runs}
-    helps = min(found.after) < (1 - _HELPS) * found.regret
-    if not in_doubt and found.regret >= SETTLED and not helps:
-        return {"settled": None, **found_runs}
-    assured = found.assured or [None] * len(runs)
-    named = [
-        run | {"regret_after": after, "assured_after": sure}
-        for run, after, sure in zip(runs, found.after, assured, strict=True)
-    ]
-    return found_runs | {"settled": found.regret < SETTLED and not in_doubt, "runs": named}
+        return answer
+    settled = found.regret < SETTLED and not in_doubt
+    if not settled and not in_doubt and min(found.after) >= (1 - _HELPS) * found.regret:
+        return answer | {"settled": None}
+    costs, runs = case.experience.costs, []
+    seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
+    for place, step_s in enumerate(map(float, seconds)):
+        setup = candidates[found.chosen[place]]
+        run_s = costs.run_s(step_s) + costs.compiling_s(setup.mode)
+        run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
+        sure = found.assured[place] if found.assured else None
+        runs.append(run | {"regret_after": found.after[place], "assured_after": sure})
+    return answer | {"settled": settled, "runs": runs}
 
 
 def _candidates(
@@ -116,13 +115,9 @@ def _candidates(
 
     For a guessed workload those of one device come first: it doubts computing most.
     """
-    workspace, workload = case.workspace, case.workload
-    learned = reads.learning(workspace.warehouse, workspace.provider.name)
-    hosts = min(_MOST_HOSTS, workspace.settings.campaign.max_hosts)
-    supply = Supply(
-        offers=sold, max_hosts=hosts, fits=workspace.launches, vetoes=vetoes(learned, workload)
-    )
-    found = planner.allowed(workload, supply, model)
+    hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
+    supply = launched_supply(case, sold, hosts)
+    found = planner.allowed(case.workload, supply, model)
     if found is None:
         return []
     cheapest = found.by_price()
@@ -132,8 +127,8 @@ def _candidates(
         singles = found.setups(cheapest[count == 1], supply.fits)
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
         setups = chain(list({setup_key(one): one for one in one_device}.values()), setups)
-    runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, [workload.name])
-    measured = runs_by_key({workload.name}, (offer.instance_type for offer in sold), runs)
+    types = (offer.instance_type for offer in sold)
+    measured = runs_by_key({case.workload.name}, types, case.runs)
     new: dict[Key, Setup] = {}
     for setup in setups:
         key = setup_key(setup)
@@ -159,29 +154,28 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
             yield replace(setup, cluster=cluster)
 
 
-def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
-    row = setup.row()
-    del row["workload"], row["provider"]
-    run_s = costs.run_s(step_s) + costs.compiling_s(setup.mode)
+def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
+    """Return the run with its machines, billed seconds and dollars."""
+    seconds, row = costs.billed_s(run_s), run.row()
+    del row["workload"]
     return {
-        "kind": "train",
+        "kind": run.kind,
         **row,
-        "market": setup.cluster.members[0].market,
-        **_billed(costs, setup.cluster, run_s),
-        "planned": (setup.cluster, training_run(setup, step_s, costs)),
+        "market": cluster.market,
+        "seconds": seconds,
+        "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600,
+        "planned": (cluster, run),
     }
-
-
-def _billed(costs: Costs, cluster: Cluster, run_s: float) -> Found:
-    seconds = costs.billed_s(run_s)
-    return {"seconds": seconds, "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600}
 
 
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     """Return what a campaign for this workload alone would buy: profiles, then runs."""
-    workspace = case.workspace
+    workspace, costs = case.workspace, case.experience.costs
+    if case.workload.name not in {one.name for one in workspace.measurable}:
+        return _no_runs("nothing tells how long this workload takes; an import of its"
+                        " flops_per_sample or of measurements would")  # fmt: skip
     frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-    settings, costs = workspace.settings.campaign, costs_of(workspace)
+    settings = workspace.settings.campaign
     campaign = CampaignLimits(
         max_usd=float("inf"),
         max_seconds=workspace.max_minutes * 60,
@@ -194,27 +188,14 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
     workloads = with_facts([case.workload], frames["workloads"])
     items = [
-        (launch.cluster, item)
+        (Cluster(members=tuple(launch.cluster.members[node] for node in run.nodes)), run)
         for launch in shopping_list(campaign, workloads, sold, past)
-        for item in launch.items
-        if item.kind != "probe"
+        for run in launch.items
+        if run.kind != "probe"
     ]
-    runs = []
-    for launched, item in sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]:
-        cluster = Cluster(members=tuple(launched.members[node] for node in item.nodes))
-        row = item.row()
-        del row["workload"]
-        runs.append(
-            {
-                "kind": item.kind,
-                **row,
-                "market": cluster.members[0].market,
-                **_billed(costs, cluster, item.est_s),
-                "regret_after": None,
-                "assured_after": None,
-                "planned": (cluster, item),
-            }
-        )
+    items.sort(key=lambda pair: pair[1].kind != "profile")
+    unknown = {"regret_after": None, "assured_after": None}
+    runs = [_billed(run, cluster, run.est_s, costs) | unknown for cluster, run in items[:count]]
     if not runs:
         return _no_runs("no machine on sale would show anything new")
     return {"settled": False, "regret": None, "runs": runs, "reason": ""}

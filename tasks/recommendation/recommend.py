@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,13 @@ from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.choice_rule import EVEN_ODDS
 from models.planner.explanations import amount
 from models.planner.learning import vetoes
+from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel, introduced
 from models.step_time.unmeasured import with_compressed
 from warehouse import reads
 
 from ..data_files.public import ORIGIN, only_public
-from ..market.job_conditions import job_conditions, spot_experience
+from ..market.job_conditions import Experience, experience_of
 from ..market.offers import with_known_facts
 from ..providers.base import ProviderError
 from ..reporting.tables import as_caution
@@ -45,24 +46,22 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 class Case:
     """A workload in its measured modes, and all that its answer rests on.
 
-    `model` is None if not even a guess can be made; `guessed` is True for a first guess. `known`
-    are the `offers` that can be predicted, also those on devices known `by_data_sheet` alone;
-    nothing is known of the devices `left_out`. `unmeasured` are tolerated modes without data;
-    `public` step times came with the package.
+    `runs` are its measured setups. `model` is None if not even a guess can be made; `guessed` is
+    True for a first guess. `known` are the `offers` that can be predicted. `notes` tell readers
+    what the answer rests on, `by_data_sheet` the devices without measurements.
     """
 
     workspace: Workspace
     champion: Champion | None
     workload: Workload
     offers: Sequence[Offer]
-    conditions: JobConditions
-    model: StepTimeModel | None
-    guessed: bool
-    known: Sequence[Offer]
-    by_data_sheet: Sequence[str]
-    left_out: Sequence[str]
-    unmeasured: Sequence[Mode] = ()
-    public: bool = False
+    runs: pd.DataFrame
+    experience: Experience
+    model: StepTimeModel | None = None
+    guessed: bool = False
+    known: Sequence[Offer] = ()
+    by_data_sheet: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -71,65 +70,136 @@ class Case:
         champion: Champion | None,
         workload: Workload,
         offers: Sequence[Offer],
-        conditions: JobConditions | None = None,
+        runs: pd.DataFrame,
+        experience: Experience | None = None,
     ) -> Case:
-        """Add what the warehouse and the champion know of the workload."""
-        workload = with_known_facts(workspace, workload)
-        model, guessed, tolerated = None, False, workload.modes
-        known: Sequence[Offer] = ()
-        by_data_sheet: Sequence[str] = ()
-        left_out: Sequence[str] = ()
-        if champion is not None:
-            known, by_data_sheet, left_out = comparable(champion.model, offers)
-            model = with_compressed(champion.model, workload)
-            if model.met_workload(workload):
-                workload = model.as_measured(workload)
-            else:  # a guess rests on fp32 rates and replaces no other mode
-                plain = workload.modes == (Mode(),) and not model.modes_of(workload.name)
-                model, guessed = introduced(model, workload) if plain else None, True
-                known = [] if model is None else guessable(model, known)
-        return cls(
+        """Add what the warehouse and the champion know of the workload to its row of `runs`."""
+        case = cls(
             workspace=workspace,
             champion=champion,
-            workload=workload,
+            workload=with_known_facts(workspace, workload),
             offers=offers,
-            conditions=conditions or job_conditions(workspace),
+            runs=runs[runs["workload"] == workload.name] if len(runs) else runs,
+            experience=experience or experience_of(workspace),
+        )
+        return case if champion is None else case._modelled(champion.model)
+
+    def _modelled(self, champion: StepTimeModel) -> Case:
+        """Return the case with what `champion` can predict of it."""
+        workload, notes = self.workload, []
+        known = comparable(champion, self.offers)
+        able = with_compressed(champion, workload)
+        model: StepTimeModel | None = able
+        guessed = not able.met_workload(workload)
+        if guessed:  # a guess rests on fp32 rates and replaces no other mode
+            plain = workload.modes == (Mode(),) and not able.modes_of(workload.name)
+            model = introduced(able, workload) if plain else None
+            notes.append("a first guess from its FLOPs: it was never measured here")
+        else:
+            workload = able.as_measured(workload)
+        if only_public(self.workspace.warehouse, self.workspace.provider.name, workload.name):
+            notes.append(f"predicted from {ORIGIN}: nothing of it was measured or imported here")
+        unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
+        devices = {offer.instance_type.device for offer in known}
+        measured = {offer.instance_type.device for offer in known if _measured(champion, offer)}
+        sheets = sorted(devices - measured)
+        left_out = sorted({offer.instance_type.device for offer in self.offers} - devices)
+        for what, names in (
+            ("never measured, and not compared, in", unmeasured),
+            ("compared by data sheet alone:", sheets),
+            ("not compared, without run or data sheet:", left_out),
+        ):
+            notes += [f"{what} {', '.join(names)}"] if names else []
+        return replace(
+            self,
+            workload=workload,
             model=model,
             guessed=guessed,
-            known=known,
-            by_data_sheet=by_data_sheet,
-            left_out=left_out,
-            unmeasured=[mode for mode in tolerated if mode not in workload.modes],
-            public=only_public(workspace.warehouse, workspace.provider.name, workload.name),
+            known=[] if model is None else comparable(model, known, guessed=guessed),
+            by_data_sheet=sheets,
+            notes=notes,
         )
+
+    def plan(self, *, top: int = 5) -> Recommendation:
+        """Return the planner's answer with complete rows; without a prediction they say why."""
+        return self.stamped(planned(self.planning(top)))
+
+    def planning(self, top: int = 5) -> partial[Recommendation]:
+        """Return a call of the planner that another process can make."""
+        if self.model is None or not self.known:
+            return partial(planner.nothing, self.workload, _unpredictable(self))
+        supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
+        return partial(
+            planner.plan, self.workload, supply, self.model, runs=self.runs, top=top, seed=SEED
+        )
+
+    def stamped(self, found: Recommendation) -> Recommendation:
+        """Add provider, ages, sources and cautions to the planner's rows."""
+        measured = self.runs["measured_at"].max() if len(self.runs) else None
+        predicted = self.model is not None and len(self.known) > 0
+        rows = []
+        for row in found.rows:
+            offers = row.pop("offers")
+            reason = _reason(row, offers, self) if predicted else row["reason"]
+            if row["rank"] == 1:
+                reason += "".join(map(as_caution, _cautions(row, self)))
+            more = {
+                "provider": self.workspace.provider.name,
+                "newest_measurement_at": (  # the warehouse's times are UTC
+                    None
+                    if pd.isna(measured)
+                    else pd.Timestamp(measured).tz_localize(UTC).to_pydatetime()
+                ),
+                "model_version": None if self.champion is None else str(self.champion.version),
+                "placement_score": None,
+                "price_as_of": min(
+                    (one.price_as_of for one in offers or self.offers), default=None
+                ),
+                "interruption_source": _interruption_source(offers, self.experience.interruptions),
+                "reason": reason,
+            }
+            rows.append(row | more)
+        return replace(found, rows=rows)
+
+
+def planned(planning: partial[Recommendation]) -> Recommendation:
+    """Make a call of the planner."""
+    return planning()
 
 
 def comparable(
-    model: StepTimeModel, offers: Sequence[Offer]
-) -> tuple[list[Offer], list[str], list[str]]:
-    """Return predictable offers, their devices known by data sheet alone, and unknown devices.
+    model: StepTimeModel, offers: Sequence[Offer], *, guessed: bool = False
+) -> list[Offer]:
+    """Return the offers of predictable types: defined as measured, on a known device.
 
-    A predictable type is defined as it was measured; its device was measured or its rate is known.
+    A device is known if it was measured or has a data sheet; a guess needs the data sheet.
     """
-    measured = {model.machines[name].device for name in model.measured_types}
-    found: list[Offer] = []
-    guessed: set[str] = set()
-    for offer in offers:
-        kind = offer.instance_type
-        if not model.met_type(kind):
-            continue
-        if model.machines[kind.name].device in measured:
-            found.append(offer)
-        elif model.can_guess(kind.name):
-            found.append(offer)
-            guessed.add(kind.device)
-    known = {one.instance_type.device for one in found}
-    return found, sorted(guessed), sorted({one.instance_type.device for one in offers} - known)
+    return [
+        one
+        for one in offers
+        if model.met_type(one.instance_type)
+        and (model.can_guess(one.instance_type.name) or (not guessed and _measured(model, one)))
+    ]
 
 
-def guessable(model: StepTimeModel, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers of types on which an unmeasured workload can be predicted."""
-    return [one for one in offers if model.can_guess(one.instance_type.name)]
+def _measured(model: StepTimeModel, offer: Offer) -> bool:
+    """True if the device was measured; the model has names of its own for devices."""
+    device = model.machines[offer.instance_type.name].device
+    return any(model.machines[name].device == device for name in model.measured_types)
+
+
+def supply_of(
+    workspace: Workspace, workload: Workload, offers: Sequence[Offer], conditions: JobConditions
+) -> Supply:
+    """Return what is on offer for a job, with vetoes against modes that were not shown to learn."""
+    learning = reads.learning(workspace.warehouse, workspace.provider.name)
+    return Supply(
+        offers=without_beaten_zones(offers),
+        max_hosts=workspace.max_hosts,
+        fits=workspace.provider.fits,
+        job_conditions=conditions,
+        vetoes=vetoes(learning, workload),
+    )
 
 
 def recommend_all(
@@ -142,18 +212,14 @@ def recommend_all(
 ) -> list[Row]:
     """Return the rows of every workload and goal; `each` maps over workloads."""
     with one_thread():
-        conditions, experience = job_conditions(workspace), spot_experience(workspace)
+        experience = experience_of(workspace)
         cases = [
-            Case.of(workspace, champion, workload, offers, conditions)
-            for workload in map(with_usual_goals, workspace.workloads)
+            Case.of(workspace, champion, with_usual_goals(workload), offers, runs, experience)
+            for workload in workspace.workloads
         ]
-        plans = each(_called, [_planning_of(case, runs) for case in cases])
-        rows = [
-            row
-            for case, found in zip(cases, plans, strict=True)
-            for row in _stamped(case, found, runs, experience)
-        ]
-    return with_placement_scores(workspace, rows)
+        plans = each(planned, [case.planning() for case in cases])
+        answers = [case.stamped(found) for case, found in zip(cases, plans, strict=True)]
+    return with_placement_scores(workspace, [row for answer in answers for row in answer.rows])
 
 
 def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
@@ -167,13 +233,11 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
         spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
         score = None
         if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
-            count = sum(int(one["count"]) for one in spot)
-            request = str(row["region"]), str(spot[0]["instance_type"]), count
+            kind, count = str(spot[0]["instance_type"]), sum(int(one["count"]) for one in spot)
+            request = str(row["region"]), kind, count
             if request not in scores and len(scores) < MOST_SCORES:
                 try:
-                    scores[request] = workspace.provider.placement_scores(
-                        request[0], [request[1]], count
-                    )
+                    scores[request] = workspace.provider.placement_scores(request[0], [kind], count)
                 except ProviderError:  # not allowed, or too often: nothing depends on it
                     return [*scored, *rows[len(scored) :]]
             score = scores.get(request, {}).get(str(spot[0]["zone"]))
@@ -181,65 +245,8 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
     return scored
 
 
-def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Recommendation:
-    """Return the planner's answer with complete rows; without a prediction they say why."""
-    found = _called(_planning_of(case, runs, top=top))
-    rows = _stamped(case, found, runs, spot_experience(case.workspace))
-    return replace(found or planner.nothing(case.workload), rows=rows)
-
-
-Planning = Callable[[], planner.Recommendation]
-
-
-def _planning_of(case: Case, runs: pd.DataFrame, *, top: int = 5) -> Planning | None:
-    """Return a call of the planner, which may travel; None if nothing can be predicted."""
-    if case.model is None or not case.known:
-        return None
-    known = _of_workload(runs, case.workload)
-    call = _planning(case.workspace, case.model, case.workload, case.known, case.conditions)
-    return partial(call, runs=known, top=top)
-
-
-def _called(planning: Planning | None) -> planner.Recommendation | None:
-    return None if planning is None else planning()
-
-
-def planned(
-    workspace: Workspace,
-    model: StepTimeModel,
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    conditions: JobConditions,
-) -> planner.Recommendation:
-    """Plan over `offers`, all of types that `model` knows."""
-    return _planning(workspace, model, workload, offers, conditions)()
-
-
-def _planning(
-    workspace: Workspace,
-    model: StepTimeModel,
-    workload: Workload,
-    offers: Sequence[Offer],
-    conditions: JobConditions,
-) -> partial[planner.Recommendation]:
-    learning = reads.learning(workspace.warehouse, workspace.provider.name)
-    supply = Supply(
-        offers=without_beaten_zones(offers),
-        max_hosts=workspace.max_hosts,
-        fits=workspace.provider.fits,
-        job_conditions=conditions,
-        vetoes=vetoes(learning, workload),
-    )
-    return partial(planner.plan, workload, supply, model, seed=SEED)
-
-
 def contending(
-    model: StepTimeModel,
-    workload: Workload,
-    found: planner.Recommendation,
-    *,
-    conditions: JobConditions,
+    model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
     """Return the setups of a plan that may be chosen once more is measured."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
@@ -247,95 +254,48 @@ def contending(
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
-def _of_workload(runs: pd.DataFrame, workload: Workload) -> pd.DataFrame:
-    return runs[runs["workload"] == workload.name] if len(runs) else runs
-
-
-def _stamped(
-    case: Case,
-    found: planner.Recommendation | None,
-    runs: pd.DataFrame,
-    experience: Mapping[str, str],
-) -> list[Row]:
-    """Add provider, ages, sources and cautions to the planner's rows."""
-    why = "" if found is not None else _unpredictable(case)
-    plan = found or planner.nothing(case.workload, why)
-    measured = _of_workload(runs, case.workload)
-    newest: datetime | None = None
-    if len(measured) and measured["measured_at"].notna().any():  # the warehouse's times are UTC
-        newest = pd.Timestamp(measured["measured_at"].max()).tz_localize(UTC).to_pydatetime()
-    cautions = cautions_of(case.champion, case.offers)
-    rows = []
-    for row in plan.rows:
-        offers = row.pop("offers")
-        reason = why or _reason(row, offers, case)
-        if row["rank"] == 1:
-            reason += "".join(map(as_caution, [*unlikely(row), *cautions]))
-        ages = [offer.price_as_of for offer in offers or case.offers]
-        rows.append(
-            row
-            | {
-                "provider": case.workspace.provider.name,
-                "newest_measurement_at": newest,
-                "model_version": None if case.champion is None else str(case.champion.version),
-                "placement_score": None,
-                "price_as_of": min(ages, default=None),
-                "interruption_source": _interruption_source(offers, experience),
-                "reason": reason,
-            }
-        )
-    return rows
-
-
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
     """Say where a row's interruption rates come from: launches before the advisor."""
-    sources = {}
-    for offer in offers:
-        name = offer.instance_type.name
-        source = experience.get(name) or offer.interruption_source
-        if offer.market == "spot" and source:
-            sources[name] = source
+    spot = [offer for offer in offers if offer.market == "spot"]
+    names = [(offer.instance_type.name, offer.interruption_source) for offer in spot]
+    sources = {name: experience.get(name) or advised for name, advised in names}
+    sources = {name: source for name, source in sources.items() if source}
     if len(sources) == 1:
         return next(iter(sources.values()))
     return "; ".join(f"{name}: {source}" for name, source in sources.items()) or None
 
 
-def unlikely(row: Row) -> list[str]:
-    """Warn of a first choice that more probably misses its constraint, if none is required."""
+def _cautions(row: Row, case: Case) -> list[str]:
+    """Warn of a likely miss, of a model with a large error, and of many unknown prices."""
+    found, champion = [], case.champion
     chance = row["p_meets_constraint"]
-    if row["p_required"] is not None or chance is None or chance >= EVEN_ODDS:
-        return []
-    what = "usd" if row["constraint_hours"] is None else "hours"
-    limit = amount(float(row[f"constraint_{what}"]), what)
-    said = f"the choice for {limit} meets it with {chance:.0%} probability only"
-    return [f"{row['workload']}: {said}; state p_required to ask for more"]
-
-
-def cautions_of(champion: Champion | None, offers: Sequence[Offer]) -> list[str]:
-    """Warn of a model with a large error, and of many unknown prices."""
-    known = {one.instance_type.name for one in offers if one.usd_per_hour is not None}
-    types = {one.instance_type.name for one in offers}
-    found = []
-    if champion is not None and champion.scoreboard is not None:
-        said = caution(champion.scoreboard)
-        if said:
-            found.append(f"model version {champion.version}: {said}")
-    if len(types - known) > UNPRICED_SHARE * len(types):
-        count = len(types - known)
+    if row["p_required"] is None and chance is not None and chance < EVEN_ODDS:
+        what = "usd" if row["constraint_hours"] is None else "hours"
+        limit = amount(float(row[f"constraint_{what}"]), what)
+        found.append(
+            f"{row['workload']}: the choice for {limit} meets it with {chance:.0%} probability only;"
+            " state p_required to ask for more"
+        )
+    scores = None if champion is None else champion.scoreboard
+    if champion is not None and scores is not None and (error := caution(scores)):
+        found.append(f"model version {champion.version}: {error}")
+    types = {one.instance_type.name for one in case.offers}
+    priced = {one.instance_type.name for one in case.offers if one.usd_per_hour is not None}
+    count = len(types - priced)
+    if count > UNPRICED_SHARE * len(types):
         found.append(f"{count} of {len(types)} instance types on offer have no known price")
     return found
 
 
 def _unpredictable(case: Case) -> str:
     """Say why no step time can be predicted, and which command changes it."""
-    workspace, workload, champion = case.workspace, case.workload, case.champion
-    name = workspace.provider.name
+    name = case.workspace.provider.name
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
-    if workspace.can_launch:
+    if case.workspace.can_launch:
         remedy = f"`{refresh_command(name, '25')}`"
     what = f"this workload was not measured on {name} machines as it is defined now"
-    modes = () if champion is None else champion.model.modes_of(workload.name)
-    if modes and not set(modes) & set(workload.modes):
+    modes = () if case.champion is None else case.champion.model.modes_of(case.workload.name)
+    if modes and not set(modes) & set(case.workload.modes):
         what = f"this workload was measured in {', '.join(map(str, modes))} alone"
     elif case.model is not None:
         what = f"no {name} machine on offer was measured as it is defined now"
@@ -343,27 +303,11 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Add prices that are not public and missing data to the planner's reason."""
+    """Add prices that are not public, and what the case rests on, to the planner's reason."""
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
-    sheets = [
-        f"{device} by its data sheet alone" for device in devices if device in case.by_data_sheet
-    ]
+    sheets = [f"{one} by its data sheet alone" for one in devices if one in case.by_data_sheet]
     prices = dict.fromkeys(offer.own_price for offer in offers if offer.own_price)
-    said = [*sheets, str(row["reason"]), *prices]
-    if row["rank"] > 1:
-        return "; ".join(said)
-    if case.guessed:
-        said = ["a first guess from its FLOPs: it was never measured here", *said]
-    if case.public:
-        said.append(f"predicted from {ORIGIN}: nothing of it was measured or imported here")
-    if case.unmeasured:
-        modes = ", ".join(map(str, case.unmeasured))
-        said.append(f"never measured in {modes}, and not compared in it")
-    if case.by_data_sheet:
-        said.append(f"compared by data sheet alone: {', '.join(case.by_data_sheet)}")
-    if case.left_out:
-        said.append(f"not compared, without run or data sheet: {', '.join(case.left_out)}")
-    return "; ".join(said)
+    return "; ".join([*sheets, row["reason"], *prices, *(case.notes if row["rank"] == 1 else ())])
 
 
 def with_usual_goals(workload: Workload) -> Workload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,96 +16,64 @@ from ..data_files.imports import asked_of_public
 from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
-from ..workspace.workspace import Workspace, open_workspace, refresh_command
-from .known_workloads import known_elsewhere
+from ..workspace.workspace import open_workspace, refresh_command
+from .known_workloads import known_elsewhere, unknown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeQuestion:
-    """A workload; one instance type or all (None); a global batch or any that is allowed (None)."""
+def size(
+    provider: str, name: str, *, instance_type: str | None = None, batch: int | None = None
+) -> dict[str, Any]:
+    """Return the rows of `size_workload` for workload `name` with `formulas` and `notes`.
 
-    workload: str
-    instance_type: str | None = None
-    batch: int | None = None
-
-
-def size(provider: str, question: SizeQuestion) -> dict[str, Any]:
-    """Return the rows of `size_workload` with `formulas` and `notes`.
+    `instance_type` None: all; `batch` None: any that srift.toml allows.
 
     Raises:
         SettingsError: the workload or the instance type is unknown.
         WarehouseMissing: the workload has no runs on the provider.
     """
-    name = question.workload
     workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
-    _refuse_unknown(workspace, name)
-    missing = known_elsewhere(workspace.warehouse, name, provider) or (
+    stated = name in workspace.settings.workloads
+    if not stated and (name, provider) not in workload_providers(workspace.warehouse):
+        raise unknown(workspace, name)
+    missing = known_elsewhere(workspace, name) or (
         f"No run of {name!r} was measured on {provider}."
         f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
     )
     if not workspace.warehouse.exists():
         raise WarehouseMissing(missing)
-    data = TrainingData(**training_frames(workspace.warehouse, provider))
+    batches = 0.0, math.inf
+    if batch is not None:
+        batches = batch, batch
+    elif stated:
+        known = workspace.settings.workload(name)
+        batches = known.global_batch_least, known.global_batch_most
     with one_thread():
-        found = size_workload(data, name, batches=_batches(workspace, question))
+        data = TrainingData(**training_frames(workspace.warehouse, provider))
+        found = size_workload(data, name, batches=batches)
     types = {row["instance_type"] for rows in found.values() for row in rows}
     if not types:
         raise WarehouseMissing(missing)
-    wanted = question.instance_type
-    if wanted is not None:
-        if wanted not in types:
-            raise SettingsError(
-                f"{name!r} was not measured on {wanted!r}; {nearest_names(wanted, types)}"
-            )
-        found = {
-            key: [row for row in rows if row["instance_type"] == wanted]
-            for key, rows in found.items()
-        }
-    notes = _notes(found)
+    if instance_type not in (None, *types):
+        near = nearest_names(str(instance_type), types)
+        raise SettingsError(f"{name!r} was not measured on {instance_type!r}; {near}")
+    found = {
+        key: [row for row in rows if instance_type in (None, row["instance_type"])]
+        for key, rows in found.items()
+    }
+    notes = _notes(found.pop("unknown"), found["scaling"])
     if only_public(workspace.warehouse, provider, name):
-        notes = [f"all runs of it are {ORIGIN}", *notes]
-    return {
-        "workload": name,
-        "provider": provider,
-        "formulas": FORMULAS,
-        "scaling": found["scaling"],
-        "checks": found["checks"],
-        "best_batch": found["best_batch"],
-        "notes": notes,
-    }
+        notes.insert(0, f"all runs of it are {ORIGIN}")
+    return {"workload": name, "provider": provider, "formulas": FORMULAS, **found, "notes": notes}
 
 
-def _refuse_unknown(workspace: Workspace, name: str) -> None:
-    provider, known = workspace.provider.name, workload_providers(workspace.warehouse)
-    if name in workspace.settings.workloads or (name, provider) in known:
-        return
-    names = {*workspace.settings.workloads, *(other for other, _ in known)}
-    elsewhere = known_elsewhere(workspace.warehouse, name, provider)
-    raise SettingsError(elsewhere or f"unknown workload {name!r}; {nearest_names(name, names)}")
-
-
-def _batches(workspace: Workspace, question: SizeQuestion) -> tuple[float, float]:
-    """Return the smallest and largest global batch to consider."""
-    if question.batch is not None:
-        return question.batch, question.batch
-    if question.workload not in workspace.settings.workloads:
-        return 0.0, math.inf
-    stated = workspace.settings.workload(question.workload)
-    return stated.global_batch_least, stated.global_batch_most
-
-
-def _notes(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
     """Return a note for each instance type without a result, and for each unknown link."""
-    scaled = {row["instance_type"] for row in found["scaling"]}
-    unknown = {
-        row["instance_type"]: row["batches"]
-        for row in found["unknown"]
-        if row["instance_type"] not in scaled
-    }
+    scaled = {row["instance_type"] for row in scaling}
+    batches = {row["instance_type"]: row["batches"] for row in unknown}
     notes = [
         f"{name}: no global batch is known on one machine and on several;"
-        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[:6])}"
-        for name, batches in sorted(unknown.items())
+        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name][:6])}"
+        for name in sorted(batches.keys() - scaled)
     ]
-    links = {row["instance_type"] for row in found["scaling"] if row.get("stated_gbps", 0) is None}
+    links = {row["instance_type"] for row in scaling if row.get("stated_gbps", 0) is None}
     return notes + [f"{name}: its bandwidth is unknown" for name in sorted(links)]

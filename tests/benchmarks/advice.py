@@ -18,9 +18,9 @@ from models.domain.workload import Goal, Setup, Workload
 from models.job.checkpoints import checkpoint_bytes
 from models.job.cost import cost_at
 from models.job.job_conditions import JobConditions, pools_of
-from tasks.market.job_conditions import job_conditions
+from tasks.market.job_conditions import experience_of
 from tasks.market.offers import current_offers, with_known_facts
-from tasks.recommendation.recommend import Case, plan_one
+from tasks.recommendation.recommend import Case
 from tasks.training.registry import Champion, load_champion
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
@@ -49,7 +49,7 @@ def questions(here: Workspace, champion: Champion, count: int) -> list[Question]
     for number in range(count):
         workload = workloads[number % len(workloads)]
         slack = TIGHTNESS[(number // len(workloads)) % len(TIGHTNESS)]
-        rows = plan_one(Case.of(here, champion, workload, offers), runs, top=1).rows
+        rows = Case.of(here, champion, workload, offers, runs).plan(top=1).rows
         extremes = {row["goal"]: row for row in rows}
         if number % 2:
             usd = round(extremes["cheapest"]["usd_p90"] * slack, 4)
@@ -58,7 +58,7 @@ def questions(here: Workspace, champion: Champion, count: int) -> list[Question]
             hours = round(extremes["fastest"]["hours_p90"] * slack, 3)
             goal = Goal(goal="cheapest_within_deadline", hours=hours)
         asked = replace(workload, goals=(goal,))
-        rows = plan_one(Case.of(here, champion, asked, offers), runs, top=3).rows
+        rows = Case.of(here, champion, asked, offers, runs).plan(top=3).rows
         ranked = [
             row
             for row in rows
@@ -175,7 +175,7 @@ def main(count: int = 10, write: Write = False) -> None:
     if champion is None:
         raise typer.BadParameter("no champion is in force: run `srift refresh` first")
     asked = questions(here, champion, count)
-    judged = judge(asked, measured_seconds(here, asked), job_conditions(here))
+    judged = judge(asked, measured_seconds(here, asked), experience_of(here).conditions)
     show(f"{len(asked)} questions", judged)
     by = judged.groupby("role", sort=False)
     show("by role", by.agg(met=("meets", "sum"), regret=("regret", "mean")).reset_index())

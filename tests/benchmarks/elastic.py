@@ -33,7 +33,7 @@ from models.job.job_conditions import Learned, pools_of
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch
-from tasks.market.job_conditions import job_conditions
+from tasks.market.job_conditions import experience_of
 from tasks.market.offers import current_offers
 from tasks.node.elastic import shares
 from tasks.providers.base import RunningCluster
@@ -221,7 +221,7 @@ def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") ->
 
 def planned(here: Workspace, asked: Asked, steps: Mapping[Setting, list[float]]) -> ElasticJob:
     """The job as the warehouse knows it, with the best checkpoint interval."""
-    known, count = job_conditions(here), asked.hosts
+    known, count = experience_of(here).conditions, asked.hosts
     assert isinstance(known, Learned)
     step_s = {
         machines: median(steps[asked.workload, machines, *split(count, machines)])

@@ -50,16 +50,18 @@ ROW = f"workload,cluster,batch_per_device,step_s\n{NAME},1xg4dn.xlarge,64,0.6\n"
 
 def counted(here: Workspace) -> tuple[int, int]:
     """Imported and public rows of one public workload."""
-    (one,) = [one for one in known_workloads(here.warehouse, here.settings) if one.workload == NAME]
-    return one.imported_rows, one.public_rows
+    (one,) = [
+        one for one in known_workloads(here.warehouse, here.settings) if one["workload"] == NAME
+    ]
+    return one["imported_rows"], one["public_rows"]
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here: Workspace) -> None:
-    before = {one.workload for one in known_workloads(here.warehouse, here.settings)}
+    before = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert provider_that_knows(here.warehouse, here.settings, NAME)[0] == "ec2"
     assert not knows_import(here.warehouse, PUBLIC_IMPORT)
     assert load_public(here, NOON) == 4853 and load_public(here, NOON) == 0
-    after = {one.workload for one in known_workloads(here.warehouse, here.settings)}
+    after = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert before == after >= public_workloads().keys() and counted(here) == (0, 992)
 
 

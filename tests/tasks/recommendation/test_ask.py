@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from tasks.market import offers as prices
 from tasks.market.offers import OffersWanted
 from tasks.providers.base import ProviderError
 from tasks.recommendation.ask import Question, answer
-from tasks.recommendation.recommend import Case, plan_one
+from tasks.recommendation.recommend import Case
 from tasks.workspace.settings import IMPORTED, SettingsError
 from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install
@@ -51,9 +50,9 @@ class Asked:
         monkeypatch.setattr(
             "tasks.recommendation.ask.load_champion", lambda home, provider: champion()
         )
-        monkeypatch.setattr("tasks.recommendation.ask.plan_one", self.note)
+        monkeypatch.setattr(Case, "plan", lambda case, top: self.note(case))
 
-    def note(self, case: Case, *rest: Any, **more: Any) -> Recommendation:
+    def note(self, case: Case) -> Recommendation:
         self.workloads.append(case.workload)
         return replace(
             nothing(case.workload), rows=[{"goal": goal.goal} for goal in case.workload.goals]
@@ -131,9 +130,7 @@ def test_the_answer_is_that_of_reading_everything_anew(
     rows = answer("local", QUESTION, top=3)
     asked = replace(here.settings.workload("conv"), goals=(SHORT,))
     everything = mart(here.warehouse, "runs", provider="local")
-    anew = plan_one(
-        Case.of(here, champion(), asked, prices.current_offers(here)), everything, top=3
-    )
+    anew = Case.of(here, champion(), asked, prices.current_offers(here), everything).plan(top=3)
     wanted = [row for row in anew.rows if row["goal"] == "cheapest_within_deadline"]
     assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted
     assert rows[0]["measured_runs"] == 3 and rows[0]["newest_measurement_at"].day == 20

@@ -14,9 +14,9 @@ import pytest
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Mode, Workload
 from models.step_time.dataset import TrainingData
-from models.step_time.model import StepTimeModel, fit
+from models.step_time.model import fit
 from tasks.recommendation.pilots import pilots_for
-from tasks.recommendation.recommend import Case, plan_one
+from tasks.recommendation.recommend import Case
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tasks.workspace.workspace import Workspace
@@ -27,11 +27,11 @@ from warehouse import append
 
 
 def pilots_of(
-    here: Workspace, champion: Champion, workload: Workload, *, count: int
+    here: Workspace, champion: Champion, workload: Workload, *, count: int = 3
 ) -> dict[str, Any]:
     sold = here.provider.offers(NOON)
-    case = Case.of(here, champion, workload, sold)
-    return pilots_for(case, plan_one(case, pd.DataFrame()), buyable=sold, count=count)
+    case = Case.of(here, champion, workload, sold, pd.DataFrame())
+    return pilots_for(case, case.plan(), buyable=sold, count=count)
 
 
 DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)
@@ -40,7 +40,7 @@ DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)
 def test_a_new_workload_is_profiled_first_in_each_tolerated_precision(tmp_path: Path) -> None:
     here = install(tmp_path, "conv", "new_workload")
     asked = replace(here.workloads[1], goals=DEADLINE)
-    found = pilots_of(here, champion(), asked, count=3)
+    found = pilots_of(here, champion(), asked)
     assert (found["settled"], found["regret"], found["reason"]) == (False, None, "")
     assert [one["kind"] for one in found["runs"]] == ["profile"] * 3
     assert len({one["cluster"] for one in found["runs"]}) == 3
@@ -56,7 +56,7 @@ def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path: Path) -
     names = frozenset(one.name for one in DescribedMachines().instance_types())
     here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(unpriced=names))
     for workload in here.workloads:
-        found = pilots_of(here, champion(), replace(workload, goals=DEADLINE), count=3)
+        found = pilots_of(here, champion(), replace(workload, goals=DEADLINE))
         assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
         assert "price" in found["reason"]
 
@@ -74,7 +74,7 @@ class DearSpot(DescribedMachines):
 def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path: Path) -> None:
     here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
     assert here.settings.campaign.market == "spot"
-    found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE), count=3)
+    found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
     assert found["runs"]
     assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
 
@@ -100,15 +100,14 @@ class Gpus(DescribedMachines):
 
 
 NAMES = (
-    "name",
-    "devices",
-    "device",
-    "cores",
-    "bandwidth_gbps",
-    "memory_gib",
-    "device_memory_gib",
-    "device_tflops",
+    *("name", "devices", "device", "cores", "bandwidth_gbps"),
+    *("memory_gib", "device_memory_gib", "device_tflops"),
 )
+
+
+def described(types: list[InstanceType]) -> pd.DataFrame:
+    columns = [{name: getattr(one, name) for name in NAMES} for one in types]
+    return pd.DataFrame(columns).assign(digest=[one.digest for one in types])
 
 
 def measured() -> TrainingData:
@@ -121,15 +120,13 @@ def measured() -> TrainingData:
         for one in TYPES
         for batch in (8, 32, 128)
     ]
-    types = [{name: getattr(one, name) for name in NAMES} | {"digest": one.digest} for one in TYPES]
-    return replace(
-        data(), runs=pd.concat(rows, ignore_index=True), instance_types=pd.DataFrame(types)
-    )
+    runs = pd.concat(rows, ignore_index=True)
+    return replace(data(), runs=runs, instance_types=described(TYPES))
 
 
 @cache
-def model() -> StepTimeModel:
-    return fit(measured(), seed=1)
+def model() -> Champion:
+    return Champion(version=1, model=fit(measured(), seed=1))
 
 
 def new_workload(
@@ -155,18 +152,8 @@ def home(folder: Path, *, flops: float | None = 1.5e10) -> Workspace:
     return here
 
 
-def pilots(
-    here: Workspace, workload: Workload, champion: StepTimeModel | None = None, count: int = 3
-) -> dict[str, Any]:
-    offers = here.provider.offers(NOON)
-    asked_of = Champion(version=1, model=champion or model())
-    case = Case.of(here, asked_of, workload, offers)
-    found = plan_one(case, pd.DataFrame())
-    return pilots_for(case, found, buyable=offers, count=count)
-
-
 def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path: Path) -> None:
-    found = pilots(home(tmp_path), new_workload())
+    found = pilots_of(home(tmp_path), model(), new_workload())
     assert found["settled"] is False and len(found["runs"]) == 3 and found["reason"] == ""
     after = [one["regret_after"] for one in found["runs"]]
     assert found["regret"] > max(after) and after[0] < 0.8 * found["regret"]
@@ -176,14 +163,13 @@ def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path: Path) -> 
 
 def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path: Path) -> None:
     here = home(tmp_path)
-    asked_of = Champion(version=1, model=model())
     fastest = replace(new_workload(), goals=(Goal(goal="fastest"),))
-    case = Case.of(here, asked_of, fastest, here.provider.offers(NOON))
-    hours = plan_one(case, pd.DataFrame()).rows[0]["hours"]
-    doubtful = pilots(here, new_workload(hours=hours * 1.05, p_required=0.9))
+    case = Case.of(here, model(), fastest, here.provider.offers(NOON), pd.DataFrame())
+    hours = case.plan().rows[0]["hours"]
+    doubtful = pilots_of(here, model(), new_workload(hours=hours * 1.05, p_required=0.9))
     assert doubtful["runs"] and doubtful["settled"] is False
     for p_required in (0.9, None):
-        hopeless = pilots(here, new_workload(hours=0.01, p_required=p_required))
+        hopeless = pilots_of(here, model(), new_workload(hours=0.01, p_required=p_required))
         assert not hopeless["runs"] and hopeless["settled"] is None and hopeless["reason"]
 
 
@@ -191,11 +177,12 @@ def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path: P
 def test_without_a_guess_no_pilots_are_named(
     tmp_path: Path, flops: float | None, peak: bool
 ) -> None:
-    champion = model()
+    known = model().model
     if not peak:
-        alone = replace(champion.facts.alone, sheets={})
-        champion = replace(champion, facts=replace(champion.facts, alone=alone))
-    found = pilots(home(tmp_path, flops=flops), new_workload(), champion)
+        alone = replace(known.facts.alone, sheets={})
+        known = replace(known, facts=replace(known.facts, alone=alone))
+    asked_of = Champion(version=1, model=known)
+    found = pilots_of(home(tmp_path, flops=flops), asked_of, new_workload())
     assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
     assert found["reason"]
 
@@ -224,21 +211,17 @@ class WithStrangers(Gpus):
 
 def test_a_device_without_a_measurement_is_compared_by_its_data_sheet(tmp_path: Path) -> None:
     here = install(tmp_path, "conv", provider=WithStrangers())
-    described = pd.DataFrame(
-        [{name: getattr(one, name) for name in NAMES} | {"digest": one.digest} for one in STRANGERS]
-    )
-    every = pd.concat([measured().instance_types, described], ignore_index=True)
-    met = fit(replace(measured(), instance_types=every), seed=1)
-    asked_of = replace(new_workload(), name="b", digest="")
-    met = replace(met, workload_digests={**met.workload_digests, "b": ""})
-    case = Case.of(here, Champion(version=1, model=met), asked_of, here.provider.offers(NOON))
-    assert (list(case.by_data_sheet), list(case.left_out)) == (["L4"], ["Z9"])
-    rows = [row for row in plan_one(case, pd.DataFrame(), top=9).rows if row["cluster"]]
+    every = measured().instance_types, described(STRANGERS)
+    known = fit(replace(measured(), instance_types=pd.concat(every, ignore_index=True)), seed=1)
+    known = replace(known, workload_digests={**known.workload_digests, "b": ""})
+    workload = replace(new_workload(), name="b", digest="")
+    offers = here.provider.offers(NOON)
+    case = Case.of(here, Champion(version=1, model=known), workload, offers, pd.DataFrame())
+    assert case.by_data_sheet == ["L4"]
+    rows = [row for row in case.plan(top=9).rows if row["cluster"]]
     on_it = [row for row in rows if "g6.one" in row["cluster"]]
-    assert on_it and not any("z9.one" in row["cluster"] for row in rows)
     others = [row for row in rows if "x" + TYPES[0].name in row["cluster"] and row not in on_it]
-    widths = [
-        min(row["step_high_s"] / row["step_low_s"] for row in some) for some in (on_it, others)
-    ]
+    assert on_it and not any("z9.one" in row["cluster"] for row in rows)
+    widths = [min(row["step_high_s"] / row["step_low_s"] for row in r) for r in (on_it, others)]
     assert widths[0] > 2 * widths[1]
     assert "L4" in rows[0]["reason"] and "Z9" in rows[0]["reason"]

@@ -14,12 +14,10 @@ import pytest
 
 from models.domain.cluster import Offer
 from models.domain.workload import Mode
-from models.planner import planner
-from models.planner.candidates import Supply
 from models.step_time.model import fit
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
-from tasks.recommendation.recommend import Case, plan_one, recommend_all, with_usual_goals
+from tasks.recommendation.recommend import Case, recommend_all, supply_of, with_usual_goals
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tasks.workspace.workspace import Workspace
@@ -41,20 +39,17 @@ def rows_of(
     return recommend_all(here, asked, sold, measured().runs)
 
 
-def conv_rows(
+def case_of(
     here: Workspace,
     offers: list[Offer] | None = None,
     runs: pd.DataFrame | None = None,
-    *,
-    top: int = 5,
+    asked: Champion | None = None,
     **changes: Any,
-) -> list[Any]:
-    """Of conv alone, its definition changed so."""
-    conv = with_usual_goals(here.workloads[0])
+) -> Case:
+    """The case of conv, its definition changed so."""
+    conv = replace(with_usual_goals(here.workloads[0]), **changes)
     sold = here.provider.offers(NOON) if offers is None else offers
-    past = measured().runs if runs is None else runs
-    case = Case.of(here, champion(), replace(conv, **changes), sold)
-    return plan_one(case, past, top=top).rows
+    return Case.of(here, asked or champion(), conv, sold, measured().runs if runs is None else runs)
 
 
 def firsts(rows: list[Any], workload: str) -> dict[str, Any]:
@@ -67,21 +62,18 @@ def test_every_goal_of_every_workload_has_a_row(here: Workspace) -> None:
         assert list(firsts(rows, workload)) == GOALS
         assert firsts(rows, workload)["fastest"]["status"] == "recommended"
     assert {row["model_version"] for row in rows} == {"7"}
-    assert (
-        {row["price_as_of"] for row in rows}
-        == {NOON}
-        == {row["newest_measurement_at"] for row in rows}
-    )
+    ages = {row[name] for row in rows for name in ("price_as_of", "newest_measurement_at")}
+    assert ages == {NOON}
     bare = rows_of(here)
     assert [(row["workload"], row["goal"]) for row in bare] == [
         (workload, goal) for workload in ("conv", "lm") for goal in GOALS
     ]
     for row in bare:
-        assert row["status"] == "infeasible" and row["reason"] and row["cluster"] is None
-        assert row["usd"] is None and row["model_version"] is None and "offers" not in row
+        assert row["status"] == "infeasible" and row["reason"] and "offers" not in row
+        assert (row["cluster"], row["usd"], row["model_version"]) == (None, None, None)
 
 
-def test_a_workload_that_was_never_measured_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_workload_without_measurements_leaves_the_others_alone(tmp_path: Path) -> None:
     rows = rows_of(install(tmp_path, "conv", "new_workload"), asked=champion())
     new = [row for row in rows if row["workload"] == "new_workload"]
     assert [(row["goal"], row["status"]) for row in new] == [(goal, "infeasible") for goal in GOALS]
@@ -96,51 +88,45 @@ def knows_bf16() -> Champion:
     data = measured()
     runs, profiles = (one[one["workload"] == "conv"] for one in (data.runs, data.profiles))
     halves = {name: profiles[name] / 2 for name in ("forward_s", "backward_s")}
-    profiles = profiles.assign(precision="bf16", **halves)
-    runs = runs.assign(
-        precision="bf16", step_s=runs["step_s"] / 2, run_id=runs["run_id"].astype(str) + "-bf16"
-    )
+    halved = {"step_s": runs["step_s"] / 2, "run_id": runs["run_id"].astype(str) + "-bf16"}
     more = replace(
-        data, runs=pd.concat([data.runs, runs]), profiles=pd.concat([data.profiles, profiles])
+        data,
+        runs=pd.concat([data.runs, runs.assign(precision="bf16", **halved)]),
+        profiles=pd.concat([data.profiles, profiles.assign(precision="bf16", **halves)]),
     )
     return Champion(version=4, model=fit(more, seed=1))
 
 
-def in_precisions(here: Workspace, *precisions: str, **changes: Any) -> list[Any]:
-    asked = replace(here.workloads[0], modes=tuple(map(Mode, precisions)), **changes)
-    case = Case.of(here, knows_bf16(), asked, here.provider.offers(NOON))
-    return plan_one(case, measured().runs).rows
-
-
 def test_the_choice_is_among_tolerated_and_measured_precisions(here: Workspace) -> None:
-    both = in_precisions(here, "fp32", "bf16", "fp16")
-    assert {row["precision"] for row in both if row["rank"] == 1} == {"bf16"}
-    assert all("fp16" in row["reason"] for row in both if row["rank"] == 1)
-    plain = in_precisions(here, "fp32")
-    assert {row["precision"] for row in plain if row["cluster"]} == {"fp32"}
+    def rows(*precisions: str, **facts: float) -> list[Any]:
+        modes = tuple(map(Mode, precisions))
+        return case_of(here, asked=knows_bf16(), modes=modes, **facts).plan().rows
+
+    best = [row for row in rows("fp32", "bf16", "fp16") if row["rank"] == 1]
+    assert {row["precision"] for row in best} == {"bf16"}
+    assert all("fp16" in row["reason"] for row in best)
+    assert {row["precision"] for row in rows("fp32") if row["cluster"]} == {"fp32"}
     for facts in ({}, {"flops_per_sample": 1e9}):  # no other precision stands in
-        rows = in_precisions(here, "fp16", **facts)
-        assert {(row["status"], row["cluster"]) for row in rows} == {("infeasible", None)}
+        assert {row["status"] for row in rows("fp16", **facts)} == {"infeasible"}
 
 
-def test_machines_that_the_champion_does_not_know_are_not_guessed(here: Workspace) -> None:
+def test_types_that_the_champion_does_not_know_are_not_guessed(here: Workspace) -> None:
     offers = here.provider.offers(NOON)
     kind = replace(offers[0].instance_type, name="x.new")
     stranger = [replace(offers[0], usd_per_hour=1e-6, instance_type=kind)]
     rows = rows_of(here, stranger + offers, asked=champion())
     assert not any("x.new" in row["cluster"] for row in rows if row["cluster"])
     assert {row["status"] for row in rows_of(here, stranger, asked=champion())} == {"infeasible"}
+    small = replace(offers[0].instance_type, bandwidth_gbps=9.0)
     redefined = [
-        replace(
-            one, instance_type=replace(one.instance_type, bandwidth_gbps=9.0), usd_per_hour=1e-6
-        )
-        if one.instance_type.name == "s.small"
+        replace(one, instance_type=small, usd_per_hour=1e-6)
+        if one.instance_type.name == small.name
         else one
         for one in offers
     ]
-    rows = conv_rows(here, redefined)
+    rows = case_of(here, redefined).plan().rows
     assert rows[0]["status"] == "recommended"
-    assert not any("s.small" in row["cluster"] for row in rows if row["cluster"])
+    assert not any(small.name in row["cluster"] for row in rows if row["cluster"])
 
 
 def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_launched(
@@ -149,37 +135,25 @@ def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_la
     bare = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
     ec2 = bare.settings.ec2.model_copy(update={"bucket": "mine-1"})
     able = replace(bare, settings=bare.settings.model_copy(update={"ec2": ec2}))
-    for here, command in ((able, "--max-usd 25"), (bare, "srift import")):
-        offers, runs = here.provider.offers(NOON), measured().runs.iloc[:0]
-        rows = plan_one(Case.of(here, None, bare.workloads[0], offers), runs).rows
-        assert all(command in row["reason"] for row in rows)
-    assert not any("--max-usd 25" in row["reason"] for row in rows)
-
-
-def test_an_unknown_price_stays_unknown(tmp_path: Path) -> None:
-    unpriced = frozenset({"s.whole", "s.large"})
-    rows = rows_of(
-        install(tmp_path, provider=DescribedMachines(unpriced=unpriced)), asked=champion()
-    )
-    named = [row for row in rows if row["cluster"]]
-    unknown = [row for row in named if any(name in row["cluster"] for name in unpriced)]
-    assert {row["goal"] for row in unknown} == {"fastest"}
-    assert {(row["usd"], row["usd_p90"], row["usd_per_million_samples"]) for row in unknown} == {
-        (None, None, None)
-    }
-    assert all(row["usd"] > 0 for row in named if row not in unknown)
+    for here, spends in ((able, True), (bare, False)):
+        for row in rows_of(here):
+            assert ("--max-usd 25" in row["reason"]) is spends
+            assert ("srift import" in row["reason"]) is not spends
 
 
 def test_measured_runs_count_the_runs_of_that_setup(here: Workspace) -> None:
-    before = firsts(conv_rows(here), "conv")["cheapest"]
+    def counted(runs: pd.DataFrame) -> int:
+        return int(
+            firsts(case_of(here, runs=runs).plan().rows, "conv")["cheapest"]["measured_runs"]
+        )
+
+    before = firsts(case_of(here).plan().rows, "conv")["cheapest"]
     columns = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
     run = {name: before[name] for name in columns} | Mode()._asdict()
     run |= {"provider": "local", "measured_at": pd.Timestamp("2026-11-20")}
     others = [run | {"accumulation_steps": 64}, run | {"workload": "lm"}]
-    found = conv_rows(here, runs=pd.DataFrame([run, run, *others]))
-    assert firsts(found, "conv")["cheapest"]["measured_runs"] == 2
-    counted = pd.DataFrame([run | {"runs": 2}, run | {"runs": 5, "layout": None}])
-    assert firsts(conv_rows(here, runs=counted), "conv")["cheapest"]["measured_runs"] == 7
+    assert counted(pd.DataFrame([run, run, *others])) == 2
+    assert counted(pd.DataFrame([run | {"runs": 2}, run | {"runs": 5, "layout": None}])) == 7
 
 
 def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here: Workspace) -> None:
@@ -194,26 +168,18 @@ def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here: Workspace)
 
 
 @pytest.mark.parametrize("digest", ["edited", IMPORTED])
-def test_a_workload_that_changed_is_not_answered_by_its_old_runs(
-    here: Workspace, digest: str
-) -> None:
-    assert {row["status"] for row in conv_rows(here, digest=digest)} == {"infeasible"}
+def test_old_runs_do_not_count_for_a_changed_workload(here: Workspace, digest: str) -> None:
+    rows = case_of(here, digest=digest).plan().rows
+    assert {row["status"] for row in rows} == {"infeasible"}
 
 
-def test_the_measured_size_of_a_gradient_reaches_the_planner(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = {
-        "workload": "conv",
-        "digest": here.workloads[0].digest,
-        "samples": 1,
-        "gradient_bytes": 123,
-        "parameters": 30,
-    }
+def test_the_measured_size_of_a_gradient_reaches_the_planner(here: Workspace) -> None:
+    row = {"workload": "conv", "digest": here.workloads[0].digest, "samples": 1}
+    row |= {"gradient_bytes": 123, "parameters": 30}
     with here.warehouse.transact() as connection:
         append.note_workloads(connection, [row], provider="local", noted_at=NOON)
-    case = Case.of(here, champion(), here.workloads[0], here.provider.offers(NOON))
-    assert (case.workload.gradient_bytes, case.workload.parameters) == (123, 30)
+    workload = case_of(here).workload
+    assert (workload.gradient_bytes, workload.parameters) == (123, 30)
 
 
 @dataclass
@@ -252,20 +218,17 @@ def test_without_more_scores_the_others_stay_unknown(
     assert {row["placement_score"] for row in rows} > {None}
 
 
-def test_a_row_has_the_source_of_its_risk_and_of_a_price_that_is_not_public(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
+def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(
+    here: Workspace,
 ) -> None:
-    monkeypatch.setattr(recommend, "spot_experience", lambda here: {"s.large": "own launches"})
     offers = [
-        replace(
-            one,
-            interruption_source="Spot Advisor" if one.market == "spot" else "",
-            own_price="own discount",
-        )
+        replace(one, interruption_source="Spot Advisor", own_price="own discount")
         for one in here.provider.offers(NOON)
     ]
+    case = case_of(here, offers)
+    known = replace(case.experience, interruptions={"s.large": "own launches"})
     sources: dict[bool, set[str]] = {True: set(), False: set()}
-    for row in conv_rows(here, offers, top=40):
+    for row in replace(case, experience=known).plan(top=40).rows:
         types = {one["instance_type"] for one in row["cluster_offers"] if one["market"] == "spot"}
         assert "own discount" in row["reason"]
         assert (row["interruption_source"] is None) == (not types)
@@ -274,16 +237,8 @@ def test_a_row_has_the_source_of_its_risk_and_of_a_price_that_is_not_public(
     assert sources == {True: {"own launches"}, False: {"Spot Advisor"}}
 
 
-def test_a_strategy_without_proof_of_learning_is_vetoed(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supplies: list[Supply] = []
-    monkeypatch.setattr(
-        planner, "plan", lambda workload, supply, model, **_: supplies.append(supply)
-    )
+def test_a_strategy_without_proof_of_learning_is_vetoed(here: Workspace) -> None:
     sparse = Mode(strategy="ddp-mstopk")
-    conv = replace(here.workloads[0], modes=(Mode(), sparse))
-    case = Case.of(here, champion(), conv, here.provider.offers(NOON))
-    assert case.model is not None
-    recommend.planned(here, case.model, conv, case.known, conditions=case.conditions)
-    assert list(supplies[0].vetoes) == [sparse]
+    case = case_of(here, modes=(Mode(), sparse))
+    supply = supply_of(here, case.workload, case.known, case.experience.conditions)
+    assert list(supply.vetoes) == [sparse]
