@@ -1,6 +1,4 @@
-"""The command `srift` in a stranger's folder, as a shell runs it, and what it must not leave
-running.
-"""
+"""The command `srift` in a stranger's folder, as a shell runs it."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,17 +17,12 @@ from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import left_over, wait_for
 from warehouse.database import Warehouse
 
-SCRIPT = Path(sys.executable).with_name("srift")
-SRIFT = (
-    [str(SCRIPT)]
-    if SCRIPT.exists()
-    else [sys.executable, "-c", "from flows.cli import main; main()"]
-)
+SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
 OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "COVERAGE", "PYTEST")
 
 
 def known(home: Path) -> dict[str, str]:
-    """Status by run, of all that the warehouse holds."""
+    """Return status by run of the warehouse."""
     records = Warehouse(home / "warehouse.duckdb").select("raw_runs")
     return dict(zip(records["run_id"], records["status"], strict=True))
 
@@ -40,12 +34,27 @@ class Project:
     folder: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
+    @classmethod
+    def made(cls, folder: Path, files: Mapping[str, str]) -> Iterator[Project]:
+        """Yield a project with `files`, and end what its commands left running."""
+        for name, text in ({"jobs/__init__.py": ""} | dict(files)).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+        project = cls(folder)
+        try:
+            yield project
+        finally:
+            for process in project.started:
+                process.kill()
+                process.communicate()
+            LocalProvider(project.home, {}, folder, "").reap(datetime.now(UTC), all_of_them=True)
+
     @property
     def home(self) -> Path:
         return self.folder / "state"
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """The command in a process group of its own, without a terminal."""
+        """Start the command in a process group of its own, without a terminal."""
         outside = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         process = subprocess.Popen(
             [*SRIFT, *words],
@@ -55,8 +64,7 @@ class Project:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # whoever runs the tests in the background of a script has SIGINT ignored, and that is
-            # inherited
+            # tests in the background of a script inherit an ignored SIGINT
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
         )
         self.started.append(process)
@@ -64,7 +72,7 @@ class Project:
 
     def run(self, *words: str) -> tuple[int, str, str]:
         process = self.start(*words)
-        out, err = process.communicate(timeout=400.0)
+        out, err = process.communicate(timeout=600.0)
         return process.returncode, out, err
 
     def json(self, *words: str) -> Any:
@@ -72,14 +80,6 @@ class Project:
         assert code == 0, err
         return json.loads(out)
 
-    def nothing_is_left(self, within_s: float = 10.0) -> None:
-        """A server that the command started may take a moment to end after it."""
-        wait_for(lambda: not left_over(self.home), within_s, lambda: left_over(self.home))
-
-    def end(self) -> None:
-        """Whatever a test that failed left."""
-        for process in self.started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-        LocalProvider(self.home, {}, self.home, "").reap(datetime.now(UTC), all_of_them=True)
+    def nothing_is_left(self) -> None:
+        """Wait: a server that the command started may end a moment after it."""
+        wait_for(lambda: not left_over(self.home), 60.0, lambda: left_over(self.home))

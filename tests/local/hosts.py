@@ -1,6 +1,4 @@
-"""What the tests of real hosts share: a provider with stand-in agents, and what to ask of its
-hosts.
-"""
+"""What the tests of real hosts share: a provider with stand-in agents, and questions to its hosts."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,6 +67,15 @@ def cluster(local: LocalProvider, *names: str, market: str = "on-demand") -> Clu
     return Cluster(members=tuple(offers[name, market] for name in names))
 
 
+@contextmanager
+def acquired(local: LocalProvider, *names: str, lease_id: str = "lease") -> Iterator[LocalCluster]:
+    """Acquire hosts that have reported themselves."""
+    hosts = cluster(local, *names)
+    with local.acquire(hosts, lease_id=lease_id, deadline_s=600, seed=1) as running:
+        ready(running)
+        yield running
+
+
 def wait_for(
     answer: Callable[[], Any], within_s: float = 60.0, why: Callable[[], Any] = lambda: ""
 ) -> Any:
@@ -80,28 +87,29 @@ def wait_for(
 
 
 def ready(running: LocalCluster) -> list[dict[str, Any]]:
-    files = [
-        running.mailbox / f"node-{index}" / "ready.json" for index in range(len(running.addresses))
-    ]
+    nodes = range(len(running.addresses))
+    files = [running.mailbox / f"node-{node}" / "ready.json" for node in nodes]
     wait_for(lambda: all(file.exists() for file in files))
     return [json.loads(file.read_text()) for file in files]
 
 
-def ask(running: LocalCluster, node: int, **job: Any) -> dict[str, Any]:
-    """Give a node its next job and wait for the answer."""
+def post(running: LocalCluster, node: int, **job: Any) -> Path:
+    """Give a node its next job; return the file of the answer."""
     folder = running.mailbox / f"node-{node}"
     number = len(list(folder.glob("job-*.json")))
-    (folder / ".job").write_text(json.dumps(job))
+    (folder / ".job").write_text(json.dumps(job))  # or the agent may read half of it
     (folder / ".job").rename(folder / f"job-{number}.json")
-    answer = folder / f"answer-{number}.json"
+    return folder / f"answer-{number}.json"
+
+
+def ask(running: LocalCluster, node: int, **job: Any) -> dict[str, Any]:
+    answer = post(running, node, **job)
     wait_for(answer.exists)
     return dict(json.loads(answer.read_text()))
 
 
 def best(measure: Callable[[], float], enough: float) -> float:
-    """The highest of up to fifteen tries: others on the machine can take from a rate or a share,
-    never add to it.
-    """
+    """Return the highest of up to fifteen tries: a busy machine only reduces a rate or a share."""
     highest = 0.0
     for _ in range(15):
         highest = max(highest, measure())

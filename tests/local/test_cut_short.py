@@ -17,6 +17,7 @@ from tests.local.test_failures import PROJECT, TINY
 
 pytestmark = [pytest.mark.local, pytest.mark.slow]
 
+Refresh = tuple[subprocess.Popen[str], set[str]]
 SLOW = TINY.replace("import torch", "import os, time, torch").replace(
     "    return model,",
     """    def wait(*_):
@@ -30,22 +31,15 @@ SLOW = TINY.replace("import torch", "import os, time, torch").replace(
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """One for all that are cut short: its databases are migrated once."""
-    made = Project(tmp_path_factory.mktemp("cut"))
-    (made.folder / "jobs").mkdir()
-    (made.folder / "tiny.py").write_text(SLOW.replace("{hold!r}", repr(str(made.folder / "hold"))))
-    (made.folder / "srift.toml").write_text(
-        PROJECT.replace("max_minutes = 2.0", "max_minutes = 20.0")
-    )
-    yield made
-    made.end()
+    folder = tmp_path_factory.mktemp("cut")
+    tiny = SLOW.replace("{hold!r}", repr(str(folder / "hold")))
+    toml = PROJECT.replace("max_minutes = 2.0", "max_minutes = 20.0")
+    yield from Project.made(folder, {"tiny.py": tiny, "srift.toml": toml})
 
 
 @pytest.fixture
-def refresh(home: Project) -> Iterator[tuple[subprocess.Popen[str], set[str]]]:
-    """A refresh that has its first record, which from then on gets no further and cannot end; and
-    that record.
-    """
+def refresh(home: Project) -> Iterator[Refresh]:
+    """A refresh, held after its first record, and its records."""
     process = home.start("refresh")
 
     def recorded() -> set[str]:
@@ -58,23 +52,19 @@ def refresh(home: Project) -> Iterator[tuple[subprocess.Popen[str], set[str]]]:
     (home.folder / "hold").unlink()
 
 
-def test_ctrl_c_of_a_refresh_loads_what_was_reported_and_leaves_nothing(
-    home: Project, refresh: tuple[subprocess.Popen[str], set[str]]
-) -> None:
+def test_ctrl_c_loads_what_was_reported_and_leaves_nothing(home: Project, refresh: Refresh) -> None:
     process, reported = refresh
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
-    _, err = process.communicate(timeout=60.0)
-    assert process.returncode == 1, err
-    assert "interrupted: " in err and "Traceback" not in err
-    assert left_over(home.home) == []
+    _, err = process.communicate(timeout=200.0)
+    assert process.returncode == 1 and "interrupted: " in err and "Traceback" not in err, err
+    assert left_over(home.home) == [] and list(home.home.glob("leases/*/mailbox")) == []
     runs = known(home.home)
     assert {runs[run_id] for run_id in reported} == {"measured"}
     assert "interrupted" in runs.values()
-    assert list(home.home.glob("leases/*/mailbox")) == []
 
 
-def test_a_killed_refresh_is_made_up_for_by_the_reaper_which_leaves_a_live_one_alone(
-    home: Project, refresh: tuple[subprocess.Popen[str], set[str]]
+def test_the_reaper_loads_a_killed_refresh_and_leaves_a_live_one_alone(
+    home: Project, refresh: Refresh
 ) -> None:
     process, reported = refresh
     code, _, err = home.run("refresh")
@@ -83,8 +73,7 @@ def test_a_killed_refresh_is_made_up_for_by_the_reaper_which_leaves_a_live_one_a
     assert process.poll() is None
     process.kill()
     process.communicate()
-    assert left_over(home.home) != []
-    assert "`srift reap`" in home.run("status")[1]
+    assert left_over(home.home) != [] and "`srift reap`" in home.run("status")[1]
     code, out, err = home.run("reap")
     assert code == 0 and "is gone" in out, err
     assert {known(home.home)[run_id] for run_id in reported} == {"measured"}

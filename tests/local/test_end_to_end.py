@@ -1,14 +1,9 @@
-"""The main job as a stranger runs it: a folder with a srift.toml and a workload of their own, and
-the command `srift`.
-
-Hosts, torchrun, measurements, model, registry and table are real. What is asserted is what the
-stranger would notice.
-"""
+"""The main job as a stranger runs it. Hosts, torchrun, measurements, model and table are real."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import duckdb
@@ -91,30 +86,14 @@ def build(width: int = 128):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    wait_for(
-        lambda: not hosts(),
-        60.0,
-        lambda: f"another controller holds this machine's cores: {list(hosts())}",
-    )
-    made = Project(tmp_path_factory.mktemp("stranger"))
-    (made.folder / "jobs").mkdir()
-    (made.folder / "jobs" / "mine.py").write_text(OWN_WORKLOAD)
-    (made.folder / "srift.toml").write_text(PROJECT)
-    yield made
-    made.end()
+    why = lambda: f"another controller holds this machine's cores: {list(hosts())}"  # noqa: E731
+    wait_for(lambda: not hosts(), 60.0, why)
+    files = {"jobs/mine.py": OWN_WORKLOAD, "srift.toml": PROJECT}
+    yield from Project.made(tmp_path_factory.mktemp("stranger"), files)
 
 
-def files(project: Project) -> set[str]:
-    return {
-        str(path.relative_to(project.folder))
-        for path in project.folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def rows(project: Project, query: str) -> list[tuple[Any, ...]]:
-    table = project.home / "published" / "recommendations.duckdb"
-    with duckdb.connect(str(table), read_only=True) as connection:
+def rows(project: Project, query: str, file: str = "published/recommendations") -> list[Any]:
+    with duckdb.connect(str(project.home / f"{file}.duckdb"), read_only=True) as connection:
         return connection.execute(query).fetchall()
 
 
@@ -123,56 +102,41 @@ def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
     assert code == 0 and "Traceback" not in err and "it/s" not in err, err
     assert "\x1b" not in out + err and "prices are illustrative" in out
 
-    wanted = {(workload, goal) for workload in ("mine", "broader") for goal in GOALS}
     firsts = rows(project, "select workload, goal, status, usd from recommendations where rank = 1")
-    assert {row[:2] for row in firsts} == wanted
-    assert {row[2] for row in firsts} == {"recommended"}, firsts
-    assert all(row[3] > 0 for row in firsts)
-    assert not rows(
-        project, "select 1 from recommendations where provider <> 'local' or model_version <> '1'"
-    )
-    count = rows(project, "select count(*) from recommendations")[0][0]
-    assert len(pd.read_parquet((project.home / "published") / "recommendations.parquet")) == count
-    with ((project.home / "published") / "recommendations.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == count
-    with duckdb.connect(str(project.home / "warehouse.duckdb"), read_only=True) as connection:
-        assert connection.execute(
-            "select count(*) from raw_leases where outcome <> 'released'"
-        ).fetchall() == [(0,)]
-        records = connection.execute("select kind, status, len(nodes) from raw_runs")
-        runs = [(str(kind), str(status), int(nodes)) for kind, status, nodes in records.fetchall()]
+    assert {row[:2] for row in firsts} == set(product(("mine", "broader"), GOALS))
+    assert {row[2] for row in firsts} == {"recommended"} and all(row[3] > 0 for row in firsts)
+    sources = rows(project, "select distinct provider, model_version from recommendations")
+    assert sources == [("local", "1")]
+    [(count,)] = rows(project, "select count(*) from recommendations")
+    published = project.home / "published"
+    assert len(pd.read_parquet(published / "recommendations.parquet")) == count
+    assert len(pd.read_csv(published / "recommendations.csv")) == count
+    assert rows(project, "select distinct outcome from raw_leases", "warehouse") == [("released",)]
+    runs = rows(project, "select kind, status, len(nodes) from raw_runs", "warehouse")
     assert {status for _, status, _ in runs} == {"measured"}, runs
     assert {kind for kind, _, _ in runs} >= {"profile", "train"}
     if ISOLATION.namespaces and not SHARES.why_not:
         assert {nodes for kind, _, nodes in runs if kind == "train"} >= {1, 2}
     project.nothing_is_left()
     assert not list((project.home / "leases").glob("*/"))
-    assert {name for name in files(project) if not name.startswith("state/")} == {
-        "srift.toml",
-        "jobs/mine.py",
-    }
+    assert {path.name for path in project.folder.iterdir()} == {"srift.toml", "jobs", "state"}
 
 
 def test_the_table_is_read_and_the_champion_asked(project: Project) -> None:
     table = project.json("table")
-    assert len(table) == rows(project, "select count(*) from recommendations")[0][0]
-    asked = project.json("recommend", "mine", "--deadline", "2h", "--top", "2")
-    assert {row["goal"] for row in asked} == {"cheapest_within_deadline"}
-    assert asked[0]["status"] == "recommended" and asked[0]["p_meets_constraint"] >= 0.9
-    mine = next(
-        row for row in table if row["workload"] == "mine" and row["goal"] == asked[0]["goal"]
-    )
-    assert asked[0]["cluster"] == mine["cluster"]
+    assert [(len(table),)] == rows(project, "select count(*) from recommendations")
+    first, *_ = project.json("recommend", "mine", "--deadline", "2h", "--top", "2")
+    assert first["goal"] == "cheapest_within_deadline" and first["status"] == "recommended"
+    assert first["p_meets_constraint"] >= 0.9
+    keys = ("workload", "goal", "cluster")
+    assert [first[key] for key in keys] in [[row[key] for key in keys] for row in table]
 
 
 def test_a_refresh_without_dollars_measures_nothing_and_publishes_anew(project: Project) -> None:
     measured = known(project.home)
     outcome = project.json("refresh", "--max-usd", "0")
-    assert outcome["measured"]["launches"] == 0
-    assert known(project.home) == measured
-    publications = rows(project, "select distinct publication_id from recommendation_history")
-    assert len(publications) == 2
-    assert rows(project, "select distinct publication_id from recommendations") == [
-        (outcome["refresh_id"],)
-    ]
+    assert outcome["measured"]["launches"] == 0 and known(project.home) == measured
+    publication = "select distinct publication_id from recommendation"
+    assert len(rows(project, f"{publication}_history")) == 2
+    assert rows(project, f"{publication}s") == [(outcome["refresh_id"],)]
     project.nothing_is_left()

@@ -1,6 +1,4 @@
-"""When things go wrong on real machines: what was reported is in the warehouse, and nothing is left
-running.
-"""
+"""Accidents on real hosts: what was reported is in the warehouse, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -8,8 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +17,10 @@ import pytest
 from models.domain.cluster import Cluster
 from tasks import node
 from tasks.campaign.campaign import serve
-from tasks.execution import mailbox
 from tasks.execution.collect import collect
-from tasks.execution.job import Job, Served
-from tasks.node.record import CPU, Devices, Item, WorkloadFile
+from tasks.execution.job import Job
+from tasks.execution.mailbox import Mailbox
+from tasks.node.record import Item, WorkloadFile
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import most_cores
 from tasks.providers.local.cluster import LocalCluster
@@ -33,9 +30,9 @@ from tasks.providers.local.provider import LocalProvider
 from tasks.workspace.settings import Settings, load_settings
 from tasks.workspace.sources import digest_of, file_source
 from tasks.workspace.workspace import Workspace
+from tests.fakes import job_of
 from tests.local.command import known
 from tests.local.hosts import left_over
-from tests.warehouse.builders import setup
 from warehouse.database import Warehouse
 
 pytestmark = pytest.mark.local
@@ -92,13 +89,12 @@ def here(project: Path) -> Workspace:
 def job(
     installation: Workspace, count: int, runs: dict[str, dict[str, Any]], text: str = TINY
 ) -> Job:
-    """Short runs of the tiny workload, whose file is `text`, on `count` hosts, each changed as
-    `runs` says.
+    """Return short runs of the workload tiny, whose file is `text`, on `count` hosts, each changed
+    as `runs` says.
     """
-    content = text.encode()
     spec = WorkloadFile(
         name="tiny",
-        digest=digest_of(content, "build", {}),
+        digest=digest_of(text.encode(), "build", {}),
         file="workloads/tiny.py",
         function="build",
     )
@@ -111,48 +107,16 @@ def job(
         least_steps=4,
         most_s=1.0,
     )
-    return Job(
-        lease_id="r-00",
+    return job_of(
+        [replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()],
+        count,
         cluster=Cluster.of((count, installation.provider.offers(datetime.now(UTC))[0])),
-        expected=(Devices(name=CPU, count=1),) * count,
-        items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
-        run_setups={run_id: setup(kind="train") for run_id in runs},
         files=((spec, file_source(installation.settings.root, "tiny.py", "")),),
-        seed=1,
-        deadline_s=120.0,
+        deadline_s=240.0,
     )
 
 
 ENDLESS = {"least_steps": 1_000_000, "most_steps": 1_000_000, "most_s": 60.0}
-
-
-class Accident:
-    """Calls `happens` with the running cluster once the nodes say that they are at a run."""
-
-    def __init__(self, **happens: Callable[[LocalCluster], object]) -> None:
-        self.happens = happens
-        self.cluster: LocalCluster | None = None
-
-    def watch(self, run_id: str, done: int, usd: float | None) -> None:
-        assert self.cluster is not None
-        said = mailbox.Mailbox(path=self.cluster.mailbox, nodes=len(self.cluster.addresses))
-        if run_id in self.happens and any(
-            run_id in said.under_way(attempt) for attempt in (1, 2, 3)
-        ):
-            self.happens.pop(run_id)(self.cluster)
-
-    def serve(self, installation: Workspace, asked: Job, monkeypatch: pytest.MonkeyPatch) -> Served:
-        acquire = LocalProvider.acquire
-
-        @contextmanager
-        def acquired(*arguments: Any, **named: Any) -> Iterator[LocalCluster]:
-            with acquire(*arguments, **named) as self.cluster:
-                yield self.cluster
-
-        monkeypatch.setattr(LocalProvider, "acquire", acquired)
-        return serve(
-            installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=self.watch
-        )
 
 
 def kill_a_rank(cluster: LocalCluster) -> None:
@@ -169,13 +133,25 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installation = here(project)
-    accident = Accident(killed=kill_a_rank, revoked=lambda cluster: cluster.revoke(1))
-    asked = job(
-        installation,
-        2,
-        {"before": {}, "killed": ENDLESS, "between": {}, "revoked": ENDLESS, "after": {}},
-    )
-    served = accident.serve(installation, asked, monkeypatch)
+    accidents = {"killed": kill_a_rank, "revoked": lambda cluster: cluster.revoke(1)}
+    clusters: list[LocalCluster] = []
+    init = LocalCluster.__init__
+
+    def noted(self: LocalCluster, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        clusters.append(self)
+
+    def watch(run_id: str, done: int, usd: float | None) -> None:
+        """Let the accident happen once the nodes are at the run."""
+        [cluster] = clusters
+        reports = Mailbox(path=cluster.mailbox, nodes=2)
+        if run_id in accidents and any(run_id in reports.under_way(n) for n in (1, 2, 3)):
+            accidents.pop(run_id)(cluster)
+
+    monkeypatch.setattr(LocalCluster, "__init__", noted)
+    runs = {"before": {}, "killed": ENDLESS, "between": {}, "revoked": ENDLESS, "after": {}}
+    stop_at = time.monotonic() + 200.0
+    served = serve(installation.provider, job(installation, 2, runs), stop_at=stop_at, watch=watch)
     reasons = {row["run_id"]: row["reason"] for row in served.rows}
     assert set(reasons) == {"killed", "revoked"}, served.outcome
     assert "(SIGKILL)" in reasons["killed"] and "revoked on request" in reasons["revoked"]

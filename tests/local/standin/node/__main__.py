@@ -20,14 +20,13 @@ def write(path: Path, body: dict[str, object]) -> None:
     beside.rename(path)
 
 
-def serve(address: str) -> None:
-    with socket.create_server((address, PORT)) as server:
-        while True:
-            peer, _ = server.accept()
-            with peer:
-                while peer.recv(1 << 20):
-                    pass
-                peer.sendall(b"k")
+def serve(server: socket.socket) -> None:
+    while True:
+        peer, _ = server.accept()
+        with peer:
+            while peer.recv(1 << 20):
+                pass
+            peer.sendall(b"k")
 
 
 def send(address: str, count: int) -> dict[str, object]:
@@ -54,7 +53,8 @@ def main() -> None:
     parser.add_argument("--deadline", type=float)
     args = parser.parse_args()
     mine = args.mailbox / f"node-{args.node}"
-    threading.Thread(target=serve, args=(args.address,), daemon=True).start()
+    server = socket.create_server((args.address, PORT))  # listens before it says that it is ready
+    threading.Thread(target=serve, args=(server,), daemon=True).start()
     ready = {
         "address": args.address,
         "environment": dict(os.environ),
