@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -48,11 +48,11 @@ def _print_published(provider: str) -> None:
 def measure(
     workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")],
     on: Annotated[
-        Sequence[str],
+        list[str] | None,
         typer.Option(
             help="Machines such as 2xg5.xlarge; repeatable. Default: pilots of its goals."
         ),
-    ] = (),
+    ] = None,
     max_usd: MaxUsd = None,
     provider: Provider = "local",
     pilots: Annotated[int, typer.Option(min=1, max=9, help="Pilots at most, without --on.")] = 3,
@@ -64,7 +64,7 @@ def measure(
     from tasks.providers.base import ProviderError
     from tasks.reporting.tables import print_measured
 
-    wish = Wish(workload=workload, clusters=tuple(on), pilots=pilots)
+    wish = Wish(workload=workload, clusters=tuple(on or ()), pilots=pilots)
     if dry_run:
         _show_launches(as_json, provider, max_usd, wish)
         return
