@@ -1,18 +1,19 @@
-"""Every strategy on eight ranks of this machine, against one process that has all samples."""
+"""Every strategy on eight ranks of this machine: checks that each rank makes, in one order."""
 
 from __future__ import annotations
 
 import copy
+import json
 import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -30,22 +31,17 @@ from tasks.node.strategies.compression import COMPRESSED, SparseExchange
 from tasks.node.strategies.grid import TENSOR
 from tasks.node.strategies.refusals import STRATEGIES
 from tasks.node.strategies.replicas import no_sync
-from tasks.node.strategies.servers import SERVED
 from tasks.node.workloads.transformer_lm import LanguageModel
 from tests.formulas import adasum_bytes, sparse_bytes
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
-Answers = list[dict[Any, Any]]
-
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 RANKS, WORLD = 4, 8
 STEPS, BATCH = 3, 4
-EXACT = [name for name in STRATEGIES if name not in (*COMPRESSED, *ADASUM)]
 SIZES = (1, 700, 3, 120_000, 64, 1)  # of Adasum's parameters
 ROUNDS, VALUES, DENSITY = 6, 5003, 0.05  # of MSTopK
-LAYOUTS = ((2, 2), (1, 1, 1, 1))
 
 
 class Mixed(nn.Module):
@@ -67,12 +63,11 @@ class Mixed(nn.Module):
         )
         self.run[2][1].bias.requires_grad_(False)
         self.scale = nn.Parameter(torch.ones(1))
-        self.is_wrong = False
+        self.factor = 1.0
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.words(inputs[:, :3]).sum(dim=1) + self.bag(inputs[:, 2:])
-        found: Tensor = self.run(hidden).mean(dim=1) * self.scale
-        return found * torch.nan if self.is_wrong else found
+        return self.run(hidden).mean(dim=1) * self.scale * self.factor
 
 
 class Encoders(nn.Module):
@@ -89,6 +84,7 @@ class Encoders(nn.Module):
         self.frozen = nn.TransformerEncoder(frozen, 1).eval().requires_grad_(False)
         self.other = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
         self.language = LanguageModel(50, 5, 16, 1)
+        self.factor = 1.0
 
     def forward(self, inputs: Tensor) -> Tensor:
         words = self.words(inputs)
@@ -97,7 +93,8 @@ class Encoders(nn.Module):
         mask = torch.ones(5, 5).triu(1).bool()
         hidden = self.layers(text, mask=mask, src_key_padding_mask=padding)
         hidden = self.other(hidden, src_mask=torch.zeros(5, 5, dtype=text.dtype))
-        return hidden.mean(dim=(0, 2)) + self.language(inputs).mean(dim=(1, 2))
+        found = hidden.mean(dim=(0, 2)) + self.language(inputs).mean(dim=(1, 2))
+        return found * self.factor
 
 
 def batch_of(rank: int, step: int, samples: int = BATCH) -> Tensor:
@@ -110,7 +107,7 @@ def loss_of(module: Any, inputs: Tensor) -> Tensor:
     return ((module(inputs) - inputs.double().mean(dim=1) / 20) ** 2).mean()
 
 
-def adagrad(model: nn.Module, *, clips: bool = False) -> torch.optim.Optimizer:
+def adagrad(model: nn.Module, *, clips: bool) -> torch.optim.Optimizer:
     """Has states before the first step, and may clip in a hook."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [{"params": weights[:2], "lr": 0.02}, {"params": weights[2:]}]
@@ -128,30 +125,39 @@ def weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
-def flat(weights: Sequence[Tensor]) -> Tensor:
-    """What this rank holds of them."""
-    return torch.cat([local(weight).detach().flatten() for weight in weights])
+def numbers_of_states(optimizer: Any) -> int:
+    inner = getattr(optimizer.step, "__self__", optimizer)
+    states = getattr(inner, "optim", inner).state.values()
+    return sum(local(value).numel() for state in states for value in state.values() if value.dim())
 
 
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def wrapped(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: Any) -> nn.Module:
+def flat(weights: Sequence[Tensor]) -> Tensor:
+    """What this rank holds of them."""
+    return torch.cat([local(weight).detach().flatten() for weight in weights])
+
+
+def is_on_all_ranks(values: Tensor, group: Any) -> bool:
+    """Whether all ranks have the same bits."""
+    every = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, values, group=group)
+    return all(torch.equal(values, theirs) for theirs in every)
+
+
+def wrapped(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: Any) -> Any:
     ranks = dist.get_world_size(group)
     machines = (2, 2) if name == "ddp-mstopk" else (1,) * ranks
     return strategy(name, machines=machines)(model, optimizer, group, CPU)
 
 
-def trained(
-    name: str, kind: Callable[[], nn.Module], group: Any, samples: Sequence[int] = ()
-) -> dict[str, Any]:
-    """How far this rank's weights are from those of one process with all samples.
-
-    After that a step goes wrong on rank 1: are weights still finite.
-    """
+def trains_as_one_process(
+    group: Any, name: str, kind: Any = Mixed, samples: Sequence[int] = (BATCH,) * WORLD
+) -> None:
+    """Unless it is lossy; with its share of weights and states. A NaN on a rank reaches all."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    samples = samples or (BATCH,) * ranks
     torch.manual_seed(rank)  # ranks begin with the first's weights
     model = kind().double()
     whole = copy.deepcopy(model)
@@ -159,8 +165,11 @@ def trained(
         dist.broadcast(weight.data, group=group, group_src=0)
     clips = name not in ("tables", *TENSOR)
     optimizer, reference = adagrad(model, clips=clips), adagrad(whole, clips=clips)
-    pairs = list(zip(weights_of(optimizer), weights_of(reference), strict=True))
-    module: Any = wrapped(name, model, optimizer, group)
+    begun, pairs = (
+        flat(weights_of(reference)),
+        list(zip(weights_of(optimizer), weights_of(reference), strict=True)),
+    )
+    module = wrapped(name, model, optimizer, group)
 
     def step(number: int) -> None:
         optimizer.zero_grad()
@@ -169,55 +178,51 @@ def trained(
             every = [batch_of(other, 2 * number + micro, samples[other]) for other in range(ranks)]
             (loss_of(whole, torch.cat(every)) / 2).backward()
             with nullcontext() if micro else no_sync(module):
-                scale = ranks * samples[rank] / sum(samples) / 2
+                scale = ranks * samples[rank] / sum(samples[:ranks]) / 2
                 (loss_of(module, every[rank]) * scale).backward()
         optimizer.step()
         reference.step()
 
     for number in range(STEPS):
         step(number)
-    cuts = module.blocks.of if name in TENSOR else {}
-    apart, held = 0.0, weights_of(optimizer)
-    left = [pair for pair in pairs if name != "tables" or pair[0].numel()]
-    for mine, (old, expected) in zip(held, left, strict=True):
-        value = mine.full_tensor() if isinstance(mine, DTensor) else mine
-        target = cuts[old][1](expected) if old in cuts else expected
-        apart = max(apart, float((value - target).abs().max() / target.abs().max()))
-    inner: Any = getattr(optimizer.step, "__self__", optimizer)
-    states = getattr(inner, "optim", inner).state.values()
-    found = {
-        "apart": apart,
-        "weights": flat(held),
-        "states": sum(
-            local(one).numel() for state in states for one in state.values() if one.dim()
-        ),
-        "always": communicates_always(module),
-        "owners": getattr(module, "owners", []),
-    }
-    model.is_wrong = rank == 1  # type: ignore[assignment]
+    assert communicates_always(module) is (name in ("fsdp", "tables", "zero1", "zero2", *TENSOR))
+    held, own, target = (
+        weights_of(optimizer),
+        flat(weights_of(optimizer)),
+        flat(weights_of(reference)),
+    )
+    if name in COMPRESSED:
+        assert is_on_all_ranks(own, group) and not torch.equal(own, target)
+        assert (own - target).norm() < 0.8 * (begun - target).norm()
+    elif name not in ADASUM:
+        cuts = module.blocks.of if name in TENSOR else {}
+        left = [pair for pair in pairs if name != "tables" or pair[0].numel()]
+        for mine, (old, expected) in zip(held, left, strict=True):
+            value = mine.full_tensor() if isinstance(mine, DTensor) else mine
+            expected = cuts[old][1](expected) if old in cuts else expected
+            assert (value - expected).abs().max() < 1e-10 * expected.abs().max()
+    states, most_states = numbers_of_states(optimizer), numbers_of_states(reference)
+    total = torch.tensor([len(own), states])
+    dist.all_reduce(total, group=group)
+    if name in ("zero1", "fsdp", "zero2"):
+        assert states < 0.6 * most_states and total[1] == most_states
+        assert name == "zero1" or total[0] == len(target)
+    if name in TENSOR:
+        assert len(own) < 0.65 * len(target) and total[0] == ranks * len(own)
+    if name == "tables":  # on the ranks with fewest samples, the largest first
+        assert sorted(module.owners) == ([0, 1] if len(set(samples)) == 1 else [0, 0])
+    model.factor = torch.nan if rank == 1 else 1.0
     step(STEPS)
-    return found | {"finite": bool(flat(held).isfinite().all())}
+    assert name in TENSOR or not flat(held).isfinite().all()
 
 
-def error_of(act: Callable[[], Any]) -> str:
-    """The class of what `act` raises."""
-    try:
-        act()
-    except Exception as error:
-        return type(error).__name__
-    return ""
-
-
-def refused(name: str, change: Callable[[Any, Tensor], Tensor], group: Any) -> str:
-    """What two steps raise whose batches `change` makes from the model and a batch."""
+def is_refused(group: Any, name: str, change: Callable[[Any, Tensor], Tensor]) -> None:
+    """On all ranks, in the first two steps, if `change` makes a batch from the model and a batch."""
     model = Mixed()
     module = wrapped(name, model, torch.optim.SGD(model.parameters(), lr=0.1), group)
-
-    def steps() -> None:
+    with pytest.raises(ValueError, match=r"tables|divided layers"):
         for step in range(2):
             loss_of(module, change(model, batch_of(0, step))).backward()
-
-    return error_of(steps)
 
 
 def computed(model: Mixed, inputs: Tensor) -> Tensor:
@@ -235,11 +240,11 @@ def dropped(model: Mixed, inputs: Tensor) -> Tensor:
     return inputs
 
 
-def longer(model: Mixed, inputs: Tensor) -> Tensor:
+def longer(_: Mixed, inputs: Tensor) -> Tensor:
     return torch.cat([inputs] * 2) if dist.get_rank() == 3 else inputs
 
 
-def wider(model: Mixed, inputs: Tensor) -> Tensor:
+def wider(_: Mixed, inputs: Tensor) -> Tensor:
     return torch.cat([inputs, inputs], 1) if dist.get_rank() == 1 else inputs
 
 
@@ -248,36 +253,34 @@ def changing(model: Any, inputs: Tensor) -> Tensor:
     return inputs[: 5 - model.calls]
 
 
-def adasum_step(name: str, group: Any) -> dict[str, Any]:
-    """How far a step of two micro-steps is from the definition."""
+def steps_are_adasum(group: Any, name: str) -> None:
+    """A step of two micro-steps, against the definition."""
     torch.manual_seed(0)
     model = Mixed().double()
     copies = [copy.deepcopy(model) for _ in range(RANKS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     module = wrapped(name, model, optimizer, group)
-    for rank, trains in enumerate([*copies, module]):
+    for rank, trained in enumerate([*copies, module]):
         own = rank if rank < RANKS else dist.get_rank(group)
-        with no_sync(trains):
-            loss_of(trains, batch_of(own, 0)).backward()
-        loss_of(trains, batch_of(own, 1)).backward()
-    before = copy.deepcopy(model)
+        with no_sync(trained):
+            loss_of(trained, batch_of(own, 0)).backward()
+        loss_of(trained, batch_of(own, 1)).backward()
+    models = (copy.deepcopy(model), model, *copies)
     optimizer.step()
-    apart = 0.0
-    models = (before, model, *copies)
+    assert is_on_all_ranks(flat(list(model.parameters())), group)
     for begun, mine, *theirs in zip(*(each.parameters() for each in models), strict=True):
         if mine.requires_grad:
-            gradients = [each.grad.flatten().numpy() for each in theirs]  # type: ignore[union-attr]
+            expected = adasum([each.grad.flatten().numpy() for each in theirs])
             change = ((begun - mine) / 0.1).detach().flatten().numpy()
-            apart = max(apart, float(np.abs(change - definition(gradients)).max()))
-    return {"apart": apart, "weights": flat(list(model.parameters()))}
+            assert np.abs(change - expected).max() < 1e-10
 
 
-def definition(vectors: Sequence[Any]) -> Any:
-    """One parameter's Adasum over 2^m ranks."""
+def adasum(vectors: Sequence[Any]) -> Any:
+    """The definition, for one parameter of 2^m ranks."""
     if len(vectors) == 1:
         return vectors[0]
     half = len(vectors) // 2
-    a, b = definition(vectors[:half]), definition(vectors[half:])
+    a, b = adasum(vectors[:half]), adasum(vectors[half:])
     product, first, second = a @ b, a @ a, b @ b
     return (1 - product / (2 * first or 1)) * a + (1 - product / (2 * second or 1)) * b
 
@@ -289,7 +292,7 @@ def vector(rank: int) -> Tensor:
     return torch.cat([part * (rank == 1 or place > 2) for place, part in enumerate(parts)])
 
 
-def counted(act: Callable[[], None]) -> Counter[int]:
+def sent_bytes(act: Callable[[], object]) -> Counter[int]:
     """Bytes that this rank sends to each other."""
     sent, plain = Counter[int](), dist.batch_isend_irecv
 
@@ -304,74 +307,97 @@ def counted(act: Callable[[], None]) -> Counter[int]:
     return sent
 
 
-def combined(group: Any) -> dict[str, Any]:
+def combines_by_adasum(group: Any, world: int) -> None:
+    """To rounding, and sends the bytes of the formula."""
     values = vector(dist.get_rank())
-    sent = counted(lambda: combine(values, SIZES, group))
-    return {"values": values, "bytes": sent.total()}
+    sent = sent_bytes(lambda: combine(values, SIZES, group))
+    assert is_on_all_ranks(values, group)
+    formula = adasum_bytes(4.0 * sum(SIZES), len(SIZES), world)
+    assert sent.total() == pytest.approx(formula, abs=8 * world)
+    given = [vector(rank).double().split(list(SIZES)) for rank in range(world)]
+    for own, *theirs in zip(values.double().split(list(SIZES)), *given, strict=True):
+        expected = adasum([each.numpy() for each in theirs])
+        assert np.abs(own.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
 def gradient(rank: int, turn: int) -> Tensor:
     return torch.randn(VALUES, generator=torch.Generator().manual_seed(100 * rank + turn))
 
 
-def sparse(machines: tuple[int, ...], group: Any) -> dict[str, Any]:
-    """Sums of each round, the residual, and bytes sent inside the machine and to others."""
-    state, own, sums = SparseExchange(group, machines, density=DENSITY), dist.get_rank(group), []
-    sent = counted(
-        lambda: sums.extend(state.summed(0, gradient(own, turn)) for turn in range(ROUNDS))
-    )
-    inside = sum(count for rank, count in sent.items() if rank // machines[0] == own // machines[0])
-    return {
-        "sums": torch.stack(sums),
-        "residual": state.residuals[0],
-        "inside": inside,
-        "between": sent.total() - inside,
-    }
+def sends_the_largest_entries_and_keeps_the_rest(group: Any, machines: tuple[int, ...]) -> None:
+    """MSTopK against NumPy, and bytes inside a machine and between machines."""
+    devices, own = machines[0], dist.get_rank(group)
+    share = ceil(VALUES / devices)
+    residual = np.zeros((len(machines), devices, share))
+    state, sent = SparseExchange(group, machines, density=DENSITY), Counter[int]()
+    for turn in range(ROUNDS):
+        sums: list[Tensor] = []
+        sent += sent_bytes(lambda: sums.append(state.summed(0, gradient(own, turn))))  # noqa: B023
+        total = np.zeros((devices, share))
+        for machine, left in enumerate(residual):
+            ranks = range(machine * devices, (machine + 1) * devices)
+            summed = sum(gradient(rank, turn).double().numpy() for rank in ranks)
+            left += np.pad(summed, (0, share * devices - VALUES)).reshape(devices, share)
+            for place in range(devices):
+                picked = np.argsort(-np.abs(left[place]))[: ceil(DENSITY * share)]
+                total[place, picked] += left[place, picked]
+                left[place, picked] = 0
+        np.testing.assert_allclose(sums[0].numpy(), total.reshape(-1)[:VALUES], atol=1e-5)
+        assert is_on_all_ranks(sums[0], group)
+    kept = residual.reshape(-1, share)[own]
+    np.testing.assert_allclose(state.residuals[0].numpy(), kept, atol=1e-5)
+    inside = sum(count for rank, count in sent.items() if rank // devices == own // devices)
+    formula = ROUNDS * sparse_bytes(4 * VALUES, len(machines), devices, DENSITY)
+    assert sent.total() - inside == pytest.approx(formula, rel=0.02)
+    assert inside == pytest.approx(ROUNDS * 2 * (devices - 1) / devices * 4 * VALUES, rel=0.02)
 
 
-def pair_of_layers(name: str, group: Any) -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    return wrapped(name, model, torch.optim.SGD(model.parameters()), group)
+def misses_a_rank_within_the_timeout(*groups: Any) -> None:
+    modules = []
+    for name, group in zip(("ps-1", "tensor-1d", "adasum"), groups, strict=True):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        modules.append(wrapped(name, model, torch.optim.SGD(model.parameters()), group))
+    for module in modules if dist.get_rank() == 0 else ():
+        with pytest.raises(RuntimeError):
+            module(torch.ones(2, 4)).sum().backward()
 
 
-def one_step(module: nn.Module) -> None:
-    module(torch.ones(2, 4)).sum().backward()
+CHECKS: list[tuple[int, Any, tuple[Any, ...]]] = [
+    (WORLD, trains_as_one_process, ("tensor-2.5d",)),
+    (WORLD, combines_by_adasum, (WORLD,)),
+    *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),
+    (RANKS, trains_as_one_process, ("tensor-1d", Encoders)),
+    (RANKS, trains_as_one_process, ("tensor-2d", Encoders)),
+    (RANKS, trains_as_one_process, ("tables", Mixed, (2, 4, 6, 4))),
+    *((RANKS, is_refused, ("tables", how)) for how in (computed, dropped, wider, changing)),
+    (RANKS, is_refused, ("tensor-1d", longer)),
+    *((RANKS, steps_are_adasum, (name,)) for name in ADASUM),
+    (RANKS, combines_by_adasum, (RANKS,)),
+    (RANKS, sends_the_largest_entries_and_keeps_the_rest, ((2, 2),)),
+    (RANKS, sends_the_largest_entries_and_keeps_the_rest, ((1, 1, 1, 1),)),
+    (2, misses_a_rank_within_the_timeout, ()),
+]
 
 
 def serve(rank: int, port: int, answer: Path) -> None:
-    """One rank: all cases in one order."""
+    """Make the checks of one rank, and write those that fail."""
     torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD)
-    everyone, group = dist.group.WORLD, dist.new_group(range(RANKS))
-    pairs = {
-        name: dist.new_group([0, 1], timeout=timedelta(seconds=2))
-        for name in ("ps-1", "tensor-1d", "adasum")
-    }
-    found = {"tensor-2.5d": trained("tensor-2.5d", Mixed, everyone), WORLD: combined(everyone)}
-    found |= cases(group) if rank < RANKS else {}
-    modules = {name: pair_of_layers(name, pairs[name]) for name in pairs} if rank < 2 else {}
-    for name, module in modules.items() if rank == 0 else ():
-        found[name, "alone"] = error_of(partial(one_step, module))
-    torch.save(found, answer / str(rank))
+    address, patience = f"tcp://127.0.0.1:{port}", timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=WORLD, timeout=patience
+    )
+    pairs = [dist.new_group([0, 1], timeout=timedelta(seconds=2)) for _ in range(3)]
+    four = dist.new_group(range(RANKS), timeout=patience)
+    groups = {WORLD: [dist.group.WORLD], RANKS: [four], 2: pairs}
+    failed = {}
+    for place, (world, check, arguments) in enumerate(CHECKS):
+        try:
+            if rank < world:
+                check(*groups[world], *arguments)
+        except BaseException:
+            failed[place] = traceback.format_exc()
+    answer.with_name(str(rank)).write_text(json.dumps(failed))
     dist.barrier()
-
-
-def cases(group: Any) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for name in STRATEGIES:
-        if name != "tensor-2.5d":
-            found[name] = trained(name, Mixed, group)
-    for name in ("tensor-1d", "tensor-2d"):
-        found[name, "encoders"] = trained(name, Encoders, group)
-    found["unequal"] = trained("tables", Mixed, group, (2, 4, 6, 4))
-    for change in (computed, dropped, wider, changing):
-        found["tables", change.__name__] = refused("tables", change, group)
-    found["tensor-1d", "longer"] = refused("tensor-1d", longer, group)
-    for name in ADASUM:
-        found[name, "step"] = adasum_step(name, group)
-    found[RANKS] = combined(group)
-    return found | {machines: sparse(machines, group) for machines in LAYOUTS}
 
 
 def main(port: int, answer: Path) -> None:
@@ -386,138 +412,32 @@ def main(port: int, answer: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What each rank found."""
+def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """Of each rank, by the place of the check."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.local.test_strategies"]
+    answer = tmp_path_factory.mktemp("ranks") / "of-rank"
     subprocess.run(
-        [*command, str(port), str(folder)],
+        [sys.executable, "-W", "ignore", "-m", "tests.local.test_strategies", str(port), answer],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=True,
         timeout=200,
     )
-    return [torch.load(folder / str(rank), weights_only=False) for rank in range(WORLD)]
+    return [json.loads(answer.with_name(str(rank)).read_text()) for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_a_step_is_that_of_one_process(answers: Answers, name: str) -> None:
-    for answer in answers[: WORLD if name == "tensor-2.5d" else RANKS]:
-        assert answer[name]["apart"] < 1e-10
-        assert answer[name]["always"] is (name not in ("ddp", *SERVED))
+NAMES = [
+    "-".join(str(getattr(part, "__name__", part)) for part in (check, *given))
+    for _, check, given in CHECKS
+]
 
 
-@pytest.mark.parametrize("name", ["tensor-1d", "tensor-2d"])
-def test_divided_encoders_train_as_one_process(answers: Answers, name: str) -> None:
-    assert all(answer[name, "encoders"]["apart"] < 1e-10 for answer in answers[:RANKS])
-
-
-def test_ranks_hold_shares_of_weights_and_states(answers: Answers) -> None:
-    ranks = answers[:RANKS]
-    whole = ranks[0]["ddp"]
-    assert all(torch.equal(answer["zero1"]["weights"], whole["weights"]) for answer in ranks)
-    for name in ("zero1", "fsdp", "zero2"):
-        assert sum(answer[name]["states"] for answer in ranks) == whole["states"]
-        assert max(answer[name]["states"] for answer in ranks) < 0.6 * whole["states"]
-    sizes = {name: [len(answer[name]["weights"]) for answer in ranks] for name in EXACT}
-    for name in ("fsdp", "zero2"):
-        assert sum(sizes[name]) == sizes["ddp"][0]
-    for name in TENSOR:
-        assert len(set(sizes[name])) == 1 and sizes[name][0] < 0.65 * sizes["ddp"][0]
-
-
-def test_each_table_lies_on_one_rank_the_one_with_fewest_samples(answers: Answers) -> None:
-    assert sorted(answers[0]["tables"]["owners"]) == [0, 1]
-    for answer in answers[:RANKS]:
-        assert answer["unequal"]["apart"] < 1e-10 and answer["unequal"]["owners"] == [0, 0]
-
-
-@pytest.mark.parametrize("name", COMPRESSED)
-def test_compression_keeps_ranks_alike_and_learns(answers: Answers, name: str) -> None:
-    ranks, plain = answers[:RANKS], answers[0]["ddp"]["weights"]
-    own = ranks[0][name]["weights"]
-    assert all(torch.equal(answer[name]["weights"], own) for answer in ranks)
-    assert not torch.equal(own, plain)
-    torch.manual_seed(0)
-    begun = flat(weights_of(adagrad(Mixed().double())))
-    assert (own - plain).norm() < 0.8 * (begun - plain).norm()
-
-
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in TENSOR])
-def test_all_ranks_hear_of_a_nan(answers: Answers, name: str) -> None:
-    assert not any(answer[name]["finite"] for answer in answers[:RANKS])
-
-
-def test_what_cannot_be_trained_is_refused_by_all_ranks(answers: Answers) -> None:
-    for answer in answers[:RANKS]:
-        for reason in ("computed", "dropped", "wider", "changing"):
-            assert answer["tables", reason] == "ValueError", reason
-        assert answer["tensor-1d", "longer"] == "ValueError"
-
-
-@pytest.mark.parametrize("name", ["ps-1", "tensor-1d", "adasum"])
-def test_a_missing_rank_is_an_error_within_the_timeout(answers: Answers, name: str) -> None:
-    assert answers[0][name, "alone"] in ("RuntimeError", "DistBackendError")
-
-
-@pytest.mark.parametrize("name", ADASUM)
-def test_adasum_steps_are_those_of_the_definition(answers: Answers, name: str) -> None:
-    for answer in answers[:RANKS]:
-        assert answer[name, "step"]["apart"] < 1e-10
-        assert torch.equal(answer[name, "step"]["weights"], answers[0][name, "step"]["weights"])
-
-
-@pytest.mark.parametrize("world", [RANKS, WORLD])
-def test_adasum_is_its_definition_and_sends_its_bytes(answers: Answers, world: int) -> None:
-    found = [answer[world] for answer in answers[:world]]
-    formula = adasum_bytes(4.0 * sum(SIZES), len(SIZES), world)
-    for of_rank in found:
-        assert torch.equal(of_rank["values"], found[0]["values"])
-        assert of_rank["bytes"] == pytest.approx(formula, abs=8 * world)
-    given = [vector(rank).double().split(list(SIZES)) for rank in range(world)]
-    for own, *theirs in zip(found[0]["values"].double().split(list(SIZES)), *given, strict=True):
-        expected = definition([each.numpy() for each in theirs])
-        assert np.abs(own.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
-
-
-def by_definition(machines: tuple[int, ...]) -> tuple[Any, Any]:
-    """(rounds, values) MSTopK's sums, and (values,) the residuals, in NumPy."""
-    devices = machines[0]
-    share = ceil(VALUES / devices)
-    residual = np.zeros((len(machines), devices, share))
-    rounds = []
-    for turn in range(ROUNDS):
-        total = np.zeros((devices, share))
-        for machine, own in enumerate(residual):
-            ranks = range(machine * devices, (machine + 1) * devices)
-            summed = sum(gradient(rank, turn).double().numpy() for rank in ranks)
-            own += np.pad(summed, (0, share * devices - VALUES)).reshape(devices, share)
-            for place in range(devices):
-                picked = np.argsort(-np.abs(own[place]))[: ceil(DENSITY * share)]
-                total[place, picked] += own[place, picked]
-                own[place, picked] = 0
-        rounds.append(total.reshape(-1)[:VALUES])
-    return np.array(rounds), residual.sum(axis=0).reshape(-1)[:VALUES]
-
-
-@pytest.mark.parametrize("machines", LAYOUTS)
-def test_mstopk_sends_the_largest_entries_and_keeps_the_rest(
-    answers: Answers, machines: tuple[int, ...]
-) -> None:
-    found = [answer[machines] for answer in answers[:RANKS]]
-    sums, residual = by_definition(machines)
-    kept = torch.stack([answer["residual"] for answer in found]).view(len(machines), -1).sum(dim=0)
-    np.testing.assert_allclose(found[0]["sums"].numpy(), sums, atol=1e-5)
-    np.testing.assert_allclose(kept[:VALUES].numpy(), residual, atol=1e-5)
-    for answer in found:
-        assert torch.equal(answer["sums"], found[0]["sums"])
-        formula = ROUNDS * sparse_bytes(4 * VALUES, len(machines), machines[0], DENSITY)
-        assert answer["between"] == pytest.approx(formula, rel=0.02)
-        dense = ROUNDS * 2 * (machines[0] - 1) / machines[0] * 4 * VALUES
-        assert answer["inside"] == pytest.approx(dense, rel=0.02)
+@pytest.mark.parametrize("place", range(len(CHECKS)), ids=NAMES)
+def test_each_rank(failures: list[dict[str, str]], place: int) -> None:
+    failed = [of_rank[str(place)] for of_rank in failures if str(place) in of_rank]
+    assert not failed, failed[0]
 
 
 if __name__ == "__main__":
