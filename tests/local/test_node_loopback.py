@@ -73,37 +73,30 @@ def workload(file: str, name: str = "", **arguments: object) -> WorkloadFile:
     """The workload in `file`; two samples' kinds in `two`, a fault `at` a batch in `faulty`, a
     built-in in `wide`.
     """
-    named = name or file
-    return WorkloadFile(
-        name=named,
-        digest=named,
-        file=f"workloads/{file}.py",
-        function="build",
-        arguments=dict(arguments),
-    )
+    name = name or file
+    path = f"workloads/{file}.py"
+    return WorkloadFile(name=name, digest=name, file=path, function="build", arguments=arguments)
+
+
+def train(run_id: str, workload: str, nodes: list[int], batches: list[int], **changes: Any) -> Item:
+    options = {"kind": "train"} | QUICK | changes
+    return Item(run_id=run_id, workload=workload, nodes=nodes, batches=batches, **options)
 
 
 class Agents:
-    """Agents on loopback, two unless asked for more, and the controller's side of their mailbox."""
+    """Two agents on loopback, and the controller's side of their mailbox."""
 
-    def __init__(self, mailbox: Path, package_parent: Path, many: int = 2) -> None:
-        self.mailbox, self.many = mailbox, many
-        self.port = free_port()
+    def __init__(self, mailbox: Path, package_parent: Path) -> None:
+        self.mailbox, self.port = mailbox, free_port()
         environment = {
             **os.environ,
             "PYTHONPATH": str(package_parent),
             "AWS_SECRET_ACCESS_KEY": "must not travel",
         }
+        agent = [sys.executable, "-m", "node", "--mailbox", str(mailbox), "--address", "127.0.0.1"]
+        agent += ["--deadline", str(time.time() + 120), "--node"]
         self.processes = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "node", "--mailbox", str(mailbox), "--node", str(one)),
-                    *("--address", "127.0.0.1", "--deadline", str(time.time() + 120)),
-                ],
-                env=environment,
-                cwd=mailbox,
-            )
-            for one in range(many)
+            subprocess.Popen([*agent, str(node)], env=environment, cwd=mailbox) for node in (0, 1)
         ]
 
     def plan(
@@ -112,33 +105,31 @@ class Agents:
         workloads: list[WorkloadFile],
         items: list[Item],
         ranks: tuple[int, ...] = (0, 1),
-        **go: Any,
     ) -> None:
-        """Ask for `items`, and say `go` once the workers of `ranks` are armed."""
+        """Ask for `items`, and give the go once the workers of `ranks` are armed."""
         plan = Plan(
             lease_id="lease",
             attempt=attempt,
-            addresses=["127.0.0.1"] * self.many,
-            expected=[Devices(name=CPU, count=1)] * self.many,
+            addresses=["127.0.0.1"] * 2,
+            expected=[Devices(name=CPU, count=1)] * 2,
             workloads=workloads,
             items=items,
             port=self.port - attempt,  # the agents add the attempt
             timeout_s=20.0,
             ranks=list(ranks),
-            pairs=bool(go),
         )
         write_json(self.mailbox / "plan.json", plan)
-        self.wait_for(
-            lambda: all(
-                (self.mailbox / f"node-{one}/armed-{attempt}.json").exists() for one in ranks
-            )
-        )
-        write_json(self.mailbox / f"go-{attempt}.json", go)
+        self.wait_for_files(f"armed-{attempt}.json", ranks)
+        write_json(self.mailbox / f"go-{attempt}.json", {})
+
+    def wait_for_files(self, name: str, nodes: tuple[int, ...]) -> list[Path]:
+        paths = [self.mailbox / f"node-{node}" / name for node in nodes]
+        self.wait_for(lambda: all(path.exists() for path in paths))
+        return paths
 
     def finished(self, attempt: int, ranks: tuple[int, ...] = (0, 1)) -> list[dict[str, Any]]:
         """How the nodes' launches ended."""
-        paths = [self.mailbox / f"node-{one}/finished-{attempt}.json" for one in ranks]
-        self.wait_for(lambda: all(path.exists() for path in paths))
+        paths = self.wait_for_files(f"finished-{attempt}.json", ranks)
         return [json.loads(path.read_text()) for path in paths]
 
     def records(self) -> dict[str, dict[str, Any]]:
@@ -165,22 +156,16 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def agents(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Agents]:
-    """Agents that run a copy of the package, as on a machine, two or as many as asked; ended
-    whatever happens.
-    """
-    mailbox = tmp_path / "mailbox"
-    mailbox.mkdir()
-    shutil.copytree(
-        Path(node.__file__).parent,
-        tmp_path / "away" / "node",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    (mailbox / "workloads").mkdir()
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    """Agents that run a copy of the package, as on a machine; ended whatever happens."""
+    mailbox, package = tmp_path / "mailbox", Path(node.__file__).parent
+    (mailbox / "workloads").mkdir(parents=True)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, tmp_path / "away" / "node", ignore=ignore)
     (mailbox / "workloads/two.py").write_text(TWO_KINDS)
     (mailbox / "workloads/faulty.py").write_text(FAULTY)
-    shutil.copy(Path(node.__file__).parent / "workloads/wide_mlp.py", mailbox / "workloads/wide.py")
-    running = Agents(mailbox, tmp_path / "away", getattr(request, "param", 2))
+    shutil.copy(package / "workloads/wide_mlp.py", mailbox / "workloads/wide.py")
+    running = Agents(mailbox, tmp_path / "away")
     try:
         yield running
     finally:
@@ -199,130 +184,73 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         workload("faulty", "at-once", at=1),
         workload("faulty", "later", at=4),
     ]
-    profile = Item(run_id="profile", kind="profile", nodes=[1], workload="wide", batches=[8, 64])
-    probe = Item(run_id="probe", kind="probe", nodes=[0, 1], message_bytes=[1024, 4_194_304])
-    fails_early = Item(
-        run_id="early", kind="train", nodes=[0, 1], workload="at-once", batches=[2, 2], **QUICK
-    )
-    unknown = Item(
-        run_id="unknown",
-        kind="train",
-        nodes=[0],
-        workload="two",
-        batches=[2],
-        strategy="dpp",
-        **QUICK,
-    )
-    unequal = Item(
-        run_id="unequal",
-        kind="train",
-        nodes=[0, 1],
-        workload="two",
-        batches=[6, 2],
-        accumulation_steps=2,
-        **QUICK,
-    )
-    alone = Item(run_id="alone", kind="train", nodes=[1], workload="two", batches=[8], **QUICK)
-    both = Item(
-        run_id="both", kind="train", nodes=[0, 1], workload="wide", batches=[16, 16], **QUICK
-    )
-    fails_late = Item(
-        run_id="late", kind="train", nodes=[0, 1], workload="later", batches=[2, 2], **QUICK
-    )
-    never = Item(run_id="after-late", kind="train", nodes=[0], workload="two", batches=[4], **QUICK)
-
-    agents.plan(
-        1,
-        workloads,
-        [profile, probe, fails_early, unknown, unequal, alone, both, fails_late, never],
-    )
+    never = train("after-late", "two", [0], [4])
+    items = [
+        Item(run_id="profile", kind="profile", nodes=[1], workload="wide", batches=[8, 64]),
+        Item(run_id="probe", kind="probe", nodes=[0, 1], message_bytes=[1024, 4_194_304]),
+        train("early", "at-once", [0, 1], [2, 2]),
+        train("unknown", "two", [0], [2], strategy="dpp"),
+        train("unequal", "two", [0, 1], [6, 2], accumulation_steps=2),
+        train("alone", "two", [1], [8]),
+        train("both", "wide", [0, 1], [16, 16]),
+        train("late", "later", [0, 1], [2, 2]),
+        never,
+    ]
+    agents.plan(1, workloads, items)
     first = agents.finished(1)
     records = agents.records()
 
-    assert [one["exit_code"] != 0 for one in first] == [True, True]
-    assert {one["run_id"] for one in first} == {"late"}
-    assert set(records) == {
-        "profile",
-        "probe",
-        "early",
-        "unknown",
-        "unequal",
-        "alone",
-        "both",
-        "late",
-    }
-    assert {run for run, one in records.items() if one["status"] == "failed"} == {
-        "early",
-        "unknown",
-        "late",
-    }
-    assert (
-        records["early"]["reason"]
-        == f"node 1: ValueError: {ROW_17} (at-once, line 10, in make_batch)"
-    )
-    assert "adasum-delta, ddp" in records["unknown"]["reason"]
-    assert ROW_17 in records["late"]["reason"]
+    assert [end["exit_code"] != 0 for end in first] == [True, True]
+    assert {end["run_id"] for end in first} == {"late"}
+    assert set(records) == {item.run_id for item in items} - {"after-late"}
+    reasons = {run: body["reason"] for run, body in records.items() if body["status"] == "failed"}
+    assert set(reasons) == {"early", "unknown", "late"}
+    assert reasons["early"] == f"node 1: ValueError: {ROW_17} (at-once, line 10, in make_batch)"
+    assert "adasum-delta, ddp" in reasons["unknown"] and ROW_17 in reasons["late"]
 
-    assert records["unequal"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
-    assert records["alone"]["values"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
-    assert records["alone"]["values"]["sync_s"] == 0.0
-    measured = records["both"]["values"]
-    assert measured["gradient_bytes"] == 4 * measured["parameters"] == sum(measured["bucket_bytes"])
-    several = [records[run]["values"] for run in ("unequal", "both")]
-    assert all(one["sync_s"] < one["step_s"] for one in several)
-    assert any(one["sync_s"] > 0 for one in several)
-    assert len(measured["rank_step_s"]) == 2 and 8 <= measured["steps"] <= 12
-    assert measured["peak_bytes"] > 50e6
-    written = [one for one in records.values() if "checkpoint_s" in one["values"]]
-    assert len(written) == len({one["item"]["workload"] for one in written})
-    assert all(
-        one["values"]["checkpoint_bytes"] >= one["values"]["gradient_bytes"] for one in written
-    )
-    assert written and all(0 < one["values"]["checkpoint_s"] < 30 for one in written)
-    rows = records["profile"]["values"]["rows"]
+    values = {run: body["values"] for run, body in records.items() if body["status"] == "measured"}
+    assert values["unequal"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
+    assert values["alone"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
+    assert values["alone"]["sync_s"] == 0.0
+    both, several = values["both"], (values["unequal"], values["both"])
+    assert both["gradient_bytes"] == 4 * both["parameters"] == sum(both["bucket_bytes"])
+    assert all(found["sync_s"] < found["step_s"] for found in several)
+    assert any(found["sync_s"] > 0 for found in several)
+    assert len(both["rank_step_s"]) == 2 and 8 <= both["steps"] <= 12
+    assert both["peak_bytes"] > 50e6
+    written = {run: found for run, found in values.items() if "checkpoint_s" in found}
+    assert written and len(written) == len({records[run]["item"]["workload"] for run in written})
+    for found in written.values():
+        assert found["checkpoint_bytes"] >= found["gradient_bytes"]
+        assert 0 < found["checkpoint_s"] < 30
+    rows = values["profile"]["rows"]
     assert [row["batch"] for row in rows] == [8, 64]
     assert rows[0]["backward_s"] < rows[1]["backward_s"]
-    buckets = records["profile"]["values"]["buckets"]
-    assert [one["bytes"] for one in buckets] == measured["bucket_bytes"]
+    buckets = values["profile"]["buckets"]
+    assert [bucket["bytes"] for bucket in buckets] == both["bucket_bytes"]
     assert 0 < buckets[0]["ready_fraction"] < buckets[-1]["ready_fraction"] <= 1
-    shares = [
-        one["values"]["taken_share"] for one in records.values() if one["status"] == "measured"
-    ]
-    assert len(shares) == 5 and all(0 <= share <= 1 for share in shares)
-    small, large = records["probe"]["values"]["rows"]
+    assert len(values) == 5 and all(0 <= found["taken_share"] <= 1 for found in values.values())
+    small, large = values["probe"]["rows"]
     assert small["seconds"] < large["seconds"]
 
     agents.plan(2, workloads, [never])
-    assert [one["exit_code"] for one in agents.finished(2)] == [0, 0]
+    assert [end["exit_code"] for end in agents.finished(2)] == [0, 0]
     assert agents.records()["after-late"]["attempt"] == 2
-
     write_json(agents.mailbox / "done.json", {})
     assert [process.wait(timeout=10) for process in agents.processes] == [0, 0]
 
 
 def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents: Agents) -> None:
-    wide = workload("wide")
-    long = Item(
-        run_id="long",
-        kind="train",
-        nodes=[0, 1],
-        workload="wide",
-        batches=[4, 4],
-        least_steps=9999,
-        most_steps=9999,
-        most_s=60.0,
-    )
+    wide, forever = workload("wide"), {"least_steps": 9999, "most_steps": 9999, "most_s": 60.0}
+    long = train("long", "wide", [0, 1], [4, 4], **forever)
     agents.plan(1, [wide], [long])
     agents.wait_for(lambda: under_way(agents.mailbox / "node-1/heartbeat.json") == "long")
     # whether it is still building or already stepping, its peer must notice
-    workers = [
-        one for one in descendants(agents.processes[1].pid) if b"node.worker" in command_line(one)
-    ]
-    os.kill(workers[-1], 9)
+    below = descendants(agents.processes[1].pid)
+    os.kill([process for process in below if b"node.worker" in command_line(process)][-1], 9)
     ends = agents.finished(1)
-    assert [one["exit_code"] != 0 for one in ends] == [True, True]
-    assert [one["run_id"] for one in ends] == ["long", "long"]
-    assert [one["worker_exit_code"] for one in ends] == [EXIT_LOST_PEER, -9]
+    assert all(end["exit_code"] != 0 and end["run_id"] == "long" for end in ends)
+    assert [end["worker_exit_code"] for end in ends] == [EXIT_LOST_PEER, -9]
     assert agents.records() == {}
 
     agents.plan(2, [wide], [long])
@@ -339,48 +267,39 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
 def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devices_than_it_says(
     agents: Agents,
 ) -> None:
-    mixed = Item(
-        run_id="mixed",
-        kind="train",
-        nodes=[0, 1],
-        devices=[2, 1],
-        workload="two",
-        batches=[3, 2],
-        accumulation_steps=2,
-        **LONGER,
-    )
-    single = Item(run_id="single", kind="train", nodes=[0], workload="two", batches=[8], **LONGER)
-    within = replace(single, run_id="within", devices=[2], batches=[4])
+    mixed = train("mixed", "two", [0, 1], [3, 2], devices=[2, 1], accumulation_steps=2, **LONGER)
+    single = train("single", "two", [0], [8], **LONGER)
     beside = replace(single, run_id="beside", nodes=[1])
-    one_each = replace(mixed, run_id="one-each", devices=[], batches=[6, 2])
     paced = replace(mixed, run_id="paced", workload="slow")
-    profile = Item(run_id="profile", kind="profile", nodes=[0], workload="two", batches=[4, 8, 16])
-    probe = Item(
-        run_id="probe", kind="probe", nodes=[0, 1], devices=[2, 1], message_bytes=[1024, 65536]
-    )
+    probe = {"kind": "probe", "devices": [2, 1], "message_bytes": [1024, 65536]}
+    items = [
+        replace(single, run_id="within", devices=[2], batches=[4]),
+        beside,
+        single,
+        Item(run_id="profile", kind="profile", nodes=[0], workload="two", batches=[4, 8, 16]),
+        mixed,
+        paced,
+        replace(mixed, run_id="one-each", devices=[], batches=[6, 2]),
+        train("probe", "", [0, 1], [], **probe),
+    ]
     workloads = [workload("two", lr=0.4), workload("two", "slow", lr=0.01)]
-    items = [within, beside, single, profile, mixed, paced, one_each, probe]
     agents.plan(1, workloads, items)
-    assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
+    assert [end["exit_code"] for end in agents.finished(1)] == [0, 0]
     records = agents.records()
-    assert {run: one["reason"] for run, one in records.items()} == {
+    assert {run: body["reason"] for run, body in records.items()} == {
         item.run_id: "" for item in items
     }
-    values = {run: one["values"] for run, one in records.items()}
-    ranks = {
-        run: len(values[run]["rank_step_s"])
-        for run in ("mixed", "within", "single", "beside", "one-each")
-    }
-    assert ranks == {"mixed": 3, "within": 2, "single": 1, "beside": 1, "one-each": 2}
+    values = {run: body["values"] for run, body in records.items()}
+    ranks = {"mixed": 3, "within": 2, "single": 1, "beside": 1, "one-each": 2}
+    assert {run: len(values[run]["rank_step_s"]) for run in ranks} == ranks
     # 3 samples of 1 and 3 + 2 of -3: the mean is -1.5, and there the loss is the variance. Averaged
     # ranks: -1.67.
-    assert values["mixed"]["last_loss"] == pytest.approx(3.75, abs=1e-3)
+    losses = {"mixed": 3.75, "within": 4.0, "single": 0.0, "one-each": 3.0}
+    for run, loss in losses.items():
+        assert values[run]["last_loss"] == pytest.approx(loss, abs=1e-3)
     # neither is a step too long or too short: from 5, each takes 2 % of the way
     way = 6.5 * 0.98 ** (paced.warmup_steps + values["paced"]["steps"] - 1)
     assert values["paced"]["last_loss"] == pytest.approx(3.75 + way**2, rel=1e-4)
-    assert values["within"]["last_loss"] == pytest.approx(4.0, abs=1e-3)
-    assert values["single"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
-    assert values["one-each"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
     assert len(values["probe"]["rows"]) == 2 and len(values["profile"]["rows"]) == 3
 
     agents.plan(2, workloads, [replace(beside, run_id="without-node-0")], ranks=(1,))
@@ -405,42 +324,30 @@ def command_line(process: int) -> bytes:
 def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_number_ends_it(
     agents: Agents,
 ) -> None:
-    workloads = [workload("wide", width=64, frames=1), workload("two", "nan", lr=1e30)]
-    both: dict[str, Any] = {
-        "kind": "learn",
-        "nodes": [0, 1],
-        "batches": [6, 2],
-        "most_steps": 22,
-        "windows": 5,
+    changes: dict[str, dict[str, Any]] = {
+        "one": {},
+        "again": {},
+        "other": {"seed": 2},
+        "sparse": {"strategy": "ddp-mstopk"},
+        "short": {"most_s": 1e-9},
+        "uneven": {"windows": 23},
+        "nan": {"workload": "nan"},
     }
-    items = [
-        Item(run_id="one", workload="wide", seed=1, **both),
-        Item(run_id="again", workload="wide", seed=1, **both),
-        Item(run_id="other", workload="wide", seed=2, **both),
-        Item(run_id="sparse", workload="wide", seed=1, strategy="ddp-mstopk", **both),
-        Item(run_id="short", workload="wide", seed=1, most_s=1e-9, **both),
-        Item(run_id="nan", workload="nan", **both),
-        Item(run_id="uneven", workload="wide", **both | {"windows": 23}),
-    ]
+    same = {"workload": "wide", "nodes": [0, 1], "batches": [6, 2], "kind": "learn"}
+    same |= {"most_steps": 22, "most_s": 6.0, "windows": 5, "seed": 1}
+    items = [train(run, **same | change) for run, change in changes.items()]
+    workloads = [workload("wide", width=64, frames=1), workload("two", "nan", lr=1e30)]
     agents.plan(1, workloads, items)
     agents.finished(1)
     records = agents.records()
-    assert {run for run, one in records.items() if one["status"] == "failed"} == {
-        "uneven",
-    }
-    assert "23 windows" in records["uneven"]["reason"]
-    losses = {
-        run: one["values"]["losses"] for run, one in records.items() if one["status"] == "measured"
-    }
-    assert len(losses["one"]) == 5 and records["one"]["values"]["steps_a_window"] == 4
+    failed = [run for run, body in records.items() if body["status"] == "failed"]
+    assert failed == ["uneven"] and "23 windows" in records.pop("uneven")["reason"]
+    values = {run: body["values"] for run, body in records.items()}
+    losses = {run: found["losses"] for run, found in values.items()}
+    assert len(losses["one"]) == 5 and values["one"]["steps_a_window"] == 4
     assert losses["one"] == losses["again"] and losses["one"] != losses["other"]
-    assert losses["sparse"] != losses["one"] and losses["sparse"][0] == pytest.approx(
-        losses["one"][0], rel=0.5
-    )
+    assert losses["sparse"] != losses["one"]
+    assert losses["sparse"][0] == pytest.approx(losses["one"][0], rel=0.5)
     assert losses["short"] == losses["one"][:1]
-    assert (
-        losses["nan"] == []
-        and records["nan"]["values"]["diverged"]
-        and not records["one"]["values"]["diverged"]
-    )
-    assert not any("step_s" in one["values"] for one in records.values())
+    assert losses["nan"] == [] and values["nan"]["diverged"] and not values["one"]["diverged"]
+    assert not any("step_s" in found for found in values.values())

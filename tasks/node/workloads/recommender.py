@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
 
 class Recommender(nn.Module):
@@ -36,7 +34,7 @@ class Recommender(nn.Module):
 
 def build(
     fields: int = 12, rows: int = 3000, width: int = 32, recent: int = 120, hidden: int = 512
-) -> Parts:
+) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer."""
     model = Recommender(fields, rows, width, hidden)
     clicks, bought = torch.randint(rows, (2048, fields, recent)), torch.rand(2048).round()
@@ -45,9 +43,5 @@ def build(
         picked = torch.randint(len(clicks), (batch,))
         return clicks[picked], bought[picked]
 
-    return (
-        model,
-        nn.BCEWithLogitsLoss(),
-        make_batch,
-        torch.optim.Adagrad(model.parameters(), lr=0.02),
-    )
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
+    return model, nn.BCEWithLogitsLoss(), make_batch, optimizer

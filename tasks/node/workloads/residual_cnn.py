@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
 
 class Residual(nn.Module):
@@ -28,7 +26,7 @@ class Residual(nn.Module):
         return torch.relu(images + self.body(images))
 
 
-def build(width: int = 20, classes: int = 10) -> Parts:
+def build(width: int = 20, classes: int = 10) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer."""
     stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), Residual(width)]
     for channels in (width, 2 * width):
@@ -49,9 +47,5 @@ def build(width: int = 20, classes: int = 10) -> Parts:
         rows = torch.randint(len(images), (batch,))
         return images[rows], labels[rows]
 
-    return (
-        model,
-        nn.CrossEntropyLoss(),
-        make_batch,
-        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    return model, nn.CrossEntropyLoss(), make_batch, optimizer

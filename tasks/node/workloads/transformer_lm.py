@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
 
 class LanguageModel(nn.Module):
@@ -33,7 +31,9 @@ class LanguageModel(nn.Module):
         return logits.transpose(1, 2)
 
 
-def build(vocabulary: int = 512, length: int = 64, width: int = 128, layers: int = 4) -> Parts:
+def build(
+    vocabulary: int = 512, length: int = 64, width: int = 128, layers: int = 4
+) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer."""
     model = LanguageModel(vocabulary, length, width, layers)
     text = torch.randint(vocabulary, (256, length + 1))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
-
-def build(features: int = 512, width: int = 1280, frames: int = 6) -> Parts:
+def build(features: int = 512, width: int = 1280, frames: int = 6) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer."""
     model = nn.Sequential(
         nn.Linear(features, width),
@@ -25,9 +23,5 @@ def build(features: int = 512, width: int = 1280, frames: int = 6) -> Parts:
         picked = clips[torch.randint(len(clips), (batch,))]
         return picked, picked
 
-    return (
-        model,
-        nn.MSELoss(),
-        make_batch,
-        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return model, nn.MSELoss(), make_batch, optimizer

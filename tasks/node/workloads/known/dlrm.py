@@ -5,15 +5,14 @@ The defaults are its authors' model of Criteo's Kaggle data: 540 million paramet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Inputs = tuple[Tensor, Tensor]
-Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Inputs, Tensor]], torch.optim.Optimizer]
-
 _NUMBERS = 13  # features that are numbers
 # Values that each of the other features takes in the data.
 _VALUES = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27,
@@ -54,7 +53,7 @@ class DLRM(nn.Module):
         return logits.squeeze(1)
 
 
-def build(width: int = 16, most_rows: int = max(_VALUES)) -> Parts:
+def build(width: int = 16, most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer; no table has more than `most_rows` rows."""
     rows = [min(most_rows, values) for values in _VALUES]
     model = DLRM(rows, width)

@@ -6,13 +6,12 @@ Without arguments they are ResNet-50 and ViT-B/16 on 224 x 224 pixels and 1,000 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 from torchvision.models.resnet import Bottleneck, ResNet
-
-Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
 
 _BLOCKS = (3, 4, 6, 3)  # of the four stages of a ResNet-50
 _IMAGES = (
@@ -25,7 +24,7 @@ def resnet50(
     classes: int = 1000,
     width_per_group: int = 64,
     most_blocks: int = max(_BLOCKS),
-) -> Parts:
+) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer; no stage has more than `most_blocks` blocks."""
     blocks = [min(most_blocks, blocks) for blocks in _BLOCKS]
     model = ResNet(Bottleneck, blocks, num_classes=classes, width_per_group=width_per_group)
@@ -35,7 +34,7 @@ def resnet50(
 
 def vit_b_16(
     pixels: int = 224, classes: int = 1000, width: int = 768, layers: int = 12, heads: int = 12
-) -> Parts:
+) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer; `pixels` is a multiple of 16, the side of a patch."""
     model = VisionTransformer(
         image_size=pixels,
@@ -47,12 +46,8 @@ def vit_b_16(
         num_classes=classes,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.3)
-    return (
-        model,
-        nn.CrossEntropyLoss(label_smoothing=0.11),
-        _batch_maker(pixels, classes),
-        optimizer,
-    )
+    loss = nn.CrossEntropyLoss(label_smoothing=0.11)
+    return model, loss, _batch_maker(pixels, classes), optimizer
 
 
 def _batch_maker(pixels: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:

@@ -5,40 +5,20 @@ The defaults are BERT-base and the smallest GPT-2, on texts of their maximum len
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-Parts = tuple[
-    nn.Module,
-    Callable[[Tensor, Tensor], Tensor],
-    Callable[[int], tuple[Tensor, Tensor]],
-    torch.optim.Optimizer,
-]
-
 _TEXTS = 256  # made once and drawn from
 _MASK, _MASKED = 103, 0.15  # BERT's token [MASK], and the share of tokens that it stands for
-_NO_TARGET = -100  # what cross entropy leaves out
-
-
-class Logits(nn.Module):
-    """A language model that takes tokens alone, and answers with logits alone."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (batch, length) to logits (batch, length, vocabulary)."""
-        logits: Tensor = self.network(input_ids=tokens).logits
-        return logits
+_NO_TARGET = -100  # cross entropy leaves it out
 
 
 def bert(
     vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12
-) -> Parts:
+) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer of masked language modelling."""
     config = BertConfig(
         vocab_size=vocabulary,
@@ -48,9 +28,7 @@ def bert(
         num_hidden_layers=layers,
         num_attention_heads=heads,
     )
-    model = Logits(
-        BertForMaskedLM(config)
-    )  # has no pooler, which this loss would leave without a gradient
+    model = BertForMaskedLM(config)  # has no pooler, which would get no gradient from this loss
     texts = torch.randint(vocabulary, (_TEXTS, length))
 
     def make_batch(batch: int) -> tuple[Tensor, Tensor]:
@@ -58,17 +36,13 @@ def bert(
         masked = torch.rand(batch, length) < _MASKED
         return tokens.masked_fill(masked, _MASK), tokens.masked_fill(~masked, _NO_TARGET)
 
-    return (
-        model,
-        _cross_entropy,
-        make_batch,
-        torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+    return model, _cross_entropy, make_batch, optimizer
 
 
 def gpt2(
     vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12
-) -> Parts:
+) -> tuple[Any, ...]:
     """Model, loss, batch maker and optimizer of predicting the next token."""
     config = GPT2Config(
         vocab_size=vocabulary,
@@ -80,23 +54,17 @@ def gpt2(
         eos_token_id=vocabulary - 1,
         use_cache=False,  # of keys and values, for generating text
     )
-    model = Logits(GPT2LMHeadModel(config))
+    model = GPT2LMHeadModel(config)
     texts = torch.randint(vocabulary, (_TEXTS, length + 1))
 
     def make_batch(batch: int) -> tuple[Tensor, Tensor]:
         tokens = texts[torch.randint(_TEXTS, (batch,))]
         return tokens[:, :-1], tokens[:, 1:]
 
-    return (
-        model,
-        _cross_entropy,
-        make_batch,
-        torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    return model, _cross_entropy, make_batch, optimizer
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def _cross_entropy(output: Any, targets: Tensor) -> Tensor:
     """The mean over all tokens that have a target."""
-    return nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET
-    )
+    return nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())

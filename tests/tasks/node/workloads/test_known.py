@@ -97,11 +97,12 @@ def test_in_full_it_is_the_librarys_own(settings: Settings, name: str) -> None:
             "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig()),
             "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config()),
         }.get(name, lambda: built.model)()
-    model = getattr(built.model, "network", built.model)
-    assert [(key, one.shape) for key, one in model.state_dict().items()] == [
-        (key, one.shape) for key, one in library.state_dict().items()
-    ]
-    assert {one.device.type for one in built.model.parameters()} == {"meta"}
+    found, expected = (
+        {key: weights.shape for key, weights in model.state_dict().items()}
+        for model in (built.model, library)
+    )
+    assert found == expected
+    assert {weights.device.type for weights in built.model.parameters()} == {"meta"}
     entrypoint = str(settings.workloads[name].entrypoint)
     assert built.parameters == PARAMETERS[entrypoint.partition(":")[2]]
 
@@ -133,7 +134,7 @@ def test_in_small_it_trains_the_same_in_every_mode(
 
 def test_tied_weights_belong_to_no_block(settings: Settings) -> None:
     model: Any = load(settings, "gpt2-small").model
-    embeddings = model.network.transformer
-    assert model.network.lm_head.weight is embeddings.wte.weight
+    embeddings = model.transformer
+    assert model.lm_head.weight is embeddings.wte.weight
     gathered = {id(one) for block in blocks(model) for one in block.parameters()}
     assert id(embeddings.wte.weight) not in gathered and id(embeddings.wpe.weight) in gathered
