@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .machine import cores, cpu, fingerprint, gpus, interface_of, torch_version
+from .machine import cores, fingerprint, interface_of, torch_version
 from .processes import (
     FAULTS,
     adopt_orphans,
@@ -63,7 +63,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self.write("ready.json", self.description())
+        ready = {"fingerprint": fingerprint(), "torch_version": torch_version()}
+        self.write("ready.json", {"address": self.address} | ready)
         while True:
             if (self.mailbox / "done.json").exists():
                 self.leave(0)
@@ -78,20 +79,6 @@ class Agent:
             if time.monotonic() - self.beaten >= _HEARTBEAT_S:
                 self.heartbeat()
             time.sleep(_POLL_S)
-
-    def description(self) -> dict[str, Any]:
-        """Return the content of `ready.json`."""
-        return {
-            "address": self.address,
-            "cpu": cpu(),
-            "cores": os.cpu_count(),
-            "gpus": gpus(),
-            "fingerprint": fingerprint(),
-            "torch_version": torch_version(),
-            "python": sys.version.split()[0],
-            "pid": os.getpid(),
-            "ready_unix": time.time(),
-        }
 
     def new_plan(self) -> Plan | None:
         """Return the plan if its attempt is a higher one than the last that was run."""
@@ -213,27 +200,18 @@ class Agent:
         if worker_code is None and code in FAULTS:
             worker_code = code  # the preparation ended it before there was a torchrun
         body = {
-            "attempt": self.attempt,
             "exit_code": code,
             "worker_exit_code": worker_code,
             "reason": replaced or (exit_reason(log, worker_code) if code else ""),
             "run_id": self.run_id(),
             "log_tail": log[-_LOG_TAIL:],
-            "finished_unix": time.time(),
         }
         self.write(f"finished-{self.attempt}.json", body)
 
     def heartbeat(self) -> None:
-        """Report what is under way."""
+        """Show that this machine lives."""
         self.beaten = time.monotonic()
-        running = self.launch is not None
-        body = {
-            "phase": "running" if running else "waiting",
-            "attempt": self.attempt,
-            "run_id": self.run_id() if running else "",
-            "beat_unix": time.time(),
-        }
-        self.write("heartbeat.json", body)
+        self.write("heartbeat.json", {"beat_unix": time.time()})
 
     @property
     def progress_path(self) -> Path:

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -54,28 +54,13 @@ _MARK = struct.Struct("<qd")  # the last step that was done, and when
 _LATE_S = 5.0  # at least, that one worker may come to a meeting after another
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Samples of each rank in a step, and the number of micro-steps."""
-
-    samples: tuple[int, ...]
-    micro_steps: int
-
-    def micro_batches(self, rank: int) -> list[int]:
-        """Sizes of one rank's micro-batches, the largest last: that one communicates. Some may be
-        0.
-        """
-        whole, more = divmod(self.samples[rank], self.micro_steps)
-        return [whole] * (self.micro_steps - more) + [whole + 1] * more
-
-
-def shares(global_batch: int, batches: Sequence[int]) -> Share:
+def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Share `global_batch` in proportion to `batches`, the most samples that each rank takes at
-    once.
+    once; return each rank's micro-batches.
 
-    Each rank gets one sample, and the others go one by one to the rank that is furthest behind its
-    share: equal ranks differ by at most one sample. Raises ValueError for a batch smaller than the
-    number of ranks.
+    The largest comes last, which communicates; some may be 0. Samples left over go one by one to
+    the rank that is furthest behind its share: equal ranks differ by at most one sample. Raises
+    ValueError for a batch smaller than the number of ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -89,7 +74,7 @@ def shares(global_batch: int, batches: Sequence[int]) -> Share:
     while sum(samples) > global_batch:  # some had to be raised to one sample
         samples[min((rank for rank, count in enumerate(samples) if count > 1), key=behind)] -= 1
     steps = max(-(-count // most) for count, most in zip(samples, batches, strict=True))
-    return Share(tuple(samples), steps)
+    return [[(count + step) // steps for step in range(steps)] for count in samples]
 
 
 class ElasticRun:
@@ -165,10 +150,10 @@ class ElasticRun:
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
     def restore(self, built: LoadedWorkload, rank: int) -> dict[str, Any]:
-        """Restore model, optimizer and generators from the newest checkpoint.
+        """Restore model and optimizer from the newest checkpoint.
 
-        Returns `step`, from which to go on, `restore_s` and `restore_bytes`. A new rank draws from
-        another seed. Raises RuntimeError if ranks found different steps.
+        Returns `step`, from which to go on, `restore_s` and `restore_bytes`. Random numbers go on
+        from a seed of rank and step. Raises RuntimeError if ranks found different steps.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
@@ -180,10 +165,7 @@ class ElasticRun:
             built.optimizer.load_state_dict(state["optimizer"])
             if built.arithmetic.scaler is not None:
                 built.arithmetic.scaler.load_state_dict(state["scaler"])
-            if rank < len(state["generators"]):
-                self.set_generators(*state["generators"][rank])
-            else:
-                torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
+            torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
             seconds = now(self.device) - began
             taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
         steps = sorted({int(step) for (step,) in gather([taken["step"]], dist.group.WORLD)})
@@ -193,18 +175,6 @@ class ElasticRun:
             )
         return taken
 
-    def generators(self) -> list[torch.Tensor]:
-        """Return the state of this rank's random numbers, on the CPU and on its GPU."""
-        states = [torch.get_rng_state()]
-        if self.device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self.device))
-        return states
-
-    def set_generators(self, on_cpu: torch.Tensor, on_gpu: torch.Tensor | None = None) -> None:
-        torch.set_rng_state(on_cpu.cpu())
-        if self.device.type == "cuda" and on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu.cpu(), self.device)
-
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Train to the last step; return the record's values at the leading rank. Raises
         FloatingPointError.
@@ -212,7 +182,7 @@ class ElasticRun:
         item, nodes, rank = self.item, self.nodes, dist.get_rank()
         samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
         global_batch = item.accumulation_steps * samples
-        share = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
+        by_rank = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
         start = self.restore(built, rank)
         module = built.model
         if len(nodes) > 1:
@@ -230,18 +200,17 @@ class ElasticRun:
                 start
                 | {
                     "nodes": nodes,
-                    "batches": list(share.samples),
-                    "micro_steps": share.micro_steps,
+                    "batches": [sum(sizes) for sizes in by_rank],
+                    "micro_steps": len(by_rank[rank]),
                     "lost_steps": max(0, last_step - step),
                     "last_unix": last_unix,
                     "began_unix": time.time(),
                 }
             )
-        sizes = share.micro_batches(rank)
         with running(built.loader):
             began = now(self.device)
             while step < item.most_steps:
-                partial_loss = one_step(built, module, sizes, global_batch, len(nodes))
+                partial_loss = one_step(built, module, by_rank[rank], global_batch, len(nodes))
                 step += 1
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
@@ -255,25 +224,21 @@ class ElasticRun:
         self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
     ) -> None:
         """Write the state after `step`. Raises FloatingPointError if the loss is no number."""
-        gathered: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
-        leader = self.nodes.index(self.host)
-        dist.gather_object((self.generators(), partial_loss), gathered, dst=leader)
-        if gathered is None:
+        loss = sum(part for (part,) in gather([partial_loss], dist.group.WORLD))
+        if not self.leads:
             return
-        generators, losses = zip(*gathered, strict=True)
-        if not math.isfinite(sum(losses)):
+        if not math.isfinite(loss):
             raise FloatingPointError(
-                f"the loss is {sum(losses)} after {step} steps: not a number to train with"
+                f"the loss is {loss} after {step} steps: not a number to train with"
             )
         state = {
             "step": step,
             "model": built.model.state_dict(),
             "optimizer": built.optimizer.state_dict(),
-            "generators": list(generators),
         }
         if built.arithmetic.scaler is not None:
             state["scaler"] = built.arithmetic.scaler.state_dict()
-        self.checkpoints.write(step, state, loss=sum(losses), **about)
+        self.checkpoints.write(step, state, loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
         """Return the record's values."""

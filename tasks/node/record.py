@@ -12,8 +12,8 @@ the attempt, counted from 1:
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
         data.json           addresses of S3 that machines fetch
     node-<i>/, agent
-        ready.json          address, versions, fingerprint, pid
-        heartbeat.json      phase, attempt and run_id under way; rewritten every second
+        ready.json          address, torch's version, fingerprint
+        heartbeat.json      rewritten every second
         finished-<a>.json   exit_code of torchrun, worker_exit_code (negative: a signal; else as in
                             processes.py), reason, run_id, log_tail
         log-<a>.txt         torchrun's output

@@ -178,8 +178,8 @@ class Market:
 
 def split(planned: int, machines: int) -> tuple[int, int]:
     """Samples of a device and micro-steps with `machines` left of the planned ones."""
-    share = shares(BATCH, (BATCH // planned,) * machines)
-    return share.micro_batches(0)[-1], share.micro_steps
+    micro_batches = shares(BATCH, (BATCH // planned,) * machines)[0]
+    return micro_batches[-1], len(micro_batches)
 
 
 def known_steps(here: Workspace) -> dict[Setting, list[float]]:

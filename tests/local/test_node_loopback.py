@@ -244,7 +244,7 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     wide, forever = workload("wide"), {"least_steps": 9999, "most_steps": 9999, "most_s": 60.0}
     long = train("long", "wide", [0, 1], [4, 4], **forever)
     agents.plan(1, [wide], [long])
-    agents.wait_for(lambda: under_way(agents.mailbox / "node-1/heartbeat.json") == "long")
+    agents.wait_for(lambda: under_way(agents.mailbox / "node-1/progress.json") == "long")
     # whether it is still building or already stepping, its peer must notice
     below = descendants(agents.processes[1].pid)
     os.kill([process for process in below if b"node.worker" in command_line(process)][-1], 9)
@@ -308,9 +308,9 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
 
 
-def under_way(heartbeat: Path) -> str:
-    """Run that a heartbeat names."""
-    return str(json.loads(heartbeat.read_text())["run_id"]) if heartbeat.exists() else ""
+def under_way(progress: Path) -> str:
+    """Run that a worker reports."""
+    return str(json.loads(progress.read_text())["run_id"]) if progress.exists() else ""
 
 
 def command_line(process: int) -> bytes:

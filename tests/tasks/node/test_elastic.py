@@ -26,11 +26,13 @@ def test_all_of_the_batch_is_shared_out_and_no_device_gets_more_at_once_than_it_
     batches: list[int], more: int
 ) -> None:
     found = shares(len(batches) + more, batches)
-    assert sum(found.samples) == len(batches) + more and min(found.samples) >= 1
-    for rank, most in enumerate(batches):
-        sizes = found.micro_batches(rank)
-        assert len(sizes) == found.micro_steps and sum(sizes) == found.samples[rank]
+    samples = [sum(sizes) for sizes in found]
+    assert sum(samples) == len(batches) + more and min(samples) >= 1
+    assert len({len(sizes) for sizes in found}) == 1
+    for sizes, most in zip(found, batches, strict=True):
         assert 1 <= sizes[-1] == max(sizes) <= most
+    for count, most in zip(samples, batches, strict=True):
+        assert abs(count - sum(samples) * most / sum(batches)) < 1 or 1 in samples
 
 
 @pytest.mark.parametrize(("batch", "batches"), [(1, [4, 4]), (8, [4, 0])])
