@@ -10,16 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..providers.ec2.catalogue import device_tflops
 from .measurements import read_descriptions
 
-COLUMNS = (
-    "name",
-    "devices",
-    "device",
-    "cores",
-    "bandwidth_gbps",
-    "memory_gib",
-    "device_memory_gib",
-    "device_tflops",
-)
+COLUMNS = ["name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"]
+COLUMNS += ["device_memory_gib", "device_tflops"]
 
 
 class CatalogueRow(BaseModel):
@@ -36,7 +28,6 @@ class CatalogueRow(BaseModel):
     accelerator_name: str | None = None
     accelerator_count: float | None = Field(default=None, ge=0)
     network_gbps: float | None = Field(default=None, gt=0)
-    on_demand_usd_per_h_us_east_1: float | None = Field(default=None, ge=0)
 
     @property
     def device(self) -> str:
@@ -63,16 +54,6 @@ def read_catalogue(path: Path) -> pd.DataFrame:
             *(row.instance_type, row.devices, row.device, row.vcpu, row.network_gbps),
             *(row.memory_gib, row.gpu_memory_gib_each or None, device_tflops(row.device)),
         )
-        for row in _rows(path)
+        for row in read_descriptions(path, CatalogueRow, key="instance_type")[0]
     ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def read_prices(path: Path) -> dict[str, float]:
-    """Return on-demand dollars an hour by type; a price of 0 is unknown. Raises ImportRefused."""
-    prices = {row.instance_type: row.on_demand_usd_per_h_us_east_1 for row in _rows(path)}
-    return {name: usd for name, usd in prices.items() if usd}
-
-
-def _rows(path: Path) -> list[CatalogueRow]:
-    return read_descriptions(path, CatalogueRow, key="instance_type")[0]
+    return pd.DataFrame(rows, columns=COLUMNS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -110,11 +110,19 @@ def read_descriptions(
     table = read_table(path)
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
     ignored = _unknown_columns(path, table, required, kind.model_fields)
-    rows, problems = [], []
+    rows: list[_Described] = []
+    problems: list[str] = []
     for texts in table.to_pylist():
-        row, wrong = _validated(kind, texts)
-        problems += [f"{row_word(path)} {texts['place']}, {problem}" for problem in wrong]
-        rows += [row] if row is not None else []
+        known = {name: value for name, value in texts.items() if value is not None}
+        given = {name: str(value).strip() for name, value in known.items() if value == value}
+        try:
+            rows.append(kind.model_validate({name: text for name, text in given.items() if text}))
+        except ValidationError as error:
+            problems += [
+                f"{row_word(path)} {texts['place']}, column {one['loc'][0]}:"
+                f" {texts.get(str(one['loc'][0]))!r}: {one['msg']}"
+                for one in error.errors(include_url=False)
+            ]
     counts = Counter(getattr(row, key) for row in rows)
     problems += [f"column {key}: {name!r} is repeated" for name, n in counts.items() if n > 1]
     if problems:
@@ -139,24 +147,6 @@ def _unknown_columns(
     if missing:
         raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
     return sorted(set(table.column_names) - {*known, "place"})
-
-
-def _validated(
-    kind: type[_Described], texts: Mapping[str, Any]
-) -> tuple[_Described | None, list[str]]:
-    """Return the row, or None and a sentence for each bad column."""
-    given = {
-        name: value.strip() if isinstance(value, str) else value
-        for name, value in texts.items()
-        if name in kind.model_fields and value == value and value not in (None, "")
-    }
-    try:
-        return kind.model_validate(given), []
-    except ValidationError as error:
-        return None, [
-            f"column {one['loc'][0]}: {texts.get(str(one['loc'][0]))!r}: {one['msg']}"
-            for one in error.errors(include_url=False)
-        ]
 
 
 def read_table(path: Path) -> pa.Table:

@@ -62,7 +62,7 @@ class LocalCluster(RunningCluster):
         self._began = time.monotonic()
 
     def start(self, node_package: Path) -> None:
-        """Start every host; agents wait for `go`. Raises ProviderError or OSError; then `release`."""
+        """Start every host; agents wait for `go`. Raises ProviderError, OSError; then `release`."""
         scratch = self._directory / "scratch"
         scratch.mkdir()
         self.mailbox.mkdir()
@@ -147,7 +147,7 @@ class LocalCluster(RunningCluster):
             self.network.close()
 
     def _start_host(self, index: int) -> None:
-        """Start the first or the next host in a place. Raises ProviderError, NoCapacity, OSError."""
+        """Start the first or the next host of a place. Raises ProviderError or OSError."""
         instance = self.cluster.members[index].instance_type
         self._started += 1
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"

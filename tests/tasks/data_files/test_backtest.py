@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.data_files.backtest import Report, backtest, read_training
+from tasks.data_files.backtest import Report, backtest
 from tasks.data_files.measurements import ImportRefused
 
 TRAIN = """workload,cluster,layout,batch_per_device,step_s,sync_s
@@ -103,10 +103,3 @@ def test_predictions_do_not_replace_an_input(here: Path, out: str) -> None:
     with pytest.raises(OSError):
         report(here, out=out)
     assert (here / "train.csv").read_text() == TRAIN
-
-
-def test_training_rows_know_their_facts_and_devices(here: Path) -> None:
-    data, devices = read_training(
-        here / "train.csv", workloads=here / "facts.csv", catalogue=here / "types.csv"
-    )
-    assert set(data.runs["gradient_bytes"]) == {4e6} and devices == {"g9.big": 4, "g9.odd": 1}

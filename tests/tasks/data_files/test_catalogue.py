@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pytest
-
 from tasks.data_files.catalogue import read_catalogue
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def test_every_figure_arrives_and_what_is_empty_is_unknown(tmp_path: Path) -> None:
@@ -30,19 +26,3 @@ def test_every_figure_arrives_and_what_is_empty_is_unknown(tmp_path: Path) -> No
     assert found["device"].tolist() == ["t4", "part of t4", "t9", "brain", "cpu", "cpu"]
     assert found.loc["g.share", "bandwidth_gbps":].isna().all()
     assert all(math.isnan(one) for one in found.loc["nothing", "cores":])
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the measured data lie outside the repository")
-def test_the_catalogue_of_ec2_is_read_whole() -> None:
-    found = read_catalogue(SHARED / "ec2_catalogue.csv")
-    assert len(found) == found["name"].nunique() == 1385
-    assert (found["devices"] >= 1).all() and not (found.drop(columns=["name", "device"]) == 0).any(
-        axis=None
-    )
-    own = found.set_index("name").loc["g4dn.12xlarge"]
-    assert (own["devices"], own["device"], own["cores"], own["bandwidth_gbps"]) == (
-        4,
-        "t4",
-        48.0,
-        50.0,
-    )

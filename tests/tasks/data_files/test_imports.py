@@ -70,48 +70,41 @@ def test_rows_and_facts_count_and_loading_twice_changes_nothing(warehouse: Wareh
     assert first.counts["workload"] == {"tiny": 3}
     assert first.counts["instance type"] == {"g4dn.12xlarge": 3}
     again = load(warehouse, facts=FACTS)
-    assert (again.new, again.counts["facts of workloads"]["same"], again.import_id) == (
-        0,
-        1,
-        first.import_id,
-    )
+    assert (again.new, again.import_id) == (0, first.import_id)
+    assert again.counts["facts of workloads"]["same"] == 1
     found = runs(warehouse)
     assert sorted(found.step_s) == [0.2, 0.5, 0.51] and set(found.parameters) == {1e6}
     assert set(found.precision + found.strategy + found.switches) == {"fp32ddpnone"}
-    assert (
-        load(warehouse, facts=FACTS.replace("1e6", "2e6")).counts["facts of workloads"]["changed"]
-        == 1
-    )
+    changed = load(warehouse, facts=FACTS.replace("1e6", "2e6"))
+    assert changed.counts["facts of workloads"]["changed"] == 1
     assert set(runs(warehouse).parameters) == {2e6}
 
 
+COLUMNS = """
+cluster=1xg5.12xlarge+2xg4dn.12xlarge layout=4+4+2 accumulation_steps=2 batch_per_device=32.0+16+16
+precision=bfloat16 strategy=FSDP switches=offload+checkpointing provider=ec2 gradient_bytes=4e6
+sync_s=0.1 market=spot zone=a run_id=r1 source=lab parameters=10 flops_per_sample=2.5
+measured_at=2026-01-02T12:00:00+02:00
+"""
+
+
 def test_every_column_is_read(warehouse: Warehouse) -> None:
-    given = {
-        "cluster": "1xg5.12xlarge+2xg4dn.12xlarge",
-        "layout": "4+4+2",
-        "accumulation_steps": 2,
-        "batch_per_device": "32.0+16+16",
-        "precision": "bfloat16",
-        "strategy": "FSDP",
-        "switches": "offload+checkpointing",
-        "provider": "ec2",
-        "gradient_bytes": "4e6",
-        "sync_s": 0.1,
-        "market": "spot",
-        "zone": "a",
-        "run_id": "r1",
-        "source": "lab",
-        "parameters": 10,
-        "flops_per_sample": 2.5,
-        "measured_at": "2026-01-02T12:00:00+02:00",
-    }
-    load(warehouse, row(**given))
+    load(warehouse, row(**dict(pair.split("=") for pair in COLUMNS.split())))
     [found] = runs(warehouse).to_dict("records")
-    assert found["batch_per_device"] == "32+16+16" and found["layout"] == "4+4+2"
-    assert (found["precision"], found["strategy"]) == ("bf16", "fsdp")
-    assert found["switches"] == "checkpointing+offload" and found["accumulation_steps"] == 2
-    assert (found["gradient_bytes"], found["sync_s"], found["run_id"]) == (4e6, 0.1, "r1")
-    assert found["measured_at"] == pd.Timestamp("2026-01-02 10:00") and found["source"] == "lab"
+    expected = {
+        "batch_per_device": "32+16+16",
+        "layout": "4+4+2",
+        "precision": "bf16",
+        "strategy": "fsdp",
+        "switches": "checkpointing+offload",
+        "accumulation_steps": 2,
+        "gradient_bytes": 4e6,
+        "sync_s": 0.1,
+        "run_id": "r1",
+        "measured_at": pd.Timestamp("2026-01-02 10:00"),
+        "source": "lab",
+    }
+    assert found.items() >= expected.items()
 
 
 def test_parquet_and_csv_say_the_same(warehouse: Warehouse, tmp_path: Path) -> None:
@@ -124,35 +117,19 @@ def test_parquet_and_csv_say_the_same(warehouse: Warehouse, tmp_path: Path) -> N
     assert import_measurements(warehouse, files, NOON).new == 0
 
 
-BAD: list[tuple[dict[str, object], str]] = [
-    ({"step_s": 0}, "step_s"),
-    ({"step_s": "fast"}, "step_s"),
-    ({"step_s": "inf"}, "step_s"),
-    ({"step_s": ""}, "step_s"),
-    ({"sync_s": -1}, "sync_s"),
-    ({"workload": ""}, "workload"),
-    ({"workload": "a/b"}, "workload"),
-    ({"cluster": "g5.12xlarge"}, "cluster"),
-    ({"cluster": "99999999xg5.12xlarge"}, "cluster"),
-    ({"batch_per_device": "32+32+32"}, "batch_per_device"),
-    ({"layout": "0"}, "layout"),
-    ({"accumulation_steps": 1.5}, "accumulation_steps"),
-    ({"precision": "fp8"}, "precision"),
-    ({"strategy": "magic"}, "strategy"),
-    ({"switches": "offload"}, "switches"),
-    ({"provider": "moon"}, "provider"),
-    ({"flops_per_sample": -1}, "flops_per_sample"),
-    ({"measured_at": "yesterday"}, "measured_at"),
-    ({"measured_at": "2027-01-01"}, "measured_at"),
-]
+BAD = """
+step_s=0 step_s=fast step_s=inf step_s= sync_s=-1 workload= workload=a/b cluster=g5.12xlarge
+cluster=99999999xg5.12xlarge batch_per_device=32+32+32 layout=0 accumulation_steps=1.5
+precision=fp8 strategy=magic switches=offload provider=moon flops_per_sample=-1
+measured_at=yesterday measured_at=2027-01-01
+"""
 
 
-@pytest.mark.parametrize(("change", "column"), BAD)
-def test_a_bad_row_is_named_and_nothing_is_loaded(
-    warehouse: Warehouse, change: dict[str, object], column: str
-) -> None:
+@pytest.mark.parametrize("change", BAD.split())
+def test_a_bad_row_is_named_and_nothing_is_loaded(warehouse: Warehouse, change: str) -> None:
+    column, _, text = change.partition("=")
     with pytest.raises(ImportRefused) as refused:
-        load(warehouse, row(**change), FACTS, force=True)
+        load(warehouse, row(**{column: text}), FACTS, force=True)
     assert f"line 2, column {column}" in str(refused.value) and len(refused.value.problems) == 1
     assert list_imports(warehouse) == [] and mart(warehouse, "workloads").empty
 
@@ -165,25 +142,13 @@ def test_all_bad_rows_are_named_by_their_lines(warehouse: Warehouse) -> None:
     assert lines == ["line 6", "line 7", "line 8", "line 9"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "workload,cluster\na,1xb\n",
-        LEAST + "a,1xb,8,1,9\n",
-        "workload;cluster\n",
-    ],
-)
-def test_a_file_of_another_form_is_refused(warehouse: Warehouse, tmp_path: Path, text: str) -> None:
-    with pytest.raises(ImportRefused):
-        files = ImportFiles(measurements=written(tmp_path, text))
-        import_measurements(warehouse, files, NOON)
-
-
-def test_files_that_cannot_be_read_are_refused(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_files_of_another_form_are_refused(warehouse: Warehouse, tmp_path: Path) -> None:
+    texts = ("", "workload,cluster\na,1xb\n", LEAST + "a,1xb,8,1,9\n", "workload;cluster\n")
+    paths = [written(tmp_path, text, f"{number}.csv") for number, text in enumerate(texts)]
     (tmp_path / "odd.csv").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "odd.parquet").write_bytes(b"PAR1")
-    for path in (tmp_path / "none.csv", tmp_path / "odd.csv", tmp_path / "odd.parquet", tmp_path):
+    paths += [tmp_path / name for name in ("odd.csv", "odd.parquet", "none.csv", "")]
+    for path in paths:
         with pytest.raises(ImportRefused):
             import_measurements(warehouse, ImportFiles(measurements=path), NOON)
 
@@ -238,9 +203,8 @@ def test_facts_make_rows_implausible(warehouse: Warehouse) -> None:
 
 def test_a_dry_run_loads_nothing(warehouse: Warehouse, tmp_path: Path) -> None:
     found = load(warehouse, facts=FACTS, dry_run=True)
-    assert (found.new, found.counts["facts of workloads"]["new"]) == (3, 1) and list_imports(
-        warehouse
-    ) == []
+    assert (found.new, found.counts["facts of workloads"]["new"]) == (3, 1)
+    assert list_imports(warehouse) == []
     none = Warehouse(tmp_path / "none.duckdb")
     files = ImportFiles(measurements=tmp_path / "rows.csv")
     assert import_measurements(none, files, NOON, dry_run=True).new == 3 and not none.exists()
@@ -295,13 +259,6 @@ def test_facts_alone_are_an_import(warehouse: Warehouse) -> None:
         load(warehouse, "", FACTS + FACTS.splitlines()[1])
     with pytest.raises(ImportRefused):
         load(warehouse, "", FACTS.replace("1e6", "-1"))
-
-
-def test_a_hundred_thousand_rows_are_loaded(warehouse: Warehouse) -> None:
-    lines = [f"tiny,1xg4dn.12xlarge,{8 + n % 50},{0.5 + n / 1e6}" for n in range(100_000)]
-    text = LEAST.splitlines()[0] + "\n" + "\n".join(lines)
-    assert load(warehouse, text).new == 100_000
-    assert len(runs(warehouse)) == 50 * 20
 
 
 def test_the_last_facts_count_until_they_are_forgotten(warehouse: Warehouse) -> None:
