@@ -99,7 +99,7 @@ def _limits(
         max_usd=campaign.max_usd if max_usd is None else max_usd,
         max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
         max_hosts=campaign.max_hosts,
-        fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
+        fits=lambda cluster: workspace.provider.launches(cluster) or just_refused(cluster, refused),
         seed=campaign.seed,
         market=campaign.market,
         costs=experience_of(workspace).costs,

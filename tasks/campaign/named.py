@@ -86,7 +86,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
     cluster = _cheapest(names, sold) or _cheapest(names, offers)
     if cluster is None:
         raise SettingsError(f"--on {text}: not sold with a known price in one zone and market")
-    why, most = workspace.launches(cluster), workspace.settings.campaign.max_hosts
+    why, most = workspace.provider.launches(cluster), workspace.settings.campaign.max_hosts
     if len(names) > most:
         why = f"a campaign launches at most {most} machines ([campaign] max_hosts)"
     if why:

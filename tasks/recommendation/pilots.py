@@ -65,7 +65,7 @@ def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
     """Return what a campaign would launch of `offers`."""
     supply = supply_of(case.workspace, case.workload, offers, case.experience.conditions)
-    return replace(supply, max_hosts=max_hosts, fits=case.workspace.launches)
+    return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
 
 def _no_runs(why: str) -> Found:
@@ -180,7 +180,7 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
         max_usd=float("inf"),
         max_seconds=workspace.max_minutes * 60,
         max_hosts=settings.max_hosts,
-        fits=workspace.launches,
+        fits=workspace.provider.launches,
         seed=settings.seed,
         market=sold[0].market,
         costs=costs,

@@ -6,6 +6,7 @@ Charts are SVG. Jinja escapes all text of the page, and matplotlib all text of t
 from __future__ import annotations
 
 import io
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -35,7 +36,6 @@ Row = Mapping[str, Any]
 OLD_AFTER_H = 48.0
 _LONG = 12  # rows of a table that is not folded
 _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
-_MARKERS = {"on-demand": "o", "spot": "D"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) 
         sources=sources,
         old_after_h=OLD_AFTER_H,
         legend=COLUMN_LEGEND,
-        cautions=cautions_in(str(row["reason"]) for row in recommended),
+        cautions=cautions_in(row["reason"] for row in recommended),
         table=table,
         groups=_groups(recommended, table),
         rivals=sum(row["rank"] > 1 for row in recommended),
@@ -96,11 +96,11 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
     """The rows of each goal, the first choice first, with their lines of `table` and reasons."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):
+        reason = without_cautions(row["reason"])
         key = (row["provider"], row["workload"], goal_text(row))
-        reason = without_cautions(str(row["reason"]))
-        groups.setdefault(key, []).append({"row": row, "line": line, "reason": reason})
+        groups[key].append({"row": row, "line": line, "reason": reason})
     return list(groups.values())
 
 
@@ -140,32 +140,26 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
     best = frame[frame["judged"] == "not beaten"]
-    axes.step(best["hours"], best["usd"], where="post", color=_ACCENT, label="not beaten in both")
-    for row in rows_of(frame):
+    axes.plot(frame[["hours", "hours_p90"]].T, frame[["usd", "usd_p90"]].T, color=_GREY, lw=1)
+    axes.scatter(frame["hours"], frame["usd"], color=_GREY)
+    axes.step(
+        best["hours"], best["usd"], "o-", where="post", color=_ACCENT, label="not beaten in both"
+    )
+    for row in rows_of(frame[frame["first_for"].astype(bool)]):
         place = (row["hours"], row["usd"])
-        color = _ACCENT if row["judged"] == "not beaten" else _GREY
-        axes.plot(*place, marker=_MARKERS.get(row["market"], "s"), color=color)
-        axes.plot([row["hours"], row["hours_p90"]], [row["usd"], row["usd_p90"]], color=color, lw=1)
-        if row["first_for"]:
-            axes.annotate(str(row["cluster"]), place, (4, 6), textcoords="offset points")
+        axes.annotate(str(row["cluster"]), place, (4, 6), textcoords="offset points")
     for name, scale in (("hours", axes.set_xscale), ("usd", axes.set_yscale)):
         if frame[name].max() > 20 * frame[name].min():
             scale("log")
-    axes.set_xlabel("hours")
-    axes.set_ylabel("US dollars")
+    axes.set(xlabel="hours", ylabel="US dollars")
 
 
 def _errors(axes: Axes, frame: pd.DataFrame) -> None:
-    for column, label, color in (
-        ("mean_error", "mean error", _ACCENT),
-        ("median_error", "median error", _GREY),
-        ("coverage_90", "in 90 % interval", _SECOND),
-    ):
-        percent = 100 * frame[column].astype(float)
-        axes.plot(frame["version"], percent, marker="o", label=label, color=color)
+    names = {"mean_error": "mean error", "median_error": "median error"}
+    names |= {"coverage_90": "in 90 % interval"}
+    percent = 100 * frame.set_index("version")[[*names]].astype(float).rename(columns=names)
+    percent.plot(ax=axes, marker="o", color=[_ACCENT, _GREY, _SECOND], ylabel="%")
     axes.axhline(90, color=_GREY, linestyle="--", linewidth=1)
-    axes.set_xlabel("version")
-    axes.set_ylabel("%")
 
 
 def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
@@ -176,15 +170,13 @@ def _ratios(axes: Axes, frame: pd.DataFrame) -> None:
         (frame[~within], "x", _SECOND, "measured outside"),
     ):
         axes.scatter(chosen.index, chosen["ratio"], marker=marker, color=color, label=label)
-    axes.set_xlabel("choice, the newest last")
-    axes.set_ylabel("measured / promised step")
+    axes.set(xlabel="choice, the newest last", ylabel="measured / promised step")
 
 
 def _spent(axes: Axes, frame: pd.DataFrame) -> None:
-    axes.bar(frame.index, frame["usd"].astype(float).fillna(0.0), color=_ACCENT)
-    names = [f"{moment:%m-%d %H:%M}" for moment in frame["started_at"]]
-    axes.set_xticks(frame.index, names, rotation=45, ha="right")
-    axes.set_ylabel("US dollars")
+    usd = frame["usd"].astype(float).fillna(0.0)
+    usd.index = pd.Index(f"{moment:%m-%d %H:%M}" for moment in frame["started_at"])
+    usd.plot.bar(ax=axes, color=_ACCENT, rot=45, ylabel="US dollars")
 
 
 _SECTIONS = {

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -87,23 +88,31 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     )
 
 
-def _print_table(console: Console, rows: Sequence[Row], columns: str, title: str = "") -> None:
+def _say(shown: str | Table, style: str = "", *, soft_wrap: bool = False) -> None:
+    """Print text or a table: rich on a terminal, plain and of a fixed width elsewhere."""
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else _WIDTH, no_color=not terminal or None)
+    # No markup: a reason may hold square brackets.
+    console.print(shown, style=style, markup=False, highlight=terminal, soft_wrap=soft_wrap)
+
+
+def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
     if not rows:
         return
     if title:
-        console.print(f"\n{title}", style="bold")
+        _say(f"\n{title}", style="bold")
     text, table = text_table(rows, columns), Table(box=None, pad_edge=False)
     for heading in text.headings:
         justify: Literal["right", "left"] = "right" if heading in text.numbers else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     for line in text.lines:
         table.add_row(*line)
-    console.print(table)
+    _say(table)
 
 
-def _print_notes(console: Console, notes: Iterable[str]) -> None:
+def _print_notes(notes: Iterable[str]) -> None:
     for note in dict.fromkeys(notes):
-        console.print(f"note: {note}")
+        _say(f"note: {note}")
 
 
 COLUMN_LEGEND = (
@@ -152,9 +161,8 @@ def print_recommendations(
 
     Prices of the providers in `illustrative` are not real; the age of the others' is given.
     """
-    console = _console()
     for provider in {row["provider"] for row in rows} & set(illustrative):
-        console.print(f"provider {provider}: prices are illustrative", style="italic")
+        _say(f"provider {provider}: prices are illustrative", style="italic")
     billed = [row for row in rows if row["provider"] not in illustrative and row["price_as_of"]]
     if billed:
         oldest = min(row["price_as_of"] for row in billed)
@@ -163,40 +171,41 @@ def print_recommendations(
         text += f", {age.days} days old" if age > OLD_PRICES else ""
         if any(row["usd_storage"] for row in billed):
             text += "; usd includes volumes, public addresses and requests (--json lists them)"
-        console.print(text, style="italic")
-    _print_notes(console, cautions_in(str(row["reason"]) for row in rows))
-    for provider, workload in dict.fromkeys((row["provider"], row["workload"]) for row in rows):
-        group = [row for row in rows if (row["provider"], row["workload"]) == (provider, workload)]
-        _print_workload(console, group)
+        _say(text, style="italic")
+    _print_notes(cautions_in(str(row["reason"]) for row in rows))
+    key = itemgetter("provider", "workload")
+    for provider, workload in dict.fromkeys(map(key, rows)):
+        group = [row for row in rows if key(row) == (provider, workload)]
+        _print_workload(group)
         sources = {row["interruption_source"] for row in group} - {None, ""}
         if sources and provider not in illustrative:
-            console.print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
+            _say(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
     if any(row["cluster"] or row.get("frontier") for row in rows):
-        console.print(f"\n{COLUMN_LEGEND}", style="italic")
+        _say(f"\n{COLUMN_LEGEND}", style="italic")
 
 
-def _print_workload(console: Console, rows: Sequence[Row]) -> None:
-    console.print(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
+def _print_workload(rows: Sequence[Row]) -> None:
+    _say(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
     shown = [_recommended(row) for row in rows]
     for choice in shown:
         if choice["rank"] > 1:
             choice["goal"] = ""  # the first choice names the goal
     if any(row["cluster"] for row in rows) or len({row["reason"] for row in rows}) > 1:
-        _print_table(console, shown, _RECOMMENDED)
+        _print_table(shown, _RECOMMENDED)
     reasons = [
         f"  {row['cluster'] or row['status']}: {without_cautions(row['reason'])}" for row in rows
     ]
     for reason in dict.fromkeys(reasons):
-        console.print(reason, style="dim")
+        _say(reason, style="dim")
     for row in rows:
         frontier = [_described(one) for one in row.get("frontier") or ()]
         title = f"not beaten in both hours and dollars, of {row.get('candidates')} candidates"
-        _print_table(console, frontier, _FRONTIER, title)
+        _print_table(frontier, _FRONTIER, title)
         if row.get("pilots"):
-            _print_pilots(console, row["pilots"])
+            _print_pilots(row["pilots"])
 
 
-def _print_pilots(console: Console, pilots: Row) -> None:
+def _print_pilots(pilots: Row) -> None:
     """Print the runs that would tell most, or why there are none."""
     runs, regret = pilots["runs"], pilots["regret"]
     loss = (
@@ -205,26 +214,22 @@ def _print_pilots(console: Console, pilots: Row) -> None:
         else f"choosing now is expected to cost {math.expm1(regret):.1%} more than the best choice"
     )
     if pilots["reason"]:
-        console.print(f"\n{pilots['reason']}")
+        _say(f"\n{pilots['reason']}")
     elif pilots["settled"] is None:
-        console.print(f"\nopen: {loss}; a few runs would not settle it")
+        _say(f"\nopen: {loss}; a few runs would not settle it")
     elif pilots["settled"]:
-        console.print(f"\nsettled: {loss}")
+        _say(f"\nsettled: {loss}")
     else:
         usd = sum(run["usd"] for run in runs)
         title = f"open: {loss}; these {len(runs)} runs tell most and cost ${usd:.2g}"
-        shown = [
-            {"regret_after": None}
-            | _described(run)
-            | {
-                "kind": "step time" if run["kind"] == "train" else run["kind"],
-                "regret_after": None
-                if run["assured_after"] is not None or run["regret_after"] is None
-                else math.expm1(run["regret_after"]),
-            }
-            for run in runs
-        ]
-        _print_table(console, shown, _PILOTS, title)
+        shown = [_described(run) for run in runs]
+        for run in shown:
+            run["kind"] = run["kind"].replace("train", "step time")
+            if run["assured_after"] is not None:
+                run["regret_after"] = None
+            elif run["regret_after"] is not None:
+                run["regret_after"] = math.expm1(run["regret_after"])
+        _print_table(shown, _PILOTS, title)
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
@@ -235,42 +240,32 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 def _recommended(row: Row) -> dict[str, Any]:
     """The row with the values that _RECOMMENDED names; nothing but its status if infeasible."""
     if row["cluster"] is None:
-        blank = dict.fromkeys([*row, "batch", "mode", "step"], "")
-        return blank | {
-            "goal": goal_text(row),
-            "rank": row["rank"],
-            "cluster": row["status"],
-            "interruption_risk": None,
-        }
+        blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
+        return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
     middle, low, high = (row[name] for name in ("step_s", "step_low_s", "step_high_s"))
     places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
     step = f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
-    return {
-        **row,
-        "goal": goal_text(row),
-        "batch": _described(row)["batch"],
-        "mode": "" if _mode(row) == Mode() else str(_mode(row)),
-        "step": step,
-        "interruption_risk": row["interruption_risk"] or None,
-    }
+    risk = row["interruption_risk"] or None
+    return _described(row) | {"goal": goal_text(row), "step": step, "interruption_risk": risk}
 
 
 def _described(row: Row) -> dict[str, Any]:
     """The row with its batch, and its cluster in its mode, as text."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
-    name = f"{row['cluster']} in {mode}" if mode != Mode() else row["cluster"]
-    return {**row, "batch": batch, "cluster_and_mode": name}
+    name = f"{row['cluster']} in {mode}" if mode else row["cluster"]
+    return {**row, "batch": batch, "mode": mode, "cluster_and_mode": name}
 
 
-def _mode(row: Row) -> Mode:
-    usual = Mode()._asdict()
-    return Mode(**{name: row.get(name) or value for name, value in usual.items()})
+def _mode(row: Row) -> str:
+    """The row's mode; empty for the usual one."""
+    usual = Mode()
+    mode = Mode(**{name: row.get(name) or value for name, value in usual._asdict().items()})
+    return "" if mode == usual else str(mode)
 
 
 def print_launches(rows: Sequence[Row]) -> None:
     """Print the launches of a dry run, with the notes once each."""
-    console = _console()
     columns = """
         cluster: {cluster}
         market: {market}
@@ -280,12 +275,12 @@ def print_launches(rows: Sequence[Row]) -> None:
         worst usd: {worst_usd:?.2f}
         why: {reason}
     """
-    _print_table(console, rows, columns)
-    _print_notes(console, (note for row in rows for note in row["said"]))
+    _print_table(rows, columns)
+    _print_notes(note for row in rows for note in row["said"])
     seconds, usd = sum(row["est_s"] for row in rows), sum(row["est_usd"] for row in rows)
     worst = [row["worst_usd"] for row in rows if row["worst_usd"] is not None]
     at_worst = f", at worst ${sum(worst):.2f} before the cap" if worst else ""
-    console.print(
+    _say(
         f"{len(rows)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst}; nothing was started"
     )
 
@@ -309,14 +304,11 @@ def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
 
 def print_measured(found: Row, provider: str) -> None:
     """Print the predicted and the measured step of each run of `srift measure`."""
-    console = _console()
     shown = []
     for run in found["runs"]:
         predicted, step_s = run["predicted_step_s"], run["step_s"]
-        both = predicted is not None and step_s is not None
-        if step_s is None:
-            step_s = "done" if run["measured"] else "not measured"
-        difference = run["step_s"] / predicted - 1 if both else None
+        difference = step_s / predicted - 1 if step_s and predicted else None
+        step_s = step_s or ("done" if run["measured"] else "not measured")
         shown.append(_described(run) | {"step_s": step_s, "difference": difference})
     columns = """
         kind: {kind}
@@ -330,39 +322,38 @@ def print_measured(found: Row, provider: str) -> None:
         measured s: {step_s:.3f}
         difference: {difference:?+.0%}
     """
-    _print_table(console, shown, columns)
+    _print_table(shown, columns)
     spent = found["spent"]
     reasons = [run["reason"] for run in found["runs"] if run["reason"]]
-    _print_notes(console, [*reasons, *spent["notes"]])
-    console.print(
+    _print_notes([*reasons, *spent["notes"]])
+    _say(
         f"{spent['launches']} launches, ${spent['usd']:.4f}; the measurements are stored.\n"
         f"`srift refresh --provider {provider} --max-usd 0` learns from them and publishes"
     )
 
 
 def print_status(found: Row) -> None:
-    console = _console()
     work, table = found["at_work"], found["published"]
     if work:
-        console.print(
+        _say(
             f"refresh {work['refresh_id']} is at work"
             f" (process {work['pid']}, since {work['started_at']})"
         )
     else:
-        console.print("no refresh is at work")
+        _say("no refresh is at work")
     leases = [lease for lease in found["leases"] if not lease["problem"]]
-    _print_table(console, leases, _LEASES)
+    _print_table(leases, _LEASES)
     if not found["leases"]:
-        console.print("no machine is held")
+        _say("no machine is held")
     if table:
         model = f"model version {table['model_version']}" if table["model_version"] else "no model"
         age = table["published_at_h_ago"]
-        console.print(f"published: {table['rows']} rows, {age:.1f} h ago, {model}")
+        _say(f"published: {table['rows']} rows, {age:.1f} h ago, {model}")
     if found["report_page"]:
-        console.print(f"page: {found['report_page']}", soft_wrap=True)
+        _say(f"page: {found['report_page']}", soft_wrap=True)
     for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
-        console.print(sentence)
-    _print_notes(console, [*found["stale"], *found["limits"]])
+        _say(sentence)
+    _print_notes([*found["stale"], *found["limits"]])
 
 
 _LEASES = """
@@ -375,7 +366,6 @@ _LEASES = """
 
 def print_workloads(known: Sequence[Row]) -> None:
     """Print a line a workload and provider; below, workloads without rows or facts."""
-    console = _console()
     columns = """
         workload: {workload}
         provider: {provider}
@@ -389,10 +379,10 @@ def print_workloads(known: Sequence[Row]) -> None:
         newest row: {newest_measured_at:?%Y-%m-%d}
     """
     shown = [row | {"device_names": ", ".join(row["devices"])} for row in map(dict, known)]
-    _print_table(console, [row for row in shown if row["provider"]], columns)
+    _print_table([row for row in shown if row["provider"]], columns)
     nothing = [row["workload"] for row in known if not row["provider"]]
     if nothing or not known:
-        console.print(
+        _say(
             f"nothing is known yet of {', '.join(nothing) or 'any workload'}:"
             " `srift refresh` measures here, `srift import` loads what was measured elsewhere"
         )
@@ -409,24 +399,19 @@ def print_offers(rows: Sequence[Row]) -> None:
         GiB: {memory_gib:g}
         Gbit/s: {bandwidth_gbps:g}
         market: {market}
-        zone: {place}
+        zone: {zone}
         usd/h: {usd_per_hour:.4f}
         cut a day: {interrupted_a_day:?.1%}
     """
-    shown = [
-        {
-            **row,
-            "device": row["device"].replace(" ", "-"),
-            "place": row["region"] if row["zone"] == ANY_ZONE else row["zone"],
-        }
-        for row in rows
-    ]
-    _print_table(_console(), shown, columns)
+    shown = [row | {"device": row["device"].replace(" ", "-")} for row in map(dict, rows)]
+    for row in shown:
+        if row["zone"] == ANY_ZONE:
+            row["zone"] = row["region"]
+    _print_table(shown, columns)
 
 
 def print_spend(found: Row) -> None:
     """Print dollars of `tasks.monitoring.spend.spend_of`, and what is held."""
-    console = _console()
     by = f"""
         {found["by"]}: {{of}}
         leases: {{leases:}}
@@ -435,13 +420,13 @@ def print_spend(found: Row) -> None:
     """
     rows = [{**row, "of": row["of"] or "no workload"} for row in found["rows"]]
     if rows:
-        _print_table(console, [*rows, {**found["total"], "of": "in all"}], by)
+        _print_table([*rows, {**found["total"], "of": "in all"}], by)
     else:
-        console.print(f"nothing was spent on {found['provider']} machines")
-    _print_table(console, found["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")
+        _say(f"nothing was spent on {found['provider']} machines")
+    _print_table(found["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")
     if not found["held"] and not found["unreadable"]:
-        console.print("no machine is held")
-    _print_notes(console, [f"{one}: what it costs is not known" for one in found["unreadable"]])
+        _say("no machine is held")
+    _print_notes([f"{one}: what it costs is not known" for one in found["unreadable"]])
 
 
 _SCALE = """
@@ -453,8 +438,7 @@ _SCALE = """
 
 def print_sizing(found: Row) -> None:
     """Print the result of `srift size`."""
-    console = _console()
-    console.print(f"{found['workload']} ({found['provider']})", style="bold")
+    _say(f"{found['workload']} ({found['provider']})", style="bold")
     columns = """
         at 90 %: {largest_90:g}
         at 80 %: {largest_80:g}
@@ -463,7 +447,7 @@ def print_sizing(found: Row) -> None:
         servers: {servers:g}
     """
     title = "largest efficient cluster, and what hides the exchange of gradients"
-    _print_table(console, _scaled(found["scaling"]), _SCALE + columns, title)
+    _print_table(_scaled(found["scaling"]), _SCALE + columns, title)
     columns = """
         size: {size:}
         step s: {step_s:.4g}{mark}
@@ -473,7 +457,7 @@ def print_sizing(found: Row) -> None:
     title = (
         "measured sizes, and efficiency by the rule from smaller sizes (*: composed of micro-steps)"
     )
-    _print_table(console, _scaled(found["checks"]), _SCALE + columns, title)
+    _print_table(_scaled(found["checks"]), _SCALE + columns, title)
     columns = """
         type: {type_and_mode}
         batch: {batch:.4g}
@@ -483,8 +467,8 @@ def print_sizing(found: Row) -> None:
         bytes there: {memory_bytes:.4g}
     """
     title = "best measured batch of one device"
-    _print_table(console, _scaled(found["best_batch"]), columns, title)
-    _print_notes(console, found["notes"])
+    _print_table(_scaled(found["best_batch"]), columns, title)
+    _print_notes(found["notes"])
 
 
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -492,7 +476,7 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     shown = []
     for row in rows:
         mode, each = _mode(row), row.get("devices_each")
-        name = row["instance_type"] + (f" in {mode}" if mode != Mode() else "")
+        name = row["instance_type"] + (f" in {mode}" if mode else "")
         units = "devices" if not each else "machines" if each == 1 else f"machines of {each}"
         mark = "" if row.get("micro_batch") is None else "*"
         shown.append({**row, "type_and_mode": name, "units": units, "mark": mark})
@@ -501,7 +485,6 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def print_check(found: Row) -> None:
     """Print a line a precision in which the workload trained, and notes."""
-    console = _console()
     trained = [
         {**one["figures"], "precision": one["precision"], "batch": found["batch"]}
         for one in found["precisions"]
@@ -520,16 +503,15 @@ def print_check(found: Row) -> None:
         gradient bytes: {gradient_bytes:,}
     """
     title = f"{found['workload']} ({found['entrypoint']}): two steps on this processor"
-    _print_table(console, trained, columns, title)
+    _print_table(trained, columns, title)
     notes = [note for one in found["precisions"] for note in one["notes"]]
-    _print_notes(console, [*found["notes"], *notes])
+    _print_notes([*found["notes"], *notes])
 
 
 def print_imports(imports: Sequence[Row]) -> None:
     """Print a line an import, forgotten ones too."""
-    console = _console()
     if not imports:
-        console.print("nothing was ever imported")
+        _say("nothing was ever imported")
     columns = """
         import: {import_id}
         files: {files}
@@ -540,35 +522,17 @@ def print_imports(imports: Sequence[Row]) -> None:
         workloads: {workloads}
         state: {state}
     """
-    shown = [
-        {
-            **row,
-            "files": ", ".join(filter(None, (row["file"], row["facts_file"]))),
-            "providers": ", ".join(row["providers"]),
-            "workloads": ", ".join(row["workloads"]),
-            "state": "forgotten" if row["forgotten"] else "",
-        }
-        for row in imports
-    ]
-    _print_table(console, shown, columns)
-
-
-def _console() -> Console:
-    if sys.stdout.isatty():
-        return Console(markup=False)  # a reason may hold square brackets
-    return Console(width=_WIDTH, no_color=True, highlight=False, markup=False)
-
-
-def print_frame(frame: pd.DataFrame, title: str) -> None:
-    """Print a small frame, fractions to four digits."""
-    _console().print(f"{title}\n{frame.round(4).to_string(index=False)}", highlight=False)
+    shown = []
+    for row in imports:
+        files = ", ".join(filter(None, (row["file"], row["facts_file"])))
+        state = "forgotten" if row["forgotten"] else ""
+        lists = {name: ", ".join(row[name]) for name in ("providers", "workloads")}
+        shown.append({**row, "files": files, "state": state, **lists})
+    _print_table(shown, columns)
 
 
 def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
-    """Print a scoreboard, if it has a row, and notes."""
-    console = _console()
-    if len(frame):
-        print_frame(frame, title)
-    else:
-        console.print(title)
-    _print_notes(console, sentences)
+    """Print a scoreboard, if it has a row, with fractions to four digits, and notes."""
+    text = frame.round(4).to_string(index=False) if len(frame) else ""
+    _say(f"{title}\n{text}".rstrip())
+    _print_notes(sentences)

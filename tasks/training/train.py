@@ -107,25 +107,16 @@ def register(
     else:
         registry.refuse(home, provider, version, decision.reason)
     model = {
-        "provider": provider,
-        "version": str(version),
-        "refresh_id": refresh_id,
         "training_digest": provenance.training_digest,
         "code_commit": provenance.code_commit,
         "trained_at": now,
         "promoted": decision.promote,
         "reason": decision.reason,
     }
+    key = {"provider": provider, "version": str(version), "refresh_id": refresh_id}
     with workspace.warehouse.transact() as connection:
-        append.append(connection, "raw_models", [model])
-        append.append(
-            connection,
-            "raw_scores",
-            rows_of(challenger.scoreboard),
-            provider=provider,
-            version=str(version),
-            refresh_id=refresh_id,
-        )
+        append.append(connection, "raw_models", [model], **key)
+        append.append(connection, "raw_scores", rows_of(challenger.scoreboard), **key)
     return version, decision
 
 

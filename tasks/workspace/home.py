@@ -6,7 +6,6 @@ import errno
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
@@ -93,20 +92,13 @@ def registry_damage(home: Path) -> str:
     )
 
 
-def disk_trouble(error: BaseException) -> str | None:
+def disk_trouble(error: BaseException | None) -> str | None:
     """Return a message if a full or read-only disk caused `error`, whichever library raised it."""
-    for cause in _causes(error):
-        number, text = getattr(cause, "errno", None), str(cause).partition("\n")[0]
+    while error is not None:
+        number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
         if number in (errno.ENOSPC, errno.EDQUOT) or any(one in text for one in _FULL):
             return f"the disk is full: {text}. Stored data are kept; free some space and try again"
         if number == errno.EROFS or any(one in text for one in _READ_ONLY):
             return f"{text}: make the folder writable, or set SRIFT_HOME to another"
-    return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        yield error
-        seen.append(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None

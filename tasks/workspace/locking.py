@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from warehouse import append
 
@@ -39,7 +39,7 @@ def refresh_lock(
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
     with (home / "refresh.json").open("a+") as file:
-        while not _locked(file.fileno()):
+        while not _locked(file, fcntl.LOCK_EX):
             other = at_work(home)
             if other is None:
                 continue  # a reader held the lock for a moment
@@ -59,9 +59,9 @@ def refresh_lock(
             file.truncate(0)
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(file: IO[str], how: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -83,16 +83,13 @@ def patience_s() -> float:
 
 def at_work(home: Path) -> dict[str, Any] | None:
     """Return `{refresh_id, pid, started_at}` of the running refresh, or None."""
-    try:
-        with (home / "refresh.json").open("r") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                body: dict[str, Any] = json.loads(file.read() or "{}")
-                return body
-    except FileNotFoundError:
-        pass
-    return None
+    path = home / "refresh.json"
+    if not path.exists():
+        return None
+    with path.open() as file:
+        free = _locked(file, fcntl.LOCK_SH)
+        found: dict[str, Any] | None = None if free else json.loads(file.read() or "{}")
+    return found
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:

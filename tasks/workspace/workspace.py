@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
-from models.domain.cluster import Cluster
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Workload
 from warehouse.database import Warehouse
@@ -85,14 +84,6 @@ class Workspace:
         kept = {name: one for name, one in self.settings.workloads.items() if name not in names}
         return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
 
-    def fits(self, cluster: Cluster) -> str:
-        """Return why `cluster` can never be had; empty if it can."""
-        return self.provider.fits(cluster)
-
-    def launches(self, cluster: Cluster) -> str:
-        """Return why a campaign would not buy `cluster`; empty if it would."""
-        return self.provider.launches(cluster)
-
 
 def open_workspace(provider: str = "local") -> Workspace:
     """Open the workspace; starts nothing. Raises SettingsError."""
@@ -165,9 +156,8 @@ def code_commit() -> str:
     """Return the commit of the running code, with `-dirty` after edits; else "unknown"."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match", ""]
     try:
-        found = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
+        return subprocess.check_output(
+            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True
+        ).strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found.stdout.strip()

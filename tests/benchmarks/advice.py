@@ -98,7 +98,7 @@ def _habitual(here: Workspace, habit: str, advised: Setup, offers: Sequence[Offe
     else:
         most = here.settings.campaign.max_hosts if habit == "most machines" else 1
         clusters = (Cluster(members=(cheapest,) * size) for size in range(most, 0, -1))
-        members = list(next(one for one in clusters if not here.fits(one)).members)
+        members = list(next(one for one in clusters if not here.provider.fits(one)).members)
     return Setup(
         workload=advised.workload,
         cluster=Cluster(members=tuple(members)),

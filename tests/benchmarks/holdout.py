@@ -158,7 +158,7 @@ def main(count: int = 110, seed: int = 2026, max_hosts: int = 4, write: Write = 
         [workload for workload in known if workload.modes],
         [one for one in current_offers(here) if one.market == "on-demand"],
         max_hosts=max_hosts,
-        fits=here.fits,
+        fits=here.provider.fits,
         measured=keys_of(data.runs),
         count=count,
         seed=seed,
