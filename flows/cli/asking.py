@@ -195,11 +195,12 @@ def export(
 ) -> None:
     """Write a published recommendation as a file for another tool."""
     from tasks.recommendation import exports
+    from tasks.recommendation.exports.selection import select
     from warehouse.export import published_rows
 
     rows = published_rows(settings().home / "published")
     now = datetime.now(UTC)
-    selection = exports.select(rows, workload, now, goal=goal, provider=provider, rank=rank)
+    selection = select(rows, workload, now, goal=goal, provider=provider, rank=rank)
     body, text = exports.export(selection, to)
     for warning in selection.warnings:
         typer.echo(f"warning: {warning}", err=True)

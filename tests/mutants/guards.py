@@ -204,7 +204,7 @@ MUTANTS = (
     _of("reap-all", "tasks/execution/collect.py", r"if one\.provider\.was_used\(\)", "if False", "flows/test_cli.py"),
     _of("schedules-kept", "deployments/up.py", r"if schedule\.active != active:", "if False:",
         "flows/test_deployments.py", local=True),
-    _of("export-misses", "tasks/recommendation/exports/selection.py", r"if self\.first\.misses:", "if False:",
+    _of("export-misses", "tasks/recommendation/exports/selection.py", r"if row_misses\(row\):", "if False:",
         "tasks/recommendation/test_exports.py"),
     _of("tables-layout", "tasks/node/strategies/tables.py",
         r"if _layout\(tensor\) != self\.layout:", "if False:",

@@ -95,13 +95,6 @@ def shape_of(service: str, shape: str) -> Any:
     return Session().get_service_model(service).shape_for(shape)
 
 
-def malformed(service: str, shape: str, value: Answer) -> str:
-    """botocore's report on an invalid request; empty if it is valid."""
-    from botocore.validate import ParamValidator
-
-    return str(ParamValidator().validate(value, shape_of(service, shape)).generate_report())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsClock:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from models.domain.suggestions import nearest_names
@@ -11,19 +10,11 @@ from ...workspace.settings import SettingsError
 from .fleet import fleet
 from .karpenter import karpenter
 from .sagemaker import sagemaker
-from .selection import ExportRefused, Selection, select
+from .selection import Selection
 from .skypilot import skypilot
 from .torchrun import torchrun
 
-__all__ = ["TARGETS", "ExportRefused", "Selection", "export", "select"]
-
-TARGETS: Mapping[str, Callable[[Selection], tuple[Any, str]]] = {
-    "skypilot": skypilot,
-    "sagemaker": sagemaker,
-    "karpenter": karpenter,
-    "torchrun": torchrun,
-    "fleet": fleet,
-}
+TARGETS = {one.__name__: one for one in (skypilot, sagemaker, karpenter, torchrun, fleet)}
 
 
 def export(selection: Selection, target: str) -> tuple[dict[str, Any], str]:

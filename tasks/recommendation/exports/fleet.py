@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...providers.ec2.api import malformed
-from .selection import ExportRefused, Selection
+from .selection import Selection
 
 LAUNCH_TEMPLATE = "YOUR-LAUNCH-TEMPLATE"
+_TAGS = (
+    *("workload", "goal", "rank", "publication_id", "region", "strategy", "precision", "switches"),
+    *("batch_per_device", "accumulation_steps", "p_meets_constraint", "published_at"),
+    *("price_as_of", "hours", "hours_p90", "usd", "usd_p90"),
+)
 
 
 def fleet(selection: Selection) -> tuple[Any, str]:
@@ -18,12 +22,12 @@ def fleet(selection: Selection) -> tuple[Any, str]:
     describe the recommendation, because a request has no comments.
     """
     selection.require_cloud("fleet")
-    selection.require_one_type("fleet")
-    first, spot = selection.first, selection.first.market == "spot"
+    first, row = selection.first, selection.first.row
+    spot = first.market == "spot"
     ranks = [
         one
         for one in selection.interchangeable
-        if (one.market, one.row["region"]) == (first.market, first.row["region"])
+        if (one.market, one.row["region"]) == (first.market, row["region"])
     ]
     overrides = [
         {"InstanceType": one.types[0], "Priority": float(place)}
@@ -31,12 +35,11 @@ def fleet(selection: Selection) -> tuple[Any, str]:
         for place, one in enumerate(ranks)
     ]
     template = {"LaunchTemplateName": LAUNCH_TEMPLATE, "Version": "$Default"}
-    options = {
-        "AllocationStrategy": "capacity-optimized-prioritized" if spot else "prioritized",
-        "MinTargetCapacity": first.machines,
-        "SingleInstanceType": True,
-        "SingleAvailabilityZone": True,
-    }
+    tags = [
+        {"Key": f"srift:{name}", "Value": _text(row[name])}
+        for name in _TAGS
+        if row[name] is not None
+    ]
     request = {
         "Type": "instant",
         "LaunchTemplateConfigs": [
@@ -46,31 +49,20 @@ def fleet(selection: Selection) -> tuple[Any, str]:
             "TotalTargetCapacity": first.machines,
             "DefaultTargetCapacityType": first.market,
         },
-        "SpotOptions" if spot else "OnDemandOptions": options,
+        "SpotOptions" if spot else "OnDemandOptions": {
+            "AllocationStrategy": "capacity-optimized-prioritized" if spot else "prioritized",
+            "MinTargetCapacity": first.machines,
+            "SingleInstanceType": True,
+            "SingleAvailabilityZone": True,
+        },
         "TagSpecifications": [
-            {"ResourceType": kind, "Tags": _tags(selection)} for kind in ("fleet", "instance")
+            {"ResourceType": kind, "Tags": tags} for kind in ("fleet", "instance")
         ],
     }
-    problem = malformed("ec2", "CreateFleetRequest", request)
-    if problem:
-        raise ExportRefused(f"botocore refuses the request, which is a defect of Srift: {problem}")
     return request, json.dumps(request, indent=2)
 
 
-def _tags(selection: Selection) -> list[dict[str, str]]:
-    row = selection.first.row
-    tags = {
-        name: row[name]
-        for name in (
-            *("workload", "goal", "rank", "publication_id", "region", "strategy", "precision"),
-            *("switches", "batch_per_device", "accumulation_steps", "p_meets_constraint"),
-        )
-        if row[name] is not None
-    }
-    tags |= {name: f"{row[name]:%Y-%m-%d %H:%M} UTC" for name in ("published_at", "price_as_of")}
-    tags |= {
-        name: f"{row[name]:.4g} (90th percentile {row[name + '_p90']:.4g})"
-        for name in ("hours", "usd")
-        if row[name] is not None
-    }
-    return [{"Key": f"srift:{name}", "Value": str(value)[:256]} for name, value in tags.items()]
+def _text(value: Any) -> str:
+    if hasattr(value, "strftime"):
+        return f"{value:%Y-%m-%d %H:%M} UTC"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:256]

@@ -19,13 +19,12 @@ from .yaml_text import as_yaml, label
 def karpenter(selection: Selection) -> tuple[Any, str]:
     """Return a NodePool for each market, overlays for each type, and their YAML."""
     selection.require_cloud("karpenter")
-    selection.require_one_type("karpenter")
     first, ranks = selection.first, selection.interchangeable
     name = label(f"srift-{first.row['workload']}")[:40].rstrip("-")
     markets = list(dict.fromkeys(one.market for one in ranks))
     objects = [
-        _pool(f"{name}-{market}", [one for one in ranks if one.market == market], weight)
-        for weight, market in zip(range(len(markets), 0, -1), markets, strict=True)
+        _pool(name, [one for one in ranks if one.market == market], len(markets) - place)
+        for place, market in enumerate(markets)
     ]
     objects += _overlays(name, ranks)
     notes = [
@@ -40,14 +39,14 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
 
 
 def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
-    requirements = [
-        _in("node.kubernetes.io/instance-type", [one.types[0] for one in ranks]),
-        _in("karpenter.sh/capacity-type", [ranks[0].market]),
-        _in("topology.kubernetes.io/region", [str(one.row["region"]) for one in ranks]),
-    ]
+    name = f"{name}-{ranks[0].market}"
     zones = [one.zone for one in ranks]
-    if None not in zones:
-        requirements.append(_in("topology.kubernetes.io/zone", [str(zone) for zone in zones]))
+    requirements = [
+        _in("node.kubernetes.io/instance-type", *(one.types[0] for one in ranks)),
+        _in("karpenter.sh/capacity-type", ranks[0].market),
+        _in("topology.kubernetes.io/region", *(one.row["region"] for one in ranks)),
+        *([] if None in zones else [_in("topology.kubernetes.io/zone", *zones)]),
+    ]
     node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
     spec = {"nodeClassRef": node_class, "requirements": requirements, "expireAfter": "Never"}
     return {
@@ -64,21 +63,19 @@ def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
 
 def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
     """Return an overlay for each type and market, from its best rank."""
-    best: dict[tuple[str, str], RankedCluster] = {}
-    for one in ranks:
-        best.setdefault((one.types[0], one.market), one)
+    best = {(one.types[0], one.market): one for one in reversed(ranks)}
     by_hours = Goal(goal=str(ranks[0].row["goal"])).objective == "hours"
     price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]
     fastest = min(one.row["hours"] for one in best.values())
     overlays = []
-    for (kind, market), one in best.items():
+    for (kind, market), one in sorted(best.items(), key=lambda item: item[1].rank):
         adjustment = {"priceAdjustment": f"+{100 * (one.row['hours'] / fastest - 1):.1f}%"}
         if by_hours and price is not None:
             adjustment = {"price": f"{price * one.row['hours'] / hours:.4f}"}
         requirements = [
-            _in("srift/pool", [f"{name}-{market}"]),
-            _in("node.kubernetes.io/instance-type", [kind]),
-            _in("karpenter.sh/capacity-type", [market]),
+            _in("srift/pool", f"{name}-{market}"),
+            _in("node.kubernetes.io/instance-type", kind),
+            _in("karpenter.sh/capacity-type", market),
         ]
         overlays.append(
             {
@@ -91,5 +88,5 @@ def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
     return overlays
 
 
-def _in(key: str, values: list[str]) -> dict[str, Any]:
+def _in(key: str, *values: str | None) -> dict[str, Any]:
     return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}

@@ -20,18 +20,17 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
 
     Raises ExportRefused if SageMaker can train no rank.
     """
-    selection.require_cloud("sagemaker")
+    selection.require_cloud("sagemaker", one_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
-    problems = {one.rank: _problem(one, offered) for one in selection.candidates}
     jobs: list[list[RankedCluster]] = []
+    left_out: list[str] = []
     for one in selection.candidates:
-        if problems[one.rank]:
-            continue
-        if jobs and _can_replace(jobs[-1][0], one):
+        if problem := _problem(one, offered):
+            left_out.append(f"rank {one.rank}: {problem}")
+        elif jobs and _can_replace(jobs[-1][0], one):
             jobs[-1].append(one)
         else:
             jobs.append([one])
-    left_out = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
     if not jobs:
         raise ExportRefused(f"sagemaker can train no rank: {'; '.join(left_out)}")
     document = {
@@ -59,43 +58,34 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
     """Return True if SageMaker may choose between the clusters; it does so on-demand only."""
-    return (
-        (len(first.types), len(other.types)) == (1, 1)
-        and (first.market, other.market) == ("on-demand", "on-demand")
-        and first.training == other.training
-        and first.row["region"] == other.row["region"]
-        and first.types != other.types
+    if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
+        return False
+    ours, theirs = (
+        (one.training, one.market, one.row["region"], len(one.types)) for one in (first, other)
     )
+    return ours == theirs
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     first = ranks[0]
-    groups = [
-        {"InstanceType": f"ml.{offer['instance_type']}", "InstanceCount": int(offer["count"])}
-        for offer in first.offers
-    ]
+    offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]
+    groups = [{"InstanceType": f"ml.{kind}", "InstanceCount": int(n)} for kind, n in offers]
     machines: dict[str, Any] = groups[0]
     if len(ranks) > 1:
-        kinds = dict.fromkeys(f"ml.{one.types[0]}" for one in ranks)
-        preferences = [{"InstanceType": kind, "InstanceCount": first.machines} for kind in kinds]
-        machines = {"InstancePreferences": preferences}
+        machines = {"InstancePreferences": groups}
     elif len(groups) > 1:
         named = [{"InstanceGroupName": f"group-{n}"} | one for n, one in enumerate(groups, 1)]
         machines = {"InstanceGroups": named}
     hours = RUNTIME_LIMIT_FACTOR * max(one.row["hours_p90"] for one in ranks)
-    limit_s = min(MAX_RUNTIME_S, math.ceil(3600 * hours))
-    request: dict[str, Any] = {
-        "ResourceConfig": machines,
-        "StoppingCondition": {"MaxRuntimeInSeconds": limit_s},
-        "Environment": first.environment,
-    }
+    stopping = {"MaxRuntimeInSeconds": min(MAX_RUNTIME_S, math.ceil(3600 * hours))}
+    request: dict[str, Any] = {"ResourceConfig": machines, "Environment": first.environment}
     if first.market == "spot":
         request["EnableManagedSpotTraining"] = True
-        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = limit_s
+        stopping["MaxWaitTimeInSeconds"] = stopping["MaxRuntimeInSeconds"]
     return {
         "ranks": [one.rank for one in ranks],
         "region": first.row["region"],
         "clusters": [one.row["cluster"] for one in ranks],
         "ec2_usd": [one.row["usd"] for one in ranks],
-        "request": request,
+        "request": request | {"StoppingCondition": stopping},
     }

@@ -11,7 +11,6 @@ from .yaml_text import as_yaml, label
 def skypilot(selection: Selection) -> tuple[Any, str]:
     """Return the task and its YAML, with interchangeable ranks as ordered resources."""
     selection.require_cloud("skypilot")
-    selection.require_one_type("skypilot")
     first = selection.first
     resources = [_resources(one) for one in selection.interchangeable]
     task = {

@@ -8,20 +8,19 @@ from typing import Any
 import yaml
 
 
+def as_yaml(value: Any) -> str:
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000))
+
+
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Writes strings with several lines as blocks."""
 
-
-def _string(dumper: yaml.SafeDumper, text: str) -> Any:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _string)
+    def represent_str(self, text: str) -> Any:
+        style = "|" if "\n" in text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def as_yaml(value: Any) -> str:
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000))
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def label(text: str) -> str:
