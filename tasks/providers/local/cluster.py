@@ -10,14 +10,14 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster
+from tasks.providers.leases import HeldLease
 from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import members, pin, place, promised_to_others
-from tasks.providers.local.leases import LeaseStore, LocalLease
+from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.network import Host, HostNetwork, HostPlan
 from tasks.providers.local.processes import HostMark, end, identify
 
@@ -36,7 +36,7 @@ class LocalCluster(RunningCluster):
         machine: LocalMachine,
         store: LeaseStore,
         cluster: Cluster,
-        lease: LocalLease,
+        lease: HeldLease,
         seed: int,
     ) -> None:
         self._machine, self._store, self._lease, self._seed = machine, store, lease, seed
@@ -169,21 +169,6 @@ class LocalCluster(RunningCluster):
         self._machine.shares.add(self._name(index), host.pids, instance.cores)
         self._hosts[index : index + 1] = [host]
         self._revoked.pop(index, None)
-        self._record()
-
-    def _record(self) -> None:
-        """Write the numbers of the first processes, and the CPU groups, into the lease."""
-        pids = [pid for host in self._hosts for pid in host.pids]
-        pids += [self.network.switch.pid] if self.network.switch else []
-        groups = [
-            self._machine.shares.group(self._name(index)) for index in range(len(self._hosts))
-        ]
-        self._lease = replace(
-            self._lease,
-            processes=tuple(process for pid in pids if (process := identify(pid)) is not None),
-            groups=tuple(str(group) for group in groups if group is not None),
-        )
-        self._store.write(self._lease)
 
     def _share(self, index: int, cores: float | None, pinned_to: set[int]) -> None:
         """Set a quota of `cores`, or none, and pin the host."""

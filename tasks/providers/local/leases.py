@@ -1,8 +1,8 @@
-"""Leases of local hosts: what belongs to each, recognized by numbers, names and marks, and how all
-of it is ended.
+"""Leases of local hosts: what belongs to each, found by names and marks, and how all of it is
+ended.
 
-leases/<lease_id>/ holds, beside what `lease_folder` says, code/node/: the agent's copy, so that an
-edit of the checkout never reaches a running host.
+leases/<lease_id>/ also holds code/node/: the agent's copy, so that an edit of the checkout never
+reaches a running host.
 """
 
 from __future__ import annotations
@@ -10,31 +10,23 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
-from tasks.providers.base import LeaseUnreadable, ProviderError
+from tasks.providers.base import ProviderError
 from tasks.providers.leases import NAME, HeldLease, LeaseFolder
 from tasks.providers.local.cpu_shares import CpuShares, remove
-from tasks.providers.local.processes import Process, boot_id, end, started_from
+from tasks.providers.local.processes import Process, end, started_from
 
 _ROUNDS = 5  # of looking for what was started while others were being ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalLease(HeldLease):
-    """The content of lease.json."""
-
-    processes: tuple[Process, ...] = ()
-    groups: tuple[str, ...] = ()
-
-
-class LeaseStore(LeaseFolder[LocalLease]):
+class LeaseStore(LeaseFolder[HeldLease]):
     """The leases of one home. `token` tells its hosts and groups from those of other homes."""
 
-    kind = LocalLease
+    kind = HeldLease
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases")
@@ -47,13 +39,7 @@ class LeaseStore(LeaseFolder[LocalLease]):
 
         Raises ProviderError naming a group that stays busy.
         """
-        groups = set(shares.groups(f"{self.prefix}{lease_id}-"))
         killed: set[Process] = set()
-        with suppress(LeaseUnreadable):  # then names and marks find what belongs to it
-            lease = self.read(lease_id)
-            if lease is not None:
-                groups |= {Path(group) for group in lease.groups}
-                killed |= set(end(lease.processes if lease.boot_id == boot_id() else ()))
         code = self.directory(lease_id) / "code"
         for _ in range(_ROUNDS):
             left = {process for process, _ in started_from(code)}
@@ -61,7 +47,7 @@ class LeaseStore(LeaseFolder[LocalLease]):
                 break
             killed |= set(end(left))
         try:
-            removed = sum(remove(group) for group in groups if group.name.startswith(self.prefix))
+            removed = sum(map(remove, shares.groups(f"{self.prefix}{lease_id}-")))
         except OSError as error:
             raise ProviderError(
                 f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again"
@@ -78,9 +64,8 @@ class LeaseStore(LeaseFolder[LocalLease]):
         for folder in ("code", "scratch"):
             shutil.rmtree(self.directory(lease_id) / folder, ignore_errors=True)
         usd = lease.held("local").usd_until(now)
-        ended = replace(lease, ended_at=now, usd=usd, outcome=outcome, processes=(), groups=())
         with suppress(OSError):
-            self.write(ended)
+            self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Lease ids of this home's processes and CPU groups, with or without a lease folder."""

@@ -22,7 +22,7 @@ from tasks.providers.base import ProviderError
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-_PACKAGES = {"iproute2": ("ip", "tc"), "util-linux": ("unshare", "nsenter")}
+_TOOLS = ("ip", "tc", "unshare", "nsenter")
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
 # In each script the shell stays the first process and collects orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
@@ -157,24 +157,13 @@ class HostNetwork:
         return process
 
 
-def missing_tools() -> list[str]:
-    """Return a sentence for each Debian package whose programs are missing."""
-    absent = {
-        package: [tool for tool in tools if shutil.which(tool, path=PATH) is None]
-        for package, tools in _PACKAGES.items()
-    }
-    return [
-        f"{' and '.join(tools)} missing: apt-get install {package}"
-        for package, tools in absent.items()
-        if tools
-    ]
-
-
 def detect() -> Isolation:
     """Return the first kind of isolation in which a host can be made (about 20 ms each)."""
-    reasons = missing_tools()
-    if reasons:
-        return Isolation(kind="none", why_not="; ".join(reasons))
+    missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
+    if missing:
+        hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
+        return Isolation(kind="none", why_not=hint)
+    reasons: list[str] = []
     script = (
         "ip link add br0 type bridge && ip link add h0 type veth peer name eth0"
         f" && tc qdisc add dev h0 root {_tbf(0.1)}"

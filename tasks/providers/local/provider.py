@@ -23,10 +23,11 @@ from tasks.providers.base import (
     Provider,
     ProviderError,
 )
+from tasks.providers.leases import HeldLease
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.catalogue import LocalMachine, cores_of
 from tasks.providers.local.cluster import LocalCluster
-from tasks.providers.local.leases import LeaseStore, LocalLease
+from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.settings import LocalInstanceType
 
 CAPABILITIES = Capabilities(spends_money=False, simulated=True)
@@ -63,7 +64,7 @@ class LocalProvider(LocalMachine, Provider):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
             raise NoCapacity(why) if too_large else NotSupported(why)
         now = datetime.now(UTC)
-        lease = LocalLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
+        lease = HeldLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
         with self.store.locked():
             self.refuse_if_taken(cores_of(cluster))
             self.store.create(lease)
@@ -123,9 +124,7 @@ class LocalProvider(LocalMachine, Provider):
             raise NotSwept("local", reasons, sentences)
         return sentences
 
-    def _end(
-        self, lease_id: str, lease: LocalLease | None, now: datetime, all_of_them: bool
-    ) -> str:
+    def _end(self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool) -> str:
         """End a lease that is due and return a sentence on it; "" if nothing was done."""
         cluster = f" ({lease.cluster})" if lease is not None else ""
         if lease is None:

@@ -14,15 +14,16 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
+from tasks.providers.leases import HeldLease
 from tasks.providers.local.cluster import draw_revocations
 from tasks.providers.local.cpu_shares import Affinity
-from tasks.providers.local.leases import LeaseStore, LocalLease
+from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.processes import HostMark, Process, boot_id, end, identify, is_running
 from tasks.providers.local.provider import LocalProvider
 from tests.fakes import offer
 
 NOW = datetime(2026, 11, 20, 3, 17, tzinfo=UTC)
-LEASE = LocalLease(
+LEASE = HeldLease(
     lease_id="one",
     cluster="1xlc.small",
     market="spot",
@@ -35,16 +36,17 @@ LEASE = LocalLease(
 
 
 @pytest.fixture
-def sleeper() -> Iterator[Process]:
-    """A process of somebody else's."""
-    with subprocess.Popen(["sleep", "60"]) as process:
+def sleeper(tmp_path: Path) -> Iterator[Process]:
+    """A process of the lease `one`."""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "leases" / "one" / "code")}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
         found = identify(process.pid)
         assert found is not None
         yield found
         process.kill()
 
 
-def provider(home: Path, *leases: LocalLease) -> LocalProvider:
+def provider(home: Path, *leases: HeldLease) -> LocalProvider:
     made = LocalProvider(home, {}, home, "python3")
     made.shares = Affinity("not detected")
     with made.store.locked():
@@ -66,8 +68,8 @@ def record_of(local: LocalProvider, text: str) -> Path:
     return record
 
 
-def test_a_lease_comes_back_as_it_was_written(tmp_path: Path, sleeper: Process) -> None:
-    written = replace(LEASE, processes=(sleeper,), groups=("a/b",), ended_at=NOW, usd=0.1)
+def test_a_lease_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    written = replace(LEASE, ended_at=NOW, usd=0.1)
     store = provider(tmp_path, written).store
     assert store.read("one") == written and store.read("two") is None
     with pytest.raises(ProviderError, match="exists already"):
@@ -142,13 +144,13 @@ def test_a_lease_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
         LeaseStore(tmp_path).directory(name)
 
 
-def test_the_recorded_process_is_ended_and_the_dollars_are_counted(
+def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(
     tmp_path: Path, sleeper: Process
 ) -> None:
-    local = provider(tmp_path, replace(LEASE, processes=(sleeper,)))
-    [sentence] = local.reap(NOW + timedelta(minutes=10))
-    assert "1 processes" in sentence and not is_running(sleeper)
-    assert [one.usd for one in local.ended()] == [pytest.approx(0.06)]
+    local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
+    first, second = local.reap(NOW + timedelta(minutes=10))
+    assert "1 processes" in first and "0 processes" in second and not is_running(sleeper)
+    assert [one.usd for one in local.ended()] == [pytest.approx(0.06)] * 2
 
 
 def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: Path) -> None:
@@ -159,15 +161,19 @@ def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: P
     assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
 
 
-@pytest.mark.parametrize(("earlier", "boot"), [(1, boot_id()), (0, "an earlier boot")])
-def test_a_recycled_process_number_is_left_alone(
-    tmp_path: Path, sleeper: Process, earlier: int, boot: str
+def test_a_recycled_process_number_is_left_alone(tmp_path: Path, sleeper: Process) -> None:
+    stale = replace(sleeper, start_ticks=sleeper.start_ticks - 1)
+    assert end([stale]) == [] and is_running(sleeper)
+    local = provider(tmp_path, replace(LEASE, controller=stale))
+    assert [one.controller_alive for one in local.leases()] == [False]
+
+
+@pytest.mark.parametrize("boot", [boot_id(), "an earlier boot"])
+def test_a_controller_of_an_earlier_boot_is_gone(
+    tmp_path: Path, sleeper: Process, boot: str
 ) -> None:
-    stale = replace(sleeper, start_ticks=sleeper.start_ticks - earlier)
-    local = provider(tmp_path, replace(LEASE, processes=(stale,), boot_id=boot))
-    [sentence] = local.reap(NOW)
-    assert "0 processes" in sentence and is_running(sleeper)
-    assert end([replace(sleeper, start_ticks=0)]) == [] and is_running(sleeper)
+    local = provider(tmp_path, replace(LEASE, controller=sleeper, boot_id=boot))
+    assert [one.controller_alive for one in local.leases()] == [boot == boot_id()]
 
 
 def test_a_live_controllers_lease_is_ended_only_with_all_of_them(
