@@ -92,7 +92,7 @@ def _regions(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _clock(api: Ec2Api, answered_at_unix: float) -> str:
-    ahead_s = api.clock.now().timestamp() - answered_at_unix
+    ahead_s = api.now().timestamp() - answered_at_unix
     if abs(ahead_s) > MAX_CLOCK_S:
         raise Wrong(f"this clock is {ahead_s:+.0f} s off AWS's, which refuses 300: use NTP")
     return f"{ahead_s:+.0f} s off AWS's"

@@ -102,7 +102,7 @@ def _listed(api: Ec2Api, ec2: Ec2, address: Address) -> str:
     listed, _ = Store(api, ec2.regions[0], address.bucket).listed(address.prefix, MOST_FILES)
     if not listed:
         raise Wrong(f"{address} holds no object: `aws s3 ls {address}` shows what is there")
-    size = sum(one.size for one in listed)
+    size = sum(one["Size"] for one in listed)
     _check_room(ec2, size)
     return f"{len(listed)} objects of {said_bytes(size)} at {address}"
 

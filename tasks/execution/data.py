@@ -139,7 +139,7 @@ class DataCarrier:
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
             raise BadData(f"it holds more than {MOST_FILES} objects: pack them")
-        sizes = {stored.key: stored.size for stored in listed}
+        sizes = {stored["Key"]: stored["Size"] for stored in listed}
         keys = files_of(sizes, address.prefix)
         if not keys:
             raise BadData(f"it holds no object: `aws s3 ls {address}` shows what is there")
@@ -184,7 +184,7 @@ class DataCarrier:
         from s3transfer.manager import TransferManager
 
         store, files, transfers = self._store(address.bucket), plan.files or {}, []
-        sizes = {stored.key: stored.size for stored in store.listed(address.prefix, MOST_FILES)[0]}
+        sizes = {one["Key"]: one["Size"] for one in store.listed(address.prefix, MOST_FILES)[0]}
         reporter().say(str(plan))
         action = "s3:PutObject" if plan.move == "upload" else "s3:GetObject"
         with (

@@ -22,8 +22,9 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderError
-from tasks.providers.local.processes import Process, boot_id, is_running, myself
+
+from .base import EndedLease, Lease, LeaseUnreadable, ProviderError
+from .local.processes import Process, boot_id, is_running, myself
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 

@@ -7,6 +7,7 @@ that need no AWS start quickly. Every wait is bounded.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
@@ -15,12 +16,12 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from tasks.providers.base import ProviderError
-from tasks.providers.ec2.errors import NO_CREDENTIALS, AwsRefused, code_of
+from ..base import ProviderError
+from .errors import NO_CREDENTIALS, AwsRefused, code_of
 
 Clients = Callable[[str, str], Any]  # (service, region) -> a boto3 client
 Answer = dict[str, Any]
@@ -105,7 +106,8 @@ class Ec2Api:
     """Calls through `clients`; waits by `clock`."""
 
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
-        self.clients, self.clock, self._lock = clients, clock, threading.Lock()
+        self.clients, self._lock = clients, threading.Lock()
+        self.now, self.sleep = clock.now, clock.sleep
         self._cached: dict[tuple[str, str], Any] = {}
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
@@ -151,8 +153,17 @@ class Ec2Api:
             except AwsRefused as error:
                 if error.kind != "gone":
                     raise
-            self.clock.sleep(pause_s)
+            self.sleep(pause_s)
         return call()
+
+    def looks(self, every_s: float, within_s: float) -> Iterator[None]:
+        """Yield now, and again every `every_s` until `within_s` are over."""
+        give_up = self.now() + timedelta(seconds=within_s)
+        while True:
+            yield
+            if self.now() >= give_up:
+                return
+            self.sleep(every_s)
 
     def type_names(self, region: str) -> list[str]:
         """Instance types that the region offers."""
@@ -270,41 +281,26 @@ def spot_advisor() -> Answer:
     return body if isinstance(body, dict) else {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """An object in a listing. `version` changes whenever it is written."""
-
-    key: str
-    version: str
-    size: int
-
-
 class Store:
     """One bucket. `region`: where it is asked first, and after a listing where it lies."""
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
-    def listed(self, prefix: str, most: int | None = None) -> tuple[list[Stored], float]:
+    def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
         """Objects below `prefix`, and the store's clock when the listing began (unix).
 
         With `most` it ends with the first page by which there are more.
         """
-        words: Answer = {"Bucket": self.bucket, "Prefix": prefix}
-        found: list[Stored] = []
-        pages: list[Answer] = []
-        while not pages or words["ContinuationToken"]:
-            page = self._api.ask("s3:ListBucket", self.region, **words)
-            pages.append(page)
-            headers = page["ResponseMetadata"]["HTTPHeaders"]
-            self.region = str(headers.get("x-amz-bucket-region") or self.region)
-            for entry in page.get("Contents", ()):
-                version = f"{entry['ETag']} {entry['LastModified'].timestamp():.3f}"
-                found.append(Stored(key=entry["Key"], version=version, size=entry["Size"]))
-            words["ContinuationToken"] = page.get("NextContinuationToken")
-            if most is not None and len(found) > most:
-                break
-        return found, answered_at(pages[0])
+        words = {"Bucket": self.bucket, "Prefix": prefix}
+        page = first = self._api.ask("s3:ListBucket", self.region, **words)
+        headers = first["ResponseMetadata"]["HTTPHeaders"]
+        self.region = str(headers.get("x-amz-bucket-region") or self.region)
+        found = list(first.get("Contents", ()))
+        while (token := page.get("NextContinuationToken")) and len(found) <= most:
+            page = self._api.ask("s3:ListBucket", self.region, **words, ContinuationToken=token)
+            found += page.get("Contents", ())
+        return found, answered_at(first)
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
         """The object, and when it was written (unix, the store's clock). Too large: empty."""

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NodeState, ProviderError, RunningCluster, json_of_node
-from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
-from tasks.providers.ec2.attempts import Attempt
-from tasks.providers.ec2.launch import Launcher
-from tasks.providers.ec2.leases import Ec2Machine
-from tasks.providers.ec2.mailbox_s3 import Mirror
+
+from ..base import NodeState, ProviderError, RunningCluster, json_of_node
+from .api import ALIVE, Answer, Ec2Api
+from .attempts import Attempt
+from .launch import Launcher
+from .leases import Ec2Machine
+from .mailbox_s3 import Mirror
 
 LOOK_EVERY_S = 5.0
 READY_WITHIN_S = 600.0
@@ -47,7 +48,7 @@ class Ec2Cluster(RunningCluster):
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order; a few seconds old, older if AWS is silent."""
         with self._lock:
-            if (self._api.clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
+            if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
                 self._look()
             return [self._state(machine) for machine in self._launcher.lease.current]
 
@@ -58,7 +59,7 @@ class Ec2Cluster(RunningCluster):
     def usd_so_far(self) -> float | None:
         """Dollars of every machine of the lease, also of refused attempts."""
         with self._lock:
-            return self._launcher.lease.usd_until(self._api.clock.now())
+            return self._launcher.lease.usd_until(self._api.now())
 
     def replace(self, node: int) -> bool:
         """A machine of the same type, market and zone; records and logs of the lost one stay."""
@@ -84,7 +85,7 @@ class Ec2Cluster(RunningCluster):
 
     def _look(self) -> bool:
         """Ask EC2 about the machines; False if AWS does not answer."""
-        lease, now = self._launcher.lease, self._api.clock.now()
+        lease, now = self._launcher.lease, self._api.now()
         self._looked_at = now
         try:
             found = self._api.instances(

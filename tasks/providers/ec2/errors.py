@@ -13,7 +13,7 @@ final        every other code
 
 from __future__ import annotations
 
-from tasks.providers.base import ProviderError
+from ..base import ProviderError
 
 NO_CREDENTIALS = (
     "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

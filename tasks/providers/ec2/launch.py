@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NoCapacity, ProviderError
-from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
-from tasks.providers.ec2.attempts import Attempt, Group
-from tasks.providers.ec2.errors import AwsRefused
-from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest, utc
-from tasks.providers.ec2.prices import billed, newest_spot_prices
-from tasks.providers.ec2.requests import (
+
+from ..base import NoCapacity, ProviderError
+from .api import ALIVE, Answer, Ec2Api
+from .attempts import Attempt, Group
+from .errors import AwsRefused
+from .leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest, utc
+from .prices import billed, newest_spot_prices
+from .requests import (
     LaunchSpec,
     create_fleet,
     launch_template,
@@ -26,10 +26,11 @@ from tasks.providers.ec2.requests import (
     rules,
     security_group,
 )
-from tasks.providers.ec2.termination import SHOWN, end_machines, end_these, lease_tags, until
+from .termination import SHOWN, end_machines, end_these, lease_tags, until
 
 RUNNING_WITHIN_S = 300.0
 POLL_S = 2.0
+_COMING = ("pending", "running")
 _LOOK_EVERY_S = 15.0
 _UNCLEAR = ("unsure", "throttled", "gone")  # of a fleet that may have been served all the same
 
@@ -103,7 +104,7 @@ class Launcher:
             with suppress(AwsRefused):
                 self._api.terminate(region, came)
             return False
-        gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.clock.now())
+        gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
         new = replace(machine, current=True, usd_per_hour=lost.usd_per_hour)
         self.keep(self.lease.with_machines(gone, new))
         return True
@@ -145,7 +146,7 @@ class Launcher:
 
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
         """The group's machines, all of them, once they run. Raises AwsRefused."""
-        left_s = (self.lease.deadline_at - self._api.clock.now()).total_seconds()
+        left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
         if left_s <= 0:
             raise NoCapacity("the deadline passed before the machines came")
         words = {"security": self._security_group, "user_data": self._script(max(60.0, left_s))}
@@ -155,7 +156,7 @@ class Launcher:
             group=group.name,
             size=group.size,
             usd_per_hour=max(group.bids.values()) + self.spec.usd_per_hour_more,
-            asked_at=self._api.clock.now(),
+            asked_at=self._api.now(),
         )
         self.keep(self.lease.with_request(request))
         ids, refusal = self._fleet(attempt, group)
@@ -205,13 +206,12 @@ class Launcher:
 
     def _found_by_tag(self, name: str) -> list[str]:
         """Machines of a fleet; EC2 may show them only after SHOWN."""
-        tags = self.tags | {"srift:node-group": name}
-        give_up = self._api.clock.now() + SHOWN
-        while True:
+        tags, found = self.tags | {"srift:node-group": name}, dict[str, Answer]()
+        for _ in self._api.looks(_LOOK_EVERY_S, SHOWN.total_seconds()):
             found = self._api.instances(self.lease.region, tags=tags, states=ALIVE)
-            if found or self._api.clock.now() >= give_up:
-                return list(found)
-            self._api.clock.sleep(_LOOK_EVERY_S)
+            if found:
+                break
+        return list(found)
 
     def _create(self, action: str, request: Answer) -> None:
         """Create what costs nothing, unless it is there already."""
@@ -222,39 +222,34 @@ class Launcher:
 
         That is lack of capacity, unless the launch was at fault.
         """
-        region, ids = self.lease.region, [machine.instance_id for machine in machines]
-        give_up = self._api.clock.now() + timedelta(seconds=RUNNING_WITHIN_S)
-        problem = ""
-        while True:
-            found = self._api.instances(region, ids=ids)
-            for described in found.values():
-                if described["State"]["Name"] not in ("pending", "running"):
-                    problem = str(described["StateReason"]["Code"])
-            if all(name in found and _is_up(found[name]) for name in ids):
+        region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
+        problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
+        for _ in self._api.looks(POLL_S, RUNNING_WITHIN_S):
+            found = self._api.instances(region, ids=list(by_id))
+            ended = [one for one in found.values() if one["State"]["Name"] not in _COMING]
+            if ended:
+                problem = str(ended[0]["StateReason"]["Code"])
                 break
-            if self._api.clock.now() >= give_up:
-                problem = problem or f"not running after {RUNNING_WITHIN_S:.0f} s"
-            if problem:
-                refusal = AwsRefused(problem, "the start of a machine", region)
-                if not problem.startswith("Client."):
-                    refusal.kind = "capacity"
-                raise refusal
-            self._api.clock.sleep(POLL_S)
-        running = [
-            replace(
-                machine,
-                address=str(found[machine.instance_id]["PrivateIpAddress"]),
-                zone=str(found[machine.instance_id]["Placement"]["AvailabilityZone"]),
-                launched_at=utc(found[machine.instance_id]["LaunchTime"]),
-            )
-            for machine in machines
-        ]
-        self.keep(self.lease.with_machines(*running))
-        return running
+            if len(found) == len(by_id) and all(map(_is_up, found.values())):
+                running = [
+                    replace(
+                        machine,
+                        address=str(found[name]["PrivateIpAddress"]),
+                        zone=str(found[name]["Placement"]["AvailabilityZone"]),
+                        launched_at=utc(found[name]["LaunchTime"]),
+                    )
+                    for name, machine in by_id.items()
+                ]
+                self.keep(self.lease.with_machines(*running))
+                return running
+        refusal = AwsRefused(problem, "the start of a machine", region)
+        if not problem.startswith("Client."):
+            refusal.kind = "capacity"
+        raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
         """The cluster at the spot prices of now, by which its machines are counted."""
-        now, names = self._api.clock.now(), {offer.instance_type.name for offer in cluster.members}
+        now, names = self._api.now(), {offer.instance_type.name for offer in cluster.members}
         spot: dict[tuple[str, str], float | None] = {}
         if cluster.market == "spot":
             with suppress(AwsRefused):  # then the known price counts

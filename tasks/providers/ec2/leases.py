@@ -16,10 +16,10 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
-from tasks.providers.base import EndedLease, Lease, ProviderError
-from tasks.providers.ec2.attempts import LEAST_BILLED_S
-from tasks.providers.ec2.settings import Region
-from tasks.providers.leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
+from ..base import EndedLease, Lease, ProviderError
+from ..leases import HeldLease, LeaseFolder, Moment, replace_durably, why_unreadable
+from .attempts import LEAST_BILLED_S
+from .settings import Region
 
 _REMEMBERED = timedelta(days=30)
 _SWEPT = TypeAdapter(dict[Region, Moment], config=ConfigDict(strict=True))

@@ -11,20 +11,21 @@ from functools import partial
 from pathlib import Path
 
 from models.domain.cluster import Cluster, Offer
-from tasks.providers.base import NotSupported, ProviderError
-from tasks.providers.ec2.api import Ec2Api, Store
-from tasks.providers.ec2.attempts import attempts
-from tasks.providers.ec2.cluster import Ec2Cluster
-from tasks.providers.ec2.launch import Launcher
-from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases
-from tasks.providers.ec2.mailbox_s3 import Mirror
-from tasks.providers.ec2.settings import Ec2
-from tasks.providers.ec2.survey import archive, launch_spec
-from tasks.providers.ec2.termination import await_shutdown, tidy, until
-from tasks.providers.ec2.userdata import user_data
+
+from ..base import NotSupported, ProviderError
+from .api import Ec2Api, Store
+from .attempts import attempts
+from .cluster import Ec2Cluster
+from .launch import Launcher
+from .leases import Ec2Lease, Ec2Leases
+from .mailbox_s3 import Mirror
+from .settings import Ec2
+from .survey import archive, launch_spec
+from .termination import await_shutdown, tidy, until
+from .userdata import user_data
 
 LEAVE_S = 20.0  # for agents that were asked to leave, so that they can upload their last files
-_PULLS, _PULL_EVERY_S = 5, 6.0
+FETCH_S, _PULL_EVERY_S = 24.0, 6.0
 NO_BUCKET = (
     "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket, the machines' mailbox"
 )
@@ -67,7 +68,7 @@ class Ec2Machines:
         self, cluster: Cluster, lease_id: str, deadline_s: float
     ) -> tuple[Launcher, Store]:
         """Everything that is known before a launch; uploads the node package."""
-        region, choices, now = cluster.members[0].region, self.choices, self.api.clock.now()
+        region, choices, now = cluster.members[0].region, self.choices, self.api.now()
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
         deadline_unix = int((now + timedelta(seconds=deadline_s)).timestamp())
@@ -115,29 +116,24 @@ class Ec2Machines:
             mirror.start()
         return Ec2Cluster(self.api, launcher, attempt, cluster, mirror)
 
-    def fetched(self, lease: Ec2Lease, *, pulls: int = _PULLS) -> Ec2Lease:
+    def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
         """The lease after its uploads were fetched, if the store can be read now."""
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
         mirror = self._mirror(lease, Store(self.api, lease.region, lease.bucket))
         try:
-            lease = replace(lease, fetched=self._pulled(mirror, pulls))
+            lease = replace(lease, fetched=self._pulled(mirror, within_s))
             self.leases.write(lease)
         except (ProviderError, OSError):
             return replace(lease, fetched=False)
         return lease
 
-    def _pulled(self, mirror: Mirror, pulls: int) -> bool:
+    def _pulled(self, mirror: Mirror, within_s: float) -> bool:
         """Whether one of several pulls fetched everything."""
-        for number in range(pulls):
-            if number:
-                self.api.clock.sleep(_PULL_EVERY_S)
-            if mirror.pull():
-                return True
-        return False
+        return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
-        mailbox, now = self.leases.mailbox(lease.lease_id), self.api.clock.now
+        mailbox, now = self.leases.mailbox(lease.lease_id), self.api.now
         return Mirror(store, lease, mailbox, lambda: now().timestamp())
 
     def _release(self, launcher: Launcher, running: Ec2Cluster | None) -> str:
@@ -161,19 +157,14 @@ class Ec2Machines:
             return f"{problem}; {until(lease)}"
         if running is not None:
             await_shutdown(self.api, lease)
-            lease = replace(lease, fetched=self._pulled(running.mirror, _PULLS))
-        self.leases.close(lease, self.api.clock.now(), "released")
+            lease = replace(lease, fetched=self._pulled(running.mirror, FETCH_S))
+        self.leases.close(lease, self.api.now(), "released")
         tidy(self.api, lease.region, launcher.tags, lambda tags: True)
         return ""
 
     def _let_leave(self, running: Ec2Cluster) -> None:
         """Wait for agents that were asked to leave: they upload what is left and shut down."""
-        running.mirror.sync_by_hand()
-        give_up = self.api.clock.now() + timedelta(seconds=LEAVE_S)
-        while (
-            (running.mailbox / "done.json").exists()
-            and self.api.clock.now() < give_up
-            and not running.all_down()
-        ):
-            self.api.clock.sleep(2.0)
+        for _ in self.api.looks(2.0, LEAVE_S):
             running.mirror.sync_by_hand()
+            if not (running.mailbox / "done.json").exists() or running.all_down():
+                return

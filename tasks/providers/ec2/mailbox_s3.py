@@ -15,11 +15,12 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
-from tasks.providers.ec2.api import Store, Stored
-from tasks.providers.ec2.errors import AwsRefused
-from tasks.providers.ec2.leases import Ec2Lease, Ec2Machine
+from .api import Answer, Store
+from .errors import AwsRefused
+from .leases import Ec2Lease, Ec2Machine
 
 POLL_S = 1.0
 QUIET_AFTER_S = 20.0  # without a change, after which the store is listed less often
@@ -42,7 +43,7 @@ class Mirror:
     ) -> None:
         self._store, self._under, self.mailbox = store, lease.objects, mailbox
         self._machines, self._clock = lease.by_userid, now_unix
-        self._have: dict[str, str] = {}  # key -> version
+        self._have: dict[str, tuple[str, datetime]] = {}  # key -> version
         self._sent: dict[str, dict[str, str]] = {}  # userid -> name -> digest
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -97,7 +98,7 @@ class Mirror:
             except AwsRefused:
                 return False
             wanted = self._wanted(listed)
-            if not all(_STEADY.fullmatch(stored.key) for stored, _ in wanted):
+            if not all(_STEADY.fullmatch(stored["Key"]) for stored, _ in wanted):
                 self._changed_at = self._listed_at
             complete = sum(self._fetch(*each) for each in wanted) == len(wanted)
             if complete:
@@ -121,34 +122,36 @@ class Mirror:
         while not self._over.wait(POLL_S):
             self.poll()
 
-    def _wanted(self, listed: list[Stored]) -> list[tuple[Stored, Path]]:
+    def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
         """New uploads and their paths, at most MOST_FILES a machine.
 
         Records come first, so that a flood of other names drops none.
         """
-        found: list[tuple[Stored, Path]] = []
+        found: list[tuple[Answer, Path]] = []
         count: Counter[str] = Counter()
-        rows = [(*each.key.removeprefix(self._under).partition("/out/"), each) for each in listed]
+        rows = [
+            (*each["Key"].removeprefix(self._under).partition("/out/"), each) for each in listed
+        ]
         for userid, _, name, stored in sorted(rows, key=lambda row: row[2][:8] != "records/"):
             machine = self._machines.get(userid)
             if machine is None or not _is_allowed(stored, name, machine):
                 continue
             count[userid] += 1
-            if count[userid] <= MOST_FILES and self._have.get(stored.key) != stored.version:
+            if count[userid] <= MOST_FILES and self._have.get(stored["Key"]) != _version(stored):
                 found.append((stored, self.mailbox / f"node-{machine.rank}" / name))
         return found
 
-    def _fetch(self, stored: Stored, path: Path) -> bool:
+    def _fetch(self, stored: Answer, path: Path) -> bool:
         try:
-            content, written = self._store.get(stored.key, MOST_BYTES)
-            _appear(_free_path(path, stored.key, content), content, written)
+            content, written = self._store.get(stored["Key"], MOST_BYTES)
+            _appear(_free_path(path, stored["Key"], content), content, written)
         except AwsRefused as error:
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
             pass  # a file in the place of a folder: no courier uploads that
         except OSError:
             return False
-        self._have[stored.key] = stored.version
+        self._have[stored["Key"]] = _version(stored)
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
@@ -174,7 +177,12 @@ class Mirror:
         self._sent[userid] = digests
 
 
-def _is_allowed(stored: Stored, name: str, machine: Ec2Machine) -> bool:
+def _version(stored: Answer) -> tuple[str, datetime]:
+    """What changes whenever the object is written."""
+    return stored["ETag"], stored["LastModified"]
+
+
+def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     """Whether a courier may upload this.
 
     IAM's `*` spans slashes, so that a machine may write below another's folder, under a name with
@@ -182,7 +190,7 @@ def _is_allowed(stored: Stored, name: str, machine: Ec2Machine) -> bool:
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
-    return kept and plain and stored.size <= MOST_BYTES
+    return kept and plain and int(stored["Size"]) <= MOST_BYTES
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:

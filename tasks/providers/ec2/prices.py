@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from models.domain.cluster import ANY_ZONE, InstanceType, Offer, bucket_hazard
-from tasks.providers.ec2.settings import Ec2
+
+from .settings import Ec2
 
 Answer = Mapping[str, Any]
 

@@ -10,7 +10,8 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from models.domain.cluster import Cluster, InstanceType, Offer
-from tasks.providers.base import (
+
+from ..base import (
     Capabilities,
     EndedLease,
     Lease,
@@ -19,10 +20,10 @@ from tasks.providers.base import (
     ProviderError,
     RunningCluster,
 )
-from tasks.providers.ec2 import api as ec2_api
-from tasks.providers.ec2 import prices as ec2_prices
-from tasks.providers.ec2.api import Answer, AwsClock, Clients, Ec2Api
-from tasks.providers.ec2.catalogue import (
+from . import api as ec2_api
+from . import prices as ec2_prices
+from .api import Answer, AwsClock, Clients, Ec2Api
+from .catalogue import (
     GPU,
     described,
     facts_of,
@@ -32,13 +33,13 @@ from tasks.providers.ec2.catalogue import (
     may_be_wanted,
     wanted,
 )
-from tasks.providers.ec2.errors import NO_CREDENTIALS
-from tasks.providers.ec2.leases import Ec2Leases
-from tasks.providers.ec2.machines import NO_BUCKET, Ec2Machines
-from tasks.providers.ec2.reaper import Reaper
-from tasks.providers.ec2.settings import Ec2
-from tasks.providers.ec2.snapshot import packaged
-from tasks.providers.ec2.survey import not_launched
+from .errors import NO_CREDENTIALS
+from .leases import Ec2Leases
+from .machines import NO_BUCKET, Ec2Machines
+from .reaper import Reaper
+from .settings import Ec2
+from .snapshot import packaged
+from .survey import not_launched
 
 _THREADS = 8  # regions asked in parallel
 NOT_LOOKED = "EC2 was not looked at: nothing was launched from this home, and [ec2] bucket is unset"
@@ -146,7 +147,7 @@ class Ec2Provider(Provider):
         over = [lease for lease in self._leases.all() if lease.ended_at]
         if not all(lease.fetched for lease in over):
             with suppress(ProviderError):
-                over = [self._machines.fetched(lease, pulls=1) for lease in over]
+                over = [self._machines.fetched(lease, 0.0) for lease in over]
         return self._leases.over(lease for lease in over if lease.fetched)
 
     def closed(self) -> list[EndedLease]:

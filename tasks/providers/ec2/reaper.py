@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
-from tasks.providers.ec2.api import ALIVE, Answer
-from tasks.providers.ec2.errors import AwsRefused
-from tasks.providers.ec2.leases import Ec2Lease
-from tasks.providers.ec2.machines import Ec2Machines
-from tasks.providers.ec2.termination import (
+from ..base import LeaseUnreadable, NotSwept, ProviderError
+from .api import ALIVE, Answer
+from .errors import AwsRefused
+from .leases import Ec2Lease
+from .machines import Ec2Machines
+from .termination import (
     await_shutdown,
     end_machines,
     end_these,

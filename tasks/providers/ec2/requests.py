@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.providers.ec2.attempts import Attempt, Group
-from tasks.providers.ec2.catalogue import TypeFacts
-from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
-from tasks.providers.ec2.settings import Ec2
+from .attempts import Attempt, Group
+from .catalogue import TypeFacts
+from .prices import other_usd_per_hour, storage_usd_per_hour
+from .settings import Ec2
 
 Request = dict[str, Any]
 

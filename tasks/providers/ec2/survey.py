@@ -11,11 +11,12 @@ from functools import cache
 from pathlib import Path
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NotSupported
-from tasks.providers.ec2.api import Answer, Ec2Api, Filters
-from tasks.providers.ec2.catalogue import facts_of, image_families, off_image
-from tasks.providers.ec2.requests import LaunchSpec
-from tasks.providers.ec2.settings import Ec2
+
+from ..base import NotSupported
+from .api import Answer, Ec2Api, Filters
+from .catalogue import facts_of, image_families, off_image
+from .requests import LaunchSpec
+from .settings import Ec2
 
 
 def launch_spec(

@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api, tag_filters
-from tasks.providers.ec2.errors import AwsRefused
-from tasks.providers.ec2.leases import Ec2Lease, Ec2Machine, utc
+from .api import ALIVE, Answer, Ec2Api, tag_filters
+from .errors import AwsRefused
+from .leases import Ec2Lease, Ec2Machine, utc
 
 SHOWN = timedelta(seconds=120)  # EC2 shows machines by their tags some time after their launch
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may send a request again for four minutes
@@ -44,7 +44,7 @@ def lease_tags(lease: Ec2Lease, controller: str) -> dict[str, str]:
 
 def end_machines(api: Ec2Api, lease: Ec2Lease, tags: Mapping[str, str]) -> tuple[Ec2Lease, str]:
     """End every machine of the lease; the lease as known now, and why some may live on, or ""."""
-    region, now, name = lease.region, api.clock.now(), f"lease {lease.lease_id}"
+    region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
         shown = api.instances(region, tags=tags)
         lease = lease.with_machines(*_unheard(lease, shown, now))
@@ -56,7 +56,7 @@ def end_machines(api: Ec2Api, lease: Ec2Lease, tags: Mapping[str, str]) -> tuple
         return lease, f"machines of {name} could not be ended: {error}"
     if stays:
         return lease, f"machines of {name} do not end: {', '.join(stays)}"
-    now = api.clock.now()
+    now = api.now()
     ended = []
     for machine in lease.machines:
         moment = machine.ended_at
@@ -84,13 +84,11 @@ def not_answered(lease: Ec2Lease) -> str:
 def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
     """Wait until terminated machines are down: until then they may upload measurements."""
     ids = [machine.instance_id for machine in lease.machines]
-    give_up = api.clock.now() + timedelta(seconds=LAST_WORDS_S)
-    while ids and api.clock.now() < give_up:
+    for _ in api.looks(_LOOK_EVERY_S, LAST_WORDS_S if ids else 0.0):
         with suppress(AwsRefused):
             found = api.instances(lease.region, ids=ids, states=("shutting-down",))
             if all(machine["StateReason"]["Code"] != _ENDED_BY_CALL for machine in found.values()):
                 return
-        api.clock.sleep(_LOOK_EVERY_S)
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
@@ -103,7 +101,7 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str]
         if not left:
             break
         if look:
-            api.clock.sleep(_LOOK_EVERY_S)
+            api.sleep(_LOOK_EVERY_S)
         unknown = api.terminate(region, left)
         left = sorted(api.instances(region, ids=left, states=ALIVE).keys() | unknown & {*young})
     return left

@@ -12,7 +12,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from tasks.providers.base import NotSupported
+from ..base import NotSupported
 
 MOST_BYTES = 16_384  # EC2's limit, before base64
 _ROOT = Path(__file__).resolve().parents[3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(
         if aws.instances[machine].ended_at is not None:
             home.upload(machine, "records/last.json", {"run_id": "last"})
 
-    home.provider._api.clock = replace(aws.clock, sleep=sleep)
+    home.provider._api.sleep = sleep
     [sentence] = home.reap()
     assert "r-1 (2xg4dn.12xlarge)" in sentence and "2 machines in us-east-1" in sentence
     assert aws.alive() == [] and home.provider.leases() == []
