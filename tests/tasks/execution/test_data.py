@@ -143,7 +143,7 @@ def test_machines_of_ec2_fetch_an_address_themselves(
     here = carrier(ADDRESS, "ec2")
     plan = brought(here)
     assert (plan.place, plan.size, plan.problem) == (ADDRESS, 30, "")
-    monkeypatch.setattr(execution_data.ec2_api, "has_credentials", lambda: False)
+    monkeypatch.setattr("tasks.providers.ec2.api.has_credentials", lambda: False)
     unlisted = planned(DataCarrier(here._workspace))
     assert (unlisted.place, unlisted.size, fetch_s(unlisted)) == (ADDRESS, None, 0.0)
 
