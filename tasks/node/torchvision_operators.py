@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
-_DECLARED: list[torch.library.Library] = []  # a library's declarations end with it
+_DECLARED: list[Any] = []  # a library's declarations end with it
 
 
 def declare_what_did_not_load() -> None:
@@ -28,7 +29,9 @@ def declare_what_did_not_load() -> None:
     try:
         torch.ops.load_library(compiled and compiled.origin)  # type: ignore[no-untyped-call]
     except (OSError, TypeError):
-        _DECLARED.append(torch.library.Library("torchvision", "DEF"))  # type: ignore[no-untyped-call]
+        library: Any = torch.library.Library
+        _DECLARED.append(library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
-            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            _DECLARED[0].define(schema)  # type: ignore[no-untyped-call]
+            _DECLARED[0].define(
+                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )

@@ -34,17 +34,18 @@ def written(tmp_path: Path) -> Checkpoints:
     return one
 
 
-def test_the_newest_is_taken(written: Checkpoints) -> None:
+def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written: Checkpoints) -> None:
     found = written.newest(CPU)
     assert value_of(found) == 20 and found is not None and found[0]["loss"] == 0.5
-
-
-def test_one_whose_bytes_changed_is_passed_over(written: Checkpoints) -> None:
-    path = written.folder / "step-000000020.pt"
-    content = bytearray(path.read_bytes())
+    written.write(30, state(30))
+    newest, before = sorted(written.folder.glob("*.pt"), reverse=True)
+    assert [one["step"] for one in written.manifests()] == [10, 20, 30]
+    content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
-    assert value_of(written.newest(CPU)) == 10
+    newest.write_bytes(bytes(content))
+    assert value_of(written.newest(CPU)) == 20
+    before.unlink()
+    assert written.newest(CPU) is None
 
 
 def test_a_writer_that_ends_midway_leaves_the_one_before(
@@ -58,12 +59,3 @@ def test_a_writer_that_ends_midway_leaves_the_one_before(
         written.write(30, state(30))
     assert value_of(written.newest(CPU)) == 20
     assert not list(written.folder.glob(".*"))
-
-
-def test_states_of_old_checkpoints_go_and_their_manifests_stay(written: Checkpoints) -> None:
-    written.write(30, state(30))
-    assert [path.name for path in sorted(written.folder.glob("*.pt"))] == [
-        "step-000000020.pt",
-        "step-000000030.pt",
-    ]
-    assert [one["step"] for one in written.manifests()] == [10, 20, 30]

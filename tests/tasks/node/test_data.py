@@ -9,19 +9,9 @@ import pytest
 
 from tasks.node.data import DataMissing, data_path, failure_of, files_of, folder_of
 from tasks.node.launch import explain
-from tasks.node.record import CPU, DATA, Devices, Item, Plan, WorkloadFile, record_of
+from tasks.node.record import DATA, Item, WorkloadFile, record_of
+from tests.tasks.node.conftest import plan
 
-READS = """
-import pathlib
-import torch
-
-def build({parameters}):
-    width = len(pathlib.Path(data, "width.txt").read_text())
-    model = torch.nn.Linear(width, 1)
-    def make_batch(batch):
-        return torch.ones(batch, width), torch.ones(batch, 1)
-    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
-"""
 FAR = WorkloadFile(
     name="w",
     digest="d",
@@ -32,43 +22,31 @@ FAR = WorkloadFile(
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "width.txt").write_text("xxx")
-    return tmp_path
-
-
-def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(folder: Path) -> None:
-    near = replace(FAR, data=str(folder / "imagess"))
-    with pytest.raises(DataMissing, match="imagess") as missing:
-        data_path(folder, near)
+def test_a_folder_that_went_away_is_named_and_the_fault_is_not_the_workloads(
+    tmp_path: Path,
+) -> None:
+    near = replace(FAR, data=str(tmp_path / "images"))
+    with pytest.raises(DataMissing, match="images") as missing:
+        data_path(tmp_path, near)
     item = Item(run_id="r", kind="train", nodes=[0], workload="w", batches=[1])
-    plan = Plan(
-        lease_id="l", attempt=1, addresses=["a"], expected=[], workloads=[near], items=[item]
-    )
-    problem = f"node 0: {explain(missing.value, near)}"
-    used = [Devices(name=CPU, count=1)]
-    assert record_of(plan, item, started_unix=0.0, problem=problem, devices=used).cause == DATA
+    for error, cause in ((missing.value, DATA), (KeyError("data"), "")):
+        problem = f"node 0: {explain(error, near)}"
+        assert record_of(plan(item), item, started_unix=0.0, problem=problem).cause == cause
+    (tmp_path / "images").mkdir()
     assert (
-        record_of(
-            plan, item, started_unix=0.0, problem="node 0: KeyError: 'data'", devices=used
-        ).cause
-        == ""
+        data_path(tmp_path, near) == near.data and data_path(tmp_path, replace(FAR, data="")) == ""
     )
 
 
-def test_what_a_courier_fetched_is_found_and_why_it_could_not_is_reported(folder: Path) -> None:
+def test_fetched_data_are_found_and_a_failure_to_fetch_is_explained(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match="aabbccddeeff"):
-        data_path(folder, FAR)
-    failure = failure_of(folder, FAR.data_digest)
-    failure.parent.mkdir()
+        data_path(tmp_path, FAR)
+    failure, fetched = (where(tmp_path, FAR.data_digest) for where in (failure_of, folder_of))
+    fetched.mkdir(parents=True)
+    assert data_path(tmp_path, FAR) == str(fetched)
     failure.write_text("its data could not be fetched: there is no bucket called mine-1")
     with pytest.raises(DataMissing, match="mine-1"):
-        data_path(folder, FAR)
-    failure.unlink()
-    folder_of(folder, FAR.data_digest).mkdir()
-    assert data_path(folder, FAR) == str(folder / "data" / "aabbccddeeff")
+        data_path(tmp_path, FAR)
 
 
 def test_keys_become_files_below_the_folder() -> None:

@@ -7,7 +7,6 @@ import io
 import subprocess
 import tarfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,20 +82,15 @@ def test_pip_sees_where_its_index_is_and_no_credentials(
     assert "PIP_EXTRA_INDEX_URL=https://host/simple" in said and f"HOME={tmp_path}/scratch" in said
 
 
-def test_what_takes_too_long_is_ended_with_all_that_it_started(
+def test_an_installation_that_takes_too_long_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requirements, "INSTALL_S", 0.5)
+    # a child that lives on holds the pipe open, so that `_run` would wait for it
+    script = ["/bin/sh", "-c", "sleep 60 & wait"]
     started = time.monotonic()
-    script = f"sleep 60 & echo $! > {tmp_path}/child; wait"
-    assert requirements._run(["/bin/sh", "-c", script], tmp_path, str(tmp_path)) == (None, "")
+    assert requirements._run(script, tmp_path, str(tmp_path)) == (None, "")
     assert time.monotonic() - started < 30.0
-    child = (tmp_path / "child").read_text().strip()
-    until = time.monotonic() + 10.0
-    with suppress(OSError):  # it is gone
-        while Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < until  # a busy processor comes to it a moment later
-            time.sleep(0.05)
 
 
 NO_INDEX = """
@@ -138,23 +132,26 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.Ta
 
 @pytest.mark.parametrize(
     "odd",
-    [member("../out.py"), member("a/../../out.py"), member("l", tarfile.SYMTYPE, "/etc/passwd"),
-     member("h", tarfile.LNKTYPE, "/etc/passwd"), member("p", tarfile.FIFOTYPE)],
-)  # fmt: skip
-def test_an_archive_that_leads_out_of_its_folder_is_not_unpacked(
+    [
+        member("../out.py"),
+        member("a/../../out.py"),
+        member("l", tarfile.SYMTYPE, "/etc/passwd"),
+        member("h", tarfile.LNKTYPE, "/etc/passwd"),
+        member("p", tarfile.FIFOTYPE),
+    ],
+)
+def test_an_archive_that_leads_out_of_its_folder_or_is_torn_is_not_unpacked(
     tmp_path: Path, odd: tarfile.TarInfo
 ) -> None:
-    with pytest.raises(OSError):
-        unpack(packed(member("a.py"), odd), tmp_path / "in" / "code")
-    assert not (tmp_path / "in" / "code").exists() and not (tmp_path / "in" / "out.py").exists()
-    assert not (tmp_path / "out.py").exists()
+    folder = tmp_path / "in" / "code"
+    for content in (packed(member("a.py"), odd), packed(member("a.py"))[:40]):
+        with pytest.raises(OSError):
+            unpack(content, folder)
+    assert not list(tmp_path.glob("**/*.py"))
 
 
-def test_a_torn_archive_is_said_and_a_whole_one_unpacked_once(tmp_path: Path) -> None:
-    whole = packed(member("a/b.py"))
-    with pytest.raises(OSError):
-        unpack(whole[:40], tmp_path / "in" / "code")
-    unpack(whole, tmp_path / "in" / "code")
-    (tmp_path / "in" / "code" / "a" / "b.py").write_text("kept")
-    unpack(whole, tmp_path / "in" / "code")
-    assert (tmp_path / "in" / "code" / "a" / "b.py").read_text() == "kept"
+def test_an_archive_is_unpacked_once(tmp_path: Path) -> None:
+    for text in ("x", "kept"):
+        unpack(packed(member("a/b.py")), tmp_path / "code")
+        assert (tmp_path / "code" / "a" / "b.py").read_text() == text
+        (tmp_path / "code" / "a" / "b.py").write_text("kept")

@@ -56,10 +56,10 @@ def trained(switches: str, model: nn.Module) -> list[float]:
     losses = []
     for seed in range(5):
         torch.manual_seed(seed)
-        optimizer.zero_grad()
         loss = model(torch.randn(6, 4)).square().mean()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         losses.append(float(loss.detach()))
     return losses
 
