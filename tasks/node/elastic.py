@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,11 @@ import torch.distributed as dist
 from torch import nn
 
 from .checkpoint import Checkpoints
-from .data import data_path
 from .device import NoSuchDevice, backend, name_of, now, own_device
-from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from .launch import explain, report
+from .entrypoint import LoadedWorkload, try_once
+from .launch import explain, load, report
 from .loader import running
 from .measuring import gather
-from .precision import arithmetic
 from .processes import (
     EXIT_ITEM_FAILED,
     EXIT_LOST_PEER,
@@ -94,28 +91,20 @@ class ElasticRun:
         self.is_first_of_node = os.environ["LOCAL_RANK"] == "0"
         self.leads = node == self.host and self.is_first_of_node
         self.checkpoints = Checkpoints(Path(plan.checkpoints))
-        self.workload = next((one for one in plan.workloads if one.name == item.workload), None)
         self.nodes: list[int] = []  # of each rank, once they met
 
     def built(self) -> LoadedWorkload:
         """Build the workload; before the first checkpoint, try one pass. Raises what is wrong with
         it.
         """
-        item, workload = self.item, self.workload
-        if workload is None:
-            raise WorkloadError(f"the plan names no workload {item.workload!r}")
+        item = self.item
         if item.strategy != DDP or item.switches != NONE:
             raise ValueError(
-                f"an elastic run trains in {DDP} without switches: each rank must hold"
-                " the whole state"
+                f"an elastic run trains in {DDP} without switches: each rank must hold the whole"
+                " state"
             )
-        found = build(
-            self.node_folder / "scratch" if workload.folder else self.mailbox,
-            replace(workload, data=data_path(self.mailbox, workload)),
-            seed=item.seed,
-            rank=int(os.environ["RANK"]),
-            computing=arithmetic(item.precision, self.device),
-        )
+        place = (self.node, int(os.environ["RANK"]))
+        found = load(self.mailbox, self.plan, item, place=place, device=self.device)
         if not self.checkpoints.starts():
             try_once(found, item.batches[item.nodes.index(self.node)])
         return found
@@ -319,7 +308,7 @@ def main() -> None:
         values = run.train(built)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        reason = f"node {node}: {explain(error, run.workload)}"
+        reason = f"node {node}: {explain(error, plan.workload(run.item))}"
         if lost_peer(error):  # torchrun starts this again, with those that are left
             leave(EXIT_LOST_PEER, f"a peer of {reason}")
         run.record(reason)

@@ -23,10 +23,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from .data import data_path
 from .device import backend, name_of, own_device
-from .entrypoint import own_line
+from .entrypoint import LoadedWorkload, WorkloadError, build, own_line
 from .loader import in_words
 from .measuring import Patience
+from .precision import arithmetic
 from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
 from .record import LEAST_ORDERED, Devices, Item, Plan, RankLayout, WorkloadFile, write_json
@@ -75,18 +77,9 @@ class Launch:
         """True for the first rank of a node, which serves every item of it and reports for it."""
         return self.layout.places[self.rank][1] == 0
 
-    def code_of(self, workload: WorkloadFile) -> Path:
-        """The folder that holds its code: archives are unpacked on each node."""
-        scratch = self.mailbox / f"node-{self.node}" / "scratch"
-        return scratch if workload.folder else self.mailbox
-
     def leads(self, item: Item) -> bool:
         """True for the first rank of `item`, which writes its record."""
         return self.rank == self.layout.ranks(item)[0]
-
-    def workload(self, item: Item) -> WorkloadFile | None:
-        """The item's workload; None for a probe."""
-        return next((one for one in self.plan.workloads if one.name == item.workload), None)
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
         """The item's process group; None if it has one rank."""
@@ -175,6 +168,33 @@ def _group(
     options: dict[str, Any] = {"timeout": timedelta(seconds=plan.timeout_s), **order}
     group: dist.ProcessGroup = dist.new_group(list(ranks), backend=backend(device), **options)
     return group
+
+
+def load(
+    mailbox: Path,
+    plan: Plan,
+    item: Item,
+    *,
+    place: tuple[int, int],
+    device: torch.device,
+    shared: bool = False,
+) -> LoadedWorkload:
+    """Build the workload of `item` on this node and rank, `place`; archives are unpacked there.
+
+    Raises what is wrong with it.
+    """
+    node, rank = place
+    workload = plan.workload(item)
+    if workload is None:
+        raise WorkloadError(f"the plan names no workload {item.workload!r}")
+    return build(
+        mailbox / f"node-{node}" / "scratch" if workload.folder else mailbox,
+        replace(workload, data=data_path(mailbox, workload)),
+        seed=item.seed,
+        rank=rank,
+        computing=arithmetic(item.precision, device),
+        shared=shared,
+    )
 
 
 def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:

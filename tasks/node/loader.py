@@ -89,9 +89,6 @@ class Loader:
                 self._start()
                 made = next(self._iterator, None)  # type: ignore[arg-type]
         except Exception as error:
-            is_reset = isinstance(error, OSError | EOFError) and _TRACEBACK not in str(error)
-            if is_reset and self._processes:  # before torch hears of the worker's death
-                raise LoaderError(f"a worker of its loader died: {error}") from error
             raise in_words(error) from error
         if made is None:
             raise LoaderError(f"its loader ends before it gives {batch} samples in any worker")

@@ -193,6 +193,10 @@ class Plan:
         """The elastic item, which is the only one of its plan; None if it is another plan."""
         return next((item for item in self.items if item.kind == ELASTIC), None)
 
+    def workload(self, item: Item) -> WorkloadFile | None:
+        """The item's workload; None for a probe."""
+        return next((one for one in self.workloads if one.name == item.workload), None)
+
     @property
     def meet_s(self) -> float:
         """Seconds that a node waits for the others' torchrun: they may check devices and
@@ -327,7 +331,7 @@ def record_of(
 
     In `problem`, the kind of an error stands before its message.
     """
-    digests = {workload.name: workload.digest for workload in plan.workloads}
+    workload = plan.workload(item)
     return Record(
         run_id=item.run_id,
         lease_id=plan.lease_id,
@@ -336,7 +340,7 @@ def record_of(
         status="failed" if problem else "measured",
         reason=problem,
         item=asdict(item),
-        workload_digest=digests.get(item.workload, ""),
+        workload_digest="" if workload is None else workload.digest,
         started_unix=started_unix,
         ended_unix=time.time(),
         fingerprint=fingerprint(),

@@ -12,19 +12,16 @@ import re
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from .checkpoint import write_checkpoint
-from .data import data_path
 from .device import NoSuchDevice, reset_peak, usable
-from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from .launch import Launch, explain, in_order, join, report, wait_for
+from .entrypoint import LoadedWorkload, try_once
+from .launch import Launch, explain, in_order, join, load, report, wait_for
 from .loader import worker_deaths_ignored
-from .precision import arithmetic
 from .probe import probe
 from .processes import (
     EXIT_ITEM_FAILED,
@@ -109,7 +106,7 @@ def serve(launch: Launch, index: int, item: Item) -> None:
                 traceback.print_exc()
                 if launch.group(item) is not None:
                     abort(launch, index, item, error, started_unix)
-                problem = explain(error, launch.workload(item))
+                problem = explain(error, launch.plan.workload(item))
     if built is not None:
         built.close()
     if launch.leads(item):
@@ -126,19 +123,17 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """
     if item.kind == "probe":
         return None, ""
-    built, workload = None, launch.workload(item)
+    built = None
     try:
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
         refuse_training(item.strategy, item.precision, item.batches)
-        if workload is None:
-            raise WorkloadError(f"the plan names no workload {item.workload!r}")
         is_training, is_shared = item.kind in TRAINING, shares_out(item.strategy)
-        built = build(
-            launch.code_of(workload),
-            replace(workload, data=data_path(launch.mailbox, workload)),
-            seed=item.seed,
-            rank=launch.rank,
-            computing=arithmetic(item.precision, launch.device),
+        built = load(
+            launch.mailbox,
+            launch.plan,
+            item,
+            place=(launch.node, launch.rank),
+            device=launch.device,
             shared=is_training and is_shared,
         )
         refuse_model(item.strategy, built.model, item.used)
@@ -151,7 +146,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         traceback.print_exc()
         if built is not None:
             built.close()
-        return None, explain(error, workload)
+        return None, explain(error, launch.plan.workload(item))
 
 
 def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
@@ -203,7 +198,7 @@ def abort(
 
     Each rank at fault writes a record: torchrun ends its neighbours before they hear of it.
     """
-    reason = f"{launch.layout.label(launch.rank)}: {explain(error, launch.workload(item))}"
+    reason = f"{launch.layout.label(launch.rank)}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
     with suppress(dist.DistError):  # the store went with its machine: so no fault is the item's
         launch.store.check([key])

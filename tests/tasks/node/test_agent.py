@@ -28,7 +28,6 @@ def agent(tmp_path: Path) -> Agent:
 def test_each_attempt_is_taken_once_and_never_an_older_one(agent: Agent, tmp_path: Path) -> None:
     assert agent.new_plan() is None
     for attempt, is_taken in ((2, True), (2, False), (1, False), (3, True)):
-        agent.read_mtime_ns = 0
         write_json(tmp_path / "plan.json", plan(attempt=attempt))
         found = agent.new_plan()
         assert (found is not None) == is_taken

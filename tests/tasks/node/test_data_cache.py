@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from tasks.node import data_cache
 from tasks.node.data_cache import Cached
 from tasks.node.entrypoint import LoadedWorkload
-from tasks.node.loader import Loader, _caches
+from tasks.node.loader import Loader
 from tasks.node.measuring import Patience
 from tasks.node.record import Item
 from tasks.node.steps import train
@@ -334,17 +334,6 @@ def test_a_later_epoch_is_measured_and_leaves_nothing_on_the_disk(
         waited, loader = measured(Subset(Flipped(Cached(slow, **options)), range(30)), workers)
         assert waited < without / 4 and 2 <= len(loader._places) < 30
     assert [one.stat().st_size for one in tmp_path.glob("srift-*")] == [FIRST]
-
-
-def test_caches_are_found_in_everything_that_datasets_are_made_of(reads: Path) -> None:
-    kept = Cached(Rows(reads))
-    stacked: StackDataset[Any] = StackDataset(x=kept, y=Rows(reads))
-    chained = Flipped([[], {"held": (kept,)}])
-    chained.rows.append(chained)
-    labelled = Flipped([("label", place) for place in range(10**5)])
-    labelled.part = Flipped(Flipped(kept))
-    for dataset in (kept, stacked, chained, labelled):
-        assert list(_caches(dataset)) == [kept]
 
 
 def test_a_cache_for_half_of_the_samples_is_measured_with_half_of_those_read(

@@ -212,21 +212,6 @@ def test_workers_stand_still_between_measurements_and_end(built: Builder) -> Non
     assert [state(one) for one in workers] == ["", ""] and not workers_of(made)
 
 
-def resets() -> Iterator[None]:
-    raise ConnectionResetError
-    yield
-
-
-def test_a_connection_reset_by_a_dead_worker_is_a_loader_error(
-    built: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = built("DataLoader(Rows(50), batch_size=2, num_workers=1)")
-    made.make_batch(4)
-    monkeypatch.setattr(made.loader, "_iterator", resets())
-    with pytest.raises(LoaderError):
-        made.make_batch(4)
-
-
 def test_no_death_of_a_worker_interrupts_the_report_of_an_error() -> None:
     def interrupt(*_: object) -> None:
         raise RuntimeError

@@ -65,25 +65,6 @@ def measured(built: LoadedWorkload, item: Item, place: int = 0) -> tuple[dict[st
     return steps.train(item, built, None, Patience(left_s=1000.0), place=place)
 
 
-def test_each_rank_weighs_its_loss_by_its_share_of_the_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shared = item(nodes=[0, 1], devices=[2, 1], batches=[3, 2], accumulation_steps=2)
-    scales: list[float] = []
-
-    def one_step(*_: object, scale: float, **__: Any) -> float:
-        scales.append(scale)
-        return 1.0
-
-    monkeypatch.setattr(steps, "one_step", one_step)
-    monkeypatch.setattr(steps, "gather", lambda mine, group: [mine] * 3)
-    for place, share in ((0, 3 / 8), (1, 2 / 8)):  # of 3, 3 and 2 samples, twice a step
-        scales.clear()
-        values, problem = measured(regression(), shared, place)
-        assert not problem and values["steps"] >= 1
-        assert scales == [pytest.approx(3 * share / 2)] * len(scales)
-
-
 def test_a_step_scales_its_gradients_and_adds_micro_steps() -> None:
     def change(**options: Any) -> Tensor:
         built = replace(
