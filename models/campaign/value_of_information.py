@@ -25,7 +25,6 @@ from ..domain.workload import OVERSHOOT_PRICE, Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
-from ..planner.ranking import goals_of
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -216,7 +215,7 @@ def choice_set_of(
     Raises:
         ValueError: for a goal that cannot be judged.
     """
-    goals = goals_of(workload)
+    goals = workload.goals
     if not setups:
         return ChoiceSet(workload=workload.name, setups=(), questions=())
     columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)

@@ -115,14 +115,24 @@ class Cluster:
         return cluster_name(offer.instance_type.name for offer in self.members)
 
     @property
+    def bill_per_hour(self) -> tuple[float | None, float, float]:
+        """Dollars an hour of machines (None if a price is unknown), of storage, and of the rest."""
+        prices = [offer.usd_per_hour for offer in self.members]
+        known = [usd for usd in prices if usd is not None]
+        storage = sum(offer.storage_usd_per_hour for offer in self.members)
+        other = sum(offer.other_usd_per_hour for offer in self.members)
+        return sum(known) if len(known) == len(prices) else None, storage, other
+
+    @property
     def usd_per_hour(self) -> float | None:
         """Dollars an hour of the machines alone; None if a price is unknown."""
-        return _sum(offer.usd_per_hour for offer in self.members)
+        return self.bill_per_hour[0]
 
     @property
     def total_usd_per_hour(self) -> float | None:
         """Dollars an hour with volumes, addresses and requests; None if a price is unknown."""
-        return _sum(offer.total_usd_per_hour for offer in self.members)
+        machines, storage, other = self.bill_per_hour
+        return None if machines is None else machines + storage + other
 
     @property
     def market(self) -> str:
@@ -134,15 +144,6 @@ class Cluster:
         """Runs of equal offers, in order."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
-
-
-def _sum(prices: Iterable[float | None]) -> float | None:
-    total = 0.0
-    for price in prices:
-        if price is None:
-            return None
-        total += price
-    return total
 
 
 def cluster_name(instance_types: Iterable[str]) -> str:

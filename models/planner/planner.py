@@ -20,7 +20,7 @@ from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import drawn_meeting, losses, normal_meeting
 from .compression import able_modes, compared, unproven
 from .explanations import obstacle
-from .ranking import Row, goals_of, recommend, summary
+from .ranking import Row, recommend, summary
 
 DRAWS = 400  # even: draws come in pairs about the prediction
 LOOKED, DRAWN = 2000, 400
@@ -60,10 +60,10 @@ def plan(
     `runs` are measurement rows, to count how often each setup was measured.
 
     Raises:
-        ValueError: the range of batches is empty or a goal cannot be judged.
+        ValueError: the range of batches is empty.
     """
     asked, workload = workload, choosable(workload, supply.vetoes)
-    goals = goals_of(workload)
+    goals = workload.goals
     if not workload.modes:
         return nothing(asked, "; ".join(supply.vetoes[one] for one in asked.modes))
     found = enumerate_candidates(workload, supply, model)
@@ -74,8 +74,13 @@ def plan(
     if not len(looked):
         return nothing(workload, obstacle(workload, supply, model))
     splits = np.unique(found.column("split", looked))
-    predictions = model.predict_arrays(found.splits.arrays(splits))
-    hours, usd = _expected(found, looked, workload, model, (splits, predictions))
+    arrays = found.splits.arrays(splits)
+    predictions = model.predict_arrays(arrays)
+    barred = unproven(model, arrays, predictions, workload.modes)
+    step_s = np.full(len(found.splits), np.nan)  # NaN: not looked at, or not to be chosen
+    step_s[splits] = predictions["step_s"].where(~barred)
+    costed = replace(found, frame=found.frame.iloc[looked]).with_hours(step_s, workload.samples)
+    hours, usd = (costed.column(name).astype(float) for name in ("hours", "usd"))
     drawn = looked[shortlist(hours, usd, _groups(found, looked), goals, DRAWN)]
     front = looked[undominated(to_rounding(hours), to_rounding(usd))]
     rows = np.union1d(drawn, front)
@@ -163,28 +168,6 @@ def _that_fit(
         for at in fresh:
             why = supply.fits(found.setup(int(rows[first[at]])).cluster)
             (refused if why else able).add(int(clusters[at]))
-
-
-def _expected(
-    found: Candidates,
-    rows: IntArray,
-    workload: Workload,
-    model: StepTimeModel,
-    predicted: tuple[IntArray, pd.DataFrame],
-) -> tuple[FloatArray, FloatArray]:
-    """Return expected hours and dollars of `rows`, infinite if a row may not be chosen.
-
-    `predicted` are the splits of the rows and their predictions.
-    """
-    splits, predictions = predicted
-    step_s, barred = np.full(len(found.splits), np.nan), np.zeros(len(found.splits), dtype=bool)
-    step_s[splits] = predictions["step_s"].to_numpy(float)
-    arrays = found.splits.arrays(splits)
-    barred[splits] = unproven(model, arrays, predictions, workload.modes)
-    looked = replace(found, frame=found.frame.iloc[rows]).with_hours(step_s, workload.samples)
-    out = barred[found.column("split", rows)]
-    hours, usd = (looked.column(name).astype(float) for name in ("hours", "usd"))
-    return np.where(out, np.inf, hours), np.where(out, np.inf, usd)
 
 
 def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..domain.numeric import BoolArray, IntArray, to_rounding
 from ..domain.setup_table import runs_of
-from ..domain.workload import GOALS, Goal, Setup, Workload
+from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
 from . import explanations as explain
 from .choice_rule import Meeting, drawn_meeting, known_meeting, losses, misses
@@ -50,13 +50,9 @@ def recommend(
     be chosen, one row "infeasible" whose reason says what would be feasible. An unknown price is
     None. `runs` are measurement rows, `clusters` the number of clusters compared, `notes` more
     reasons for a shown setup. A row's `offers` are those of its machines.
-
-    Raises:
-        ValueError: a goal is unknown or lacks its constraint.
     """
-    goals = goals_of(workload)
-    count = len(np.unique(costs.cluster)) if clusters is None else clusters
-    rows = [row for goal in goals for row in _rank(workload, goal, costs, top, count)]
+    count = clusters or len(np.unique(costs.cluster))
+    rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, count)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
     measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
@@ -65,20 +61,6 @@ def recommend(
         row["measured_runs"] = number
         row["reason"] = "; ".join(filter(None, [row["reason"], said[id(setup)]]))
     return rows
-
-
-def goals_of(workload: Workload) -> tuple[Goal, ...]:
-    """Return the workload's goals.
-
-    Raises:
-        ValueError: a goal is unknown or lacks its constraint.
-    """
-    for goal in workload.goals:
-        if goal.goal not in GOALS:
-            raise ValueError(f"{workload.name}: goal {goal.goal!r} is none of {', '.join(GOALS)}")
-        if goal.constraint is not None and goal.limit is None:
-            raise ValueError(f"{workload.name}: goal {goal.goal!r} needs {goal.constraint}")
-    return workload.goals
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: int) -> list[Row]:
@@ -149,20 +131,21 @@ def _infeasible(
     workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, compared: int
 ) -> Row:
     """Return a row without a cluster; its reason names the nearest and the limit it meets."""
-    row = dict.fromkeys(COLUMNS) | _question(workload, goal) | {"rank": 1, "status": "infeasible"}
-    if workload.global_batch_least == workload.global_batch_most:
-        row["global_batch"] = workload.global_batch_least
     if goal.constraint is None or not np.any(usable):
-        row["reason"] = explain.nothing_to_choose(len(costs.setups), bool(np.any(costs.hours > 0)))
+        why = explain.nothing_to_choose(len(costs.setups), bool(np.any(costs.hours > 0)))
     else:
         used = np.where(usable, costs.expected(goal.constraint), np.inf)
         order = np.argsort(used, kind="stable")
-        row["reason"] = explain.infeasible(goal, costs, order[usable[order]][:compared])
-    return row | {"offers": ()}
+        why = explain.infeasible(goal, costs, order[usable[order]][:compared])
+    batches = {workload.global_batch_least, workload.global_batch_most}
+    batch = batches.pop() if len(batches) == 1 else None
+    row = _question(workload, goal) | {"rank": 1, "status": "infeasible", "global_batch": batch}
+    return row | {"reason": why, "offers": ()}
 
 
 def _question(workload: Workload, goal: Goal) -> Row:
     return {
+        **dict.fromkeys(COLUMNS),
         "workload": workload.name,
         "samples": workload.samples,
         "goal": goal.goal,
@@ -174,7 +157,9 @@ def _question(workload: Workload, goal: Goal) -> Row:
 
 def summary(costs: JobCosts, at: int) -> Row:
     """Return a setup with its hours and dollars: an entry of the frontier."""
-    setup, hours = costs.setups[at], float(costs.hours[at])
+    setup = costs.setups[at]
+    columns = setup.row()
+    del columns["workload"], columns["provider"]
     offers = [
         {
             "instance_type": offer.instance_type.name,
@@ -185,34 +170,30 @@ def summary(costs: JobCosts, at: int) -> Row:
         }
         for count, offer in setup.cluster.counted()
     ]
-    columns = setup.row()
-    del columns["workload"], columns["provider"]
     return {
         **columns,
         "market": setup.cluster.market,
         "cluster_offers": offers,
         "global_batch": setup.global_batch,
-        "hours": hours,
-        "usd": _bill(setup, hours)["usd"],
+        "hours": float(costs.hours[at]),
+        "usd": _bill(setup, float(costs.hours[at]))["usd"],
     }
 
 
 def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
-    members, step_s = setup.cluster.members, float(predicted["step_s"])
     bill = _bill(setup, float(costs.hours[at]))
     hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
     known = bill["usd"] is not None
     seconds = ("step_s", "step_low_s", "step_high_s", *_PARTS)
     return {
-        **dict.fromkeys(COLUMNS),
         **_question(workload, goal),
         **summary(costs, at),
         **bill,
         **{name: float(predicted[name]) for name in seconds if name in predicted},
-        "offers": tuple(dict.fromkeys(members)),
-        "region": "+".join(sorted({offer.region for offer in members})),
-        "samples_per_s": setup.global_batch / step_s,
+        "offers": tuple(dict.fromkeys(setup.cluster.members)),
+        "region": "+".join(sorted({offer.region for offer in setup.cluster.members})),
+        "samples_per_s": setup.global_batch / float(predicted["step_s"]),
         "hours_p90": hours_p90,
         "usd_p90": float(costs.usd_per_hour[at] * hours_p90) if known else None,
         "usd_per_million_samples": bill["usd"] / workload.samples * 1e6 if known else None,
@@ -224,9 +205,8 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
 
 def _bill(setup: Setup, hours: float) -> Row:
     """Return expected dollars by cost item; `usd` is their sum to the last digit."""
-    price, members = setup.cluster.usd_per_hour, setup.cluster.members
-    storage = hours * sum(offer.storage_usd_per_hour for offer in members)
-    other = hours * sum(offer.other_usd_per_hour for offer in members)
+    price, storage, other = setup.cluster.bill_per_hour
+    items = {"usd_storage": hours * storage, "usd_other": hours * other}
     machines = None if price is None else hours * price
-    usd = None if machines is None else machines + storage + other
-    return {"usd": usd, "usd_machines": machines, "usd_storage": storage, "usd_other": other}
+    usd = None if machines is None else machines + items["usd_storage"] + items["usd_other"]
+    return {"usd": usd, "usd_machines": machines, **items}

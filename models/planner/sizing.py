@@ -20,12 +20,12 @@ unit takes k C(b), where C(b) is its step time for b samples. Several units take
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..domain.cluster import parse_cluster, parse_numbers
 from ..domain.setup_table import modes_of, rows_of
@@ -39,7 +39,8 @@ from ..step_time.dataset import (
 )
 from ..step_time.machine_specs import Machine, read_machines
 
-EFFICIENCIES = (0.9, 0.8)
+Row = dict[str, Any]
+EFFICIENCIES = {"largest_90": 0.9, "largest_80": 0.8}
 FORMULAS = {
     "efficiency": "T(1) / (G T(G)) at the same global batch",
     "by_rule": "(1 + R) / (1 + G R), R = O / P, O = (m T(m) - T(1)) / (m - 1), P = T(1) - O",
@@ -49,6 +50,8 @@ FORMULAS = {
     "best_batch": "measured batch of one device with the most samples per second that fits",
 }
 GIB = 2.0**30
+_SCALE = ["mode", "instance_type", "devices_each"]
+_SHAPE = ["size", "micro_batch", "accumulation_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +122,25 @@ class Scale:
         shapes = [(size, *shape) for size, own in self.steps.items() for shape in own]
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
-    def known_batches(self, least: float, most: float) -> list[tuple[float, float | None]]:
-        """Return (global batch, micro batch) pairs known on one unit and on several."""
-        batches = [*self.batches, *([least] if least == most else [])]
-        micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
-        pairs = [(batch, micro) for batch in dict.fromkeys(batches) for micro in micros]
-        return [
-            (batch, micro)
-            for batch, micro in pairs
-            if least <= batch <= most and {1} < self.sizes(batch, micro).keys()
-        ]
-
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the pair of `known_batches` with the most sizes; prefer measured, then fast."""
+        """Return the (global batch, micro batch) with the most sizes, 1 among them.
+
+        Prefer measured to composed steps, then fast ones.
+        """
+        batches = {*self.batches, *([least] if least == most else [])}
+        micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
+        known = {
+            (batch, micro): self.sizes(batch, micro)
+            for batch in batches
+            for micro in micros
+            if least <= batch <= most
+        }
 
         def rank(pair: tuple[float, float | None]) -> tuple[int, bool, float, float]:
-            sizes = self.sizes(*pair)
-            return len(sizes), pair[1] is None, pair[0] / sizes[1], -pair[0]
+            return len(known[pair]), pair[1] is None, pair[0] / known[pair][1], -pair[0]
 
-        return max(self.known_batches(least, most), key=rank, default=None)
+        able = [pair for pair, sizes in known.items() if {1} < sizes.keys()]
+        return max(able, key=rank, default=None)
 
 
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
@@ -146,48 +149,41 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     Clusters with several types or unequal shares are ignored. `devices` gives the layout of runs
     without one. A profile of one device stands in where no run exists.
     """
-    seconds: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
-    seconds = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    rows = []
     runs = valid_runs(data.runs)
     runs = runs[runs["workload"].astype(str) == workload] if len(runs) else runs
     for row, mode in zip(rows_of(runs), modes_of(runs), strict=True):
-        types = parse_cluster(str(row["cluster"]))
-        layout = row.get("layout") or devices.get(types[0], 1)
-        shares = {
-            *zip(
-                types,
-                parse_numbers(layout, len(types), "layout"),
-                parse_numbers(row["batch_per_device"], len(types), "batch_per_device"),
-                strict=True,
-            )
-        }
-        if mode.of_several or len(shares) > 1:
+        name, *others = types = parse_cluster(str(row["cluster"]))
+        layout = row.get("layout") or devices.get(name, 1)
+        used = parse_numbers(layout, len(types), "layout")
+        batches = parse_numbers(row["batch_per_device"], len(types), "batch_per_device")
+        if mode.of_several or len({*zip(types, used, batches, strict=True)}) > 1:
             continue
-        ((name, each, batch),) = shares
-        steps, step_s = int(row.get("accumulation_steps") or 1), float(row["step_s"])
-        seconds[mode, name, each][len(types)][float(each * batch), steps].append(step_s)
-        if len(types) == 1:
-            seconds[mode, name, 0][each][float(batch), steps].append(step_s)
-    for row in _profiles(data, workload):
-        for each in (0, 1):
-            alone = seconds.get((row["mode"], row["instance_type"], each), {})
-            if alone or each:
-                sizes = seconds[row["mode"], row["instance_type"], each]
-                sizes[1].setdefault((float(row["batch"]), 1), [row["step_s"]])
+        each, batch = used[0], batches[0]
+        step = int(row.get("accumulation_steps") or 1), float(row["step_s"])
+        rows.append((mode, name, each, len(types), float(each * batch), *step))
+        if not others:
+            rows.append((mode, name, 0, each, float(batch), *step))
+    alone = [
+        (row["mode"], row["instance_type"], each, 1, float(row["batch"]), 1, row["step_s"])
+        for row in _profiles(data, workload)
+        for each in (0, 1)
+    ]
+    columns = [*_SCALE, *_SHAPE, "step_s"]
+    runs, profiles = (pd.DataFrame(some, columns=columns) for some in (rows, alone))
+    by_run = runs.groupby([*_SCALE, *_SHAPE])["step_s"].median()
+    by_profile = profiles.groupby([*_SCALE, *_SHAPE])["step_s"].first()
+    found: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], float]]] = {}
+    for known in rows_of(by_run.combine_first(by_profile).reset_index()):
+        sizes = found.setdefault(tuple(known[name] for name in _SCALE), {})
+        shape = known["micro_batch"], known["accumulation_steps"]
+        sizes.setdefault(known["size"], {})[shape] = known["step_s"]
     return [
-        Scale(mode, name, each, {size: _medians(own) for size, own in sizes.items()})
-        for (mode, name, each), sizes in sorted(seconds.items())
-        if each or max(sizes) > 1
+        Scale(*scale, sizes) for scale, sizes in sorted(found.items()) if scale[2] or max(sizes) > 1
     ]
 
 
-def _medians(
-    seconds: Mapping[tuple[float, int], Sequence[float]],
-) -> dict[tuple[float, int], float]:
-    return {shape: float(np.median(repeats)) for shape, repeats in seconds.items()}
-
-
-def _profiles(data: TrainingData, workload: str) -> list[dict[str, Any]]:
+def _profiles(data: TrainingData, workload: str) -> list[Row]:
     """Return profiles of the workload with `mode` and `step_s`."""
     if not len(data.profiles):
         return []
@@ -199,7 +195,7 @@ def _profiles(data: TrainingData, workload: str) -> list[dict[str, Any]]:
 
 def size_workload(
     data: TrainingData, workload: str, *, batches: tuple[float, float]
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Row]]:
     """Return what measured runs say about the sizes of a workload, as rows of plain values.
 
     `scaling` has a row for each Scale with a global batch between the two of `batches`,
@@ -210,33 +206,37 @@ def size_workload(
     clusters = set(data.runs.get("cluster", ()))
     seen = {name for cluster in clusters for name in parse_cluster(str(cluster))}
     machines = read_machines(data.instance_types, seen)
-    found: dict[str, list[dict[str, Any]]] = {
+    exchange, profiles = exchanges(data).get(workload), _profiles(data, workload)
+    gradient_bytes = 0.0 if exchange is None else exchange.gradient_bytes
+    found: dict[str, list[Row]] = {
         name: [] for name in ("scaling", "checks", "best_batch", "unknown")
     }
     for scale in scales_of(data, workload, {name: m.devices for name, m in machines.items()}):
-        machine, key = machines[scale.instance_type], _key(scale)
+        machine, own = machines[scale.instance_type], scale.instance_type
+        alike = [row for row in profiles if row["mode"] == scale.mode]
+        here = [row for row in alike if row["instance_type"] == own]
+        key = {"instance_type": own, "devices_each": scale.devices_each, **scale.mode._asdict()}
+        if scale.devices_each == 1:
+            found["best_batch"] += [key | best for best in _best_batch(scale, machine, here)]
         pair = scale.best_known(*batches)
         if pair is None:
             found["unknown"].append(key | {"batches": scale.batches})
-        else:
-            sizes = scale.sizes(*pair)
-            key |= {"global_batch": pair[0], "micro_batch": pair[1]}
-            found["checks"] += [key | check for check in check_sizes(sizes)]
-            found["scaling"].append(key | _scaling(scale, sizes, machine, data, workload))
-        if scale.devices_each == 1:
-            found["best_batch"] += _best_batch(scale, machine, data, workload)
+            continue
+        key |= {"global_batch": pair[0], "micro_batch": pair[1]}
+        sizes = scale.sizes(*pair)
+        found["checks"] += [key | check for check in check_sizes(sizes)]
+        row = key | _scaling(sizes, max(machine.devices, *sizes) if not scale.devices_each else 0)
+        if scale.devices_each and gradient_bytes > 0:
+            row |= _hiding(sizes, scale.devices_each, gradient_bytes, machine)
+            hideable_s = row["compute_s"] * _backward_share(here or alike, data.buckets, workload)
+            traffic_gbit = 8e-9 * 2 * (1 - 1 / max(sizes)) * gradient_bytes
+            needed = traffic_gbit / hideable_s if hideable_s > 0 else None
+            row |= {"hideable_s": hideable_s, "needed_gbps": needed}
+        found["scaling"].append(row)
     return found
 
 
-def _key(scale: Scale) -> dict[str, Any]:
-    return {
-        "instance_type": scale.instance_type,
-        "devices_each": scale.devices_each,
-        **scale.mode._asdict(),
-    }
-
-
-def check_sizes(sizes: Mapping[int, float]) -> list[dict[str, Any]]:
+def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """Return measured efficiencies beside those predicted from smaller sizes alone."""
     rows = []
     for size, step_s in sizes.items():
@@ -253,88 +253,64 @@ def check_sizes(sizes: Mapping[int, float]) -> list[dict[str, Any]]:
     return rows
 
 
-def _scaling(
-    scale: Scale, sizes: Mapping[int, float], machine: Machine, data: TrainingData, workload: str
-) -> dict[str, Any]:
+def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
+    """Return the rule and the largest efficient sizes, at most `limit` unless that is 0."""
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
-    row: dict[str, Any] = {"measured_size": most, "one_s": sizes[1], **asdict(rule)}
-    row |= {f"largest_{alpha * 100:.0f}": rule.largest(alpha) for alpha in EFFICIENCIES}
-    if scale.devices_each == 0:
-        # One machine has no more devices than it has.
-        limit = max(machine.devices, most)
-        for alpha in EFFICIENCIES:
-            name = f"largest_{alpha * 100:.0f}"
-            row[name] = min(row[name] or limit, limit)
-    else:
-        row |= _hiding(scale, sizes, machine, data, workload)
-    return row
+    largest = {name: rule.largest(efficiency) for name, efficiency in EFFICIENCIES.items()}
+    if limit:
+        largest = {name: min(units or limit, limit) for name, units in largest.items()}
+    return {"measured_size": most, "one_s": sizes[1], **asdict(rule), **largest}
 
 
 def _hiding(
-    scale: Scale, sizes: Mapping[int, float], machine: Machine, data: TrainingData, workload: str
-) -> dict[str, Any]:
-    """Return the bandwidth and the parameter servers that hide the exchange of gradients."""
-    exchange = exchanges(data).get(workload)
-    if exchange is None or not exchange.gradient_bytes > 0:
-        return {}
-    size = max(sizes)
-    compute_s = sizes[1] / size
-    hideable_s = compute_s * _backward_share(scale, data, workload)
-    traffic_gbit = 8e-9 * 2 * (size - 1) / size * exchange.gradient_bytes
-    gbps = machine.bandwidth_gbps if machine.link_known else None
-    workers = size * scale.devices_each
-    busy = None if gbps is None else 8e-9 * exchange.gradient_bytes * workers / (gbps * compute_s)
+    sizes: Mapping[int, float], devices_each: int, gradient_bytes: float, machine: Machine
+) -> Row:
+    """Return what hides the exchange of gradients behind the backward pass, if rates are known."""
+    size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
+    compute_s, workers = sizes[1] / size, size * devices_each
+    servers = None
+    if gbps is not None:
+        servers = math.ceil(2 * 8e-9 * gradient_bytes * workers / (gbps * compute_s))
     return {
-        "gradient_bytes": exchange.gradient_bytes,
+        "gradient_bytes": gradient_bytes,
         "workers": workers,
         "compute_s": compute_s,
-        "hideable_s": hideable_s,
-        "needed_gbps": traffic_gbit / hideable_s if hideable_s > 0 else None,
         "stated_gbps": gbps,
-        "servers": None if busy is None else math.ceil(2 * busy),
+        "servers": servers,
     }
 
 
-def _backward_share(scale: Scale, data: TrainingData, workload: str) -> float:
+def _backward_share(profiles: list[Row], buckets: pd.DataFrame, workload: str) -> float:
     """Return the share of a step after the first gradient bucket, two thirds without a profile."""
-    profiles = [row for row in _profiles(data, workload) if row["mode"] == scale.mode]
-    here = [row for row in profiles if row["instance_type"] == scale.instance_type]
-    shares = [row["backward_s"] / row["step_s"] for row in here or profiles]
+    shares = [row["backward_s"] / row["step_s"] for row in profiles]
     ready = 0.0
-    if len(data.buckets):
-        own = data.buckets[data.buckets["workload"].astype(str) == workload]
-        ready = float(own["ready_fraction"].min()) if len(own) else 0.0
+    if len(buckets) and (own := buckets["workload"].astype(str) == workload).any():
+        ready = float(buckets["ready_fraction"][own].min())
     return (float(np.median(shares)) if shares else BACKWARD_PART) * (1 - ready)
 
 
-def _best_batch(
-    scale: Scale, machine: Machine, data: TrainingData, workload: str
-) -> list[dict[str, Any]]:
+def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
     """Return the measured batch of one device with the most samples per second that fits."""
-    peaks = {
-        float(row["batch"]): row.get("peak_bytes")
-        for row in _profiles(data, workload)
-        if row["instance_type"] == scale.instance_type and row["mode"] == scale.mode
-    }
-    memory = math.inf if machine.device_memory_gib is None else machine.device_memory_gib * GIB
+    peaks = {float(row["batch"]): row.get("peak_bytes") for row in profiles}
+    peaks = {batch: None if pd.isna(peak) else float(peak) for batch, peak in peaks.items()}
+    gib = machine.device_memory_gib
+    memory = None if gib is None else gib * GIB
     speeds = {
         batch: batch / step_s
         for (batch, steps), step_s in scale.steps.get(1, {}).items()
-        # NaN and None: the peak is unknown, but the batch ran on this device.
-        if steps == 1 and not (peaks.get(batch) or 0.0) > memory
+        # A batch whose peak is unknown ran on this device.
+        if steps == 1 and (peaks.get(batch) or 0.0) <= (memory or math.inf)
     }
     if not speeds:
         return []
     best = max(speeds, key=lambda batch: (speeds[batch], -batch))
-    peak = peaks.get(best)
     return [
-        _key(scale)
-        | {
+        {
             "batch": best,
             "samples_per_s": speeds[best],
             "largest_measured": max(speeds),
-            "peak_bytes": None if peak is None or math.isnan(peak) else float(peak),
-            "memory_bytes": None if math.isinf(memory) else memory,
+            "peak_bytes": peaks.get(best),
+            "memory_bytes": memory,
         }
     ]
