@@ -48,9 +48,9 @@ class Agent:
     """One machine's end of the mailbox."""
 
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
-        self.mailbox, self.node, self.address = mailbox, node, address
+        self.mailbox, self.node, self.address = mailbox.resolve(), node, address
         self.deadline_unix = deadline_unix
-        self.folder = mailbox / f"node-{node}"
+        self.folder = self.mailbox / f"node-{node}"
         self.scratch = self.folder / "scratch"
         self.attempt = 0
         self.launch: subprocess.Popen[bytes] | None = None
@@ -272,11 +272,5 @@ def main() -> None:
     parser.add_argument("--mailbox", type=Path, required=True, help="shared with the controller")
     parser.add_argument("--node", type=int, required=True, help="index in the cluster")
     parser.add_argument("--address", required=True, help="at which other machines reach this one")
-    parser.add_argument("--deadline", type=float, required=True, help="seconds since 1970")
-    given = parser.parse_args()
-    Agent(
-        mailbox=given.mailbox.resolve(),
-        node=given.node,
-        address=given.address,
-        deadline_unix=given.deadline,
-    ).run()
+    parser.add_argument("--deadline", dest="deadline_unix", type=float, required=True)
+    Agent(**vars(parser.parse_args())).run()

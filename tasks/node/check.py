@@ -96,12 +96,12 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
         workers = built.loader.workers  # each begins with a batch that nobody waited for
     losses, seconds, waits = [], [], []
     for _ in range(max(_STEPS, workers) + workers):
-        started, waited = now(_CPU), built.waits.seconds
+        started, waited = now(_CPU), built.waited_s
         losses.append(
             one_step(built, built.model, batch=batch, accumulation_steps=1, scale=1.0, sync=True)
         )
         seconds.append(now(_CPU) - started)
-        waits.append(built.waits.seconds - waited)
+        waits.append(built.waited_s - waited)
     if not all(map(math.isfinite, losses)):
         raise WorkloadError(
             f"the loss is {losses[0]}, then {losses[-1]}: not a number to train with"

@@ -23,8 +23,6 @@ from .record import write_file, write_json
 
 _MOST_BYTES = 4e9  # time on rented machines: what is larger is estimated from its bytes
 _MOST_OF_FREE = 0.5  # of the disk
-
-
 _KEPT = 2  # checkpoints: the newest, and the one before in case the newest turns out to be damaged
 
 
@@ -32,16 +30,11 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     """Return `checkpoint_bytes` and `checkpoint_s` of writing the state to disk; the file is
     deleted.
 
-    Nothing if the state is empty, and no seconds if it is too large or the disk refuses.
+    No seconds if the state is too large or the disk refuses.
     """
     state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
-    size = sum(
-        one.numel() * one.element_size()
-        for one in tree_leaves(state)
-        if isinstance(one, torch.Tensor)
-    )
-    if not size:
-        return {}
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     values: dict[str, Any] = {"checkpoint_bytes": size}
     try:
         if size > min(_MOST_BYTES, _MOST_OF_FREE * shutil.disk_usage(tempfile.gettempdir()).free):
@@ -52,11 +45,8 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
             file.flush()
             os.fsync(file.fileno())
             values["checkpoint_s"] = now(built.device) - started
-    except OSError as error:  # a full or slow disk is no fault of what was measured
-        print(
-            f"no checkpoint could be written to {tempfile.gettempdir()}: {error.strerror}",
-            flush=True,
-        )
+    except OSError as error:  # a full or slow disk is no fault of the workload
+        print(f"no checkpoint could be written: {error}", flush=True)
     return values
 
 

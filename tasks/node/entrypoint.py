@@ -4,10 +4,8 @@ anybody waits.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 import time
@@ -37,24 +35,17 @@ _CPU = torch.device("cpu")
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
-@dataclass(slots=True)
-class Waits:
-    """Seconds that a rank has spent on waiting for, or making, its batches."""
-
-    seconds: float = 0.0
-
-
 class WorkloadError(Exception):
     """The workload's file does not do what an entrypoint must."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LoadedWorkload:
     """What an entrypoint returned. `loss(model(inputs), target)` is a mean over the batch of
     `make_batch(batch)`.
 
     All of it lies on `device`, batches too. `loader` is where they come from, if the entrypoint
-    returned one.
+    returned one. `waited_s` sums the seconds of waiting for batches, or of making them.
     """
 
     model: nn.Module
@@ -64,15 +55,13 @@ class LoadedWorkload:
     device: torch.device = _CPU
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     loader: Loader | None = None
-    waits: Waits = field(default_factory=Waits)
+    waited_s: float = 0.0
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
-        """Return the loss of a new batch, by the model or its wrapper; counts the batch in
-        `waits`.
-        """
+        """Return the loss of a new batch, by the model or its wrapper."""
         started = time.perf_counter()
         inputs, target = self.make_batch(batch)
-        self.waits.seconds += time.perf_counter() - started
+        self.waited_s += time.perf_counter() - started
         with self.arithmetic.forward():
             return self.loss(module(inputs), target)
 
@@ -165,22 +154,12 @@ def _call(module: ModuleType, workload: WorkloadFile) -> Any:
     """Call the entrypoint with what srift.toml gives it. Raises WorkloadError, DataMissing."""
     function = getattr(module, workload.function, None)
     if not callable(function):
-        close_matches = difflib.get_close_matches(workload.function, dir(module), n=1)
-        hint = f"; did you mean {close_matches[0]!r}?" if close_matches else ""
         raise WorkloadError(
-            f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}"
+            f"no function {workload.function!r} in the file of workload {workload.name!r}"
         )
-    arguments = workload.arguments | ({"data": workload.data} if workload.data else {})
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise WorkloadError(
-            f"{workload.function} cannot be called with `arguments` and `data` of"
-            f" [workloads.{workload.name}]: {error}"
-        ) from None
     if workload.data.startswith(S3):
         raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
-    return function(**arguments)
+    return function(**workload.arguments, **({"data": workload.data} if workload.data else {}))
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:

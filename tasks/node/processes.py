@@ -19,10 +19,14 @@ from typing import Any, NoReturn
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
 
 
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends. A change of user undoes it."""
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended in between
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -35,7 +39,7 @@ def seconds_since_start() -> float:
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(root: int) -> list[int]:
@@ -67,7 +71,7 @@ def end_descendants() -> None:
 
 def gain_nothing() -> None:
     """Let no program that this process runs gain rights: set-uid bits count for nothing."""
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE = 3, 4, 5, 6

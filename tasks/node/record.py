@@ -21,7 +21,7 @@ the attempt, counted from 1:
         armed-<a>.json      process group joined, waiting for go; of the first machine `pairs`, what
                             probe.pairs found, where the plan asks for it
         progress.json       attempt, run_id and index of the item under way
-        records/<run_id>.json   the Record, by the run's first node or one that failed
+        records/<run_id>.json   a record, by the run's first node or one that failed
     node-<i>/, courier
         data.json           progress of the data that it fetches
         notice.json         EC2's notice that the machine goes
@@ -276,34 +276,6 @@ class RankLayout:
         return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One item's outcome, as its first node saw it. Immutable once written.
-
-    `devices` are those that it ran on, one entry a node of the item; empty where none was used.
-    `status`: "measured" or "failed" ("interrupted" and "refused" come from the controller).
-    `cause` of a failure: MACHINE if the machine lacked its devices, DATA if the workload's data
-    were not on it, INSTALL if no index answered or the time was up. "": the workload is at fault.
-    `values` by kind are typed in tasks/execution/record_loader.py.
-    """
-
-    run_id: str
-    lease_id: str
-    attempt: int
-    kind: str
-    status: str
-    reason: str
-    item: dict[str, Any]
-    workload_digest: str
-    started_unix: float
-    ended_unix: float
-    fingerprint: str
-    torch_version: str
-    values: dict[str, Any] = field(default_factory=dict)
-    devices: list[Devices] = field(default_factory=list)
-    cause: str = ""
-
-
 def plan_from_json(text: str) -> Plan:
     """Parse a plan. Raises TypeError or KeyError for unknown fields."""
     body = json.loads(text)
@@ -326,29 +298,32 @@ def record_of(
     problem: str,
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
-) -> Record:
-    """Return the record of `item`: failed if there is a `problem`.
+) -> dict[str, Any]:
+    """Return the record of `item`: "failed" if there is a `problem`, else "measured".
 
-    In `problem`, the kind of an error stands before its message.
+    In `problem`, the kind of an error stands before its message. `devices` served the run, one
+    entry a node. `cause` of a failure: MACHINE if the machine lacked its devices, DATA if the
+    workload's data were not on it, INSTALL if no index answered or the time was up. "": the
+    workload is at fault. tasks/execution/record_loader.py has the types.
     """
     workload = plan.workload(item)
-    return Record(
-        run_id=item.run_id,
-        lease_id=plan.lease_id,
-        attempt=plan.attempt,
-        kind=item.kind,
-        status="failed" if problem else "measured",
-        reason=problem,
-        item=asdict(item),
-        workload_digest="" if workload is None else workload.digest,
-        started_unix=started_unix,
-        ended_unix=time.time(),
-        fingerprint=fingerprint(),
-        torch_version=torch_version(),
-        values=(not problem and values) or {},
-        devices=list(devices),
-        cause=DATA if _DATA_MISSING in problem else "",
-    )
+    return {
+        "run_id": item.run_id,
+        "lease_id": plan.lease_id,
+        "attempt": plan.attempt,
+        "kind": item.kind,
+        "status": "failed" if problem else "measured",
+        "reason": problem,
+        "item": asdict(item),
+        "workload_digest": "" if workload is None else workload.digest,
+        "started_unix": started_unix,
+        "ended_unix": time.time(),
+        "fingerprint": fingerprint(),
+        "torch_version": torch_version(),
+        "values": (not problem and values) or {},
+        "devices": list(map(asdict, devices)),
+        "cause": DATA if _DATA_MISSING in problem else "",
+    }
 
 
 def fail_runs(
@@ -361,7 +336,7 @@ def fail_runs(
                 problem = f"node {node}: {reason}"
                 record = record_of(plan, item, started_unix=time.time(), problem=problem)
                 path = mailbox / f"node-{node}" / "records" / f"{item.run_id}.json"
-                write_json(path, replace(record, cause=cause))
+                write_json(path, record | {"cause": cause})
     except OSError as full:
         code, reason = EXIT_MAILBOX, f"no record could be written ({full.strerror}); {reason}"
     leave(code, reason)

@@ -119,9 +119,9 @@ class TimedSteps:
             meet(self.group)
             with running(self.built.loader):
                 for _ in range(count):
-                    before, waited = clock_s(), self.built.waits.seconds
+                    before, waited = clock_s(), self.built.waited_s
                     loss = self.step(sync=sync)
-                    times += [clock_s() - before, self.built.waits.seconds - waited]
+                    times += [clock_s() - before, self.built.waited_s - waited]
                     if sync:
                         self.losses.append(loss)
             return gather([clock_s() - started, *times], self.group)

@@ -61,7 +61,7 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*[torch.zer
     [
         ("import torch\n", "import torch, nosuch\n", "'nosuch' (mine.py, line 2, in <module>); only its own code"),
         (NET, "    model = Net(", "was never closed (mine.py, line 15"),
-        ("def build", "def built", "no function 'build' in the file of workload 'net'; did you mean 'built'"),
+        ("def build", "def built", "no function 'build' in the file of workload 'net'"),
         ("torch.randn(batch, 4)", "torch.rand(batch, 'a')", "(mine.py, line 18, in make_batch)"),
         (FORWARD, "self.last(x)", "multiplied (16x4 and 8x1) (mine.py, line 12, in forward)"),
         (FORWARD, "self.first(x)[:, :1]", "last.weight, last.bias had no part in the loss"),

@@ -31,7 +31,7 @@ def test_a_folder_that_went_away_is_named_and_the_fault_is_not_the_workloads(
     item = Item(run_id="r", kind="train", nodes=[0], workload="w", batches=[1])
     for error, cause in ((missing.value, DATA), (KeyError("data"), "")):
         problem = f"node 0: {explain(error, near)}"
-        assert record_of(plan(item), item, started_unix=0.0, problem=problem).cause == cause
+        assert record_of(plan(item), item, started_unix=0.0, problem=problem)["cause"] == cause
     (tmp_path / "images").mkdir()
     assert (
         data_path(tmp_path, near) == near.data and data_path(tmp_path, replace(FAR, data="")) == ""
