@@ -109,7 +109,7 @@ def instance_type_of(answer: Answer) -> InstanceType:
     A fraction of a GPU (`GpuPartitionSize` below 1) is a device of its own name. Raises ValueError
     if the sustained network rate is unknown.
     """
-    memory_gib = _gib(answer)
+    memory_gib, others = _gib(answer), answer.get("InferenceAcceleratorInfo", {})
     device, devices, device_memory_gib, tflops = "cpu", 1, memory_gib, None
     if gpus := answer.get("GpuInfo", {}).get("Gpus"):
         [gpu, *_] = gpus
@@ -119,7 +119,7 @@ def instance_type_of(answer: Answer) -> InstanceType:
         device += "" if fraction == 1.0 else f" 1/{1 / fraction:g}"
         devices = int(gpu.get("LogicalGpuCount") or gpu.get("Count") or 1)
         device_memory_gib = _gib(gpu)
-    elif chips := answer.get("NeuronInfo", {}).get("NeuronDevices"):
+    elif chips := answer.get("NeuronInfo", {}).get("NeuronDevices") or others.get("Accelerators"):
         [chip, *_] = chips
         device, devices, device_memory_gib = str(chip["Name"]), int(chip["Count"]), _gib(chip)
     return InstanceType(
