@@ -30,7 +30,7 @@ def publish(provider: str, refresh_id: str) -> int:
     names = [one.name for one in workspace.workloads]
     runs = measured_setups(workspace.warehouse, provider, names)
     # Only this machine knows which local hosts fit on it.
-    dask = "" if workspace.simulated else workspace.settings.shared.dask
+    dask = workspace.settings.shared.dask if workspace.spends_money else ""
     offers = current_offers(workspace)
     rows = recommend(workspace, champion, offers, runs, each=each_by_task(dask))
     rows = noted(workspace, rows)

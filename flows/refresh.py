@@ -22,10 +22,10 @@ from tasks.reporting.progress import reporter, seconds_listed
 from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
 from tasks.workspace.workspace import (
     Workspace,
-    capabilities,
     new_refresh_id,
     open_workspace,
     refuse_to_spend,
+    spends_money,
 )
 from warehouse.database import DiskFull
 
@@ -87,6 +87,6 @@ def _reap(provider: str, max_usd: float | None) -> None:
     try:
         reap(provider)
     except NotSwept as error:
-        if capabilities(provider).spends_money and max_usd != 0:
+        if spends_money(provider) and max_usd != 0:
             raise
         reporter().say(f"note: {error}")

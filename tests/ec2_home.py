@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.ec2.attempts import LEAST_BILLED_S, Attempt, attempts
-from tasks.providers.ec2.cluster import Ec2Cluster
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.prices import most_usd_per_hour_beside
 from tasks.providers.ec2.provider import Ec2Provider
@@ -101,8 +99,7 @@ class Home:
         return Cluster.of((2, self.offer()), (1, self.offer("g4dn.xlarge")))
 
     def acquire(self, cluster: Cluster, lease_id: str = "r-1", deadline_s: float = 1800.0) -> Any:
-        made = self.provider.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=1)
-        return cast(AbstractContextManager[Ec2Cluster], made)
+        return self.provider.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=1)
 
     def reap(self) -> list[str]:
         return self.provider.reap(self.world.now)

@@ -69,7 +69,7 @@ def compares_a_provider(node: ast.AST) -> bool:
 
 
 def test_nothing_branches_on_the_name_of_a_provider() -> None:
-    """Elsewhere `Capabilities` tell; in the settings `[local]` is a section."""
+    """Elsewhere `spends_money` tells; in the settings `[local]` is a section."""
     files = [path for path in sources(*ROOMS) if not name(path).startswith("tasks/providers/")]
     found = [name(path) for path in files for node in nodes(path) if compares_a_provider(node)]
     assert set(found) <= {"tasks/workspace/settings.py"}

@@ -174,7 +174,7 @@ def _obstacle(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield a run that loses a machine for each workload without one, on recommended machines."""
     provider = workspace.provider.name
-    if not workspace.simulated:
+    if workspace.spends_money:
         reporter().say(f"no elastic run: machines of {provider} share no folder for checkpoints")
         return
     runs = reads.mart(workspace.warehouse, "elastic_runs", provider=provider)
@@ -196,7 +196,7 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 
     Only local hosts share its Python; other machines install on their own.
     """
-    refused = not_installable(workspace.settings) if workspace.simulated else {}
+    refused = {} if workspace.spends_money else not_installable(workspace.settings)
     for name, reason in refused.items():
         reporter().say(f"workload {name} is not measured: {reason}")
     return workspace.without(refused)
@@ -273,7 +273,7 @@ def outdating(workspace: Workspace) -> str:
     Local hosts use this computer's torch, and measuring again is free there.
     """
     line = workspace.settings.ec2.torch_line
-    if workspace.simulated or not line:
+    if not workspace.spends_money or not line:
         return ""
     stored = reads.torch_lines(workspace.warehouse, workspace.provider.name)
     others = {other: runs for other, runs in stored.items() if other != line}

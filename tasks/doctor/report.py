@@ -16,7 +16,7 @@ from ..providers.base import Provider, ProviderError
 from ..workspace.home import HISTORY, OPERATORS_STORE, Wrong, check_home, damage, registry_damage
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.shared import open_warehouse
-from ..workspace.workspace import capabilities, provider_of
+from ..workspace.workspace import provider_of, spends_money
 from .aws import account_number, examine_ec2
 from .data import addresses_of, examine_data, statements
 from .findings import Finding, judged
@@ -26,7 +26,7 @@ from .iam_policies import policies
 def examine(settings: Settings, provider: str) -> list[Finding]:
     """Return every finding, in the order of repair. Raises SettingsError."""
     found = examine_home(settings)
-    if capabilities(provider).spends_money:
+    if spends_money(provider):
         return found + examine_ec2(settings)
     return [*found, *_local(provider_of(settings, provider)), *examine_data(settings)]
 
@@ -69,7 +69,7 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
     check_home(settings.home)
     for name in settings.workloads:
         settings.data(name)
-    if not capabilities(provider).spends_money or not max_usd:
+    if not spends_money(provider) or not max_usd:
         return
     found = examine(settings, provider)
     wrong = [f"  {one.check}: {one.says}" for one in found if one.status == "wrong"]

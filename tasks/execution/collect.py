@@ -14,7 +14,7 @@ from warehouse import append
 from ..providers.base import NotSwept, ProviderError
 from ..reporting.progress import reporter
 from ..workspace.locking import alone, at_work_elsewhere
-from ..workspace.workspace import PROVIDERS, Workspace, capabilities, new_refresh_id, open_workspace
+from ..workspace.workspace import PROVIDERS, Workspace, new_refresh_id, open_workspace, spends_money
 from .claims import settle
 from .job import Served
 from .record_loader import Collected, load_lease
@@ -80,7 +80,7 @@ def reap_now(provider: str | None = None) -> list[str]:
 
 def _used() -> list[Workspace]:
     """Return workspaces of the providers that may have left something, paid ones first."""
-    names = sorted(PROVIDERS, key=lambda name: not capabilities(name).spends_money)
+    names = sorted(PROVIDERS, key=lambda name: not spends_money(name))
     return [one for one in map(open_workspace, names) if one.provider.was_used()]
 
 

@@ -86,7 +86,7 @@ class DataCarrier:
                     self._planned[name] = self._plan(name, data)
                 plan = self._planned[name]
                 taken += plan.size or 0
-                if plan.size and not self._workspace.simulated:
+                if plan.size and self._workspace.spends_money:
                     self._refuse_too_much(taken, region)
             except (ValueError, ProviderError) as error:
                 plan = DataPlan(name=name, problem=f"{data.text}: {error}")
@@ -112,7 +112,7 @@ class DataCarrier:
         return replace(plan, move="")
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
-        local, files = self._workspace.simulated, None
+        local, files = not self._workspace.spends_money, None
         if isinstance(data.source, Path):
             files = files_below(data.source)
             if digest_of_data(data.text, files) != data.digest:

@@ -32,7 +32,7 @@ from ..node.record import (
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
-from ..workspace.workspace import capabilities, code_commit
+from ..workspace.workspace import code_commit, spends_money
 from .outcomes import RunSetup, RunSetups
 
 POLL_S = 0.1
@@ -171,7 +171,7 @@ def job_of(
     file, and for an elastic run where there can be none.
     """
     cluster = launch.cluster
-    simulated = capabilities(cluster.members[0].instance_type.provider).simulated
+    simulated = not spends_money(cluster.members[0].instance_type.provider)
     expected = expected_devices(cluster, emulated=_emulated(settings))
     files = []
     for name in workload_names(launch):
@@ -218,7 +218,7 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
     found = []
     for member in cluster.members:
         kind = member.instance_type
-        rented = not capabilities(kind.provider).simulated
+        rented = spends_money(kind.provider)
         name = ANY if emulated and rented else kind.device
         threads = 0 if name == CPU and rented else 1
         found.append(Devices(name=name, count=kind.devices, threads=threads))

@@ -52,7 +52,7 @@ def experience_of(workspace: Workspace) -> Experience:
         workspace.warehouse, workspace.provider.name
     )
     launches, market = history.launches(machines), workspace.settings.campaign.market
-    local = workspace.simulated
+    local = not workspace.spends_money
     startup = _startup(launches, local)
     costs = Costs() if local else EC2_COSTS
     if (local and len(launches)) or (launches["market"] == market).any():

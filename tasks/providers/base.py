@@ -22,18 +22,6 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 MAX_JSON_DEPTH = 32  # records are six deep; json and DuckDB recurse by level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """Facts about all machines of a provider.
-
-    `spends_money`: machines cost dollars, so nothing starts without a cap. `simulated`: machines
-    are shares of this computer, with prices and revocations from srift.toml.
-    """
-
-    spends_money: bool
-    simulated: bool
-
-
 class ProviderError(Exception):
     """A request to a provider failed; the message says what to do."""
 

@@ -22,7 +22,7 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.locking import alone
 from ..workspace.settings import IMPORTED
-from ..workspace.workspace import Workspace, capabilities, refresh_command
+from ..workspace.workspace import Workspace, refresh_command, spends_money
 
 Row = dict[str, Any]
 
@@ -66,7 +66,7 @@ def _renew_page(workspace: Workspace) -> None:
         frames = reported(workspace.warehouse)
         sources = {
             name: report_page.PageSource(
-                illustrative=capabilities(name).simulated, refresh=refresh_command(name, "25")
+                illustrative=not spends_money(name), refresh=refresh_command(name, "25")
             )
             for name in frames["publications"]["provider"]
         }

@@ -15,15 +15,16 @@ from models.domain.suggestions import nearest_names
 from models.domain.workload import Workload
 from warehouse.database import Warehouse
 
-from ..providers.base import Capabilities, Provider
-from ..providers.ec2 import provider as ec2
+from ..providers.base import Provider
+from ..providers.ec2.provider import Ec2Provider
 from ..providers.ec2.snapshot import packaged
-from ..providers.local import provider as local
+from ..providers.local.provider import LocalProvider
 from .settings import IMPORTED, Settings, SettingsError, load_settings
 from .shared import open_warehouse
 
-CAPABILITIES = {"local": local.CAPABILITIES, "ec2": ec2.CAPABILITIES}
-PROVIDERS = tuple(CAPABILITIES)
+# Machines of "local" are shares of this computer with stated prices; those of "ec2" cost dollars.
+_SPENDS_MONEY = {"local": False, "ec2": True}
+PROVIDERS = tuple(_SPENDS_MONEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +41,7 @@ class Workspace:
 
     @property
     def spends_money(self) -> bool:
-        return capabilities(self.provider.name).spends_money
-
-    @property
-    def simulated(self) -> bool:
-        return capabilities(self.provider.name).simulated
+        return spends_money(self.provider.name)
 
     @property
     def can_launch(self) -> bool:
@@ -98,17 +95,17 @@ def open_workspace(provider: str = "local") -> Workspace:
 def provider_of(settings: Settings, name: str) -> Provider:
     """Return the provider `name`. Raises SettingsError if it is unknown."""
     node_package = Path(__file__).parents[1] / "node"
-    if capabilities(name).spends_money:
-        return ec2.Ec2Provider(settings.ec2, home=settings.home, node_package=node_package)
+    if spends_money(name):
+        return Ec2Provider(settings.ec2, home=settings.home, node_package=node_package)
     types = settings.local.instance_types
-    return local.LocalProvider(settings.home, types, node_package, sys.executable)
+    return LocalProvider(settings.home, types, node_package, sys.executable)
 
 
-def capabilities(name: str) -> Capabilities:
-    """Return what the provider `name` can do. Raises SettingsError if it is unknown."""
-    if name not in CAPABILITIES:
+def spends_money(name: str) -> bool:
+    """Whether machines of the provider `name` cost dollars. Raises SettingsError if unknown."""
+    if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest_names(name, PROVIDERS)}")
-    return CAPABILITIES[name]
+    return _SPENDS_MONEY[name]
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
@@ -121,7 +118,7 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
 
 def refresh_command(provider: str, max_usd: str) -> str:
     """Return the command of a refresh that may spend `max_usd`."""
-    if not capabilities(provider).spends_money:
+    if not spends_money(provider):
         return "srift refresh"
     return f"srift refresh --provider {provider} --max-usd {max_usd}"
 
@@ -133,7 +130,7 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
         raise SettingsError(f"--max-usd {max_usd} is not a number of dollars")
-    if not capabilities(provider).spends_money:
+    if not spends_money(provider):
         return
     if max_usd is None:
         raise SettingsError(

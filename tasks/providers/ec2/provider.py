@@ -12,7 +12,6 @@ from pathlib import Path
 from models.domain.cluster import Cluster, InstanceType, Offer
 
 from ..base import (
-    Capabilities,
     EndedLease,
     Lease,
     NotSwept,
@@ -43,8 +42,6 @@ from .survey import not_launched
 
 _THREADS = 8  # regions asked in parallel
 NOT_LOOKED = "EC2 was not looked at: nothing was launched from this home, and [ec2] bucket is unset"
-
-CAPABILITIES = Capabilities(spends_money=True, simulated=False)
 
 
 class Ec2Provider(Provider):

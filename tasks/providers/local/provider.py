@@ -14,7 +14,6 @@ from pathlib import Path
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import (
-    Capabilities,
     EndedLease,
     Lease,
     NoCapacity,
@@ -29,8 +28,6 @@ from tasks.providers.local.catalogue import LocalMachine, cores_of
 from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.settings import LocalInstanceType
-
-CAPABILITIES = Capabilities(spends_money=False, simulated=True)
 
 
 class LocalProvider(LocalMachine, Provider):

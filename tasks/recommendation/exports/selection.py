@@ -15,7 +15,7 @@ from warehouse.export import STALE_AFTER_H
 from ...reporting.progress import goal_text
 from ...reporting.tables import cautions_in
 from ...workspace.settings import SettingsError
-from ...workspace.workspace import capabilities, refresh_command
+from ...workspace.workspace import refresh_command, spends_money
 
 Row = Mapping[str, Any]
 PORT = 29500  # torchrun's default
@@ -78,7 +78,7 @@ class Selection:
 
     def require_cloud(self, target: str, *, one_type: bool = True) -> None:
         """Raise ExportRefused for local hosts, or for several instance types."""
-        if capabilities(str(self.first.row["provider"])).simulated:
+        if not spends_money(str(self.first.row["provider"])):
             raise ExportRefused(
                 f"{target} cannot start {self.first.name}, which runs on this computer."
                 " Use `--to torchrun` or `--provider ec2`"

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 from botocore import xform_name
-from hypothesis import given
-from hypothesis import strategies as st
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.ec2.attempts import SPOT_MARGIN, Attempt, attempts
@@ -21,7 +19,6 @@ from tasks.providers.ec2.requests import (
 )
 from tasks.providers.ec2.settings import Ec2
 from tests import aws_model
-from tests.ec2_home import worst_usd
 from tests.fakes import offer
 
 ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
@@ -158,16 +155,3 @@ def test_the_same_request_has_the_same_token_and_any_other_another() -> None:
 def test_a_shortened_request_has_a_digest_for_the_user_data() -> None:
     short = shortened(requests()["CreateLaunchTemplate"])
     assert "sha256" in short["LaunchTemplateData"]["UserData"]
-
-
-@given(st.integers(1, 8), st.floats(60, 86_400), st.floats(0.01, 100), st.sampled_from(ZONES))
-def test_the_worst_case_bounds_every_attempt_to_its_end(
-    size: int, deadline_s: float, usd: float, zone: str
-) -> None:
-    cluster = Cluster.of((size, replace(SPOT[0], usd_per_hour=usd)))
-    for markets in (BOTH, ("spot",)):
-        found = attempts(cluster, OFFERS, ZONES, markets)
-        worst = worst_usd(found, SPEC.choices.volume_gib, deadline_s)
-        for attempt in found:
-            price = size * (attempt.groups[0].bids[zone] + SPEC.usd_per_hour_more)
-            assert worst > price * deadline_s / 3600
