@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from ..domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key, mode_of
@@ -28,7 +26,6 @@ from .candidates import (
     Model,
     PlannedRun,
     Schedule,
-    in_order,
     learning_runs,
     probe_of,
     profile_of,
@@ -36,7 +33,7 @@ from .candidates import (
     training_runs,
     type_names,
 )
-from .run_value import Knowledge, Past, Profile
+from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
 MOST_CLUSTERS = 600  # that one campaign compares
@@ -47,7 +44,6 @@ STOPS = (
     "the campaign stops: no launch within the caps is expected to change a choice of the table"
     f" (in {LEAST_CHANCE:.0%} of outcomes, saving {LEAST_REGRET:.1%})"
 )
-Valued = Mapping[tuple[str, ...], Sequence[tuple[float, PlannedRun]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +54,6 @@ class CampaignLimits:
     max_seconds: float
     max_hosts: int
     fits: Refusal
-    seed: int
     market: str = "spot"
     costs: Costs = field(default_factory=Costs)
     most_launches: int | None = None
@@ -70,6 +65,10 @@ class CampaignLimits:
             max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
             max_usd=self.max_usd - sum(launch.est_usd for launch in launches),
         )
+
+    @property
+    def are_kept(self) -> bool:
+        return self.max_seconds >= 0 and self.max_usd >= 0
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
         """Return the offers of the market with a known price."""
@@ -89,13 +88,15 @@ class PlannedLaunch:
 
 def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
     """Return one launch for `runs`, those of one machine first, side by side."""
-    ordered, run_s = in_order(cluster, runs)
+    schedule = Schedule(cluster)
+    ordered = sorted(runs, key=lambda run: len(run.members) > 1)
+    items = tuple(replace(run, nodes=schedule.add(run)) for run in ordered)
     kinds = Counter(run.kind for run in runs)
     return PlannedLaunch(
         cluster=cluster,
-        items=tuple(replace(run, nodes=nodes) for run, nodes in ordered),
-        est_s=costs.launch_s + run_s,
-        est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
+        items=items,
+        est_s=costs.launch_s + schedule.seconds,
+        est_usd=costs.billed_s(schedule.seconds) * _usd_per_second(cluster),
         reason=", ".join(f"{count} {kind}" for kind, count in kinds.items()),
     )
 
@@ -121,9 +122,7 @@ def shopping_list(
     `training_runs`.
     """
     priced = limits.priced(offers)
-    if limits.max_usd <= 0 or limits.max_seconds <= 0 or not priced or not workloads:
-        return []
-    jobs = in_each_mode(workloads)
+    jobs = [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
     clusters = list(
         clusters_of(priced, max_hosts=limits.max_hosts, fits=limits.fits, most=MOST_CLUSTERS)
     )
@@ -131,32 +130,41 @@ def shopping_list(
     if runs is None:
         runs = training_runs(jobs, clusters, past.profiles, model=model, costs=limits.costs)
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
-    known = Knowledge.of(past, _profiles_of(jobs, priced), devices)
-    left = [run for key, run in runs.items() if ("train", key) not in known.done]
-    ties = np.random.default_rng(limits.seed).random(len(left))
-    known.ties = dict(zip(left, ties.tolist(), strict=True))
+    known = Knowledge.of(past, devices)
+    left = {run: None for key, run in runs.items() if ("train", key) not in known.done}
     if model is not None:
         known.learn(model, left, past, devices)
-    return _buy(limits, clusters, left, known, {job.name: job for job in workloads})
+    profiles = _profiles(jobs, priced, limits.costs)
+    launches: list[PlannedLaunch] = []
+    while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != limits.most_launches:
+        found = _next_launch(limits, clusters, left, profiles, known)
+        if found is None:
+            break
+        cluster, picked = found
+        explained = [replace(run, reason=known.reason(run)) for run in picked]
+        launches.append(launch_of(cluster, explained, limits.costs))
+        limits = limits.after(launches[-1:])
+        for run in picked:
+            known.add(run)
+            left.pop(run, None)
+        known.revalue()
+    return launches
 
 
-def in_each_mode(workloads: Iterable[Workload]) -> list[Workload]:
-    """Return each workload once for each of its modes, in that mode alone."""
-    return [replace(job, modes=(mode,)) for job in workloads for mode in job.modes]
-
-
-def _profiles_of(jobs: Sequence[Workload], offers: Sequence[Offer]) -> list[Profile]:
-    """Return what to profile, ordered so that each step brings another workload and another type.
+def _profiles(jobs: Sequence[Workload], offers: Sequence[Offer], costs: Costs) -> list[PlannedRun]:
+    """Return the profiles of all jobs, ordered so that each brings another workload and another
+    type.
 
     Modes of several devices are profiled as they run on one.
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
     rows = list(dict.fromkeys((job.name, job.modes[0].alone) for job in jobs))
-    grid: dict[Profile, tuple[int, int]] = {}
+    grid: dict[PlannedRun, tuple[int, int]] = {}
     for job, (at, name) in product(jobs, enumerate(sorted(kinds))):
-        trained = job.name, job.modes[0].alone
-        if computes(kinds[name].device, job.modes[0]):
-            grid[trained, name] = (rows.index(trained) - at) % len(rows), at
+        mode = job.modes[0]
+        if computes(kinds[name].device, mode):
+            run = profile_of(replace(job, modes=(mode.alone,)), kinds[name], costs)
+            grid[run] = (rows.index((job.name, mode.alone)) - at) % len(rows), at
     return sorted(grid, key=grid.__getitem__)
 
 
@@ -187,7 +195,7 @@ def learning_launches(
                     runs.setdefault((run.mode, run.seed), run)
             launch = launch_of(pair, list(runs.values()), limits.costs)
             rest = left.after([launch])
-            if runs and min(rest.max_seconds, rest.max_usd) >= 0:
+            if runs and rest.are_kept:
                 found.append(launch)
                 left = rest
                 break
@@ -231,96 +239,58 @@ def elastic_launch(
         reason="the cost of losing a machine",
     )
     launch = launch_of(cluster, [run], limits.costs)
-    rest = limits.after([launch])
-    return launch if min(rest.max_seconds, rest.max_usd) >= 0 else None
+    return launch if limits.after([launch]).are_kept else None
 
 
-def _buy(
+def _next_launch(
     limits: CampaignLimits,
     clusters: Sequence[Cluster],
-    runs: Sequence[PlannedRun],
+    runs: Iterable[PlannedRun],
+    profiles: Sequence[PlannedRun],
     known: Knowledge,
-    workloads: Mapping[str, Workload],
-) -> list[PlannedLaunch]:
-    """Buy launch after launch, the best value per share of the caps first."""
+) -> tuple[Cluster, list[PlannedRun]] | None:
+    """Return the cluster and runs with the best value per share of the caps; None without value.
+
+    While profiles are missing, the cluster that holds most of their types comes first, with half of
+    the time if it does not hold all of them.
+    """
     costs = limits.costs
-    left = dict.fromkeys(runs)
-    covering = _covering(clusters, known)
-    launches: list[PlannedLaunch] = []
-    seconds, usd = limits.max_seconds, limits.max_usd
-    while seconds > 0 and usd > 0 and len(launches) != limits.most_launches:
-        valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
-        for run in left:
-            valued[run.members].append((known.value(run), run))
-        share = seconds / max(len(covering), 1)
-        best: tuple[Cluster, list[PlannedRun]] | None = None
-        most = 0.0
-        for cluster in covering[:1] or clusters:
-            price = _usd_per_second(cluster)
-            if costs.minimum_s * price > usd:
-                continue
-            first = _before_training(cluster, known, workloads, costs)
-            most_s = min(share, usd / price) - costs.launch_s
-            picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
-            value = per_s / max(1 / seconds, price / usd)
-            if picked and (best is None or value > most * (1 + ROUNDING)):
-                best, most = (cluster, picked), value
-        if best is None and not covering:
-            break
-        covering = covering[1:]
-        if best is None:
-            continue
-        cluster, picked = best
-        explained = [replace(run, reason=known.reason(run)) for run in picked]
-        launch = launch_of(cluster, explained, costs)
-        for run in picked:
-            known.add(run)
-            left.pop(run, None)
-        launches.append(launch)
-        known.revalue()
-        seconds -= launch.est_s
-        usd -= launch.est_usd
-    return launches
+    valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
+    for run in runs:
+        valued[run.members].append((known.value(run), run))
+    wanted = [run for run in profiles if known.needs(run)]
+    missing = {run.members[0] for run in wanted}
 
-
-def _covering(clusters: Sequence[Cluster], known: Knowledge) -> list[Cluster]:
-    """Return few clusters that hold every instance type with a profile to buy (greedy cover)."""
-    types = {cluster: set(type_names(cluster)) for cluster in clusters}
-    missing = {name for _, name in known.unprofiled(set().union(*types.values()))}
-
-    def gain(cluster: Cluster) -> tuple[int, int, int]:
-        names = types[cluster]
+    def held(cluster: Cluster) -> tuple[int, int, int]:
+        names = set(type_names(cluster))
         return len(missing & names), len(names), len(cluster.members)
 
-    cover: list[Cluster] = []
-    while missing:
-        cover.append(max(clusters, key=gain))
-        missing -= types[cover[-1]]
-    return cover
-
-
-def _before_training(
-    cluster: Cluster, known: Knowledge, workloads: Mapping[str, Workload], costs: Costs
-) -> list[PlannedRun]:
-    """Return missing profiles, and sweeps over two machines and over all."""
-    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
-    profiles = [
-        profile_of(replace(workloads[workload], modes=(mode,)), kinds[name], costs)
-        for (workload, mode), name in known.unprofiled(kinds)
-    ]
-    names = type_names(cluster)
-    sweeps = [
-        probe_of(members, costs)
-        for members in dict.fromkeys([names[:2], names])
-        if len(members) > 1 and known.explores(members)
-    ]
-    return [*profiles, *sweeps]
+    covering = [max(clusters, key=held)] if missing and clusters else []
+    for choices in filter(None, (covering, clusters)):
+        best: tuple[Cluster, list[PlannedRun]] | None = None
+        most = 0.0
+        for cluster in choices:
+            names, price = type_names(cluster), _usd_per_second(cluster)
+            if costs.minimum_s * price > limits.max_usd:
+                continue
+            sweeps = (probe_of(part, costs) for part in dict.fromkeys([names[:2], names]))
+            first = [run for run in wanted if run.members[0] in names]
+            first += [run for run in sweeps if len(run.members) > 1 and known.needs(run)]
+            share = 0.5 if choices is covering and missing - set(names) else 1.0
+            most_s = min(share * limits.max_seconds, limits.max_usd / price) - costs.launch_s
+            picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
+            value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
+            if picked and (best is None or value > most * (1 + ROUNDING)):
+                best, most = (cluster, picked), value
+        if best is not None:
+            return best
+    return None
 
 
 def _fill(
     cluster: Cluster,
     first: Sequence[PlannedRun],
-    valued: Valued,
+    valued: Mapping[tuple[str, ...], Sequence[tuple[float, PlannedRun]]],
     known: Knowledge,
     costs: Costs,
     most_s: float,

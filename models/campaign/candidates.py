@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
 from typing import Any
@@ -80,7 +80,6 @@ class PlannedRun:
     accumulation_steps: int = 1
     message_bytes: tuple[int, ...] = ()
     global_batch: int = 0
-    exact: bool = True  # at a global batch that the workload tolerates
     est_s: float
     reason: str = ""
     seed: int = 0
@@ -92,6 +91,11 @@ class PlannedRun:
     @property
     def trained(self) -> Trained:
         return self.workload, self.mode
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The kind, and the workload and type of a profile or the machines of a sweep."""
+        return self.kind, (self.trained, *self.members) if self.workload else self.members
 
     @property
     def label(self) -> str:
@@ -224,13 +228,10 @@ def training_runs(
         for setup in _setups(workload, cluster, lines):
             found.setdefault(setup_key(setup), (setup, workload))
     expected = _expected([setup for setup, _ in found.values()], model)
-    runs = {}
-    for key, (setup, workload) in found.items():
-        step_s = expected.get(key) or _prior_step_s(setup, workload, costs)
-        least, most = workload.global_batch_least, workload.global_batch_most
-        run = training_run(setup, step_s, costs)
-        runs[key] = replace(run, exact=least <= setup.global_batch <= most)
-    return runs
+    return {
+        key: training_run(setup, expected.get(key) or _prior_step_s(setup, workload, costs), costs)
+        for key, (setup, workload) in found.items()
+    }
 
 
 def _expected(setups: Sequence[Setup], model: Model | None) -> dict[Key, float]:
@@ -374,12 +375,3 @@ class Schedule:
     def _idlest(self, run: PlannedRun) -> int:
         nodes = (node for node, name in enumerate(self.names) if name == run.members[0])
         return min(nodes, key=self.alone_s.__getitem__)
-
-
-def in_order(
-    cluster: Cluster, runs: Sequence[PlannedRun]
-) -> tuple[list[tuple[PlannedRun, tuple[int, ...]]], float]:
-    """Return the runs with their nodes, those of one machine first, and the seconds of all."""
-    schedule = Schedule(cluster)
-    ordered = sorted(runs, key=lambda run: len(run.members) > 1)
-    return [(run, schedule.add(run)) for run in ordered], schedule.seconds

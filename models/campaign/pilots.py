@@ -10,7 +10,7 @@ least there is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,36 +62,33 @@ def choose_pilots(
     what one cannot. If no setup meets a required probability, take those that show most of the
     likeliest.
     """
-    question = next((one for one in choice_set.questions if one.name == goal), None)
+    question = next((one for one in choice_set.questions if one.goal.goal == goal), None)
     if question is None or not len(candidates):
         return Pilots(chosen=(), regret=0.0, after=())
     first = len(choice_set.setups)
     setups = pd.DataFrame([setup.row() for setup in choice_set.setups])
-    now = Belief(*joint(pd.concat([setups, candidates], ignore_index=True)))
-    belief, chosen = now, list[int]()
+    now = belief = Belief(*joint(pd.concat([setups, candidates], ignore_index=True)))
     doubted = _likeliest(question, now)
-    for _ in range(min(count, len(candidates))):
-        left = [place for place in range(first, len(now.mean)) if place not in chosen]
+    left, chosen = list(range(first, len(now.mean))), list[int]()
+    for _ in range(min(count, len(left))):
         if doubted is not None:
             value = belief.mean_shift(left)[doubted] ** 2
         else:
             value = _value(question, belief, left)
-        chosen.append(left[first_most(value)])
+        chosen.append(left.pop(first_most(value)))
         belief = belief.given(chosen[-1])
-    steps = [chosen[: n + 1] for n in range(len(chosen))]
-    regret, *after = (expected_regret(question, now, runs, seed=seed) for runs in ([], *steps))
-    assured = [_assured(question, now, runs, seed=seed) for runs in steps if doubted is not None]
+    (regret, _), *after = simulated(question, now, chosen, seed=seed)
     return Pilots(
         chosen=tuple(place - first for place in chosen),
         regret=regret,
-        after=tuple(after),
-        assured=tuple(assured),
+        after=tuple(regret for regret, _ in after),
+        assured=tuple(chance for _, chance in after if doubted is not None),
     )
 
 
 def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
     """Return (runs,) regret saved, or how far each moves the choice set if none saves any."""
-    value = run_values([question], belief, runs).regret[runs]
+    value = run_values([question], belief, runs)[runs]
     if value.any():
         return value
     return np.asarray((belief.mean_shift(runs)[question.places] ** 2).mean(axis=0))
@@ -100,42 +97,34 @@ def _value(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> Floats:
 def _likeliest(question: OpenChoice, belief: Belief) -> int | None:
     """Return the place of the setup likeliest to meet the constraint, if none meets it surely."""
     _, meeting = judged(question, belief.mean[:, None], belief.variance)
-    if meeting is None or question.p_required is None or not misses(question, meeting.chance).all():
+    goal = question.goal
+    if meeting is None or goal.p_required is None or not misses(goal, meeting.chance).all():
         return None
     return int(question.places[np.argmax(meeting.chance[:, 0, 0])])
 
 
-def _assured(question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
-    """Return the chance that some setup surely meets the constraint once `pilots` are measured."""
-    _, predicted, left = _after_runs(belief, pilots, seed=seed)
-    _, meeting = judged(question, predicted, left)
-    return 1.0 if meeting is None else float(np.mean(~misses(question, meeting.chance).all(axis=0)))
-
-
-def expected_regret(
+def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
-) -> float:
-    """Return the mean regret of choosing with the runs at `pilots` measured, over joint draws."""
-    truth, predicted, left = _after_runs(belief, pilots, seed=seed)
-    picks = choices(question, *judged(question, predicted, left))
-    loss = weighed(question, *judged(question, truth, np.zeros(len(truth))))[:, 0, :]
-    return float(np.mean(np.take_along_axis(loss, picks, axis=0) - loss.min(axis=0)))
-
-
-def _after_runs(
-    belief: Belief, pilots: Sequence[int], *, seed: int
-) -> tuple[Floats, Floats, Floats]:
-    """Return (n, draws) truths, (n, draws) predictions with `pilots` measured, (n,) variances."""
-    random = np.random.default_rng(seed)
-    size = len(belief.mean)
+) -> Iterator[tuple[float, float]]:
+    """Yield the mean regret of choosing now and then after each pilot, over joint draws, and the
+    chance that some setup surely meets the constraint then.
+    """
+    random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))
     truth = belief.mean[:, None] + root @ random.standard_normal((size, _TRUTHS))
     measured = truth + np.sqrt(belief.noise)[:, None] * random.standard_normal((size, _TRUTHS))
+    loss = weighed(question.goal, *judged(question, truth, np.zeros(size)))[:, 0, :]
     predicted = np.repeat(belief.mean[:, None], _TRUTHS, axis=1)
-    left = belief
-    for place in pilots:
-        total = max(left.covariance[place, place] + left.noise[place], _ROUNDING)
-        weights = left.covariance[:, place] / total
-        predicted = predicted + np.outer(weights, measured[place] - predicted[place])
-        left = left.given(place)
-    return truth, predicted, left.variance
+    for place in (None, *pilots):
+        if place is not None:
+            total = max(belief.covariance[place, place] + belief.noise[place], _ROUNDING)
+            weights = belief.covariance[:, place] / total
+            predicted = predicted + np.outer(weights, measured[place] - predicted[place])
+            belief = belief.given(place)
+        log_aim, meeting = judged(question, predicted, belief.variance)
+        picks = choices(question, log_aim, meeting)
+        regret = np.take_along_axis(loss, picks, axis=0) - loss.min(axis=0)
+        surely = 1.0
+        if meeting is not None:
+            surely = float(np.mean(~misses(question.goal, meeting.chance).all(axis=0)))
+        yield float(regret.mean()), surely

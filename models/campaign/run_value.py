@@ -1,12 +1,12 @@
 """The value of a training run beside all that is known and planned.
 
-    value = 100 x expected fall of regret                                 the model knows the run
-    value = sum_f w_f / (1 + n_f) x 0.7 [off batch] x 4 [drifting type]   otherwise
+    value = 100 x expected fall of regret        the model knows the run
+    value = sum_f 1 / (1 + n_f)                  otherwise
 
 n_f counts measured and planned runs that share feature f: cluster, workload on cluster, mixture of
-machines, batch, machine. A model knows a run if it has met its workload, mode and instance types;
-the fall of regret is that of `value_of_information.py`. Within a launch a run loses the share that
-planned runs show of it; between launches the belief is narrowed by the planned runs.
+machines, batch. A model knows a run if it has met its workload, mode and instance types; the fall
+of regret is that of `value_of_information.py`. Within a launch a run loses the share that planned
+runs show of it; between launches the belief is narrowed by the planned runs.
 """
 
 from __future__ import annotations
@@ -20,26 +20,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import parse_cluster
 from ..domain.setup_table import column, mode_of, modes_of, row_key, rows_of, setup_key, types_of
 from .candidates import Model, PlannedRun, Trained
-from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, RunValues, run_values
+from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, run_values
 
 Feature = tuple[Any, ...]
-Profile = tuple[Trained, str]  # workload in its mode, instance type
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run is enough
 _ENOUGH_FAILURES = 2
 _ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
-_OFF_BATCH = 0.7  # value of a run off the global batch or with accumulation, seldom recommended
-_DRIFTED = 4.0  # value of a run on a drifting type, whose predictions are wrong
-_WEIGHTS = {
-    "cluster": 0.75,
-    "workload and cluster": 1.0,
-    "workload and mixture": 1.5,  # machines and types: uniform clusters are few among the mixed
-    "workload and batch": 1.0,
-    "workload and machine": 1.0,  # shared among a cluster's types
-}
 _PROBED_SIZES = 4  # message sizes that make a sweep
 # A run that saves 1 % of regret counts as one new feature: pilots of a new workload, of which ten
 # bring its regret of tens of per cent down, then compete with better known choices.
@@ -68,13 +57,14 @@ class Past:
 class WorkloadValues:
     """Regret that runs of one workload save.
 
-    `places` of runs, and `taken` by planned ones, are positions in `belief` and `values`.
+    `places` of runs, and `taken` by planned ones, are positions in `belief` and `regret`. `alike`
+    (n, n) is the share of what the column's run shows that the row's run has shown.
     """
 
     questions: Sequence[OpenChoice]
     belief: Belief
     places: Mapping[PlannedRun, int]
-    values: RunValues
+    regret: Floats
     alike: Floats
     taken: tuple[int, ...] = ()
 
@@ -82,12 +72,13 @@ class WorkloadValues:
     def of(
         cls, questions: Sequence[OpenChoice], belief: Belief, places: Mapping[PlannedRun, int]
     ) -> WorkloadValues:
+        spread = np.outer(belief.outcome_sd, belief.outcome_sd)
         return cls(
             questions=questions,
             belief=belief,
             places=places,
-            values=run_values(questions, belief, list(places.values())),
-            alike=belief.alike(),
+            regret=run_values(questions, belief, list(places.values())),
+            alike=np.clip((belief.covariance / spread) ** 2, 0.0, 1.0),
         )
 
     def saves(self, run: PlannedRun) -> float:
@@ -95,7 +86,7 @@ class WorkloadValues:
         if run not in self.places:
             return 0.0
         place = self.places[run]
-        return float(self.values.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
+        return float(self.regret[place] * np.prod(1 - self.alike[place, list(self.taken)]))
 
     def revalued(self) -> WorkloadValues:
         """Narrow the belief by the planned runs, and value again what had any value."""
@@ -104,11 +95,8 @@ class WorkloadValues:
         belief = self.belief
         for place in self.taken:
             belief = belief.given(place)
-        left = {
-            run: place
-            for run, place in self.places.items()
-            if self.values.regret[place] > 0 and place not in self.taken
-        }
+        kept = {run: at for run, at in self.places.items() if self.regret[at] > 0}
+        left = {run: at for run, at in kept.items() if at not in self.taken}
         return WorkloadValues.of(self.questions, belief, left)
 
 
@@ -116,48 +104,46 @@ class WorkloadValues:
 class Knowledge:
     """What measured and planned runs show.
 
-    `done` are kinds and identities (`_identity`) of runs that are not bought again; `wanted` are
-    the profiles to buy, in order. The `model` has no drifting types and none with stale runs only.
+    `done` are identities (`_identity`) of runs that are not bought again. The `model` has no
+    drifting types and none with stale runs only.
     """
 
-    wanted: list[Profile]
-    drifting: Mapping[str, datetime]
-    done: set[tuple[str, Any]] = field(default_factory=set)
+    done: set[Feature] = field(default_factory=set)
     seen: Counter[Feature] = field(default_factory=Counter)
-    ties: Mapping[PlannedRun, float] = field(default_factory=dict)
     model: Model | None = None
     values: dict[str, WorkloadValues] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, past: Past, wanted: Sequence[Profile], devices: Mapping[str, int]) -> Knowledge:
+    def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Count the past; `devices` are those of an instance type, for rows without a layout.
 
         Unsteady and stale runs may be repeated; a setup that failed twice may not.
         """
-        known = cls(wanted=list(wanted), drifting=past.drifting)
+        known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
         drifted = {name: pd.to_datetime(at, utc=True) for name, at in past.drifting.items()}
-        times: Counter[tuple[str, Any]] = Counter()
+        times: Counter[Feature] = Counter()
         for row, at in zip(rows_of(past.runs), _measured_at(past.runs), strict=True):
             names = types_of(str(row["cluster"]))
             if any(name in drifted and not at > drifted[name] for name in names):
                 continue
-            identity = _identity(row | {"kind": "train"}, devices)
-            workload, mode, machines, steps = identity[1]
-            times[identity] += 1
+            key = row_key(row, devices)
+            workload, mode, machines, steps = key
+            times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
             known.seen.update(_features((workload, mode), names, batch, steps))
             unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: taken for steady
-            stale = at < before
-            if not stale and (not unsteady or times[identity] >= _ENOUGH_RUNS):
-                known.done.add(identity)
-        if len(past.profiles):
-            trained = zip(past.profiles["workload"], modes_of(past.profiles), strict=True)
-            profiles = zip(trained, past.profiles["instance_type"], strict=True)
-            known.done.update(("profile", profile) for profile in profiles)
-        for name, rows in past.probes.groupby("cluster") if len(past.probes) else ():
+            if not at < before and (not unsteady or times[key] >= _ENOUGH_RUNS):
+                known.done.add(("train", key))
+        for trained, name in zip(
+            zip(column(past.profiles, "workload", ""), modes_of(past.profiles), strict=True),
+            column(past.profiles, "instance_type", ""),
+            strict=True,
+        ):
+            known.done.add(("profile", (trained, name)))
+        for cluster, rows in past.probes.groupby("cluster") if len(past.probes) else ():
             if rows["bytes"].nunique() >= _PROBED_SIZES:
-                known.done.add(("probe", parse_cluster(str(name))))
+                known.done.add(("probe", types_of(str(cluster))))
         failures = Counter(_identity(row, devices) for row in rows_of(past.failures))
         known.done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
         return known
@@ -167,52 +153,40 @@ class Knowledge:
     ) -> None:
         """Value `runs` that `model` knows."""
         types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
-        self.model = replace(model, types=types)
+        self.model = model = replace(model, types=types)
         fresh = [
             row
             for row in rows_of(model.fresh)
-            if self.model.knows((row["workload"], mode_of(row)), types_of(row["cluster"]))
+            if model.knows((row["workload"], mode_of(row)), types_of(row["cluster"]))
         ]
         for name, choice_set in model.choice_set.items():
-            mine = [run for run in runs if run.workload == name and self._knows(run)]
+            mine = [
+                run
+                for run in runs
+                if run.workload == name and model.knows(run.trained, run.members)
+            ]
             new = [row for row in fresh if row["workload"] == name][-_MOST_FRESH:]
             self.values[name] = _valued(choice_set, mine, model, devices, new)
 
-    def _knows(self, run: PlannedRun) -> bool:
-        return self.model is not None and self.model.knows(run.trained, run.members)
-
     def is_modelled(self, run: PlannedRun) -> bool:
-        return run.workload in self.values and self._knows(run)
+        known = self.model is not None and self.model.knows(run.trained, run.members)
+        return known and run.workload in self.values
 
-    def unprofiled(self, types: Iterable[str]) -> list[Profile]:
-        return [
-            pair for pair in self.wanted if pair[1] in types and ("profile", pair) not in self.done
-        ]
-
-    def explores(self, members: tuple[str, ...]) -> bool:
-        """True if collectives are to be timed: no sweep, and no model knows these types."""
-        known = self.model is not None and self.model.types.issuperset(members)
-        return not known and ("probe", members) not in self.done
+    def needs(self, run: PlannedRun) -> bool:
+        """True for a missing profile, and for a sweep of types that no model knows."""
+        known = self.model is not None and self.model.types.issuperset(run.members)
+        return run.identity not in self.done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
-        """Return the value of a training run; equals are ordered by `ties`."""
+        """Return the value of a training run."""
         if self.is_modelled(run):
             return _REGRET_VALUE * self.values[run.workload].saves(run)
-        value = 0.0
-        for feature in _features_of(run):
-            shares = len(set(run.members)) if feature[0] == "workload and machine" else 1
-            value += _WEIGHTS[feature[0]] / shares / (1 + self.seen[feature])
-        if not run.exact or run.accumulation_steps > 1:
-            value *= _OFF_BATCH
-        if not self.drifting.keys().isdisjoint(run.members):
-            value *= _DRIFTED
-        return value * (1 + 0.01 * self.ties.get(run, 0.0))
+        return sum(1 / (1 + self.seen[feature]) for feature in _features_of(run))
 
     def add(self, run: PlannedRun) -> None:
         """Count a planned run as if it were measured."""
         if run.kind != "train":
-            profile = run.trained, run.members[0]
-            self.done.add((run.kind, profile if run.kind == "profile" else run.members))
+            self.done.add(run.identity)
             return
         self.seen.update(_features_of(run))
         values = self.values.get(run.workload)
@@ -231,16 +205,12 @@ class Knowledge:
         if run.kind != "train":
             return f"no {run.kind} of {run.label or run.cluster} yet"
         if self.is_modelled(run):
-            values, place = self.values[run.workload].values, self.values[run.workload].places[run]
-            return (
-                f"expected to change the choice of {values.question[place]} in"
-                f" {values.chance[place]:.0%} of outcomes and to save {values.regret[place]:.1%}"
-            )
-        drifted = sorted(self.drifting.keys() & set(run.members))
-        return f"{' and '.join(drifted)} drifted" if drifted else "not known well yet"
+            saved = self.values[run.workload].saves(run)
+            return f"it may change a choice of {run.workload}, and saves {saved:.1%} on average"
+        return "not known well yet"
 
 
-def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> tuple[str, Any]:
+def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     """Return the kind of a run, and the setup, the profile or the machines of a sweep."""
     kind, members = str(row["kind"]), types_of(str(row["cluster"]))
     if kind == "train":
@@ -254,13 +224,13 @@ def _features_of(run: PlannedRun) -> list[Feature]:
 
 
 def _features(trained: Trained, members: Sequence[str], batch: int, steps: int) -> list[Feature]:
-    cluster = "+".join(sorted(members))
+    cluster = tuple(sorted(members))
+    mixture = len(members), len(set(members))  # uniform clusters are few among the mixed
     return [
         ("cluster", cluster),
         ("workload and cluster", trained, cluster),
-        ("workload and mixture", trained, len(members), len(set(members))),
+        ("workload and mixture", trained, mixture),
         ("workload and batch", trained, batch, steps),
-        *(("workload and machine", trained, name) for name in sorted(set(members))),
     ]
 
 
@@ -301,7 +271,7 @@ def stale_types(runs: pd.DataFrame, before: datetime | None) -> frozenset[str]:
     """Return instance types of which every run with a known time is from before `before`."""
     if before is None or not len(runs):
         return frozenset()
-    types = runs["cluster"].map(parse_cluster)
+    types = runs["cluster"].map(types_of)
     timed = pd.DataFrame({"type": types, "at": _measured_at(runs)}).explode("type")
     newest = timed.groupby("type")["at"].max()
     return frozenset(newest.index[newest < pd.to_datetime(before, utc=True)])

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from ..domain.numeric import Z_90
-from ..domain.setup_table import Key, setup_key
-from ..domain.workload import OVERSHOOT_PRICE, Goal, Setup, Workload
+from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
@@ -70,42 +69,22 @@ class Belief:
         """Return (n, places) shifts of the means by an outcome one standard deviation off."""
         return np.asarray(self.covariance[:, places] / self.outcome_sd[places])
 
-    def alike(self) -> Floats:
-        """Return (n, n) shares of what the column's run shows that the row's run has shown."""
-        spread = np.outer(self.outcome_sd, self.outcome_sd)
-        return np.asarray(np.clip((self.covariance / spread) ** 2, 0.0, 1.0))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenChoice:
     """One goal of a workload, with the setups at `places` of a belief and their costs; (places,).
 
-    hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and
-    `limited` are "hours" or "usd" (None: no constraint). `irreducible_*` are of log hours at a
-    known step time, beside the log of the expected hours.
+    hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `irreducible_*`
+    are of log hours at a known step time, beside the log of the expected hours.
     """
 
-    name: str
+    goal: Goal
     places: Places
     fixed_hours: Floats
     hours_per_step_s: Floats
     usd_per_hour: Floats
     irreducible_sd: Floats
-    aim: str
-    limited: str | None = None
-    limit: float = np.inf
-    p_required: float | None = None
-    overshoot_price: float = OVERSHOOT_PRICE
-    irreducible_mean: Floats | float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunValues:
-    """By place: the regret that a run saves, and chance and name of the choice it betters most."""
-
-    regret: Floats
-    chance: Floats
-    question: tuple[str, ...]
+    irreducible_mean: Floats
 
 
 def choice(question: OpenChoice, belief: Belief) -> int:
@@ -118,7 +97,7 @@ def choice(question: OpenChoice, belief: Belief) -> int:
         ValueError: without setups.
     """
     if not len(question.places):
-        raise ValueError(f"{question.name}: no setup to choose from")
+        raise ValueError(f"{question.goal.goal}: no setup to choose from")
     found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
 
@@ -135,7 +114,7 @@ def gain(question: OpenChoice, belief: Belief, runs: Sequence[int]) -> tuple[Flo
     mean = belief.mean[question.places][:, None, None] + shift * _NODES
     variance = np.maximum(belief.variance[question.places][:, None, None] - shift**2, 0.0)
     found = aim_and_meeting(question, mean, variance)
-    picks, loss = choices(question, *found), weighed(question, *found)
+    picks, loss = choices(question, *found), weighed(question.goal, *found)
     saved = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
     regret[moving] = np.maximum(saved @ _WEIGHTS, 0.0)
     chance[moving] = (picks != now) @ _WEIGHTS
@@ -146,17 +125,16 @@ def aim_and_meeting(
     question: OpenChoice, mean: Floats, variance: Floats
 ) -> tuple[Floats, Meeting | None]:
     """Return the log objective by setups (axis 0), and how they meet the constraint, if any."""
-    tall = (slice(None), None, None)
+    goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
     logs = {"hours": np.log(hours)}
     logs["usd"] = logs["hours"] + np.log(question.usd_per_hour)[tall]
-    if question.limited is None:
-        return logs[question.aim], None
+    if goal.constraint is None or goal.limit is None:
+        return logs[goal.objective], None
     spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
-    off = np.broadcast_to(question.irreducible_mean, question.irreducible_sd.shape)[tall]
-    meeting = normal_meeting(logs[question.limited] + off, spread, question.limit)
-    return logs[question.aim], meeting
+    used = logs[goal.constraint] + question.irreducible_mean[tall]
+    return logs[goal.objective], normal_meeting(used, spread, goal.limit)
 
 
 def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
@@ -167,7 +145,7 @@ def judged(question: OpenChoice, mean: Floats, variance: Floats) -> tuple[Floats
 
 def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> Places:
     """Return the position of the choice for each (run, outcome); ties go to the first."""
-    loss = losses(question, log_aim, meeting)
+    loss = losses(question.goal, log_aim, meeting)
     best = np.argmin(loss.round(9), axis=0)
     if meeting is None:
         return np.asarray(best, dtype=np.intp)
@@ -175,19 +153,16 @@ def choices(question: OpenChoice, log_aim: Floats, meeting: Meeting | None) -> P
     return np.asarray(np.where(none, np.argmax(meeting.chance, axis=0), best), dtype=np.intp)
 
 
-def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> RunValues:
-    """Return the value for all `questions` of the runs at these places; elsewhere it is 0."""
-    regret, chance = np.zeros((2, 1 + len(questions), len(belief.mean)))
-    for row, question in enumerate(questions, start=1):
-        regret[row, runs], chance[row, runs] = gain(question, belief, runs)
-    regret[(regret < LEAST_REGRET) | (chance < LEAST_CHANCE)] = 0.0
-    most = regret.argmax(axis=0)
-    names = ["", *(question.name for question in questions)]
-    return RunValues(
-        regret=regret.sum(axis=0),
-        chance=chance[most, np.arange(len(most))],
-        question=tuple(names[row] for row in most),
-    )
+def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> Floats:
+    """Return (n,) regret of all `questions` that the runs at these places save; elsewhere it is 0.
+
+    A goal counts only if the run is expected to change its choice.
+    """
+    saved = np.zeros(len(belief.mean))
+    for question in questions:
+        regret, chance = gain(question, belief, runs)
+        saved[runs] += np.where((regret < LEAST_REGRET) | (chance < LEAST_CHANCE), 0.0, regret)
+    return saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,34 +201,23 @@ def choice_set_of(
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     fixed = costs.conditions.startup_s / 3600
-    places: dict[Key, int] = {}
-    chosen: list[Setup] = []
-    questions = []
-    for goal in goals:
-        picked = _contending(goal, costs)
-        if len(picked) < 2:
-            continue
-        for at in picked:
-            if setup_key(setups[at]) not in places:
-                places[setup_key(setups[at])] = len(chosen)
-                chosen.append(setups[at])
-        questions.append(
-            OpenChoice(
-                name=goal.goal,
-                places=np.array([places[setup_key(setups[at])] for at in picked], dtype=np.intp),
-                fixed_hours=fixed[picked],
-                hours_per_step_s=np.maximum(costs.hours - fixed, 1e-12)[picked] / step_s[picked],
-                usd_per_hour=costs.usd_per_hour[picked],
-                irreducible_sd=np.std(irreducible[picked], axis=1),
-                irreducible_mean=np.mean(irreducible[picked], axis=1),
-                aim=goal.objective,
-                limited=goal.constraint,
-                limit=goal.limit or np.inf,
-                p_required=goal.p_required,
-                overshoot_price=goal.overshoot_price,
-            )
+    contending = {goal: _contending(goal, costs) for goal in goals}
+    contending = {goal: picked for goal, picked in contending.items() if len(picked) > 1}
+    chosen = sorted({int(at) for picked in contending.values() for at in picked})
+    questions = [
+        OpenChoice(
+            goal=goal,
+            places=np.searchsorted(chosen, picked),
+            fixed_hours=fixed[picked],
+            hours_per_step_s=np.maximum(costs.hours - fixed, 1e-12)[picked] / step_s[picked],
+            usd_per_hour=costs.usd_per_hour[picked],
+            irreducible_sd=np.std(irreducible[picked], axis=1),
+            irreducible_mean=np.mean(irreducible[picked], axis=1),
         )
-    return ChoiceSet(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
+        for goal, picked in contending.items()
+    ]
+    setups = tuple(setups[at] for at in chosen)
+    return ChoiceSet(workload=workload.name, setups=setups, questions=tuple(questions))
 
 
 def _contending(goal: Goal, costs: JobCosts) -> Places:

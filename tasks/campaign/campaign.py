@@ -100,7 +100,6 @@ def _limits(
         max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
         max_hosts=campaign.max_hosts,
         fits=lambda cluster: workspace.provider.launches(cluster) or just_refused(cluster, refused),
-        seed=campaign.seed,
         market=campaign.market,
         costs=experience_of(workspace).costs,
     )

@@ -191,11 +191,16 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
         first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
         whole = tuple(offer.instance_type.devices for offer in cluster.members)
-        exact = [one for one in found.values() if one.exact and one.layout == whole]
+        least, most = first.global_batch_least, first.global_batch_most
+        exact = [
+            one
+            for one in found.values()
+            if one.layout == whole and least <= one.global_batch <= most
+        ]
         if not exact:
             raise SettingsError(
                 f"{cluster.name} cannot train {first.name}: its {sum(whole)} devices cannot share a"
-                f" global batch of {first.global_batch_least}, or do not compute in its precision"
+                f" global batch of {least}, or do not compute in its precision"
             )
         run = min(exact, key=lambda one: one.accumulation_steps)
     alone = replace(case.workload, modes=(run.mode.alone,))

@@ -181,7 +181,6 @@ def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
         max_seconds=workspace.max_minutes * 60,
         max_hosts=settings.max_hosts,
         fits=workspace.provider.launches,
-        seed=settings.seed,
         market=sold[0].market,
         costs=costs,
     )

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 import typer
 
-from models.campaign.campaign import CampaignLimits, shopping_list
-from models.campaign.candidates import EC2_COSTS, Costs, Model, PlannedRun, in_order
+from models.campaign.campaign import CampaignLimits, launch_of, shopping_list
+from models.campaign.candidates import EC2_COSTS, Costs, Model, PlannedRun
 from models.campaign.run_value import Past
 from models.campaign.value_of_information import (
     Belief,
@@ -33,7 +33,7 @@ from models.campaign.value_of_information import (
 from models.domain.cluster import Cluster
 from models.domain.numeric import BoolArray, IntArray
 from models.domain.setup_table import row_key, rows_of, setup_key
-from models.domain.workload import Mode, Setup
+from models.domain.workload import Goal, Mode, Setup
 from models.planner.choice_rule import misses, weighed
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
@@ -83,23 +83,22 @@ def ground_of(runs: pd.DataFrame, workload: str) -> Ground:
 def questions_at(places: IntArray, step_s: Floats, price: Floats) -> list[OpenChoice]:
     """Every goal among the setups at `places`, of one global batch, for a job of 3,600 steps."""
     fastest, cheapest = float(step_s[places].min()), float((step_s * price)[places].min())
-    goals: list[tuple[str, str | None, float]] = [("usd", None, np.inf), ("hours", None, np.inf)]
+    goals = [Goal(goal="cheapest"), Goal(goal="fastest")]
     for level in LEVELS:
-        goals += [("usd", "hours", level * fastest), ("hours", "usd", level * cheapest)]
+        goals.append(Goal(goal="cheapest_within_deadline", hours=level * fastest * _EXACT))
+        goals.append(Goal(goal="fastest_within_budget", usd=level * cheapest * _EXACT))
     zero = np.zeros(len(places))
     return [
         OpenChoice(
-            name=f"{aim} within {limit:g}",
+            goal=goal,
             places=places,
             fixed_hours=zero,
             hours_per_step_s=zero + 1,
             usd_per_hour=price[places],
             irreducible_sd=zero,
-            aim=aim,
-            limited=limited,
-            limit=limit * _EXACT,
+            irreducible_mean=zero,
         )
-        for aim, limited, limit in goals
+        for goal in goals
     ]
 
 
@@ -109,10 +108,10 @@ def known_losses(question: OpenChoice, step_s: Floats) -> tuple[Floats, BoolArra
     known = np.isfinite(log_step)
     shaped = np.where(known, log_step, 0.0)[:, None, None]
     aim, meeting = aim_and_meeting(question, shaped, np.zeros((1, 1, 1)))
-    loss = np.where(known, weighed(question, aim, meeting)[:, 0, 0], np.inf)
+    loss = np.where(known, weighed(question.goal, aim, meeting)[:, 0, 0], np.inf)
     if meeting is None:
         return loss, np.zeros(len(loss), dtype=bool)
-    return loss, misses(question, meeting.chance)[:, 0, 0]
+    return loss, misses(question.goal, meeting.chance)[:, 0, 0]
 
 
 def regret(question: OpenChoice, step_s: Floats, chosen: int | None) -> float:
@@ -234,7 +233,6 @@ class Ours(Sweep):
                 max_seconds=1e9,
                 max_hosts=max(len(setup.layout) for setup in ground.setups),
                 fits=lambda cluster: "",
-                seed=0,
                 market="on-demand",
                 costs=EC2_COSTS,
                 most_launches=1,
@@ -288,7 +286,6 @@ def measurement_of(setup: Setup, step_s: float) -> PlannedRun:
         accumulation_steps=setup.accumulation_steps,
         message_bytes=(),
         global_batch=setup.global_batch,
-        exact=True,
         est_s=min(EC2_COSTS.run_s(step_s), EC2_COSTS.train_most_s),
         devices=setup.layout,
     )
@@ -315,7 +312,11 @@ def replay(policy: Sweep) -> pd.DataFrame:
             return pd.DataFrame(curve, columns=["usd", "runs", "regret"])
         cluster = _together([ground.setups[at].cluster for at in places])
         runs = [measurement_of(ground.setups[at], float(ground.step_s[at])) for at in places]
-        bill.add(cluster, in_order(cluster, runs)[1], anew=policy.anew)
+        bill.add(
+            cluster,
+            launch_of(cluster, runs, EC2_COSTS).est_s - EC2_COSTS.launch_s,
+            anew=policy.anew,
+        )
         bought += len(places)
         for place in places:
             policy.tell(place)

@@ -185,7 +185,7 @@ def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there()
 
 def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it() -> None:
     campaign = CampaignLimits(
-        max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, seed=3, market="on-demand"
+        max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, market="on-demand"
     )
     past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
     items = [

@@ -84,7 +84,7 @@ MUTANTS = (
         "deadline_s", "models/campaign/test_budget.py"),
     _of("committed", "tasks/campaign/budget.py", r"committed_usd=sum\(committed\.values\(\)\)", "committed_usd=0.0",
         "tasks/campaign/test_budget.py"),
-    _of("campaign-dollars", "models/campaign/campaign.py", r"usd -= launch\.est_usd", "pass",
+    _of("campaign-dollars", "models/campaign/campaign.py", r"self\.max_usd - sum\(.*\),", "self.max_usd,",
         "models/campaign/test_campaign.py"),
     _of("lease-first", f"{_EC2}/launch.py", r"self\.keep\(self\.lease\.with_request\(request\)\)(\n +ids)",
         r"pass\1", f"{_T_EC2}/test_machines.py"),

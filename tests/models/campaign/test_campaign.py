@@ -46,7 +46,7 @@ from tests.models.planning import (
     workload,
 )
 
-LIMITS = CampaignLimits(max_usd=1.0, max_seconds=450.0, max_hosts=4, fits=cores_fit, seed=7)
+LIMITS = CampaignLimits(max_usd=1.0, max_seconds=450.0, max_hosts=4, fits=cores_fit)
 Frames = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 NONE: Frames = (NOTHING, NOTHING, NOTHING)
 
@@ -115,13 +115,10 @@ def keys(launches: Sequence[PlannedLaunch]) -> list[object]:
     max_usd=st.floats(0.0, 0.02),
     max_seconds=st.floats(0.0, 900.0),
     max_hosts=st.integers(1, 4),
-    seed=st.integers(0, 99),
 )
-@example(max_usd=0.015625, max_seconds=30.0, max_hosts=2, seed=0)  # takes all of the time
-def test_caps_are_kept_and_clusters_fit(
-    max_usd: float, max_seconds: float, max_hosts: int, seed: int
-) -> None:
-    launches = shop(max_usd=max_usd, max_seconds=max_seconds, max_hosts=max_hosts, seed=seed)
+@example(max_usd=0.015625, max_seconds=30.0, max_hosts=2)  # takes all of the time
+def test_caps_are_kept_and_clusters_fit(max_usd: float, max_seconds: float, max_hosts: int) -> None:
+    launches = shop(max_usd=max_usd, max_seconds=max_seconds, max_hosts=max_hosts)
     assert sum(launch.est_usd for launch in launches) <= max_usd * (1 + 1e-9)
     assert sum(launch.est_s for launch in launches) <= max_seconds * (1 + 1e-9)
     for launch in launches:
@@ -152,29 +149,28 @@ def test_the_first_campaign_covers_everything_early() -> None:
     assert {2, 3, 4} <= {len(run.members) for run in runs_of(launches, "probe")}
 
 
-FSDP, COMPILED = Mode(strategy="fsdp"), Mode("bf16", "fsdp", "compile+offload")
+COMPILED = Mode("bf16", "fsdp", "compile+offload")
 
 
 @pytest.mark.parametrize(
-    ("modes", "device", "profiled"),
+    ("mode", "device", "profiled"),
     [
-        ((Mode(),), "cpu", Mode()),
-        ((FSDP,), "cpu", Mode()),
-        ((COMPILED,), "A10G", Mode("bf16", "ddp", "compile")),
-        ((COMPILED,), "cpu", None),  # a processor has nothing to offload to
+        (Mode(strategy="fsdp"), "cpu", Mode()),
+        (COMPILED, "A10G", Mode("bf16", "ddp", "compile")),
+        (COMPILED, "cpu", None),  # a processor has nothing to offload to
     ],
 )
 def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(
-    modes: tuple[Mode, ...], device: str, profiled: Mode | None
+    mode: Mode, device: str, profiled: Mode | None
 ) -> None:
-    jobs = [replace(workload("mlp", 64), modes=modes)]
+    jobs = [replace(workload("mlp", 64), modes=(mode,))]
     kinds = [replace(machine(name), device=device) for name in ("large", "whole")]
     sold = [replace(offer(one.name), instance_type=one) for one in kinds]
     launches = shop(jobs=jobs, sold=sold, market=sold[0].market, max_usd=10.0, max_seconds=4000.0)
     found = [(run.mode, run.members[0]) for run in runs_of(launches, "profile")]
     expected = [] if profiled is None else [(profiled, name) for name in ("large", "whole")]
     assert sorted(found) == expected
-    assert {run.mode for run in runs_of(launches)} == (set(modes) if profiled else set())
+    assert {run.mode for run in runs_of(launches)} == ({mode} if profiled else set())
 
 
 @pytest.mark.parametrize(
@@ -197,20 +193,9 @@ def test_unequal_machines_share_a_batch_by_cores_or_profiles(
     assert found & {(80, 20), (75, 25)} == expected
 
 
-def test_known_setups_are_not_bought_again() -> None:
-    first = first_list()
-    second = shop(measured(first))
-    assert len(list(runs_of(second))) >= 40
-    assert not set(keys(first)) & set(keys(second))
-    assert not list(runs_of(second, "profile"))
-    probed = {run.members for run in runs_of(first, "probe")}
-    assert not probed & {run.members for run in runs_of(second, "probe")}
-
-
 SINGLE: dict[str, Any] = {
     "max_seconds": 300.0,
     "max_hosts": 1,
-    "seed": 1,
     "sold": [offer("large", "spot")],
     "jobs": [workload("mlp", 64)],
 }
@@ -229,13 +214,11 @@ def test_unsteady_and_stale_setups_come_again(
         history = {"stale_before": AS_OF + timedelta(days=stale_days)}
     found = shop(measured(first, spread=spread), history=history, **SINGLE)
     assert len(keys(first)) == 3 and len(set(keys(found)) & set(keys(first))) == again
+    assert not list(runs_of(found, "profile"))
 
 
-def test_the_list_depends_on_the_seed_and_on_no_order() -> None:
-    assert shop(sold=offers()[::-1]) == first_list() != shop(seed=8)
-
-
-def test_without_money_time_or_prices_nothing_is_bought() -> None:
+def test_what_is_bought_depends_on_no_order_and_has_a_price_in_the_market() -> None:
+    assert shop(sold=offers()[::-1]) == first_list()
     assert shop(max_usd=0.0) == shop(max_seconds=5.0) == []
     unpriced = [offer(name, "spot", usd_per_hour=None) for name in CORES] + offers("on-demand")
     assert shop(sold=unpriced) == []
@@ -301,7 +284,6 @@ def test_with_a_model_runs_are_bought_for_the_choice_they_may_change() -> None:
     runs = [run for launch in launches for run in launch.items]
     assert {run.kind for run in runs} == {"train"}
     assert all("choice of" in run.reason for run in runs)
-    assert buy(known) == launches
     assert sum(launch.est_usd for launch in buy(known, max_usd=0.0005)) <= 0.0005
 
 
@@ -319,8 +301,6 @@ def test_unknown_workloads_and_types_are_measured_for_variety() -> None:
     assert {run.workload for run in runs_of(buy(others))} == {"lm"}
     trains = list(runs_of(buy(model(SURE, types=ALL - {"whole"}))))
     assert trains and all("whole" in run.members for run in trains)
-    unprofiled = PROFILES[PROFILES["workload"] != "lm"]
-    assert list(runs_of(buy(others, (NOTHING, unprofiled, NOTHING))[:1], "profile"))
 
 
 def test_a_minimum_bill_makes_launches_fewer_and_larger() -> None:
@@ -334,8 +314,6 @@ def test_a_minimum_bill_makes_launches_fewer_and_larger() -> None:
         assert launch.est_usd == pytest.approx(max(launch.est_s, 120.0) * usd_per_s)
     small, large = (np.mean([len(one.items) for one in found]) for found in (by_second, by_minute))
     assert large > small
-    free = buy(known, costs=Costs(minimum_s=400.0))
-    assert 0 < max(launch.est_s for launch in free) < 400  # runs without value are not bought
 
 
 def test_the_choice_set_has_the_choice_of_the_table() -> None:
@@ -351,7 +329,7 @@ def test_the_choice_set_has_the_choice_of_the_table() -> None:
     alone = Belief(mean, spread**2 * np.eye(len(mean)), np.full(len(mean), 1e-9))
     for question in found.questions:
         assert 2 <= len(question.places) <= 40
-        first = next(row for row in table if row["goal"] == question.name)
+        first = next(row for row in table if row["goal"] == question.goal.goal)
         chosen = found.setups[question.places[choice(question, alone)]]
         assert chosen.cluster.name == first["cluster"]
 
@@ -360,7 +338,7 @@ def test_a_planned_run_lowers_the_value_of_what_it_shows() -> None:
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
     runs = list(training_runs(JOBS, clusters, PROFILES, costs=Costs()).values())
     past = Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING)
-    known = Knowledge.of(past, [], {})
+    known = Knowledge.of(past, {})
     known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), runs, past, {})
     trial, first = known.copy(), max(runs, key=known.value)
     trial.add(first)
@@ -379,11 +357,12 @@ def test_setups_on_a_drifting_type_come_first() -> None:
     drifting = {"drifting": {"medium": AS_OF}}
     moved = shop(past(-1.0), history=drifting)
     assert "medium" in {one.instance_type.name for one in moved[0].cluster.members}
-    for run in runs_of(moved):
-        assert ("medium drifted" in run.reason) == ("medium" in run.members)
     known = set(keys(first_list()))
     assert known & set(keys(moved))
-    assert not known & set(keys(shop(past(+1.0), history=drifting)))  # measured since
+    since = shop(past(+1.0), history=drifting)
+    assert len(keys(since)) >= 40 and not known & set(keys(since))
+    probed = {run.members for run in runs_of(first_list(), "probe")}
+    assert not probed & {run.members for run in runs_of(since, "probe")}
 
 
 @pytest.mark.parametrize("cause", ["drift", "age"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from models.campaign.pilots import Pilots, choose_pilots, expected_regret
+from models.campaign.pilots import Pilots, choose_pilots, simulated
 from models.campaign.value_of_information import Belief, ChoiceSet, OpenChoice, choice_set_of
 from models.domain.setup_table import setup_key
 from models.domain.workload import Goal, Setup
@@ -48,16 +48,16 @@ def regret_after(noise: float) -> float:
     """Regret of a choice of two, the second 0.2 better in logs, the first measured with `noise`."""
     one = np.ones(2)
     question = OpenChoice(
-        name="fastest",
+        goal=Goal(goal="fastest"),
         places=np.arange(2),
         fixed_hours=0 * one,
         hours_per_step_s=one,
         usd_per_hour=one,
         irreducible_sd=0 * one,
-        aim="hours",
+        irreducible_mean=0 * one,
     )
     belief = Belief(np.array([0.0, -0.2]), 0.3**2 * np.eye(2), noise * one)
-    return float(np.mean([expected_regret(question, belief, [0], seed=n) for n in range(40)]))
+    return float(np.mean([list(simulated(question, belief, [0], seed=n))[1][0] for n in range(40)]))
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.02, 0.09, 0.5, 1e4])
@@ -77,12 +77,13 @@ def test_regret_after_a_noisy_run_has_its_closed_form(noise: float) -> None:
 
 def test_if_no_setup_surely_meets_the_deadline_pilots_show_the_likeliest() -> None:
     choice_set, setups = open_choice(UNSURE)
-    (question,) = (one for one in choice_set.questions if one.name == DEADLINE.goal)
+    (question,) = choice_set.questions
     mean = UNSURE.joint(frame(list(choice_set.setups)))[0]
     hours = question.fixed_hours + question.hours_per_step_s * np.exp(mean[question.places])
     sure = 0 * question.irreducible_sd
     limit = float(hours.min()) * 1.01
-    tight = replace(question, p_required=0.9, limit=limit, irreducible_sd=sure)
+    goal = replace(DEADLINE, p_required=0.9, hours=limit)
+    tight = replace(question, goal=goal, irreducible_sd=sure)
     found = choose_pilots(
         replace(choice_set, questions=(tight,)),
         frame(setups),

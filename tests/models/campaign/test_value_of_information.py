@@ -14,6 +14,7 @@ from scipy.special import ndtri
 from models.campaign.value_of_information import (
     LEAST_REGRET,
     Belief,
+    Floats,
     OpenChoice,
     aim_and_meeting,
     choice,
@@ -22,29 +23,31 @@ from models.campaign.value_of_information import (
     run_values,
 )
 from models.domain.cluster import Cluster
-from models.domain.workload import Goal, Setup
+from models.domain.workload import GOALS, Goal, Setup
 from models.planner.choice_rule import drawn_meeting, normal_meeting
 from tests.models.planning import offer, workload
 
+FASTEST, CHEAPEST = Goal(goal="fastest"), Goal(goal="cheapest")
 
-def question(count: int, **changes: object) -> OpenChoice:
+
+def question(count: int, goal: Goal = FASTEST, **changes: Floats) -> OpenChoice:
     nothing = np.zeros(count)
     plain = OpenChoice(
-        name="fastest",
+        goal=goal,
         places=np.arange(count),
         fixed_hours=nothing,
         hours_per_step_s=nothing + 1,
         usd_per_hour=nothing + 1,
         irreducible_sd=nothing,
-        aim="hours",
+        irreducible_mean=nothing,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
-def budget(limit: float, **changes: object) -> OpenChoice:
+def budget(limit: float, **changes: float) -> OpenChoice:
     """Two setups at two dollars and one dollar an hour."""
-    prices = np.array([2.0, 1.0])
-    return question(2, limited="usd", usd_per_hour=prices, limit=limit, **changes)
+    goal = Goal(goal="fastest_within_budget", usd=limit, **changes)
+    return question(2, goal, usd_per_hour=np.array([2.0, 1.0]))
 
 
 def belief(
@@ -61,8 +64,8 @@ def belief(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(2, 6), st.integers(0, 10_000), st.sampled_from([None, "hours", "usd"]))
-def test_no_run_has_a_value_below_zero(count: int, seed: int, limited: str | None) -> None:
+@given(st.integers(2, 6), st.integers(0, 10_000), st.sampled_from(GOALS))
+def test_no_run_has_a_value_below_zero(count: int, seed: int, name: str) -> None:
     random = np.random.default_rng(seed)
     root = random.normal(size=(count, count)) * random.uniform(0.0, 0.5)
     believed = Belief(
@@ -70,13 +73,9 @@ def test_no_run_has_a_value_below_zero(count: int, seed: int, limited: str | Non
         covariance=root @ root.T,
         noise=random.uniform(1e-6, 0.1, size=count),
     )
-    asked = question(
-        count,
-        usd_per_hour=random.uniform(0.1, 10.0, size=count),
-        aim=random.choice(["hours", "usd"]),
-        limited=limited,
-        limit=random.uniform(0.1, 5.0) if limited else np.inf,
-    )
+    limit = random.uniform(0.1, 5.0)
+    goal = Goal(goal=name, hours=limit, usd=limit)
+    asked = question(count, goal, usd_per_hour=random.uniform(0.1, 10.0, size=count))
     regret, chance = gain(asked, believed, list(range(count)))
     assert np.all(regret >= 0) and np.all((chance >= 0) & (chance <= 1 + 1e-9))
 
@@ -126,19 +125,18 @@ def test_a_run_conditions_the_joint_normal() -> None:
 
 def test_values_of_goals_add_up_and_tiny_ones_count_nothing() -> None:
     believed = belief([1.0, 1.05, 3.0], [0.1] * 3)
-    dollars = question(3, name="cheapest", aim="usd")
-    both = run_values([question(3), dollars], believed, [1, 2])
+    both = run_values([question(3), question(3, CHEAPEST)], believed, [1, 2])
     regret, _ = gain(question(3), believed, [1])
-    assert both.regret == pytest.approx([0.0, 2 * regret[0], 0.0])
-    assert both.question == ("", "fastest", "")
+    assert both == pytest.approx([0.0, 2 * regret[0], 0.0])
     twins = belief([1.0, 1.0], [0.001, 0.001])
     regret, chance = gain(question(2), twins, [0])
     assert chance[0] > 0.3 and regret[0] < LEAST_REGRET
-    assert run_values([question(2)], twins, [0, 1]).regret.tolist() == [0.0, 0.0]
+    assert run_values([question(2)], twins, [0, 1]).tolist() == [0.0, 0.0]
 
 
 def test_irreducible_spread_counts_against_meeting_a_constraint() -> None:
-    asked = question(2, irreducible_sd=np.array([0.0, 0.5]), aim="usd", limited="hours", limit=1.2)
+    deadline = Goal(goal="cheapest_within_deadline", hours=1.2)
+    asked = question(2, deadline, irreducible_sd=np.array([0.0, 0.5]))
     _, meeting = aim_and_meeting(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
     assert meeting is not None
     assert meeting.chance[0, 0, 0] > 0.99 > 0.75 > meeting.chance[1, 0, 0] > 0.5
@@ -163,10 +161,7 @@ def test_normal_and_drawn_meetings_agree(beyond: float, sd: float, limit: float)
 
 
 HOURS = 10.0  # of work at a second a step
-USUAL = (Goal(goal="cheapest"), Goal(goal="fastest"))
-JOB = replace(
-    workload("mlp", 64, None, *USUAL, samples=int(64 * 3600 * HOURS)), gradient_bytes=None
-)
+JOB = replace(workload("mlp", 64, samples=int(64 * 3600 * HOURS)), gradient_bytes=None)
 
 
 def zones(count: int, usd_per_hour: float, market: str = "on-demand") -> list[Setup]:
@@ -197,6 +192,6 @@ def test_safe_setups_contend_beside_many_cheaper_ones_that_may_miss() -> None:
         [*zones(45, 1.0), *zones(25, 3.0)],
         predicted((45, 1.0, 1.2), (25, 0.5, 1.01)),
     )
-    asked = next(one for one in found.questions if one.name == deadline.goal)
+    (asked,) = found.questions
     prices = [1.0 + at / 1e4 for at in range(30)] + [3.0 + at / 1e4 for at in range(10)]
     assert asked.usd_per_hour == pytest.approx(prices)
