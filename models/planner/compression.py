@@ -40,7 +40,7 @@ def unproven(
 def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
     """Return the modes in which the setup's cluster and batches can train."""
     layout, uneven = setup.layout, len(set(setup.batch_per_device)) > 1
-    sizes = [np.array([one]) for one in (len(layout), min(layout), max(layout), sum(layout))]
+    sizes = np.array([[len(layout)], [min(layout)], [max(layout)], [sum(layout)]])
     return [
         mode for mode in modes if mode.runs_on(*sizes)[0] and not (uneven and mode.of_equal_batches)
     ]
@@ -49,24 +49,26 @@ def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
 def compared(setup: Setup, workload: Workload, model: StepTimeModel) -> str:
     """Compare the setup's step with strategies that exchange otherwise; empty without any."""
     ours = setup.mode
-    able = [one for one in able_modes(setup, workload.modes) if one.dense == ours.dense]
-    rivals = [one for one in able if not one.combined and one.must_be_faster != ours.must_be_faster]
+    rivals = [
+        mode
+        for mode in able_modes(setup, workload.modes)
+        if (mode.dense, mode.must_be_faster) == (ours.dense, not ours.must_be_faster)
+        and not mode.combined
+    ]
     if not rivals:
         return ""
-    if ours.must_be_faster:
-        rivals = rivals[:1]
-    rows = [replace(setup, **mode._asdict()).row() for mode in (ours, *rivals)]
+    modes = (ours, *(rivals[:1] if ours.must_be_faster else rivals))
+    rows = [replace(setup, **mode._asdict()).row() for mode in modes]
     frame = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
-    seconds = frame[["step_s", "step_high_s"]].astype(float).to_numpy().tolist()
-    said = []
-    for rival, row in zip(rivals, seconds[1:], strict=True):
-        pair = [(ours, seconds[0]), (rival, row)]
-        (mode, (step_s, high_s)), (dense, (dense_s, _)) = (
-            pair if ours.must_be_faster else reversed(pair)
-        )
+    steps = frame[["step_s", "step_high_s"]].astype(float).itertuples(index=False, name=None)
+    own, *others = zip(modes, steps, strict=True)
+    sentences = []
+    for other in others:
+        pair = (own, other) if ours.must_be_faster else (other, own)
+        (mode, (step_s, high_s)), (dense, (dense_s, _)) = pair
         verdict = "no faster" if high_s >= dense_s else "faster"
-        said.append(
+        sentences.append(
             f"{mode.strategy}: {verdict} than {dense.strategy} beyond its uncertainty"
             f" ({step_s:.3g} s a step, at most {high_s:.3g} s, against {dense_s:.3g} s)"
         )
-    return "; ".join(said)
+    return "; ".join(sentences)

@@ -44,8 +44,7 @@ class Verdict:
 def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | None:
     """Judge `mode` by rows of the mart `learning`; None if they show nothing."""
     known = _of_mode(runs, workload, mode)
-    known = known[known["status"] == "measured"] if len(known) else known
-    for _, together in known.groupby(_ALIKE, sort=True) if len(known) else ():
+    for _, together in known[known["status"] == "measured"].groupby(_ALIKE):
         dense, own = (
             together[together["strategy"] == name].drop_duplicates("seed").set_index("seed")
             for name in (mode.dense.strategy, mode.strategy)
@@ -59,12 +58,11 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
 
 
 def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame:
-    """Return the workload's runs in the mode's precision and switches, with any strategy."""
-    alike = {"workload": workload.name, "workload_digest": workload.digest}
-    alike |= {"precision": mode.precision, "switches": mode.switches}
-    for name, value in alike.items():
-        runs = runs[runs[name] == value] if len(runs) else runs
-    return runs
+    """Return runs of the workload in the mode, or in its dense mode."""
+    columns = ["workload", "workload_digest", "precision", "switches"]
+    wanted = [workload.name, workload.digest, mode.precision, mode.switches]
+    strategies = runs["strategy"].isin([mode.strategy, mode.dense.strategy])
+    return runs[(runs[columns] == wanted).all(axis=1) & strategies]
 
 
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
@@ -128,14 +126,11 @@ def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
     Failures of a machine, data or requirements have a `cause` and do not count.
     """
     known = _of_mode(runs, workload, mode)
-    if not len(known):
-        return False
     own = known[known["strategy"] == mode.strategy]
     ended = own["status"].isin(["measured", "failed"]) & (own["cause"] == "")
     if ended.sum() >= MOST_TRIES * len(LEARNING_SEEDS):
         return True
-    pair = known["strategy"].isin([mode.strategy, mode.dense.strategy])
-    measured = known[pair & (known["status"] == "measured")]
+    measured = known[known["status"] == "measured"]
     strategies = measured.groupby([*_ALIKE, "seed"])["strategy"].nunique()
     seeds = (strategies == 2).groupby(level=_ALIKE).sum()
-    return bool(len(seeds) and (seeds >= len(LEARNING_SEEDS)).any())
+    return bool((seeds >= len(LEARNING_SEEDS)).any())

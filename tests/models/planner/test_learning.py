@@ -83,7 +83,7 @@ def test_a_diverged_training_fails() -> None:
     [{"workload_digest": "e"}, {"precision": "bf16"}, {"workload": "cnn"}, {"switches": "compile"}],
 )
 def test_runs_of_something_else_show_nothing(changes: dict[str, str]) -> None:
-    for known in (pd.DataFrame(), runs(1.0, **changes)):
+    for known in (runs(1.0).iloc[:0], runs(1.0, **changes)):
         assert list(vetoes(known, JOB)) == [SPARSE]
         assert unknown_learning(known, [JOB]) == [(JOB, SPARSE)]
 
@@ -113,4 +113,4 @@ def test_nothing_is_shown_if_ddp_learned_less_than_its_noise(
 
 def test_a_mode_without_its_dense_mode_is_not_doubted() -> None:
     alone = replace(JOB, modes=(SPARSE,))
-    assert vetoes(pd.DataFrame(), alone) == {} and unknown_learning(pd.DataFrame(), [alone]) == []
+    assert vetoes(runs(9.0), alone) == {} and unknown_learning(runs(9.0), [alone]) == []
