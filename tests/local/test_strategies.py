@@ -66,7 +66,7 @@ class Mixed(nn.Module):
         self.factor = 1.0
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.words(inputs[:, :3]).sum(dim=1) + self.bag(inputs[:, 2:])
+        hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:])
         return self.run(hidden).mean(dim=1) * self.scale * self.factor
 
 
@@ -225,27 +225,13 @@ def is_refused(group: Any, name: str, change: Callable[[Any, Tensor], Tensor]) -
             loss_of(module, change(model, batch_of(0, step))).backward()
 
 
-def computed(model: Mixed, inputs: Tensor) -> Tensor:
-    """On one rank, from the first step on."""
-    if dist.get_rank() == 1:
-        model.words.register_forward_pre_hook(lambda _, given: (given[0] + 0,))
-    return inputs
-
-
-def dropped(model: Mixed, inputs: Tensor) -> Tensor:
-    """In training alone, as token dropout does."""
-    model.words.register_forward_pre_hook(
-        lambda module, given: (given[0] + 0,) if module.training else given
-    )
+def weighted(model: Mixed, inputs: Tensor) -> Tensor:
+    model.bag.register_forward_pre_hook(lambda _, given: (given[0], None, given[0] / 1))
     return inputs
 
 
 def longer(_: Mixed, inputs: Tensor) -> Tensor:
     return torch.cat([inputs] * 2) if dist.get_rank() == 3 else inputs
-
-
-def wider(_: Mixed, inputs: Tensor) -> Tensor:
-    return torch.cat([inputs, inputs], 1) if dist.get_rank() == 1 else inputs
 
 
 def changing(model: Any, inputs: Tensor) -> Tensor:
@@ -369,7 +355,7 @@ CHECKS: list[tuple[int, Any, tuple[Any, ...]]] = [
     (RANKS, trains_as_one_process, ("tensor-1d", Encoders)),
     (RANKS, trains_as_one_process, ("tensor-2d", Encoders)),
     (RANKS, trains_as_one_process, ("tables", Mixed, (2, 4, 6, 4))),
-    *((RANKS, is_refused, ("tables", how)) for how in (computed, dropped, wider, changing)),
+    *((RANKS, is_refused, ("tables", how)) for how in (weighted, changing)),
     (RANKS, is_refused, ("tensor-1d", longer)),
     *((RANKS, steps_are_adasum, (name,)) for name in ADASUM),
     (RANKS, combines_by_adasum, (RANKS,)),

@@ -15,7 +15,6 @@ from tasks.node.strategies.refusals import (
     refuse_optimizer,
     refuse_training,
 )
-from tasks.node.strategies.tables import Stub
 from tasks.node.workloads.transformer_lm import LanguageModel
 
 CUDA = torch.device("cuda")
@@ -144,15 +143,3 @@ def test_optimizers_that_need_whole_weights_hooks_or_none_are_refused() -> None:
         with pytest.raises(ValueError, match=name):
             refuse_optimizer(name, optimizer)
     refuse_optimizer("fsdp", optimizer)
-
-
-def test_a_table_takes_indices_alone_and_once() -> None:
-    stub, indices = Stub("bags", nn.EmbeddingBag(4, 4)), torch.ones(2, 3, dtype=torch.long)
-    for given in ({"offsets": torch.zeros(1)}, {"per_sample_weights": torch.ones(2, 3)}):
-        stub.expected = indices
-        with pytest.raises(ValueError, match="bags"):
-            stub(indices, **given)
-    stub.expected, stub.rows = indices, torch.ones(2, 4)
-    assert stub(indices, None).shape == (2, 4)
-    with pytest.raises(ValueError, match="bags"):
-        stub(indices, None)
