@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
@@ -43,7 +43,6 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 _PAIRS = " pairs"  # no workload's name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What this rank knows: the plan, its own place, the store that all ranks share, and the groups
     made of them.
@@ -54,28 +53,70 @@ class Launch:
     do.
     """
 
-    mailbox: Path
-    plan: Plan
-    layout: RankLayout
-    rank: int
-    device: torch.device
-    store: PrefixStore
-    groups: dict[tuple[int, ...], dist.ProcessGroup]
-    patience: Patience
-    devices: list[tuple[str, int]]
-    written: set[str] = field(default_factory=set)
-    pairs: dict[str, Any] = field(default_factory=dict)
-    order_reason: str = ""
+    def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
+        """Join the process group and every item's group, and rehearse once: first use loads much of
+        torch.
 
-    @property
-    def node(self) -> int:
-        """The index of this rank's machine in the cluster."""
-        return self.layout.places[self.rank][0]
+        Raises NoSuchDevice if the machine lacks the devices that the plan expects.
+        """
+        self.mailbox, self.plan, self.node = mailbox, plan, node
+        self.layout = RankLayout.of(plan)
+        self.device = own_device(plan.expected[node])
+        self.order_reason = ""
+        self.written: set[str] = set()
+        timeout = timedelta(seconds=plan.join_s)
+        dist.init_process_group(backend(self.device), timeout=timeout)
+        self.rank, ranks = dist.get_rank(), range(dist.get_world_size())
+        # torchrun's own store outlives the workers of the other nodes; a second connection, so that
+        # waiting blocks nobody
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(address, port, is_master=False, timeout=_DAY)
+        self.store = PrefixStore(f"srift-{plan.attempt}", store)
+        wanted = {self.layout.ranks(item) for item in plan.items} | {(rank,) for rank in ranks}
+        self.groups = {members: self._group(members) for members in sorted(wanted)}
+        rehearse(self.groups[(self.rank,)], self.device)
+        self.pairs: dict[str, Any] = {}
+        if plan.pairs and _ORDERS:
+            firsts = [self.layout.places.index((node, 0)) for node in self.layout.devices]
+            between = dist.new_group(firsts, timeout=timeout, backend="gloo")
+            if self.rank in firsts:
+                self.pairs = pairs(between) | {"nodes": list(self.layout.devices)}
+        own = json.dumps([name_of(self.device), torch.get_num_threads()])
+        self.store.set(f"device-{self.rank}", own)
+        dist.barrier()
+        devices = self.store.multi_get([f"device-{rank}" for rank in ranks])
+        self.devices: list[tuple[str, int]] = list(map(json.loads, devices))
+        self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
+
+    def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
+        """Return the group of `ranks`; every rank must call it."""
+        timeout: Any = timedelta(seconds=self.plan.timeout_s)
+        group: dist.ProcessGroup = dist.new_group(
+            list(ranks), timeout=timeout, backend=backend(self.device), **order
+        )
+        return group
+
+    def take_order(self, go: Mapping[str, Any]) -> None:
+        """Remake groups in the sending order of `go`. Every rank must call it."""
+        sending, self.order_reason = tuple(go.get("order") or ()), str(go.get("why") or "")
+        if not sending:
+            return
+        self.layout = replace(self.layout, sending=sending)
+        ordered = {
+            self.layout.ranks(one): self.layout.sending_ranks(one) for one in self.plan.items
+        }
+        for ranks, sends in sorted(ordered.items()):
+            if sends != ranks:
+                self.groups[ranks] = self._group(sends, sort_ranks=False)
 
     @property
     def reports(self) -> bool:
         """True for the first rank of a node, which serves every item of it and reports for it."""
         return self.layout.places[self.rank][1] == 0
+
+    @property
+    def label(self) -> str:
+        return self.layout.label(self.rank)
 
     def leads(self, item: Item) -> bool:
         """True for the first rank of `item`, which writes its record."""
@@ -118,56 +159,17 @@ class Launch:
             found.append(Devices(name=name, count=count, threads=max(threads)))
         return found
 
-
-def join(mailbox: Path, plan: Plan, node: int) -> Launch:
-    """Join the process group and every item's group, and rehearse once: first use loads much of
-    torch.
-
-    Raises NoSuchDevice if the machine lacks the devices that the plan expects.
-    """
-    layout = RankLayout.of(plan)
-    device = own_device(plan.expected[node])
-    dist.init_process_group(backend(device), timeout=timedelta(seconds=plan.join_s))
-    rank, ranks = dist.get_rank(), range(dist.get_world_size())
-    # torchrun's own store outlives the workers of the other nodes; a second connection, so that
-    # waiting blocks nobody
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=_DAY)
-    wanted = {layout.ranks(item) for item in plan.items} | {(one,) for one in ranks}
-    groups = {members: _group(members, plan, device) for members in sorted(wanted)}
-    rehearse(groups[(rank,)], device)
-    found: dict[str, Any] = {}
-    if plan.pairs and _ORDERS:
-        firsts = [layout.places.index((one, 0)) for one in layout.devices]
-        timeout = timedelta(seconds=plan.join_s)
-        between = dist.new_group(firsts, timeout=timeout, backend="gloo")
-        if rank in firsts:
-            found = pairs(between) | {"nodes": list(layout.devices)}
-    shared = PrefixStore(f"srift-{plan.attempt}", store)
-    shared.set(f"device-{rank}", json.dumps([name_of(device), torch.get_num_threads()]))
-    dist.barrier()
-    devices = shared.multi_get([f"device-{one}" for one in ranks])
-    return Launch(
-        mailbox=mailbox,
-        plan=plan,
-        layout=layout,
-        rank=rank,
-        device=device,
-        store=shared,
-        groups=groups,
-        patience=Patience(left_s=plan.patience_s, reference=Reference(device)),
-        devices=[(name, threads) for name, threads in map(json.loads, devices)],
-        pairs=found,
-    )
-
-
-def _group(
-    ranks: tuple[int, ...], plan: Plan, device: torch.device, **order: Any
-) -> dist.ProcessGroup:
-    """Return the group of `ranks`; every rank must call it."""
-    options: dict[str, Any] = {"timeout": timedelta(seconds=plan.timeout_s), **order}
-    group: dist.ProcessGroup = dist.new_group(list(ranks), backend=backend(device), **options)
-    return group
+    def wait_for(self, *indices: int) -> None:
+        """Wait until these items are over; exit if the launch is."""
+        for index in indices:
+            key = f"item-{index}-done"
+            try:
+                self.store.wait([key], _DAY)
+                end = self.store.get(key)
+            except dist.DistError as error:
+                leave(EXIT_LOST_PEER, f"the launch's store is gone: {explain(error)}")
+            if end == b"abort":
+                leave(EXIT_LOST_PEER, f"{self.plan.items[index].run_id} failed on another node")
 
 
 def load(
@@ -197,19 +199,6 @@ def load(
     )
 
 
-def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:
-    """Return `launch` with groups remade in the sending order of `go`. Every rank must call it."""
-    sending, reason = tuple(go.get("order") or ()), str(go.get("why") or "")
-    if not sending:
-        return replace(launch, order_reason=reason)
-    layout, groups = replace(launch.layout, sending=sending), dict(launch.groups)
-    ordered = {layout.ranks(item): layout.sending_ranks(item) for item in launch.plan.items}
-    for ranks, sends in sorted(ordered.items()):
-        if sends != ranks:
-            groups[ranks] = _group(sends, launch.plan, launch.device, sort_ranks=False)
-    return replace(launch, layout=layout, groups=groups, order_reason=reason)
-
-
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     """Run a tiny step: its first use costs a second of a core, which no measurement may."""
     model = torch.nn.Linear(2, 2, device=device)
@@ -218,19 +207,6 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     for _ in range(2):
         parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()
-
-
-def wait_for(launch: Launch, *indices: int) -> None:
-    """Wait until these items are over; exit if the launch is."""
-    for index in indices:
-        key = f"item-{index}-done"
-        try:
-            launch.store.wait([key], _DAY)
-            end = launch.store.get(key)
-        except dist.DistError as error:
-            leave(EXIT_LOST_PEER, f"the launch's store is gone: {explain(error)}")
-        if end == b"abort":
-            leave(EXIT_LOST_PEER, f"{launch.plan.items[index].run_id} failed on another node")
 
 
 def report(mailbox: Path, node: int, name: str, body: Any) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from .checkpoint import write_checkpoint
 from .device import NoSuchDevice, reset_peak, usable
 from .entrypoint import LoadedWorkload, try_once
-from .launch import Launch, explain, in_order, join, load, report, wait_for
+from .launch import Launch, explain, load, report
 from .loader import worker_deaths_ignored
 from .probe import probe
 from .processes import (
@@ -47,7 +47,7 @@ def main() -> None:
     die_with_parent()
     mailbox, plan, node = task_of_process()
     try:
-        launch = join(mailbox, plan, node)
+        launch = Launch(mailbox, plan, node)
     except NoSuchDevice as error:  # lost since the preparation
         fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=str(error), cause=MACHINE)
     if launch.reports:
@@ -55,14 +55,14 @@ def main() -> None:
         armed = {"armed_unix": time.time()} | links
         report(mailbox, node, f"armed-{plan.attempt}.json", armed)
     try:
-        launch = in_order(launch, wait_for_go(mailbox, plan.attempt))
+        launch.take_order(wait_for_go(mailbox, plan.attempt))
     except RuntimeError as error:
         leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
     beside: list[int] = []  # items of one node that nobody has waited for yet
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1
         if together:
-            wait_for(launch, *beside)
+            launch.wait_for(*beside)
             beside = []
         if launch.rank in launch.layout.ranks(item):
             if launch.reports:
@@ -70,10 +70,10 @@ def main() -> None:
                 report(mailbox, node, "progress.json", progress)
             serve(launch, index, item)
         if together or (node in item.nodes and not launch.leads(item)):
-            wait_for(launch, index)
+            launch.wait_for(index)
         else:
             beside.append(index)
-    wait_for(launch, *beside)
+    launch.wait_for(*beside)
     dist.destroy_process_group()
 
 
@@ -113,8 +113,7 @@ def serve(launch: Launch, index: int, item: Item) -> None:
         write_record(launch, item, started_unix, problem, values)
         launch.store.set(f"item-{index}-done", "done")
     if problem and not usable(launch.device):
-        label = launch.layout.label(launch.rank)
-        leave(EXIT_ITEM_FAILED, f"{item.run_id} left {label} unusable: {problem}")
+        leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.label} unusable: {problem}")
 
 
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
@@ -198,7 +197,7 @@ def abort(
 
     Each rank at fault writes a record: torchrun ends its neighbours before they hear of it.
     """
-    reason = f"{launch.layout.label(launch.rank)}: {explain(error, launch.plan.workload(item))}"
+    reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
     with suppress(dist.DistError):  # the store went with its machine: so no fault is the item's
         launch.store.check([key])

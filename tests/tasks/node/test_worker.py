@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from tasks.execution.record_loader import WireRecord
 from tasks.node import launch, worker
-from tasks.node.measuring import Patience
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE
 from tasks.node.record import CPU, MACHINE, Devices, Item, RankLayout
 from tests.tasks.node.conftest import Left, give, plan, records
@@ -35,17 +34,10 @@ class Store(dict[str, str]):
 
 
 def aborted(number: int, mailbox: Path, store: Store, error: Exception) -> int:
-    mine = launch.Launch(
-        mailbox=mailbox,
-        plan=plan(ITEM),
-        layout=RankLayout(devices={0: 2, 1: 1}),
-        rank=number,
-        device=torch.device("cpu"),
-        store=store,  # type: ignore[arg-type]
-        groups={},
-        patience=Patience(),
-        devices=[("NVIDIA L4", 1), ("NVIDIA L4", 1), (CPU, 8)],
-    )
+    mine = object.__new__(launch.Launch)  # without its peers
+    mine.mailbox, mine.plan, mine.layout = mailbox, plan(ITEM), RankLayout(devices={0: 2, 1: 1})
+    mine.rank, mine.node, mine.store = number, number // 2, store
+    mine.devices = [("NVIDIA L4", 1), ("NVIDIA L4", 1), (CPU, 8)]
     with pytest.raises(Left) as left:
         worker.abort(mine, 0, ITEM, error, 0.0)
     return int(left.value.args[0])
