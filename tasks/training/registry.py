@@ -37,19 +37,22 @@ from ..workspace.home import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.models import ModelSignature
-    from mlflow.pyfunc import PyFuncModel
 
 ALIAS, CHALLENGER = "champion", "challenger"  # the version in force; the newest refused one
 REQUIREMENTS = ("numpy", "scipy", "pandas")
-_OPTIONAL_TEXT = ("strategy", "precision", "switches", "provider")
+_REQUIRED = ("workload", "cluster", "batch_per_device")
+_TEXT = ("workload", "cluster", "strategy", "precision", "switches", "provider")
 # Of any type: a layout is a number or `4+4+2`, and MLflow takes no integer for a float.
-_OPTIONAL = (
-    *("layout", "accumulation_steps", "parameters", "gradient_bytes", "flops_per_sample"),
+_ANY_TYPE = (
+    *("batch_per_device", "layout", "accumulation_steps"),
+    *("parameters", "gradient_bytes", "flops_per_sample"),
     *("market", "zone", "run_id", "source", "measured_at"),
 )
+_TEXT_OUTPUTS = ("bottleneck", "input_by")
 _OUTPUTS = (
     *("step_s", "step_low_s", "step_high_s", "samples_per_s"),
-    *("compute_s", "communication_s", "exposed_communication_s"),
+    *("compute_s", "communication_s", "exposed_communication_s", "bottleneck"),
+    *("input_s", "input_by", "nearest_doublings"),
 )
 
 
@@ -87,26 +90,15 @@ def name_of(provider: str) -> str:
 
 def signature() -> ModelSignature:
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
 
-    inputs: list[ColSpec | TensorSpec] = [
-        *(ColSpec("string", name) for name in ("workload", "cluster")),
-        ColSpec(AnyType(), "batch_per_device"),  # type: ignore[no-untyped-call]
-        *(ColSpec("string", name, required=False) for name in _OPTIONAL_TEXT),
-        *(
-            ColSpec(AnyType(), name, required=False)  # type: ignore[no-untyped-call]
-            for name in _OPTIONAL
-        ),
+    inputs = [
+        ColSpec("string" if name in _TEXT else AnyType(), name, required=name in _REQUIRED)  # type: ignore[no-untyped-call]
+        for name in (*_TEXT, *_ANY_TYPE)
     ]
-    answers: list[ColSpec | TensorSpec] = [
-        *(ColSpec("double", name) for name in _OUTPUTS),
-        ColSpec("string", "bottleneck"),
-        ColSpec("double", "input_s"),
-        ColSpec("string", "input_by"),
-        ColSpec("double", "nearest_doublings"),
-    ]
-    return ModelSignature(inputs=Schema(inputs), outputs=Schema(answers))
+    outputs = [ColSpec("string" if name in _TEXT_OUTPUTS else "double", name) for name in _OUTPUTS]
+    return ModelSignature(inputs=Schema([*inputs]), outputs=Schema([*outputs]))
 
 
 def example(model: StepTimeModel) -> pd.DataFrame:
@@ -245,27 +237,11 @@ def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
         return number, Path(mlflow.artifacts.download_artifacts(f"models:/{name}/{number}"))
 
 
-def load_served(home: Path, provider: str) -> PyFuncModel:
-    """Return the champion as a puller loads it. Raises RegistryError if there is none."""
-    import mlflow
-
-    with _client(home):
-        served: PyFuncModel = mlflow.pyfunc.load_model(f"models:/{name_of(provider)}@{ALIAS}")
-    return served
-
-
 def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return int(client.get_model_version_by_alias(name, alias).version)
-    except MlflowException as error:
-        # MLflow has no code of its own for a missing alias.
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST" or f"alias {alias} not found" in str(
-            error
-        ):
-            return None
-        raise
+    """Return the version with `alias`, or None."""
+    models = client.search_registered_models(f"name = '{name}'")
+    numbers = [model.aliases[alias] for model in models if alias in model.aliases]
+    return int(numbers[0]) if numbers else None
 
 
 def _experiment(client: MlflowClient, name: str, home: Path) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import mlflow
 import numpy as np
 import pandas as pd
 import typer
@@ -20,7 +21,7 @@ import typer
 from models.monitoring.cross_validation import COLUMNS
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
-from tasks.training.registry import Provenance, load_served, log_challenger, promote
+from tasks.training.registry import Provenance, log_challenger, promote
 from tasks.workspace.blas_threads import one_thread
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import DATA, training_data
@@ -84,7 +85,7 @@ def seconds(data: TrainingData) -> dict[str, float]:
             provenance=provenance,
         )
         promote(home, "ec2", version, "speed")
-        served = load_served(home, "ec2")
+        served = mlflow.pyfunc.load_model("models:/srift-step-time-ec2@champion")
         for asked in (setups.iloc[:1], many):
             served.predict(asked)
             best = min(_timed(partial(served.predict, asked)) for _ in range(_REPEATS))
