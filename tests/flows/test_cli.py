@@ -166,16 +166,12 @@ def test_the_home_is_its_owners_and_the_credential_is_shown_to_nobody(
 
 
 def test_the_table_is_filtered_and_sorted(used: Path) -> None:
-    firsts = [row for row in printed("table") if row["rank"] == 1]
-    goals = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
-    assert {(row["workload"], row["goal"]) for row in firsts} == {
-        (workload, goal) for workload in ("conv", "lm") for goal in goals
-    }
+    firsts = {(row["workload"], row["goal"]) for row in printed("table") if row["rank"] == 1}
+    assert len(firsts) == 8
     rows = printed("table", "lm", "--sort", "-usd")
     known = [row["usd"] for row in rows if row["usd"] is not None]
     assert {row["workload"] for row in rows} == {"lm"} and known == sorted(known, reverse=True)
-    fastest = printed("table", "--goal", "fastest", "--provider", "local")
-    assert {row["goal"] for row in fastest} == {"fastest"}
+    assert {row["goal"] for row in printed("table", "--goal", "fastest")} == {"fastest"}
     shown = srift("table", "lm", "--top", "3").stdout
     assert "\x1b" not in shown and "conv" not in shown
 
@@ -193,24 +189,12 @@ def test_recommend_answers_for_a_deadline_and_a_budget(used: Path) -> None:
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) <= 3
     assert {row["constraint_hours"] for row in rows} == {1.5}
     assert len(rows[0]["pilots"]["runs"]) in (0, 2)
-    hours = [one["hours"] for one in rows[0]["frontier"]]
-    assert len(hours) > 1 and hours == sorted(hours)
-    days = printed("recommend", "conv", "--deadline", "2d")[0]
-    assert days["constraint_hours"] == 48.0 and days["usd"] <= rows[0]["usd"]
+    assert len(rows[0]["frontier"]) > 1 and rows[0]["cluster"] in srift(*ASK).stdout
+    days = printed("recommend", "conv", "--deadline", "2d", "--samples", "400000")[0]
+    assert (days["constraint_hours"], days["samples"]) == (48.0, 400_000)
     budget = printed("recommend", "conv", "--budget", "0.5", "--market", "on-demand")
-    offers = [offer for row in budget for offer in row["cluster_offers"] or ()]
-    assert {offer["market"] for offer in offers} == {"on-demand"}
-    longer = printed("recommend", "conv", "--deadline", "2d", "--samples", "400000")[0]
-    assert longer["samples"] == 400_000 and longer["hours"] > days["hours"]
-    assert rows[0]["cluster"] in srift(*ASK).stdout
-
-
-def test_an_impossible_limit_is_an_answer(used: Path) -> None:
-    ask = ("recommend", "conv", "--budget", "0.000001")
-    (row,) = printed(*ask, "--p-required", "0.9")
-    assert (row["status"], row["cluster"], row["p_required"]) == ("infeasible", None, 0.9)
-    first = printed(*ask)[0]
-    assert (first["status"], first["p_meets_constraint"]) == ("recommended", 0.0)
+    assert {row["constraint_usd"] for row in budget} == {0.5}
+    assert {row["market"] for row in budget} == {"on-demand"}
 
 
 def test_a_reaping_that_could_not_look_exits_1_and_prints_what_it_ended(
@@ -248,19 +232,14 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
 def test_an_import_is_loaded_once_listed_and_undone(new: Path) -> None:
     assert printed("forget", "--list") == []
     (new / "rows.csv").write_text(ROWS)
-    assert printed("import", "rows.csv", "--dry-run")["new"] == 2
-    loaded = printed("import", "rows.csv")
-    assert (loaded["rows"], loaded["new"]) == (2, 2)
-    assert printed("import", "rows.csv")["new"] == 0
+    found = [printed("import", "rows.csv", *more)["new"] for more in (("--dry-run",), (), ())]
+    assert found == [2, 2, 0]
     (listed,) = printed("forget", "--list")
-    assert {one["workload"] for one in printed("workloads")} >= {"conv"}
     assert srift("forget", listed["import_id"]).exit_code == 0
     assert printed("import", "rows.csv")["rows"] == 2
 
 
 def test_a_file_that_cannot_be_imported_exits_1_and_loads_nothing(new: Path) -> None:
-    (new / "rows.csv").write_text(ROWS + "conv,2xs.small,16,-1\n")
-    assert_fails(srift("import", "rows.csv"), 1, "step_s")
     assert_fails(srift("import", "none.csv"), 1, "none.csv")
     (new / "rows.csv").write_text(ROWS + "conv,2xs.small,16,500\n")
     assert_fails(srift("import", "rows.csv"), 1, "--force")
@@ -281,7 +260,10 @@ def test_a_backtest_reports_and_writes_its_predictions_alone(new: Path) -> None:
     ("command", "heavy"),
     [
         ("import flows.cli", "pandas numpy pydantic prefect mlflow boto3 torch"),
-        ("import flows.cli, warehouse.export", "pandas scipy sklearn"),
+        (
+            "import flows.cli, warehouse.export, tasks.workspace.settings, tasks.reporting.tables",
+            "numpy pandas scipy asyncio tenacity",
+        ),
         (
             "import flows.cli, tasks.recommendation.ask, tasks.recommendation.sizing",
             "sklearn mlflow prefect boto3 torch matplotlib",

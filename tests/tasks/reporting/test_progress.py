@@ -61,24 +61,11 @@ def test_artifacts_hold_the_table_without_nan_and_the_changes(
             f"prefect.artifacts.create_{kind}_artifact",
             lambda key, _body=body, **of: made.update({key: of[_body]}),
         )
-    names = "workload goal rank status cluster hours usd p_meets_constraint reason market"
-    row = dict.fromkeys(names.split()) | {"hours": 1.23456789, "usd": float("nan")}
-    change = {
-        "workload": "conv",
-        "goal": "cheapest",
-        "change": "price",
-        "cause": "prices",
-        "constraint_hours": 1.5,
-        "constraint_usd": float("nan"),
-        "cluster": "2xa",
-        "market": "spot",
-        "hours": 1.25,
-        "usd": 0.5,
-        "previous_cluster": "2xa",
-        "previous_market": "spot",
-        "previous_hours": 1.25,
-        "previous_usd": float("nan"),
-    }
+    names = "workload goal rank status p_meets_constraint reason constraint_hours constraint_usd"
+    choice = {"cluster": "2xa", "market": "spot", "hours": 1.25, "usd": float("nan")}
+    row = dict.fromkeys(names.split()) | choice | {"hours": 1.23456789}
+    before = {f"previous_{name}": value for name, value in choice.items()}
+    change = row | choice | before | {"usd": 0.5, "change": "price", "cause": "prices"}
     gone = {"previous_cluster": None, "previous_status": None, "change": "goal"}
     progress.publish_artifacts([row], [change, change | gone], Path("/report.html"))
     assert made["recommendations"][0]["hours"] == 1.2346

@@ -79,19 +79,9 @@ def test_small_numbers_have_no_exponent_and_long_clusters_are_whole(
 
 
 def test_the_frontier_and_pilots(printed: Callable[..., str]) -> None:
-    run = {
-        "kind": "train",
-        "cluster": "2xs.large",
-        "layout": "1",
-        "market": "spot",
-        "batch_per_device": "8",
-        "accumulation_steps": 2,
-        "seconds": 70.0,
-        "usd": 0.004,
-        "regret_after": 0.1,
-        "assured_after": None,
-        "precision": "bf16",
-    }
+    run = {"kind": "train", "cluster": "2xs.large", "batch_per_device": "8", "usd": 0.004}
+    run |= {"accumulation_steps": 2, "precision": "bf16"}
+    run |= {"regret_after": 0.1, "assured_after": None}
     pilots = {"settled": False, "regret": 0.2, "runs": [run], "reason": ""}
     front = {"frontier": [row(p_meets_constraint=0.83)], "candidates": 9}
     shown = printed([row() | front | {"pilots": pilots}])
@@ -123,34 +113,12 @@ def test_launches_add_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_imports_offers_and_workloads(capsys: pytest.CaptureFixture[str]) -> None:
-    one = {
-        "import_id": "abc",
-        "file": "rows.csv",
-        "facts_file": None,
-        "imported_at": NOON,
-        "forgotten": True,
-        "rows": 3,
-        "facts": 0,
-        "providers": ["ec2"],
-        "workloads": ["vit"],
-    }
-    printing.print_imports([one])
-    offer = offered("g5.xlarge", 1, None) | {
-        "devices": 1,
-        "device": "NVIDIA A10G",
-        "device_memory_gib": 24.0,
-        "cores": 4,
-        "memory_gib": 16.0,
-        "bandwidth_gbps": 10.0,
-        "interrupted_a_day": 0.1,
-        "region": "here",
-    }
-    printing.print_offers([offer])
-    unknown = dict.fromkeys(["parameters", "gradient_bytes", "flops_per_sample"])
-    rows = dict.fromkeys(["measured_rows", "imported_rows", "public_rows"], 2)
-    known = {"workload": "vit", "provider": "ec2", "devices": ["A10G"], **unknown, **rows}
-    stranger = {"workload": "new", "provider": ""}
-    printing.print_workloads([known | {"newest_measured_at": None}, known | stranger])
+    files = {"file": "rows.csv", "facts_file": None, "forgotten": True, "imported_at": NOON}
+    printing.print_imports([{"import_id": "abc", "providers": ["ec2"], "workloads": [], **files}])
+    offer = offered("g5.xlarge", 1, None)
+    printing.print_offers([offer | {"device": "NVIDIA A10G", "interrupted_a_day": 0.1}])
+    known = {"workload": "vit", "provider": "ec2", "devices": ["A10G"]}
+    printing.print_workloads([known, known | {"workload": "new", "provider": ""}])
     shown = capsys.readouterr().out
     for word in ("abc", "forgotten", "2026-11-20 12:00", "NVIDIA-A10G", "unknown", "10.0%", "new"):
         assert word in shown, word
