@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,30 +27,24 @@ _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
 
-def amount(value: float, what: str) -> str:
-    """Print `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`: a small amount with two digits."""
-    scale, unit, decimals = _form(value, what)
-    shown = f"{value * scale:,.{decimals}f}"
-    return f"${shown}" if what == "usd" else f"{shown} {unit}"
+def amount(value: float, what: str, *, up: bool = False) -> str:
+    """Print `1.93 h`, `2.5 min`, `$12.50`, `$0.0123`: a small amount with two digits.
 
-
-def enough(value: float, what: str) -> str:
-    """Print as `amount`, rounded up: `value` meets a constraint of this text."""
-    scale, _, decimals = _form(value, what)
-    step = 10.0**-decimals / scale
-    return amount(math.ceil(value / step + 1e-6) * step, what)
-
-
-def _form(value: float, what: str) -> tuple[float, str, int]:
-    """Return the scale, unit and decimals of an amount."""
+    Rounded `up`, `value` meets a constraint of this text.
+    """
     if what == "usd":
-        scale, unit, usual = 1.0, "", 4 if 0 < value < 1 else 2
+        scale, shown, usual = 1.0, "${}", 4 if 0 < value < 1 else 2
     elif value >= 0.1:
-        scale, unit, usual = 1.0, "h", 2
+        scale, shown, usual = 1.0, "{} h", 2
     else:
-        scale, unit, usual = (60.0, "min", 1) if value >= 1 / 60 else (3600.0, "s", 1)
-    digits = 1 - math.floor(math.log10(value * scale)) if value > 0 else 0
-    return scale, unit, max(usual, min(digits, 12))
+        scale, shown = (60.0, "{} min") if value >= 1 / 60 else (3600.0, "{} s")
+        usual = 1
+    number = value * scale
+    digits = 1 - math.floor(math.log10(number)) if value > 0 else 0
+    decimals = max(usual, min(digits, 12))
+    if up:
+        number = math.ceil(number * 10.0**decimals + 1e-6) / 10.0**decimals
+    return shown.format(f"{number:,.{decimals}f}")
 
 
 def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int) -> str:
@@ -127,9 +120,7 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     drawn = costs.drawn(what)[order]
     needed, chance = np.quantile(drawn, required, axis=1), drawn_meeting(drawn, limit).chance
-    asked, least = amount(limit, what), enough(float(needed.min()), what)
-    if asked == least:  # they differ by less than is printed
-        asked = f"{limit:.6g} h" if what == "hours" else f"${limit:.6g}"
+    asked, least = amount(limit, what), amount(float(needed.min()), what, up=True)
     near = _cluster(costs.setups[order[int(needed.argmin())]].cluster)
     said = f"no cluster on offer meets {asked} with {required:.0%} probability; "
     said += f"the nearest, {near}, would meet a {_LIMITS[what]} of {least}"
@@ -151,17 +142,13 @@ def nothing_to_choose(setups: int, predicted: bool) -> str:
 
 
 def _cluster(cluster: Cluster) -> str:
-    return _with_markets(cluster.name, (offer.market for offer in cluster.members))
+    return f"{cluster.name} ({cluster.market})"
 
 
 def _named(row: Row) -> str:
-    named = _with_markets(row["cluster"], (offer["market"] for offer in row["cluster_offers"]))
     mode = Mode(row["precision"], row["strategy"], row["switches"])
+    named = f"{row['cluster']} ({row['market']})"
     return named if mode == Mode() else f"{named} in {mode}"
-
-
-def _with_markets(name: str, markets: Iterable[str]) -> str:
-    return f"{name} ({', '.join(sorted(set(markets)))})"
 
 
 def _difference(row: Row, against: Row, what: str) -> str:
@@ -176,34 +163,28 @@ def _difference(row: Row, against: Row, what: str) -> str:
 
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     """Say if memory or the global batch keeps every machine on offer from training; else empty."""
-    totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
     types = list({one.instance_type.name: one.instance_type for one in able}.values())
-    needed = {
-        one.name: min(
+    needed = [
+        min(
             model.peak_bytes(workload.name, one.name, 1, supply.max_hosts * one.devices, mode=mode)
             for mode in workload.modes
         )
         for one in types
-    }
-    roomy = [one for one in types if not needed[one.name] > one.device_memory_gib * _GIB]
-    if types and not roomy:
+    ]
+    if types and all(
+        least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)
+    ):
         return (
             "no device on offer has the memory for one sample of this workload: about"
-            f" {min(needed.values()) / _GIB:.3g} GiB are needed, and the largest has"
+            f" {min(needed) / _GIB:.3g} GiB are needed, and the largest has"
             f" {max(one.device_memory_gib for one in types):.3g} GiB"
         )
-    counts = sorted({one.devices for one in roomy})
+    counts = sorted({one.devices for one in types})
+    totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     if not counts or any(total % count == 0 for total in totals for count in counts):
         return ""
-    total = totals[-1]
-    near = {total // each * each for each in counts} | {-(-total // each) * each for each in counts}
     return (
-        f"no machine on offer can share a global batch of {_either(totals)} equally among its"
-        f" devices ({_either(counts)} on each); {_either(sorted(near - {0}))} would do"
+        f"no machine on offer can share a global batch of {' or '.join(map(str, totals))} equally"
+        f" among its devices: use a multiple of {' or '.join(map(str, counts))}"
     )
-
-
-def _either(numbers: Sequence[int]) -> str:
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} or {last}" if others else last

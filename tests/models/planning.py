@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -85,6 +86,13 @@ WORKLOADS = (
 )
 
 
+def linear_step(rows: Sequence[float]) -> pd.DataFrame:
+    """Predictions of these seconds a step."""
+    step_s = np.array(rows, dtype=float)
+    seconds = {"step_s": step_s, "step_low_s": 0.9 * step_s, "step_high_s": 1.1 * step_s}
+    return pd.DataFrame(seconds).assign(bottleneck="compute")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LineModel:
     """step = accumulation x max(a + k b / cores) + ring over the slowest link."""
@@ -113,35 +121,21 @@ class LineModel:
         return np.nan
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
-        rows = []
+        steps = []
         for row in setups.to_dict("records"):
             names = parse_cluster(row["cluster"])
             batches = parse_numbers(row["batch_per_device"], len(names), "batch")
-            compute = max(
-                self.a + self.k * b / CORES[n] for n, b in zip(names, batches, strict=True)
-            )
-            compute *= row.get("accumulation_steps", 1)
+            lines = [self.compute_line("", name) for name in names]
+            compute = max(a + k * b for (a, k), b in zip(lines, batches, strict=True))
             slowest = min(GBPS[name] for name in names)
             ring = 2 * (len(names) - 1) / len(names) * self.gradient_bytes * 8e-9 / slowest
-            limit = "compute" if compute > ring else "network"
-            step = compute + ring
-            rows.append(
-                {
-                    "step_s": step,
-                    "step_low_s": 0.9 * step,
-                    "step_high_s": 1.1 * step,
-                    "bottleneck": limit,
-                }
-            )
-        return pd.DataFrame(
-            rows, index=setups.index, columns=["step_s", "step_low_s", "step_high_s", "bottleneck"]
-        )
+            steps.append(compute * row.get("accumulation_steps", 1) + ring)
+        return linear_step(steps).set_index(setups.index)
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> np.ndarray:
         rng = np.random.default_rng(seed)
-        errors = self.shared * rng.standard_normal(count) + self.own * rng.standard_normal(
-            (len(setups), count)
-        )
+        together, alone = rng.standard_normal(count), rng.standard_normal((len(setups), count))
+        errors = self.shared * together + self.own * alone
         return self.predict(setups)["step_s"].to_numpy()[:, None] * np.exp(errors)
 
     def joint(self, setups: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -161,7 +155,7 @@ def frame(setups: Sequence[object]) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointModel:
+class JointModel(LineModel):
     """As LineModel, by groups of equal machines; each setup is slower by a factor of its own.
 
     Draws are in pairs about the prediction and do not depend on what else is asked about.
@@ -171,10 +165,7 @@ class JointModel:
     gbps: dict[str, float]
     memory: dict[str, float]  # bytes a sample; NaN unknown
     slower: float = 0.3
-    bound: float = 1.0
-    shared: float = 0.05
     own: float = 0.1
-    loose: float = 1.0  # half of the setups err by so many times as much
 
     def compute_line(
         self, workload: str, instance_type: str, mode: Mode = PLAIN
@@ -194,25 +185,18 @@ class JointModel:
         return self.memory[instance_type] * batch
 
     def formula_seconds(self, arrays: SetupArrays) -> np.ndarray:
-        return self.bound * np.array([self._seconds(row) for row in self._rows(arrays)])
+        return np.array([self._seconds(row) for row in self._rows(arrays)])
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         rows = self._rows(arrays)
-        step = np.array(
+        return linear_step(
             [self._seconds(row) * (1 + self.slower * self._chance(row).random()) for row in rows]
         )
-        found = {
-            "step_s": step,
-            "step_low_s": 0.9 * step,
-            "step_high_s": 1.1 * step,
-            "bottleneck": "compute",
-        }
-        return pd.DataFrame(found, index=range(len(rows)))
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> np.ndarray:
         together = self.shared * np.random.default_rng(seed).standard_normal(count // 2)
         alone = [
-            self._own(row) * self._chance(row, seed).standard_normal(count // 2)
+            self.own * self._chance(row, seed).standard_normal(count // 2)
             for row in self._rows(arrays)
         ]
         off = together + np.array(alone).reshape(-1, count // 2)
@@ -228,15 +212,12 @@ class JointModel:
     def _rows(self, arrays: SetupArrays) -> list[tuple[object, ...]]:
         """(steps, ((type, devices, batch), machines) in order): equal for equal setups."""
         found: list[tuple[object, ...]] = []
-        columns = (arrays.kind, arrays.layout, arrays.batch, arrays.count)
-        for *members, steps in zip(
-            *(one.tolist() for one in (*columns, arrays.accumulation)), strict=True
-        ):
-            counted: dict[tuple[str, float, float], float] = {}
+        columns = (arrays.kind, arrays.layout, arrays.batch, arrays.count, arrays.accumulation)
+        for *members, steps in zip(*(one.tolist() for one in columns), strict=True):
+            counted: Counter[tuple[str, float, float]] = Counter()
             for kind, devices, batch, number in zip(*members, strict=True):
                 if kind >= 0:
-                    key = (arrays.names[kind], devices, batch)
-                    counted[key] = counted.get(key, 0) + number
+                    counted[arrays.names[kind], devices, batch] += number
             found.append((steps, tuple(sorted(counted.items()))))
         return found
 
@@ -248,9 +229,6 @@ class JointModel:
         ranks = sum(devices * number for (_, devices, _), number in members)
         ring = 0.05 * (ranks - 1) / ranks / min(self.gbps[name] for (name, _, _), _ in members)
         return steps * compute + ring
-
-    def _own(self, row: tuple[object, ...]) -> float:
-        return self.own * (self.loose if self._chance(row, 1).random() < 0.5 else 1.0)
 
     def _chance(self, row: tuple[object, ...], seed: int = 0) -> np.random.Generator:
         return np.random.default_rng([seed, zlib.crc32(repr(row).encode())])

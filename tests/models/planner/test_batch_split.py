@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.domain.workload import Mode
@@ -94,30 +94,6 @@ def splits(
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
     model: Any = Lines(lines, peak)
     return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    count=st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any),
-    total=st.integers(1, 600),
-    paces=st.lists(st.floats(1e-4, 0.05), min_size=3, max_size=3),
-)
-def test_machines_of_a_type_share_as_single_machines_do(
-    count: list[int], total: int, paces: list[float]
-) -> None:
-    lines = {one.name: (0.01, pace) for one, pace in zip(TYPES, paces, strict=True)}
-    found = splits([count], total, lines=lines)
-    members = [one for one, times in zip(TYPES, count, strict=True) for _ in range(times)]
-    own, devices = [lines[one.name] for one in members], [one.devices for one in members]
-    if not len(found) or found.steps[0] > 1:
-        return
-    setup = found.setup(0, OFFERS)
-    assert setup.global_batch == total and min(setup.batch_per_device) >= 1
-    assert [one.instance_type for one in setup.cluster.members] == members
-    alone = finish_together(own, total, devices)
-    if alone is not None and len(set(devices)) == 1:  # else a local optimum
-        ours = finish_s(own, setup.batch_per_device)
-        assert ours == pytest.approx(finish_s(own, alone), rel=1e-9)
 
 
 def test_the_models_input_is_that_of_the_setups() -> None:

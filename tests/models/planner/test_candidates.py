@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import chain, combinations_with_replacement
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from models.domain.cluster import Cluster, Offer, parse_cluster
+from models.domain.cluster import Offer, parse_cluster
 from models.domain.workload import Setup
 from models.planner.candidates import Supply, without_beaten_zones
-from models.planner.enumeration import compositions, sold_together
+from models.planner.enumeration import compositions
 from models.planner.planner import allowed, candidates
 from tests.models.planning import (
     LineModel,
@@ -100,28 +95,3 @@ def test_of_too_many_zones_the_cheapest_for_most_types_stay() -> None:
     kept = without_beaten_zones(in_zones(zones), most=1)
     found = [(one.zone, one.instance_type.name) for one in kept]
     assert found == [("z0", "small"), ("z0", "net"), ("z3", "large"), ("z3", "whole")]
-
-
-TERMS = st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.sampled_from([0.1, 0.2]))
-TYPES = st.dictionaries(st.sampled_from(["small", "net", "large"]), TERMS, min_size=1)
-
-
-@given(st.dictionaries(st.sampled_from("pqrs"), TYPES, min_size=1))
-def test_without_beaten_zones_no_cluster_is_dearer_or_riskier(zones: dict[str, Terms]) -> None:
-    def best(found: list[Offer]) -> dict[str, set[tuple[float, float]]]:
-        seen: dict[str, set[tuple[float, float]]] = {}
-        groups = sold_together(found)
-        multisets = (
-            combinations_with_replacement(group, size) for group in groups for size in (1, 2)
-        )
-        for members in chain.from_iterable(multisets):
-            hazard = sum(member.interruptions_per_hour for member in members)
-            cluster = Cluster(members=members)
-            seen.setdefault(cluster.name, set()).add((cluster.usd_per_hour or 0.0, hazard))
-        return seen
-
-    every, kept = best(in_zones(zones)), best(without_beaten_zones(in_zones(zones)))
-    assert every.keys() == kept.keys()
-    for name, terms in every.items():
-        for usd, hazard in terms:
-            assert any(ours <= usd and risk <= hazard + 1e-12 for ours, risk in kept[name])

@@ -90,19 +90,6 @@ def test_the_local_search_comes_within_five_percent_of_the_best_of_eight() -> No
     assert max(over) <= 0.05
 
 
-def crossings(of: Sequence[int], order: Sequence[int]) -> int:
-    return sum(of[order[place]] != of[order[(place + 1) % len(of)]] for place in range(len(of)))
-
-
-def test_a_ring_crosses_between_racks_twice() -> None:
-    of = [0, 1, 0, 1, 1, 0, 1, 0]
-    assert all(
-        crossings(of, choose(sweeps(racks(of), seed), ring(8, SIZE)).order) == 2
-        for seed in range(5)
-    )
-    assert crossings(of, fastest(racks(of, sharing=0.0), ring(8, SIZE))) == 2
-
-
 def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one() -> None:
     assert [(one.bytes, one.times) for one in halvings(8, 8.0)] == [(4.0, 2), (2.0, 2), (1.0, 2)]
     (one,) = ring(4, 8.0)

@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Mode, Workload
 from models.job.cost import job_costs
-from models.job.job_conditions import Stated
 from models.planner import planner, ranking
 from models.planner.candidates import Supply
-from models.planner.explanations import obstacle
 from models.planner.planner import Recommendation, candidates, plan
 from models.step_time.setup_arrays import SetupArrays
-from tests.models.planning import AS_OF, GBPS, JointModel, frame, machine, offer, workload
+from tests.models.planning import GBPS, JointModel, frame, machine, offer, workload
 
 PLAIN = Mode()
+SEEDS = st.integers(0, 2**32 - 1)
+MACHINE = replace(
+    machine("small"), provider="ec2", device="gpu", memory_gib=8.0, device_memory_gib=1.0
+)
 COMPARED = (
     *("goal", "rank", "status", "cluster", "market", "layout", "batch_per_device"),
     *("accumulation_steps", "step_s", "hours", "hours_p90", "usd", "p_meets_constraint", "p_best"),
@@ -31,74 +33,47 @@ COMPARED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class World:
     """Machines, prices, interruptions and memory by `seed`."""
 
-    workload: Workload
-    supply: Supply
-    model: JointModel
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> World:
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    names = [f"t{at}" for at in range(draw(st.integers(2, 4)))]
-    types = [_machine(name, random) for name in names]
-    memory = [float(random.choice([np.nan, 2**30 / 100, 2**30 / 20, 2**30 / 7])) for _ in names]
-    uniform = random.uniform
-    lines = {name: (float(uniform(0, 0.02)), float(uniform(0.001, 0.02))) for name in names}
-    p_required = draw(st.sampled_from([None, None, 0.3, 0.6, 0.9]))
-    deadline, budget = draw(st.floats(0.2, 30)), draw(st.floats(0.5, 60))
-    goals = (
-        Goal(goal="cheapest_within_deadline", hours=deadline, p_required=p_required),
-        Goal(goal="fastest_within_budget", usd=budget, p_required=p_required),
-        Goal(goal="cheapest"),
-    )
-    return World(
-        workload=workload("w", 96, draw(st.sampled_from([96, 192])), *goals, samples=1_000_000),
-        supply=Supply(
-            offers=[
-                _offer(one, market, random)
-                for one in types
-                for market in ("on-demand", "spot")
-                if random.random() < 0.9
-            ],
-            max_hosts=draw(st.integers(2, 4)),
-            fits=few_cores if draw(st.booleans()) else anything_fits,
-        ),
-        model=JointModel(
-            lines=lines,
-            gbps={name: float(uniform(0.2, 5)) for name in names},
-            memory=dict(zip(names, memory, strict=True)),
-            slower=draw(st.sampled_from([0.05, 0.3, 1.0])),
-        ),
-    )
+    def __init__(self, seed: int, **model: float) -> None:
+        random = np.random.default_rng(seed)
+        uniform, pick = random.uniform, random.choice
+        types = [_machine(f"t{at}", random) for at in range(random.integers(2, 5))]
+        sizes = [np.nan, 2**30 / 100, 2**30 / 20, 2**30 / 7]
+        required = pick([None, None, 0.3, 0.6, 0.9])
+        goals = (
+            Goal(goal="cheapest_within_deadline", hours=uniform(0.2, 30), p_required=required),
+            Goal(goal="fastest_within_budget", usd=uniform(0.5, 60), p_required=required),
+            Goal(goal="cheapest"),
+        )
+        self.workload = workload("w", 96, int(pick([96, 192])), *goals, samples=1_000_000)
+        sold = [_offer(one, market, random) for one in types for market in ("on-demand", "spot")]
+        self.supply = Supply(
+            offers=[one for one in sold if random.random() < 0.9],
+            max_hosts=int(random.integers(2, 5)),
+            fits=few_cores if random.random() < 0.5 else anything_fits,
+        )
+        self.model = JointModel(
+            lines={one.name: (uniform(0, 0.02), uniform(0.001, 0.02)) for one in types},
+            gbps={one.name: float(uniform(0.2, 5)) for one in types},
+            memory={one.name: float(pick(sizes)) for one in types},
+            **{"slower": float(pick([0.05, 0.3, 1.0]))} | model,
+        )
 
 
 def _machine(name: str, random: np.random.Generator) -> InstanceType:
-    return InstanceType(
-        name=name,
-        provider="ec2",
-        devices=int(random.choice([1, 1, 2, 4])),
-        device="gpu",
-        cores=float(random.integers(1, 5)),
-        memory_gib=8.0,
-        device_memory_gib=1.0,
-        bandwidth_gbps=1.0,
-    )
+    devices, cores = int(random.choice([1, 1, 2, 4])), float(random.integers(1, 5))
+    return replace(MACHINE, name=name, devices=devices, cores=cores)
 
 
 def _offer(kind: InstanceType, market: str, random: np.random.Generator) -> Offer:
-    price = float(random.uniform(0.5, 4) * kind.devices)
-    return Offer(
+    return offer(
+        "small",
+        market,
         instance_type=kind,
-        market=market,
-        zone="z",
-        region="r",
-        usd_per_hour=None if random.random() < 0.1 else price,
-        interruptions_per_hour=float(random.uniform(0, 2)) if market == "spot" else 0.0,
-        price_as_of=AS_OF,
+        usd_per_hour=None if random.random() < 0.1 else random.uniform(0.5, 4) * kind.devices,
+        interruptions_per_hour=random.uniform(0, 2) if market == "spot" else 0.0,
         storage_usd_per_hour=0.4,
         other_usd_per_hour=0.2,
     )
@@ -132,8 +107,9 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(max_examples=12, deadline=None)
-@given(world=worlds())
-def test_answer_and_frontier_are_those_of_brute_force(world: World) -> None:
+@given(seed=SEEDS)
+def test_answer_and_frontier_are_those_of_brute_force(seed: int) -> None:
+    world = World(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "DRAWN", 10**6)
         patch.setattr(planner, "LOOKED", 10**6)
@@ -154,12 +130,10 @@ def test_answer_and_frontier_are_those_of_brute_force(world: World) -> None:
 
 
 @settings(max_examples=12, deadline=None)
-@given(world=worlds())
-def test_a_shortlist_finds_the_choice_of_brute_force_or_one_that_costs_hardly_more(
-    world: World,
-) -> None:
+@given(seed=SEEDS)
+def test_a_shortlist_finds_the_choice_of_brute_force_or_a_hardly_dearer_one(seed: int) -> None:
     """With a formula that errs by up to 5 %, 150 looked at and 60 drawn for."""
-    world = replace(world, model=replace(world.model, slower=0.05))
+    world = World(seed, slower=0.05)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "DRAWN", 60)
         patch.setattr(planner, "LOOKED", 150)
@@ -258,25 +232,16 @@ def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named() 
     assert vetoed.modes == ()
 
 
-@pytest.mark.parametrize(
-    ("devices", "least", "would_do"),
-    [((8,), 100, (96, 104)), ((8,), 5, (8,)), ((8, 6), 100, (96, 102, 104))],
-)
-def test_a_batch_that_devices_cannot_share_is_reported_with_the_nearest_that_they_can(
-    devices: tuple[int, ...], least: int, would_do: tuple[int, ...]
-) -> None:
+def test_a_batch_that_devices_cannot_share_is_reported() -> None:
     names = ("small", "medium")
-    sold = [
-        offer(name, instance_type=machine(name, devices=count))
-        for count, name in zip(devices, names, strict=False)
-    ]
+    sold = [offer("small", instance_type=machine("small", devices=8)), offer("medium")]
+    sold[1] = replace(sold[1], instance_type=machine("medium", devices=6))
     model = JointModel(
         lines=dict.fromkeys(names, (0.01, 0.002)), gbps=GBPS, memory=dict.fromkeys(names, np.nan)
     )
-    (row,) = of(model, workload("mlp", least, None, CHEAPEST), sold, 2).rows
-    assert row["status"] == "infeasible" and all(str(one) in row["reason"] for one in would_do)
-    for batch in would_do:
-        assert of(model, workload("mlp", batch, None, CHEAPEST), sold, 2).rows[0]["cluster"]
+    (row,) = of(model, workload("mlp", 100, None, CHEAPEST), sold, 2).rows
+    assert row["status"] == "infeasible" and "6 or 8" in row["reason"]
+    assert of(model, workload("mlp", 96, None, CHEAPEST), sold, 2).rows[0]["cluster"]
 
 
 def test_a_device_too_small_for_one_sample_is_reported() -> None:
@@ -284,5 +249,4 @@ def test_a_device_too_small_for_one_sample_is_reported() -> None:
     (row,) = of(small(3.0), workload("mlp", 96, None, CHEAPEST), sold, 2).rows
     assert "3 GiB" in row["reason"] and "2 GiB" in row["reason"]
     assert of(small(1.9), workload("mlp", 96, None, CHEAPEST), sold, 2).rows[0]["cluster"]
-    nothing = Supply(offers=[], max_hosts=2, fits=anything_fits, job_conditions=Stated())
-    assert obstacle(workload("w", 100), nothing, small(1.0)) == ""
+    assert of(small(1.0), workload("w", 100, None, CHEAPEST), []).rows[0]["status"] == "infeasible"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from models.domain.numeric import Z_90
-from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.model import StepTimeModel
 from tests.models.domain.test_rows import model_of, row
 
 
@@ -25,38 +25,6 @@ def seconds(
         "layout": layout,
     }
     return model.predict(pd.DataFrame([asked])).iloc[0]
-
-
-def lines(
-    name: str, fixed_s: float, sample_s: float, batches: tuple[int, ...]
-) -> list[dict[str, object]]:
-    """One device alone."""
-    return [
-        row("w", f"1x{name}", one, fixed_s + sample_s * one, layout="1", sync_s=0.0)
-        for one in batches
-    ]
-
-
-@pytest.mark.parametrize("optimizer_s", [0.0, 0.1])
-def test_a_profile_says_how_other_types_bend(optimizer_s: float) -> None:
-    batches = (1, 4, 16, 64)
-    profile = pd.DataFrame(
-        {
-            "workload": "w",
-            "instance_type": "a",
-            "provider": "ec2",
-            "batch": batches,
-            "optimizer_s": optimizer_s,
-        }
-    )
-    profile["forward_s"] = [(0.1 + 0.01 * one - optimizer_s) / 3 for one in batches]
-    profile["backward_s"] = 2 * profile["forward_s"]
-    data = TrainingData(
-        runs=pd.DataFrame([row("w", "1xb", 64, 0.37, layout="1", sync_s=0.0, provider="ec2")]),
-        **dict.fromkeys(("buckets", "probes", "workloads", "instance_types"), pd.DataFrame()),
-        profiles=profile,
-    )
-    assert seconds(fit(data, seed=0), "1xb", 1)["step_s"] == pytest.approx(0.055, rel=0.2)
 
 
 def test_what_is_known_inside_a_machine_says_little_of_the_wires_between_machines() -> None:
@@ -124,15 +92,6 @@ def test_a_new_workload_is_answered_with_which_type_gives_less_of_its_nominal_ra
     )
     unknown = seconds(model, "2xc", 8, "1+1")
     assert unknown["step_low_s"] < 0.16 + 0.6 and unknown["step_high_s"] > 0.16 + 2.4
-
-
-@pytest.mark.parametrize("gbps", [10.0, 12.0])
-def test_a_mixed_cluster_goes_by_the_link_that_was_found_slow_in_any_order(gbps: float) -> None:
-    types = LINKS.assign(bandwidth_gbps=[10.0, gbps, 10.0])
-    model = model_of(between_machines("ab"), types)
-    both = [seconds(model, cluster, 8, "1+1", "v")["step_s"] for cluster in ("1xa+1xb", "1xb+1xa")]
-    assert both[0] == pytest.approx(both[1], rel=1e-3)
-    assert both[0] == pytest.approx(seconds(model, "2xb", 8, "1+1", "v")["step_s"], rel=0.15)
 
 
 def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted() -> None:
