@@ -272,8 +272,13 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
     new: dict[nn.Module, nn.Module] = {}
     for layer in run:
         if isinstance(layer, nn.TransformerEncoderLayer):
-            dim = 0 if layer.self_attn.batch_first else 1
-            _divide_encoder_layer(layer, blocks, dim)
+            attention = new[layer.self_attn] = _Attention(blocks, layer.self_attn)
+            dim = attention.dim
+            for linear in (layer.linear1, layer.linear2):
+                opens = linear is layer.linear1
+                new[linear] = _Linear(blocks, linear.weight, linear.bias, opens=opens, dim=dim)
+            for norm in (layer.norm1, layer.norm2) if divided else ():
+                new[norm] = _Norm(blocks, norm) if isinstance(norm, nn.LayerNorm) else norm
         elif isinstance(layer, nn.Linear):
             new[layer] = _Linear(blocks, layer.weight, layer.bias, opens=not divided)
             divided = not grid.is_flat or not divided
@@ -292,19 +297,6 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
         for name, child in parent.named_children():
             if child in new:
                 parent._modules[name] = new[child].train(child.training)
-
-
-def _divide_encoder_layer(layer: nn.TransformerEncoderLayer, blocks: Blocks, dim: int) -> None:
-    attention: Any = _Attention(blocks, layer.self_attn)
-    layer.self_attn = attention.train(layer.self_attn.training)
-    for name in ("linear1", "linear2"):
-        whole = getattr(layer, name)
-        opens = name == "linear1"
-        setattr(layer, name, _Linear(blocks, whole.weight, whole.bias, opens=opens, dim=dim))
-    for name in ("norm1", "norm2"):
-        norm = getattr(layer, name)
-        if isinstance(norm, nn.LayerNorm) and not blocks.grid.is_flat:
-            setattr(layer, name, _Norm(blocks, norm))
 
 
 def divisible_runs(model: nn.Module) -> list[Run]:
