@@ -55,7 +55,7 @@ def doctor(
         return
     found = checks.examine(stated, provider)
     show(as_json, findings.as_json(found), findings.as_text(found))
-    if not findings.well(found):
+    if findings.problems(found):
         raise SystemExit(1)
 
 

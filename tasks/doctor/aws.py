@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -41,7 +40,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     """Return findings about the account. Stops at what later checks depend on."""
     ec2 = settings.ec2
     count = f"{len(packaged_types(ec2))} match {', '.join(ec2.instance_types)}"
-    found = [judged("settings", partial(_settings, ec2)), Finding("instance types", "ok", count)]
+    found = [judged("settings", _settings, ec2), Finding("instance types", "ok", count)]
     found += [Finding("instance types", "note", note) for note in notes_on_types(ec2)]
     try:  # needs no permission: a refusal means wrong credentials
         api = connect(clients)
@@ -49,18 +48,18 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     except ProviderError as error:
         return [*found, Finding("identity", "wrong", str(error))]
     found.append(Finding("identity", "ok", f"account {caller['Account']} {caller['Arn']}"))
-    found.append(judged("clock", partial(_clock, api, answered_at(caller))))
-    found.append(judged("regions", partial(_regions, api, ec2)))
+    found.append(judged("clock", _clock, api, answered_at(caller)))
+    found.append(judged("regions", _regions, api, ec2))
     if found[-1].status == "wrong":
         return found
     if ec2.bucket:
-        found.append(judged("bucket", partial(_bucket, api, ec2)))
+        found.append(judged("bucket", _bucket, api, ec2))
         if found[-1].status == "ok":
-            found.append(judged("bucket is private", partial(_private, api, ec2)))
-            found.append(judged("bucket can be used", partial(_usable, api, ec2)))
+            found.append(judged("bucket is private", _private, api, ec2))
+            found.append(judged("bucket can be used", _usable, api, ec2))
     if "spot" in (*ec2.markets, settings.campaign.market):
         for role in SERVICE_ROLES:
-            found.append(judged(f"role {role}", partial(_service_role, api, ec2, role)))
+            found.append(judged(f"role {role}", _service_role, api, ec2, role))
     found += examine_data(settings, api)
     for region in ec2.regions:
         found += _launch(api, ec2, region)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from warehouse.database import Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+from warehouse.database import Warehouse, WarehouseMissing
 from warehouse.export import read_published
 from warehouse.lake import SharedWarehouse
 
@@ -18,8 +16,8 @@ from ..workspace.settings import Settings, SettingsError
 from ..workspace.shared import open_warehouse
 from ..workspace.workspace import provider_of, spends_money
 from .aws import account_number, examine_ec2
-from .data import addresses_of, examine_data, statements
-from .findings import Finding, judged
+from .data import examine_data, statements
+from .findings import Finding, judged, problems
 from .iam_policies import policies
 
 
@@ -33,32 +31,23 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
 
 def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
     """Return whether SRIFT_HOME is writable and its files readable; `thorough` reads each row."""
-    home = settings.home
-    warehouse = open_warehouse(settings, wait_s=1.0)
-    found = [judged("home", partial(check_home, home))]
+    home, warehouse = settings.home, open_warehouse(settings, wait_s=1.0)
+    found = [judged("home", check_home, home)]
     if home.is_dir() and home.stat().st_mode & 0o077:
         says = f"other users can look into {home}: `chmod 700 {home}` prevents that"
         found.append(Finding("privacy of home", "note", says))
-    checks: dict[str, Callable[[], str]] = {
-        "warehouse": lambda: _warehouse(warehouse, thorough),
-        "published table": lambda: f"{len(read_published(home / 'published'))} rows",
-        "model registry": lambda: _registry(home),
-        "Prefect's history": lambda: _history(home, thorough),
-    }
-    for check, ask in checks.items():
-        try:
-            found.append(Finding(check, "ok", ask()))
-        except (WarehouseMissing, WarehouseBusy) as error:
-            found.append(Finding(check, "note", str(error)))
-        except (Wrong, WarehouseError, OSError) as error:
-            found.append(Finding(check, "wrong", str(error)))
-    return found
+    return [
+        *found,
+        judged("warehouse", _warehouse, warehouse, thorough),
+        judged("published table", lambda: f"{len(read_published(home / 'published'))} rows"),
+        judged("model registry", _registry, home),
+        judged("Prefect's history", _history, home, thorough),
+    ]
 
 
 def trouble_of(settings: Settings) -> list[str]:
     """Return what is wrong in SRIFT_HOME, without reading all of it."""
-    found = examine_home(settings, thorough=False)
-    return [f"{one.check}: {one.says}" for one in found if one.status == "wrong"]
+    return problems(examine_home(settings, thorough=False))
 
 
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
@@ -71,16 +60,16 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
         settings.data(name)
     if not spends_money(provider) or not max_usd:
         return
-    found = examine(settings, provider)
-    wrong = [f"  {one.check}: {one.says}" for one in found if one.status == "wrong"]
-    if wrong:
-        raise ProviderError("\n".join(["no machine was requested:", *wrong]))
+    if wrong := problems(examine(settings, provider)):
+        raise ProviderError("\n  ".join(["no machine was requested:", *wrong]))
 
 
 def policies_of(settings: Settings) -> dict[str, Any]:
     """Return the IAM policies with this installation's names, and access to workloads' data."""
     found = policies(settings.ec2, account_number(settings.ec2))
-    found["node-policy"]["Statement"] += statements(settings.ec2, addresses_of(settings))
+    data = map(settings.data, settings.workloads)
+    sources = {str(each.source): each.source for each in data if each is not None}
+    found["node-policy"]["Statement"] += statements(settings.ec2, *sources.values())
     return found
 
 
@@ -122,11 +111,11 @@ def _history(home: Path, thorough: bool) -> str:
 
 def _local(provider: Provider) -> list[Finding]:
     limits = [Finding("this machine", "note", limit) for limit in provider.limits()]
-    try:
-        types = [one.name for one in provider.instance_types()]
-    except ProviderError as error:
-        return [*limits, Finding("instance types", "wrong", str(error))]
+    return [*limits, judged("instance types", _types, provider)]
+
+
+def _types(provider: Provider) -> str:
+    types = [one.name for one in provider.instance_types()]
     if not types:
-        says = "no type of [local.instance_types] in srift.toml fits this machine"
-        return [*limits, Finding("instance types", "wrong", says)]
-    return [*limits, Finding("instance types", "ok", ", ".join(types))]
+        raise Wrong("no type of [local.instance_types] in srift.toml fits this machine")
+    return ", ".join(types)

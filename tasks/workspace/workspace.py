@@ -16,9 +16,9 @@ from models.domain.workload import Workload
 from warehouse.database import Warehouse
 
 from ..providers.base import Provider
-from ..providers.ec2.provider import Ec2Provider
+from ..providers.ec2 import provider as ec2
 from ..providers.ec2.snapshot import packaged
-from ..providers.local.provider import LocalProvider
+from ..providers.local import provider as local
 from .settings import IMPORTED, Settings, SettingsError, load_settings
 from .shared import open_warehouse
 
@@ -96,9 +96,9 @@ def provider_of(settings: Settings, name: str) -> Provider:
     """Return the provider `name`. Raises SettingsError if it is unknown."""
     node_package = Path(__file__).parents[1] / "node"
     if spends_money(name):
-        return Ec2Provider(settings.ec2, home=settings.home, node_package=node_package)
+        return ec2.Ec2Provider(settings.ec2, home=settings.home, node_package=node_package)
     types = settings.local.instance_types
-    return LocalProvider(settings.home, types, node_package, sys.executable)
+    return local.LocalProvider(settings.home, types, node_package, sys.executable)
 
 
 def spends_money(name: str) -> bool:
