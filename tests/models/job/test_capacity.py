@@ -46,12 +46,6 @@ def test_launches_outweigh_the_prior_and_inform_other_types_of_the_market() -> N
     assert demand == pytest.approx(PRIOR_S["on-demand"], rel=0.01)
 
 
-def test_a_larger_gang_is_never_ready_sooner() -> None:
-    model = fit_startup(launches("a", "spot", 90.0, 10))
-    ready_s = [quantile(model, *[("a", "spot")] * count) for count in (1, 2, 7, 30)]
-    assert ready_s == sorted(ready_s)
-
-
 def test_the_90_percent_quantile_covers_launches_held_out() -> None:
     rows = launches("a", "spot", 90.0, 400)
     ready_s = quantile(fit_startup(rows.iloc[:200]), ("a", "spot"), at=0.9)

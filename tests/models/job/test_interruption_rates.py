@@ -59,12 +59,6 @@ def test_bunching_is_learned() -> None:
     assert bunched.bunching > 2 * even.bunching
 
 
-def test_a_gang_is_interrupted_no_less_than_its_machines_and_no_more_than_their_sum() -> None:
-    model = fit_hazard(windows({"x": 0.02, "y": 0.01}))
-    single, small, large = (hazards(model, *["x"] * count)[0] for count in (1, 3, 8))
-    assert single < small < large < 8 * single
-
-
 def test_zones_of_a_gang_add_up_and_even_out_their_bunching() -> None:
     model = fit_hazard(windows({"x": 0.02, "y": 0.02}, bunched=3.0))
     single, gang = hazards(model, "x"), hazards(model, "x", "y")

@@ -48,9 +48,3 @@ def test_a_refusal_is_one_request_a_type_and_a_launch_another() -> None:
         *([("a", "spot", "z1", False)] + [("a", "spot", "z1", True)] * 2),
         ("b", "spot", "z1", False),
     ]
-
-
-def test_without_machines_there_is_nothing_to_learn_from() -> None:
-    nothing = machines({}).iloc[:0]
-    for frame in (launch_history.launches, launch_history.windows, launch_history.together):
-        assert frame(nothing).empty

@@ -138,23 +138,13 @@ def test_a_slow_run_is_stored_once_and_noted_on_first_choices_of_its_type(
     assert note_alarms(defined, None, "r1", NOON) == []
 
 
-@pytest.mark.parametrize(
-    ("cause", "values"),
-    [
-        ("host", {"rank_compute_s": [30.0, 60.0], "taken_share": 0.43}),
-        ("speed", {"reference_s": [0.15, 0.2]}),
-    ],
-)
-def test_a_cause_that_passes_is_no_note_on_a_type(
-    defined: Workspace, cause: str, values: dict[str, Any]
-) -> None:
+def test_a_cause_that_passes_is_no_note_on_a_type(defined: Workspace) -> None:
     for at in range(8):
         ran(defined, f"usual-{at}", 0.0001, hours=at, reference_s=[0.1, 0.1])
-    ran(defined, "slow", 60.0, hours=9, **values)
-    sentences = note(defined)
-    assert len(sentences) == (3 if cause == "speed" else 1)  # both machines are named too
-    assert note_alarms(defined, None, "r1", NOON) == sentences[1:]
-    assert mart(defined.warehouse, "alarms")["cause"].tolist() == [cause]
+    ran(defined, "slow", 60.0, hours=9, reference_s=[0.15, 0.2])
+    run, *machines = note(defined)
+    assert "slow" in run and note_alarms(defined, None, "r1", NOON) == machines != []
+    assert mart(defined.warehouse, "alarms")["cause"].tolist() == ["speed"]
     assert noted(defined, [choice("s.small")]) == [choice("s.small")]
 
 
