@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,20 +14,16 @@ Message = tuple[Tensor, int]  # and the peer it goes to, or comes from
 def exchange(
     sends: Iterable[Message], receives: Iterable[Message], group: dist.ProcessGroup
 ) -> None:
-    """Send and receive at once; empty tensors are not sent, a rank's to itself are copied.
+    """Send and receive at once, but neither empty tensors nor those of a rank to itself.
 
     Raises RuntimeError if a peer does not answer within the group's timeout.
     """
-    kept: dict[Any, list[Tensor]] = {dist.isend: [], dist.irecv: []}
-    operations = []
-    for operation, messages in ((dist.isend, sends), (dist.irecv, receives)):
-        for tensor, peer in messages:
-            if peer == dist.get_rank(group):
-                kept[operation].append(tensor)
-            elif tensor.numel():
-                operations.append(dist.P2POp(operation, tensor, group=group, group_peer=peer))
-    for sent, received in zip(*kept.values(), strict=True):
-        received.copy_(sent)
+    operations = [
+        dist.P2POp(operation, tensor, group=group, group_peer=peer)
+        for operation, messages in ((dist.isend, sends), (dist.irecv, receives))
+        for tensor, peer in messages
+        if tensor.numel() and peer != dist.get_rank(group)
+    ]
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from .messages import Message, exchange
+from .messages import exchange, swap
 
 SERVED = ("ps-1", "ps-2", "ps-4")
 
@@ -58,25 +58,16 @@ class Servers:
     def averaged(self, values: Tensor) -> Tensor:
         """(n,) `values`, replaced by their mean over ranks. Every rank must call it."""
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        shares = dict(zip(self.ranks, values.tensor_split(len(self.ranks)), strict=True))
-        own = shares.get(rank)
-        received = None if own is None else torch.empty_like(own)
-
-        def message(tensor: Tensor | None, peer: int) -> list[Message]:
-            return [] if tensor is None else [(tensor, peer % ranks)]
-
+        shares = [values[:0]] * ranks
+        for server, share in zip(self.ranks, values.tensor_split(len(self.ranks)), strict=True):
+            shares[server] = share
+        own, received = shares[rank], torch.empty_like(shares[rank])
         for ahead in range(1, ranks):
-            server = (rank + ahead) % ranks
-            exchange(
-                message(shares.get(server), server), message(received, rank - ahead), self.group
-            )
-            if own is not None and received is not None:
-                own += received
-        if own is not None:
-            own /= ranks
-        for ahead in range(1, ranks):
-            server = (rank - ahead) % ranks
-            exchange(message(own, rank + ahead), message(shares.get(server), server), self.group)
+            server, source = (rank + ahead) % ranks, (rank - ahead) % ranks
+            exchange([(shares[server], server)], [(received, source)], self.group)
+            own += received
+        own /= ranks
+        swap([own] * ranks, range(ranks), self.group, shares)
         return values
 
 

@@ -117,6 +117,8 @@ class Lookup(nn.Module):
         received = [values.new_empty(shape) for shape in mine]
         messages = [(tensor, rank) for rank, tensor in enumerate(received)]
         exchange([(values.contiguous(), self.owner)], messages, self.group)
+        if received:
+            received[self.rank] = values
         return received
 
     def row_shapes(self) -> list[tuple[int, ...]]:
@@ -134,7 +136,7 @@ class _Rows(torch.autograd.Function):
         rows = start.new_empty(lookup.row_shapes()[lookup.rank])
         sends = [(answer, rank) for rank, answer in enumerate(answers)]
         exchange(sends, [(rows, lookup.owner)], lookup.group)
-        return rows
+        return rows.copy_(answers[lookup.rank]) if answers else rows
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
