@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -14,11 +15,10 @@ from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.data_files import imports
 from tasks.market import offers as prices
-from tasks.providers.ec2 import settings as ec2_settings
 from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.snapshot import packaged
-from tasks.recommendation import publication as publish
-from tasks.recommendation import recommend
+from tasks.recommendation import publication, recommend
 from tasks.training.registry import Champion
 from tasks.workspace.settings import load_settings
 from tasks.workspace.workspace import Workspace
@@ -57,113 +57,78 @@ def write_measurements(file: Path) -> None:
     frame.assign(workload="imported-net", **FACTS).to_csv(file, index=False)
 
 
-class Market:
-    """An installation that considers all of EC2, and the emulated AWS that it asks."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "srift.toml").write_text(TOML)
-        settings = load_settings(folder / "srift.toml").model_copy(
-            update={"home": folder / "state"}
-        )
-        self.home = settings.home
-        self.home.mkdir()
-        self.choices = ec2_settings.Ec2(regions=REGIONS, instance_types=("*",))
-        usd = {one: dict(packaged().usd[one]) | dict.fromkeys(UNPRICED) for one in REGIONS}
-        spot = {
-            region: {
-                (name, region + zone): 0.4 * listed
-                for name, listed in usd[region].items()
-                if listed
-                for zone in "abc"
-            }
-            for region in REGIONS
-        }
-        self.world = FakeAws(account=Account(usd=usd, spot_usd=spot))
-        self.here = Workspace(
-            settings=settings,
-            warehouse=fresh(settings.home),
-            provider=self.provider(),
-        )
-        self.take_prices("first")
-        write_measurements(folder / "rows.csv")
-        files = imports.ImportFiles(measurements=folder / "rows.csv")
-        imports.import_measurements(self.here.warehouse, files, datetime(2026, 11, 20, tzinfo=UTC))
-        data = TrainingData(**training_frames(self.here.warehouse, "ec2"))
-        self.champion = Champion(version=1, model=fit(data, seed=1))
-        self.table = self.publish("first")
-
-    def provider(self) -> Ec2Provider:
-        """Return a provider that has asked nothing yet."""
-        home = self.home
-        return Ec2Provider(self.choices, self.world.clients, home=home, node_package=home)
-
-    def take_prices(self, snapshot: str) -> None:
-        """As the flow `market` does."""
-        self.here = replace(self.here, provider=self.provider())
-        now = datetime.now(UTC)
-        prices.note_definitions(self.here, now)
-        prices.snapshot_offers(self.here, snapshot, now)
-
-    def publish(self, publication: str) -> pd.DataFrame:
-        """As the flow `publish` does; returns what a reader of the exported file sees."""
-        runs = mart(self.here.warehouse, "runs", provider="ec2")
-        offers = prices.current_offers(self.here)
-        rows = recommend.recommend_all(self.here, self.champion, offers, runs)
-        publish.store_publication(self.here, rows, self.champion, publication, datetime.now(UTC))
-        publish.export_copies(self.here)
-        file = str(self.here.published / "recommendations.duckdb")
-        with duckdb.connect(file, read_only=True) as published:
-            return published.execute("select * from recommendations order by goal, rank").df()
+@pytest.fixture
+def account() -> Account:
+    usd = {region: dict(packaged().usd[region]) | dict.fromkeys(UNPRICED) for region in REGIONS}
+    spot = {
+        region: {(name, f"{region}{zone}"): 0.4 * price for zone in "abc" for name, price in known}
+        for region in REGIONS
+        for known in [[(name, price) for name, price in usd[region].items() if price]]
+    }
+    return Account(usd=usd, spot_usd=spot)
 
 
-@pytest.fixture(scope="module")
-def market(tmp_path_factory: pytest.TempPathFactory) -> Market:
-    """After the first prices, the imports, a model, and the first publication."""
-    return Market(tmp_path_factory.mktemp("market"))
+def take_prices(workspace: Workspace, account: Account, name: str) -> Workspace:
+    """As the flow `market`, with a provider that has asked nothing yet."""
+    home, choices = workspace.home, Ec2(regions=REGIONS, instance_types=("*",))
+    provider = Ec2Provider(choices, FakeAws(account=account).clients, home=home, node_package=home)
+    here = replace(workspace, provider=provider)
+    prices.note_definitions(here, datetime.now(UTC))
+    prices.snapshot_offers(here, name, datetime.now(UTC))
+    return here
 
 
-def test_a_price_that_nobody_tells_is_null_to_the_end_of_the_chain(market: Market) -> None:
-    for name in UNPRICED:
-        offers = mart(market.here.warehouse, "offers", provider="ec2", instance_type=name)
-        assert len(offers) > 1 and offers["usd_per_hour"].isna().all()
-    table = market.table
+def publish(here: Workspace, champion: Champion, name: str) -> pd.DataFrame:
+    """As the flow `publish`; return what a reader of the file sees."""
+    runs = mart(here.warehouse, "runs", provider="ec2")
+    rows = recommend.recommend_all(here, champion, prices.current_offers(here), runs)
+    publication.store_publication(here, rows, champion, name, datetime.now(UTC))
+    publication.export_copies(here)
+    with duckdb.connect(str(here.published / "recommendations.duckdb"), read_only=True) as file:
+        return file.execute("select * from recommendations order by goal, rank").df()
+
+
+def test_prices_of_the_market_are_those_of_the_published_table(
+    tmp_path: Path, account: Account
+) -> None:
+    (tmp_path / "srift.toml").write_text(TOML)
+    home = tmp_path / "state"
+    home.mkdir()
+    settings = load_settings(tmp_path / "srift.toml").model_copy(update={"home": home})
+    unused: Any = None
+    workspace = Workspace(settings=settings, warehouse=fresh(home), provider=unused)
+    here = take_prices(workspace, account, "first")
+    write_measurements(tmp_path / "rows.csv")
+    files = imports.ImportFiles(measurements=tmp_path / "rows.csv")
+    imports.import_measurements(workspace.warehouse, files, datetime(2026, 11, 20, tzinfo=UTC))
+    data = TrainingData(**training_frames(workspace.warehouse, "ec2"))
+    champion = Champion(version=1, model=fit(data, seed=1))
+    table = publish(here, champion, "first")
+
+    # A price that nobody names is null to the end of the chain.
     named = table[table["cluster"].fillna("").str.contains("|".join(UNPRICED))]
     assert len(named) and set(named["goal"]) == {"fastest"}
     assert named[["usd", "usd_p90", "usd_per_million_samples"]].isna().all(axis=None)
-    members = [one for offer in named["cluster_offers"] for one in offer]
-    assert {one["usd_per_hour"] for one in members if one["instance_type"] in UNPRICED} == {None}
     assert table[table["goal"] == "cheapest"]["usd"].gt(0).all()
 
-
-def test_spot_of_a_zone_stands_in_the_table_with_that_zone_and_its_price(market: Market) -> None:
-    offers = mart(market.here.warehouse, "offers", provider="ec2")
-    keys = ["instance_type", "market", "zone", "region"]
+    # Each member has the price of its type, market and zone.
+    offers = mart(workspace.warehouse, "offers", provider="ec2")
+    keys = ["region", "instance_type", "market", "zone"]
     known = offers.set_index(keys)["usd_per_hour"].to_dict()
-    table = market.table.dropna(subset=["cluster"])
-    seen = [
-        (one, row["region"]) for row in table.to_dict("records") for one in row["cluster_offers"]
-    ]
-    spot = [(one, region) for one, region in seen if one["market"] == "spot"]
-    assert spot and all(
-        one["zone"].startswith(region) and one["zone"] != region for one, region in spot
-    )
-    for one, region in seen:
-        price = known[one["instance_type"], one["market"], one["zone"], region]
-        assert one["usd_per_hour"] == price or (one["usd_per_hour"] is None and pd.isna(price))
+    for row in table.dropna(subset=["cluster"]).to_dict("records"):
+        for one in row["cluster_offers"]:
+            price = known[row["region"], one["instance_type"], one["market"], one["zone"]]
+            assert one["usd_per_hour"] == (None if pd.isna(price) else price)
+            assert one["market"] != "spot" or one["zone"][:-1] == row["region"]
+    assert "spot" in set(table["market"])
 
-
-def test_a_changed_price_is_published(market: Market) -> None:
-    """Last: it changes the market."""
-    before = market.table[market.table["goal"] == "cheapest"].iloc[0]
+    # A changed price is published.
+    assert account.usd is not None
     for region in REGIONS:
-        market.world.account.usd[region]["g4dn.xlarge"] = 0.0001  # type: ignore[index]
-        spot = market.world.account.spot_usd[region]  # type: ignore[index]
-        spot.update({("g4dn.xlarge", region + "a"): 9.0})  # type: ignore[union-attr]
-    market.take_prices("second")
-    after = market.publish("second")
+        account.usd[region]["g4dn.xlarge"] = 0.0001  # type: ignore[index]
+    before = table[table["goal"] == "cheapest"].iloc[0]
+    after = publish(take_prices(here, account, "second"), champion, "second")
     first = after[after["goal"] == "cheapest"].iloc[0]
     assert "g4dn.xlarge" in first["cluster"] and first["usd_machines"] < before["usd_machines"] / 10
-    assert first["usd"] < before["usd"]
     assert first["usd"] == first["usd_machines"] + first["usd_storage"] + first["usd_other"]
-    history = market.here.warehouse.select("select distinct snapshot_id from raw_offers")
-    assert sorted(history["snapshot_id"]) == ["first", "second"]
+    assert set(workspace.warehouse.select("raw_offers")["snapshot_id"]) == {"first", "second"}
