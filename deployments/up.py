@@ -15,21 +15,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import yaml
 from automations import put, without_heartbeat
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed
 
@@ -47,6 +41,7 @@ PREFECT_FILE = FOLDER / "prefect.yaml"
 BIN = Path(sys.executable).parent
 SERVER_GRACE_S = 10.0
 RUN_GRACE_S = 30.0  # a run releases its machines and loads what it measured
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AUTH_INI = """[mlflow]
 default_permission = READ
 database_uri = sqlite:///{database}
@@ -59,27 +54,26 @@ class Stop(BaseException):
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for one in SIGNALS:
         signal.signal(one, signal.SIG_IGN)  # a second signal must not interrupt the end
     raise Stop
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
+say = partial(print, flush=True)
 
 
 class Service:
     """The processes of `make up`; `credential` is never on a command line."""
 
-    def __init__(self, settings: Settings, prefect_port: int, mlflow_port: int) -> None:
-        self.home = settings.home
-        self.ports = {"prefect": prefect_port, "mlflow": mlflow_port}
+    def __init__(self, settings: Settings, **ports: int) -> None:
+        self.home, self.ports = settings.home, ports
         self.credential = make_credential(self.home)
-        self.api = f"http://{HOST}:{prefect_port}/api"
+        self.api = f"http://{HOST}:{ports['prefect']}/api"
         self.children: list[Child] = []
         # Not /tmp: Prefect's folder there may belong to another user.
         scratch = self.home / "tmp"
         scratch.mkdir(exist_ok=True)
+        path = os.environ.get("PATH", os.defpath)
         self.env = {
             **os.environ,
             "SRIFT_ROOT": str(settings.root),
@@ -93,7 +87,7 @@ class Service:
             "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
             "DO_NOT_TRACK": "1",
             "MLFLOW_DISABLE_TELEMETRY": "true",
-            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "PATH": f"{BIN}{os.pathsep}{path}",
         }
 
     def spawn(self, name: str, *line: str, **env: str) -> Child:
@@ -107,7 +101,7 @@ class Service:
     def start_prefect(self) -> Child:
         port = self.ports["prefect"]
         return self.spawn(
-            "prefect-server",
+            "prefect",
             *("prefect", "server", "start", "--host", HOST, "--port", str(port)),
             PREFECT_SERVER_API_AUTH_STRING=self.credential,
             PREFECT_SERVER_CORS_ALLOWED_ORIGINS=f"http://{HOST}:{port}",
@@ -123,7 +117,7 @@ class Service:
         artifacts = self.env.get(OPERATORS_ARTIFACTS, str(self.home / "mlartifacts"))
         store = self.env.get(OPERATORS_STORE, f"sqlite:///{self.home / 'mlflow.db'}")
         return self.spawn(
-            "mlflow-server",
+            "mlflow",
             *("mlflow", "server", "--app-name", "basic-auth", "--workers", "1"),
             *("--host", HOST, "--port", str(port), "--allowed-hosts", f"{HOST}:{port}"),
             *("--cors-allowed-origins", f"http://{HOST}:{port}", "--no-serve-artifacts"),
@@ -136,9 +130,9 @@ class Service:
             MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
         )
 
-    def wait(self, child: Child, port: int) -> None:
+    def wait(self, child: Child) -> None:
         try:
-            wait_until_serving(child.process, port)
+            wait_until_serving(child.process, self.ports[child.name])
         except ServerEnded:
             child.check()
             raise UpError(f"{child.name} did not start in time; see {child.log}") from None
@@ -175,23 +169,18 @@ def settle(client: SyncPrefectClient) -> None:
 
     Otherwise every missed refresh would run now, each under a dollar cap of its own.
     """
-    due = FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
-    missed = FlowRunFilter(state=_of(StateType.SCHEDULED), expected_start_time=due)
-    for run in client.read_flow_runs(flow_run_filter=missed, work_pool_filter=_pool()):
+    pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
+    missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})
+    for run in client.read_flow_runs(flow_run_filter=missed, work_pool_filter=pool):
         client.set_flow_run_state(run.id, Cancelled(message="was due earlier"), force=True)
     if HISTORY in os.environ:  # another machine may be running it
         return
-    running = FlowRunFilter(state=_of(StateType.PENDING, StateType.RUNNING, StateType.CANCELLING))
-    for run in client.read_flow_runs(flow_run_filter=running):
+    for run in client.read_flow_runs(flow_run_filter=_in_state("PENDING", "RUNNING", "CANCELLING")):
         client.set_flow_run_state(run.id, Crashed(message="its process ended"), force=True)
 
 
-def _of(*types: StateType) -> FlowRunFilterState:
-    return FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)))
-
-
-def _pool() -> WorkPoolFilter:
-    return WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+def _in_state(*types: str, **more: Any) -> FlowRunFilter:
+    return FlowRunFilter.model_validate({"state": {"type": {"any_": types}}, **more})
 
 
 @contextmanager
@@ -200,7 +189,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[SyncPrefectClient]
     try:
         say("starting the servers and the worker (half a minute)")
         server, pages = service.start_prefect(), service.start_mlflow()
-        service.wait(server, service.ports["prefect"])
+        service.wait(server)
         with (
             temporary_settings(
                 {PREFECT_API_URL: service.api, PREFECT_API_AUTH_STRING: service.credential}
@@ -210,7 +199,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[SyncPrefectClient]
             service.install(client, prefect_file)
             settle(client)
             service.spawn("worker", "prefect", "worker", "start", "--pool", POOL)
-            service.wait(pages, service.ports["mlflow"])
+            service.wait(pages)
             yield client
     finally:
         service.end()
@@ -234,11 +223,11 @@ def main(words: list[str]) -> int:
                 raise UpError(f"no deployment {name!r}; {nearest_names(name, flows)}")
         settings = load_settings()
         settings.set_server_variables()
-        service = Service(settings, options.prefect_port, options.mlflow_port)
+        service = Service(settings, prefect=options.prefect_port, mlflow=options.mlflow_port)
     except (UpError, SettingsError, OSError) as error:
         print(f"make up: {error}", file=sys.stderr)
         return 2
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for one in SIGNALS:
         signal.signal(one, stop)
     try:
         with serving(service, options.prefect_file.resolve()) as client:
