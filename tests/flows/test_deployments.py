@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -28,13 +27,17 @@ from prefect import Flow
 from prefect.client.schemas.schedules import CronSchedule
 
 from tasks.workspace.credential import FILE
-from tests.flows import visitors
-from tests.flows.visitors import authorization
+from tests.flows.visitors import (
+    CHROMIUM,
+    DEBIANS_PYTHON,
+    as_another_user,
+    in_a_browser,
+    servers,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = ROOT / "deployments" / "up.py"
 AUTOMATIONS = ROOT / "deployments" / "automations.py"
-EXAMPLES = ROOT / "examples" / "reading"
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(
     (ROOT / "deployments" / "prefect.yaml").read_text()
 )["deployments"]
@@ -107,7 +110,11 @@ class Session:
 
     def __init__(self, project: Path) -> None:
         self.project, self.home = project, project / "state"
-        self.ports = free_ports(2)
+        probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        self.ports = [int(probe.getsockname()[1]) for probe in probes]
+        for probe in probes:
+            probe.close()
+        self.servers = servers(*self.ports)
         self.env = {
             **os.environ,
             "SRIFT_ROOT": str(project),
@@ -117,19 +124,13 @@ class Session:
         }
         for name in ("PREFECT_API_URL", "PREFECT_HOME"):
             self.env.pop(name, None)
-        self.lines: queue.Queue[str] = queue.Queue()
         self.process = self.start("--fire", NIGHTLY["name"], "--fire", "hanging")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         prefect, mlflow = map(str, self.ports)
         line = [sys.executable, str(UP), "--prefect-file", str(self.project / "prefect.yaml")]
-        process = subprocess.Popen(
-            [*line, "--prefect-port", prefect, "--mlflow-port", mlflow, *words],
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        line += ["--prefect-port", prefect, "--mlflow-port", mlflow, *words]
+        process = subprocess.Popen(line, env=self.env, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for text in process.stdout:
             if text.startswith("Ctrl-C"):
@@ -138,7 +139,7 @@ class Session:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=120)
+        self.process.communicate(timeout=240)
         assert self.process.returncode == 0
 
     @property
@@ -150,28 +151,25 @@ class Session:
         """The environment of a program that knows the credential."""
         return self.env | {
             "PREFECT_HOME": str(self.home / "prefect"),
-            "PREFECT_API_URL": f"http://127.0.0.1:{self.ports[0]}/api",
+            "PREFECT_API_URL": f"{self.servers['prefect'].url}/api",
             "PREFECT_API_AUTH_STRING": self.credential,
         }
 
     def run(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *words], env=self.operator, capture_output=True, text=True, timeout=300
-        )
+        line = [sys.executable, *words]
+        done = subprocess.run(line, env=self.operator, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def ask(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
-        asked = visitors.servers(*self.ports)["prefect"]
-        headers = {"Authorization": authorization(self.credential)}
-        status, text = 503, ""
         for _ in range(30):  # SQLite is busy at times
-            status, text = visitors.answer(asked, (method, f"/api{path}", body), headers)
-            if status != 503:
+            request = (method, f"/api{path}", body)
+            answer = self.servers["prefect"].ask(request, {}, self.credential)
+            if answer.status_code != 503:
                 break
             time.sleep(1)
-        assert status < 300, text
-        return json.loads(text.partition("\n\n")[2].strip() or "null")
+        assert answer.is_success, answer.text
+        return answer.json() if answer.text else None
 
     def deployments(self) -> dict[str, Any]:
         return {one["name"]: one for one in self.ask("/deployments/filter", {})}
@@ -183,27 +181,105 @@ class Session:
         self.ask(path, {"active": active}, "PATCH")
 
     def processes(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SRIFT_HOME") == str(self.home):
-                    yield process
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
+        for process in psutil.process_iter(["environ"]):
+            if (process.info["environ"] or {}).get("SRIFT_HOME") == str(self.home):
+                yield process
 
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    def nothing_was_planted(self) -> None:
+        for server in self.servers.values():
+            text = server.ask(server.read, {}, self.credential).text
+            assert server.secret in text and "planted" not in text
 
 
 def wait_for(found: Callable[[], bool]) -> None:
-    end = time.monotonic() + 240
+    end = time.monotonic() + 300
     while not found():
         assert time.monotonic() < end
         time.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """`make up` in a folder that every user may enter; the tests below share it in order."""
+    project = Path(tempfile.mkdtemp(prefix="srift-served-"))
+    project.chmod(0o755)
+    (project / "elsewhere").mkdir()
+    (project / "srift.toml").write_text(TOML)
+    (project / "flow_of_the_test.py").write_text(FLOW)
+    written = yaml.safe_load(SCHEDULE)
+    written["deployments"].append(NIGHTLY | {"parameters": {"provider": "local", "max_usd": 0}})
+    (project / "prefect.yaml").write_text(yaml.safe_dump(written))
+    made = Session(project)
+    try:
+        yield made
+    finally:
+        for process in made.processes():
+            process.kill()
+        made.process.communicate()
+        shutil.rmtree(project)
+
+
+def slow(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.slow(pytest.mark.local(test))
+
+
+@slow
+@pytest.mark.parametrize("credential", ["", "srift:wrong"])
+def test_nobody_reads_or_creates_without_the_credential(session: Session, credential: str) -> None:
+    for server in session.servers.values():
+        for request in (server.read, server.create):
+            answer = server.ask(request, {}, credential)
+            assert answer.status_code == 401 and server.secret not in answer.text
+    session.nothing_was_planted()
+
+
+@slow
+def test_foreign_pages_and_hosts_get_nothing(session: Session) -> None:
+    prefect, mlflow = session.servers.values()
+    evil = {"Origin": "https://evil.example"}
+    for headers in (evil, {"Origin": "http://127.0.0.1:9"}, {"Host": "evil.example"}):
+        answer = mlflow.ask(mlflow.create, headers, session.credential)
+        # MLflow lets a page of localhost read its refusal, which is empty.
+        assert answer.status_code == 403
+    answer = prefect.ask(prefect.read, evil, session.credential)
+    assert "access-control-allow-origin" not in answer.headers
+    if CHROMIUM:
+        found = in_a_browser(session.servers, session.credential, session.project / "elsewhere")
+        assert len(found) == 16 and not any(found)
+    session.nothing_was_planted()  # a page may send a blind request
+
+
+@slow
+@pytest.mark.skipif(os.geteuid() != 0 or not DEBIANS_PYTHON.exists(), reason="needs root, python3")
+def test_another_user_of_the_machine_gets_nothing(session: Session) -> None:
+    pids = [process.pid for process in session.processes()]
+    urls = [f"{server.url}{server.read[1]}" for server in session.servers.values()]
+    found = as_another_user(session.home, pids, urls)
+    assert "imported-net" in found["beside"] and found["credential"] == "PermissionError"
+    assert set(found["environments"]) == {"PermissionError"} and len(pids) >= 3
+    assert set(found["servers"]) <= {401, 405}
+
+
+@slow
+def test_the_credential_is_on_no_command_line_and_its_file_is_private(session: Session) -> None:
+    secret = session.credential.partition(":")[2]
+    assert stat.S_IMODE((session.home / FILE).stat().st_mode) == 0o600
+    lines = [str(one.info["cmdline"]) for one in psutil.process_iter(["cmdline"])]
+    assert not [line for line in lines if secret in line]
+
+
+@slow
+def test_a_killed_run_is_crashed_by_its_missing_heartbeat(session: Session) -> None:
+    mark = session.home / "hanging"
+    wait_for(mark.exists)
+    os.kill(int(mark.read_text()), signal.SIGKILL)
+    where = {"deployments": {"id": {"any_": [session.deployments()["hanging"]["id"]]}}}
+
+    def crashed() -> bool:
+        (run,) = session.ask("/flow_runs/filter", where)
+        return bool(run["state_type"] == "CRASHED")
+
+    wait_for(crashed)
 
 
 NOTIFY = """
@@ -225,8 +301,8 @@ announce_changes("local", [row])
 """
 
 
-def notify(session: Session) -> tuple[dict[str, str], list[list[str]]]:
-    """Install the automations twice; return what a refused promotion sends, and both lists."""
+@slow
+def test_automations_are_installed_once_and_notify(session: Session) -> None:
     got: queue.Queue[dict[str, str]] = queue.Queue()
 
     class Hook(BaseHTTPRequestHandler):
@@ -239,225 +315,48 @@ def notify(session: Session) -> tuple[dict[str, str], list[list[str]]]:
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         session.run("-c", NOTIFY.format(url=f"http://127.0.0.1:{hook.server_port}/"))
         install = (str(AUTOMATIONS), "--notify", "custom-webhook/here")
-        lists = [session.run(*install).splitlines() for _ in range(2)]
+        first, again = (session.run(*install).splitlines() for _ in range(2))
         session.run("-c", REFUSED)
-        try:
-            return got.get(timeout=60), lists
-        finally:
-            hook.shutdown()
+        assert got.get(timeout=120)["body"] == "worse"
+        hook.shutdown()
+    assert first == again and f"srift: {NIGHTLY['name']} did not complete" in first
 
 
-def follow(session: Session) -> str:
-    """Return what the example prints of a changed choice."""
-    line = [sys.executable, str(EXAMPLES / "on_change.py")]
-    with subprocess.Popen(
-        line, env=session.operator, stdout=subprocess.PIPE, text=True
-    ) as following:
-        watchdog = threading.Timer(90.0, following.kill)
+@slow
+def test_a_program_follows_changes(session: Session) -> None:
+    line = [sys.executable, str(ROOT / "examples" / "reading" / "on_change.py")]
+    with subprocess.Popen(line, env=session.operator, stdout=subprocess.PIPE, text=True) as program:
+        watchdog = threading.Timer(180.0, program.kill)
         watchdog.start()
-        assert following.stdout is not None
-        following.stdout.readline()
+        assert program.stdout is not None
+        program.stdout.readline()
         session.run("-c", CHANGED)
-        text = following.stdout.readline()
+        assert "2xa" in program.stdout.readline()
         watchdog.cancel()
-        following.kill()
-    return text
+        program.kill()
 
 
-def crash(session: Session) -> str:
-    """Kill a run; return the state that the missing heartbeat gives it."""
-    mark = session.home / "hanging"
-    wait_for(mark.exists)
-    os.kill(int(mark.read_text()), signal.SIGKILL)
-    key = session.deployments()["hanging"]["id"]
-    where = {"deployments": {"id": {"any_": [key]}}}
-    state = ""
-
-    def ended() -> bool:
-        nonlocal state
-        (run,) = session.ask("/flow_runs/filter", where)
-        state = run["state_type"]
-        return state not in ("PENDING", "RUNNING")
-
-    wait_for(ended)
-    return state
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[SimpleNamespace]:
-    """One session of `make up`, in a folder that every user may enter."""
-    project = Path(tempfile.mkdtemp(prefix="srift-served-"))
-    project.chmod(0o755)
-    (project / "srift.toml").write_text(TOML)
-    (project / "flow_of_the_test.py").write_text(FLOW)
-    written = yaml.safe_load(SCHEDULE)
-    written["deployments"].append(NIGHTLY | {"parameters": {"provider": "local", "max_usd": 0}})
-    (project / "prefect.yaml").write_text(yaml.safe_dump(written))
-    session = Session(project)
-    try:
-        yield observe(session)
-    finally:
-        for process in session.processes():
-            process.kill()
-        session.process.wait()
-        if session.process.stdout is not None:
-            session.process.stdout.close()
-        shutil.rmtree(project)
-
-
-def observe(session: Session) -> SimpleNamespace:
-    """Return what a session of `make up` shows, by the name of what was tried."""
-    home, credential = session.home, session.credential
-    asked = visitors.servers(*session.ports)
-    ours = {"Authorization": authorization(credential)}
-    answers = {
-        name: {
-            who: [visitors.answer(one, what, headers) for what in (one.read, one.create)]
-            for who, headers in visitors.strangers().items()
-        }
-        for name, one in asked.items()
-    }
-    foreign = {
-        "page of prefect": ("prefect", {"Origin": "https://evil.example"}),
-        "page of mlflow": ("mlflow", {"Origin": "https://evil.example"}),
-        "local page of mlflow": ("mlflow", {"Origin": "http://127.0.0.1:9"}),
-        "host of mlflow": ("mlflow", {"Host": "evil.example"}),
-    }
-    seen = {
-        who: visitors.answer(asked[name], asked[name].create, ours | headers)
-        for who, (name, headers) in foreign.items()
-        if name == "mlflow"
-    }
-    seen["page of prefect"] = visitors.answer(
-        asked["prefect"], asked["prefect"].read, ours | foreign["page of prefect"][1]
-    )
-    elsewhere = session.project / "elsewhere"
-    elsewhere.mkdir()
-    pids = [process.pid for process in session.processes()]
-    urls = [f"http://{one.address}{one.read[1]}" for one in asked.values()]
-    another_user = {}
-    if not os.geteuid() and visitors.DEBIANS_PYTHON.exists():
-        another_user = visitors.as_another_user(home, pids, urls)
-    browser = visitors.in_a_browser(asked, credential, elsewhere) if visitors.CHROMIUM else None
-    lines = [str(one.info["cmdline"]) for one in psutil.process_iter(["cmdline"])]
-    crashed = crash(session)
-    notified, automations = notify(session)
-    followed = follow(session)
-    ticks, table = home / "ticks", home / "published" / "recommendations.duckdb"
+@slow
+def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_stay(
+    session: Session,
+) -> None:
+    """With some versions of SQLAlchemy the scheduler is silent, without an error."""
+    ticks = session.home / "ticks"
+    table = session.home / "published" / "recommendations.duckdb"
     wait_for(lambda: ticks.exists() and table.exists())
-    reads = {name: visitors.answer(one, one.read, ours)[1] for name, one in asked.items()}
+    assert f"ticked {session.project} {session.project}" in ticks.read_text()
     session.set_active("paused", True)
     session.set_active(NIGHTLY["name"], False)
     session.stop()
-    left = list(session.processes())
-    ticks.write_text(ticks.read_text().replace("never", ""))
+    assert list(session.processes()) == []
+    secret = session.credential.partition(":")[2].encode()
+    files = [path for path in session.home.rglob("*") if path.is_file()]
+    assert [path for path in files if secret in path.read_bytes()] == [session.home / FILE]
     session.process = session.start()
-    schedules = {
-        name: one["schedules"][0]["active"]
-        for name, one in session.deployments().items()
-        if one["schedules"]
-    }
+    deployments = session.deployments()
+    active = {"every-twenty-seconds": True, "paused": True, NIGHTLY["name"]: False}
+    assert active == {name: deployments[name]["schedules"][0]["active"] for name in active}
     session.stop()
-    return SimpleNamespace(
-        project=session.project,
-        left=left,
-        answers=answers,
-        foreign=seen,
-        read_afterwards=reads,
-        another_user=another_user,
-        browser=browser,
-        command_lines=[line for line in lines if credential.partition(":")[2] in line],
-        crashed=crashed,
-        notified=notified,
-        automations=automations,
-        followed=followed,
-        schedules=schedules,
-    )
-
-
-def slow(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.slow(pytest.mark.local(test))
-
-
-@slow
-def test_a_schedule_fires_and_nothing_outlives_the_end(served: SimpleNamespace) -> None:
-    """With some versions of SQLAlchemy the scheduler is silent, without an error."""
-    ticks = (served.project / "state" / "ticks").read_text()
-    assert f"ticked {served.project} {served.project}" in ticks
-    assert served.left == []
-    assert (served.project / "state" / "published" / "recommendations.duckdb").exists()
-
-
-@slow
-@pytest.mark.parametrize("server", ["prefect", "mlflow"])
-def test_nobody_reads_or_creates_without_the_credential(
-    served: SimpleNamespace, server: str
-) -> None:
-    secret = visitors.servers(0, 0)[server].secret
-    for answers in served.answers[server].values():
-        for status, text in answers:
-            assert status == 401 and secret not in text
-    assert secret in served.read_afterwards[server]
-    assert "planted" not in served.read_afterwards[server]
-
-
-@slow
-def test_foreign_pages_and_hosts_get_nothing(served: SimpleNamespace) -> None:
-    for who in ("page of mlflow", "local page of mlflow", "host of mlflow"):
-        assert served.foreign[who][0] == 403
-    for status, text in served.foreign.values():
-        # MLflow lets a page of localhost read its refusal, which is empty.
-        assert status == 403 or "access-control-allow-origin" not in text.lower()
-    if served.browser is not None:
-        assert len(served.browser) == 16
-        # A page may send a blind request; whether it created anything is checked above.
-        assert not any(one for one in served.browser if one not in ("", None))
-
-
-@slow
-def test_another_user_of_the_machine_gets_nothing(served: SimpleNamespace) -> None:
-    found = served.another_user
-    if not found:
-        pytest.skip("needs root and Debian's python3")
-    assert found["beside"] == "seen"
-    assert found["credential"] == "PermissionError"
-    assert set(found["environments"]) == {"PermissionError"} and len(found["environments"]) >= 3
-    assert set(found["servers"]) <= {401, 405}
-
-
-@slow
-def test_the_credential_is_in_its_file_alone(served: SimpleNamespace) -> None:
-    home = served.project / "state"
-    secret = (home / FILE).read_text().strip().partition(":")[2].encode()
-    files = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
-    assert files == [home / FILE] and stat.S_IMODE(files[0].stat().st_mode) == 0o600
-    assert served.command_lines == []
-
-
-@slow
-def test_a_killed_run_is_crashed_by_its_missing_heartbeat(served: SimpleNamespace) -> None:
-    assert served.crashed == "CRASHED"
-
-
-@slow
-def test_automations_are_installed_once_and_notify(served: SimpleNamespace) -> None:
-    first, again = served.automations
-    assert first == again and f"srift: {NIGHTLY['name']} did not complete" in first
-    assert served.notified["body"] == "worse"
-
-
-@slow
-def test_a_program_follows_changes(served: SimpleNamespace) -> None:
-    assert "2xa" in served.followed
-
-
-@slow
-def test_schedules_that_were_resumed_or_paused_stay_so(served: SimpleNamespace) -> None:
-    assert served.schedules == {
-        "every-twenty-seconds": True,
-        "paused": True,
-        NIGHTLY["name"]: False,
-    }
 
 
 @pytest.mark.local
