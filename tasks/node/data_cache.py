@@ -26,7 +26,6 @@ import os
 import pickle
 import struct
 import sys
-import tempfile
 import time
 import weakref
 import zlib
@@ -92,7 +91,7 @@ class Cached(Dataset[Any]):
         self._to_read_twice = _READ_TWICE
         digest = os.urandom(32) if folder is None else _digest(dataset, self._samples, key)
         self._head = _HEAD.pack(b"srift-2\n", digest, self._samples)
-        self._levels = self._in_memory(1.0)
+        self._levels = [self._in_memory(memory_gib * _GIB)] if memory_gib else []
         if folder is not None:
             path = Path(folder, f"srift-{digest.hex()[:24]}.cache")
             try:
@@ -134,26 +133,22 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Begin anew with `share` of the memory, and of the folder's free space in a private file.
+        """Begin anew in memory alone, with room for `share` of all that the levels can keep.
 
-        Srift calls it to measure steps of later epochs on a part of the samples.
+        Srift calls it to measure steps of later epochs on a part of the samples: the page cache
+        holds so few samples of a folder too.
         """
-        self._levels = self._in_memory(share)
+        room = self.memory_gib * _GIB
         if self.folder is not None:
             with suppress(OSError):  # the constructor has warned
-                file, path = tempfile.mkstemp(prefix="srift-", dir=self.folder)
-                os.unlink(path)
-                _begin(file, self._head)
-                room = share * max(0, _free(file) - _MIN_FREE)
-                self._levels.append(_Level(file, "", self._head, room, ""))
+                room += max(0, _free(self.folder) - _MIN_FREE)
+        self._levels = [self._in_memory(share * room)]
 
-    def _in_memory(self, share: float) -> list[_Level]:
-        if not self.memory_gib:
-            return []
+    def _in_memory(self, room: float) -> _Level:
         file = os.memfd_create("srift-cache")
         _begin(file, self._head)
         label = f"{self.memory_gib:g} GiB of memory" if self.folder is None else ""
-        return [_Level(file, "", self._head, share * self.memory_gib * _GIB, label)]
+        return _Level(file, "", self._head, room, label)
 
     def _content(self, at: int, sample: Any) -> bytes:
         content = _pickled(at, sample)
@@ -365,9 +360,9 @@ def _reopened(path: str, *properties: Any) -> _Level:
     return _Level(os.open(path, os.O_RDWR | os.O_CLOEXEC), path, *properties)
 
 
-def _free(file: int) -> int:
-    """Free bytes of the file's disk."""
-    disk = os.fstatvfs(file)
+def _free(place: int | str | os.PathLike[str]) -> int:
+    """Free bytes of the disk of a file or folder."""
+    disk = os.statvfs(place)
     return disk.f_bavail * disk.f_frsize
 
 

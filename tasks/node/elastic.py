@@ -255,13 +255,12 @@ class ElasticRun:
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record; of a failure, by the rank that failed."""
-        starts = (values or {}).get("starts") or [{"began_unix": self.started_unix}]
         name, threads = name_of(self.device), torch.get_num_threads()
         used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]
         record = record_of(
             self.plan,
             self.item,
-            started_unix=starts[0]["began_unix"],
+            started_unix=values["starts"][0]["began_unix"] if values else self.started_unix,
             problem=problem,
             values=values,
             devices=used,

@@ -49,12 +49,12 @@ def profile(
                 raise
             break
     typical, smallest = int(rows[len(rows) // 2]["batch"]), min(item.batches)
-    loading = [row.pop("loading") for row in rows]
+    loading = [sample for row in rows for sample in row.pop("loading")]
     values: Profile = {}
     if built.loader is not None:
+        names = ("load_s", "load_wait_s", "sample_bytes")
+        values = dict(zip(names, map(median, zip(*loading, strict=True)), strict=True))
         values["loader_workers"] = built.loader.workers
-        for name in loading[0][0]:
-            values[name] = median(sample[name] for of_batch in loading for sample in of_batch)
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
     return {
@@ -115,18 +115,16 @@ def _thread_counters() -> list[float]:
     """Of this thread: seconds, those of a processor, those of waiting for one; bytes asked for by
     reads, and bytes that storage was read for. What the kernel hides is 0 [proc(5)].
     """
-    queued_s, counters = 0.0, {}
-    with suppress(OSError, ValueError, IndexError):
-        queued_s = float(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    thread, queued_s, asked, stored = Path("/proc/thread-self"), 0.0, 0.0, 0.0
     with suppress(OSError):
-        for line in Path("/proc/thread-self/io").read_text().splitlines():
-            name, _, value = line.partition(":")
-            counters[name] = float(value)
-    bytes_read = [counters.get(name, 0.0) for name in ("rchar", "read_bytes")]
-    return [time.perf_counter(), time.thread_time(), queued_s, *bytes_read]
+        queued_s = float((thread / "schedstat").read_text().split()[1]) / 1e9
+    with suppress(OSError):
+        counters = dict(line.split(": ") for line in (thread / "io").read_text().splitlines())
+        asked, stored = float(counters["rchar"]), float(counters["read_bytes"])
+    return [time.perf_counter(), time.thread_time(), queued_s, asked, stored]
 
 
-def _loading(before: list[float], after: list[float], batch: int) -> dict[str, float]:
+def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
     """Seconds of a processor, of waiting for storage, and bytes, of a sample.
 
     Mapped files are read without being asked for; files in memory are asked for alone.
@@ -134,11 +132,7 @@ def _loading(before: list[float], after: list[float], batch: int) -> dict[str, f
     wall_s, processor_s, queued_s, asked, stored = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
     )
-    return {
-        "load_s": processor_s,
-        "load_wait_s": max(0.0, wall_s - processor_s - queued_s),
-        "sample_bytes": max(asked, stored),
-    }
+    return processor_s, max(0.0, wall_s - processor_s - queued_s), max(asked, stored)
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
