@@ -229,11 +229,11 @@ class _Level:
 class _Pickler(pickle.Pickler):
     """Writes a tensor's numbers alone: torch would write all memory that a view is of."""
 
-    def reducer_override(self, part: Any) -> Any:
-        is_plain = type(part) is Tensor and part.layout is torch.strided and part.is_cpu
-        if not is_plain or part.requires_grad or part.is_conj() or part.is_neg() or part.__dict__:
+    def reducer_override(self, obj: Any) -> Any:
+        is_plain = type(obj) is Tensor and obj.layout is torch.strided and obj.is_cpu
+        if not is_plain or obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.__dict__:
             return NotImplemented
-        dense = part if part.is_contiguous() else part.clone()
+        dense = obj if obj.is_contiguous() else obj.clone()
         content = bytearray(ctypes.string_at(dense.data_ptr(), dense.nbytes))
         return _tensor, (content, dense.dtype, tuple(dense.shape), dense.stride())
 
@@ -245,26 +245,26 @@ class _Summer(_Pickler):
         super().__init__(SimpleNamespace(write=checksum.update), protocol=5)
         self.modules = modules
 
-    def persistent_id(self, part: Any) -> Any:
+    def persistent_id(self, obj: Any) -> Any:
         """Sets by sorted digests of their items: pickle's order differs between processes."""
-        if not isinstance(part, set | frozenset):
+        if not isinstance(obj, set | frozenset):
             return None
         digests = []
-        for item in part:
+        for item in obj:
             checksum = hashlib.sha256()
             _Summer(checksum, self.modules).dump(item)
             digests.append(checksum.digest())
-        return type(part), sorted(digests)
+        return type(obj), sorted(digests)
 
-    def reducer_override(self, part: Any) -> Any:
-        if isinstance(part, Cached):  # another level of the same samples
-            return Cached, (part.dataset,)
-        if isinstance(part, FunctionType):
-            self.modules.add(part.__module__ or "__main__")
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Cached):  # another level of the same samples
+            return Cached, (obj.dataset,)
+        if isinstance(obj, FunctionType):
+            self.modules.add(obj.__module__ or "__main__")
         else:
-            kind = part if isinstance(part, type) else type(part)
+            kind = obj if isinstance(obj, type) else type(obj)
             self.modules |= {base.__module__ for base in kind.__mro__}
-        return super().reducer_override(part)
+        return super().reducer_override(obj)
 
 
 def _tensor(

@@ -213,7 +213,7 @@ class ElasticRun:
         self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
     ) -> None:
         """Write the state after `step`. Raises FloatingPointError if the loss is no number."""
-        loss = sum(part for (part,) in gather([partial_loss], dist.group.WORLD))
+        loss = sum(mine for (mine,) in gather([partial_loss], dist.group.WORLD))
         if not self.leads:
             return
         if not math.isfinite(loss):
@@ -240,7 +240,7 @@ class ElasticRun:
             "parameters": built.parameters,
             "gradient_bytes": built.gradient_bytes,
             "starts": self.checkpoints.starts(),
-            "checkpoints": [{name: one[name] for name in columns} for one in written],
+            "checkpoints": [{name: manifest[name] for name in columns} for manifest in written],
         }
 
     def wait_for_go(self) -> None:

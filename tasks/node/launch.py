@@ -81,8 +81,8 @@ class Launch:
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
             if self.rank in firsts:
                 self.pairs = pairs(between) | {"nodes": list(self.layout.devices)}
-        own = json.dumps([name_of(self.device), torch.get_num_threads()])
-        self.store.set(f"device-{self.rank}", own)
+        described = json.dumps([name_of(self.device), torch.get_num_threads()])
+        self.store.set(f"device-{self.rank}", described)
         dist.barrier()
         devices = self.store.multi_get([f"device-{rank}" for rank in ranks])
         self.devices: list[tuple[str, int]] = list(map(json.loads, devices))
@@ -103,7 +103,7 @@ class Launch:
             return
         self.layout = replace(self.layout, sending=sending)
         ordered = {
-            self.layout.ranks(one): self.layout.sending_ranks(one) for one in self.plan.items
+            self.layout.ranks(item): self.layout.sending_ranks(item) for item in self.plan.items
         }
         for ranks, sends in sorted(ordered.items()):
             if sends != ranks:

@@ -229,16 +229,16 @@ def _caches(dataset: Any) -> Iterator[Any]:
         left += [part for part in held if hasattr(type(part), "__getitem__")]
 
 
-def sizes(part: Any) -> Iterator[int]:
-    """All sizes of the tensors in a part of a batch, and the lengths of its lists."""
-    if isinstance(part, Tensor):
-        yield from part.shape
-    elif isinstance(part, Mapping):
-        for value in part.values():
+def sizes(data: Any) -> Iterator[int]:
+    """All sizes of the tensors in `data`, inputs or targets, and the lengths of its lists."""
+    if isinstance(data, Tensor):
+        yield from data.shape
+    elif isinstance(data, Mapping):
+        for value in data.values():
             yield from sizes(value)
-    elif isinstance(part, list | tuple):
-        yield len(part)
-        for value in part:
+    elif isinstance(data, list | tuple):
+        yield len(data)
+        for value in data:
             yield from sizes(value)
 
 

@@ -195,7 +195,7 @@ class Plan:
 
     def workload(self, item: Item) -> WorkloadFile | None:
         """The item's workload; None for a probe."""
-        return next((one for one in self.workloads if one.name == item.workload), None)
+        return next((file for file in self.workloads if file.name == item.workload), None)
 
     @property
     def meet_s(self) -> float:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 NONE = "none"
 CHECKPOINTING, COMPILE, OFFLOAD = SWITCHES = ("checkpointing", "compile", "offload")
-_CALL_THEIR_PARTS = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
+_CALL_CHILDREN = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
 _MAX_GRAPHS = 128  # of a model: each block, batch and kind of step has its own
 _BLOCKS = 8  # a block holds at most this fraction of all weights, if modules are as small
 
@@ -49,8 +49,8 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.fail_on_recompile_limit_hit = True  # torch would go on uncompiled
-        for part in [model] if whole else blocks(model):
-            part.forward = torch.compile(_wrapped(part.forward), dynamic=False)
+        for module in [model] if whole else blocks(model):
+            module.forward = torch.compile(_wrapped(module.forward), dynamic=False)
 
 
 def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,40 +74,37 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """
     uses = uses_of(model)
     return [
-        part
-        for part in _parts(model, lambda _: True)
-        if all(times == uses[weight] for weight, times in uses_of(part).items())
+        block
+        for block in _modules(model, _size(model) / _BLOCKS, lambda _: True)
+        if all(times == uses[weight] for weight, times in uses_of(block).items())
     ]
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
     """Modules whose activations are recomputed together, none of them a single layer."""
 
-    def is_deep(part: nn.Module) -> bool:
-        return any(any(child.children()) for child in part.children())
+    def is_deep(module: nn.Module) -> bool:
+        return any(any(child.children()) for child in module.children())
 
-    return [part for part in _parts(model, is_deep) if any(part.children())]
+    found = _modules(model, _size(model) / _BLOCKS, is_deep)
+    return [module for module in found if any(module.children())]
 
 
-def _parts(model: nn.Module, divides: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
-    """The largest modules with at most an eighth of all weights, or that cannot be divided.
+def _modules(
+    module: nn.Module, limit: float, divides: Callable[[nn.Module], bool]
+) -> Iterator[nn.Module]:
+    """The largest modules of at most `limit` weights, or that cannot be divided.
 
-    Lists are never called themselves. Torch's own classes use the weights of their parts without
-    calling these, but for `_CALL_THEIR_PARTS`.
+    Lists are never called themselves. Torch's own classes use the weights of their children without
+    calling these, but for `_CALL_CHILDREN`.
     """
-    limit = _size(model) / _BLOCKS
-
-    def within(module: nn.Module) -> Iterator[nn.Module]:
-        for part in module.children():
-            is_own = not type(part).__module__.startswith("torch.")
-            can_divide = (is_own or isinstance(part, _CALL_THEIR_PARTS)) and divides(part)
-            is_list = isinstance(part, nn.ModuleList | nn.ModuleDict)
-            if is_list or (can_divide and _size(part) > limit):
-                yield from within(part)
-            elif _size(part):
-                yield part
-
-    return within(model)
+    for child in module.children():
+        calls = isinstance(child, _CALL_CHILDREN) or not type(child).__module__.startswith("torch.")
+        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if is_list or (calls and divides(child) and _size(child) > limit):
+            yield from _modules(child, limit, divides)
+        elif _size(child):
+            yield child
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
