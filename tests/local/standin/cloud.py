@@ -1,9 +1,7 @@
-"""Stands in for what a machine reaches of AWS: `cloud.py FOLDER ADDRESS:PORT...` serves objects and
-instance metadata.
+"""Stands in for what a machine reaches of AWS: `cloud.py FOLDER ADDRESS:PORT...`.
 
-Objects are files under FOLDER (no signature is checked: that is botocore's and moto's to say);
-values of the metadata service are files under FOLDER/meta-data, given to those who show the token
-only.
+Objects are files under FOLDER, without signatures, which moto checks elsewhere. Values of the
+metadata service are files under FOLDER/meta-data; they need the token.
 """
 
 import sys
@@ -13,10 +11,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 TOKEN = "a-token"
+FOLDER = Path(sys.argv[1])
 
 
 class Cloud(BaseHTTPRequestHandler):
-    folder: Path
     protocol_version = "HTTP/1.1"
 
     def answer(self, status: int, body: bytes = b"") -> None:
@@ -31,7 +29,7 @@ class Cloud(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path == "/latest/api/token":
             return self.answer(200, TOKEN.encode())
-        path = self.folder / unquote(self.path).lstrip("/")
+        path = FOLDER / unquote(self.path).lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}")
         beside.write_bytes(body)
@@ -40,11 +38,9 @@ class Cloud(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(self.path)
-        if path.startswith("/latest/"):
-            if self.headers.get("X-aws-ec2-metadata-token") != TOKEN:
-                return self.answer(401)
-            path = path.removeprefix("/latest")
-        file = self.folder / path.strip("/")
+        if path.startswith("/latest/") and self.headers.get("X-aws-ec2-metadata-token") != TOKEN:
+            return self.answer(401)
+        file = FOLDER / path.removeprefix("/latest").strip("/")
         file = file / ".list" if file.is_dir() else file
         if not file.is_file():
             return self.answer(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
@@ -56,17 +52,8 @@ class Cloud(BaseHTTPRequestHandler):
         pass
 
 
-def serve(folder: Path, *addresses: str) -> list[ThreadingHTTPServer]:
-    kind = type("Served", (Cloud,), {"folder": folder})
-    servers = []
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        servers.append(ThreadingHTTPServer((host, int(port)), kind))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-    return servers
-
-
-if __name__ == "__main__":
-    serve(Path(sys.argv[1]), *sys.argv[2:])
-    print("ready", flush=True)
-    threading.Event().wait()
+for address in sys.argv[2:]:
+    host, _, port = address.rpartition(":")
+    server = ThreadingHTTPServer((host, int(port)), Cloud)
+    threading.Thread(target=server.serve_forever).start()
+print("ready", flush=True)

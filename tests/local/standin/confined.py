@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -54,8 +53,7 @@ seen = {
     "mailbox": tried(lambda: (given.mailbox / "done.json").write_text("{}")),
     "death_signal": signal.value,
     "no_new_privileges": status["NoNewPrivs"],
-    "capabilities": [status[one] for one in ("CapInh", "CapPrm", "CapEff", "CapAmb")],
-    "bytecode": sys.flags.dont_write_bytecode,
+    "capabilities": [status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")],
 }
 write(own / "ready.json", seen)
 (own / "secret.json").symlink_to("/etc/shadow")
