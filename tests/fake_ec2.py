@@ -57,6 +57,7 @@ class Instance:
     instance_id: str
     instance_type: str
     market: str
+    region: str
     zone: str
     address: str
     request: dict[str, Any]
@@ -120,8 +121,7 @@ class FakeAws:
     unheard: bool = False  # those are served all the same
     dead: bool = False
     instances: dict[str, Instance] = field(default_factory=dict)
-    regions: dict[str, str] = field(default_factory=dict)
-    tokens: dict[str, tuple[str, list[str], list[str]]] = field(default_factory=dict)
+    tokens: dict[str, tuple[str, Any]] = field(default_factory=dict)  # request and answer
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # (IAM's action, words)
     s3: FakeS3 = field(default_factory=FakeS3)
 
@@ -154,7 +154,6 @@ class FakeAws:
     def forget(self) -> None:
         """Machines that are long gone are known no more."""
         self.instances.clear()
-        self.regions.clear()
 
     def revive(self) -> None:
         """Another controller comes."""
@@ -198,14 +197,15 @@ class FakeAws:
 
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
         """The same token buys nothing twice, and a failure is final for its token."""
-        asked = repr(sorted(words.items()))
-        if words["ClientToken"] not in self.tokens:
-            self.tokens[words["ClientToken"]] = (asked, *self._fleet(region, words))
-        known, ids, codes = self.tokens[words["ClientToken"]]
-        if known != asked:
+        token, asked = words["ClientToken"], repr(sorted(words.items()))
+        if token not in self.tokens:
+            ids, codes = self._fleet(region, words)
+            errors = [{"ErrorCode": code, "ErrorMessage": "a secret"} for code in codes]
+            answer = {"Instances": [{"InstanceIds": ids}] if ids else [], "Errors": errors}
+            self.tokens[token] = asked, answer
+        if self.tokens[token][0] != asked:
             raise client_error("IdempotentParameterMismatch", "CreateFleet")
-        errors = [{"ErrorCode": code, "ErrorMessage": "a secret"} for code in codes]
-        return {"Instances": [{"InstanceIds": ids}] if ids else [], "Errors": errors}
+        return self.tokens[token][1]
 
     def _fleet(self, region: str, words: dict[str, Any]) -> tuple[list[str], list[str]]:
         """Machines in the cheapest place that has all of them, or an error for each place."""
@@ -247,11 +247,11 @@ class FakeAws:
         for _ in range(count):
             number = len(self.instances) + 1
             ids.append(f"i-{number:017x}")
-            self.regions[ids[-1]] = region
             self.instances[ids[-1]] = Instance(
                 instance_id=ids[-1],
                 instance_type=name,
                 market=market,
+                region=region,
                 zone=zone,
                 address=f"10.0.0.{number}",
                 request=request,
@@ -265,8 +265,11 @@ class FakeAws:
         self, *, region: str, now: datetime, Filters: list[Any], **_: Any
     ) -> Any:
         shown = now - timedelta(seconds=self.lag_s)
-        here = [one for name, one in self.instances.items() if self.regions[name] == region]
-        described = [one.described(now) for one in here if one.launched_at <= shown]
+        described = [
+            one.described(now)
+            for one in self.instances.values()
+            if one.region == region and one.launched_at <= shown
+        ]
         found = [instance for instance in described if matches(instance, Filters)]
         return {"Reservations": [{"Instances": found}]}
 
@@ -274,8 +277,8 @@ class FakeAws:
         self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any
     ) -> Any:
         shown = now - timedelta(seconds=self.lag_s)
-        for name in InstanceIds:
-            if self.regions.get(name) != region or self.instances[name].launched_at > shown:
+        for machine in map(self.instances.get, InstanceIds):
+            if machine is None or machine.region != region or machine.launched_at > shown:
                 raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
         for name in () if self.immortal else InstanceIds:
             self.instances[name].end(now, "Client.UserInitiatedShutdown")

@@ -119,8 +119,7 @@ def _requests(
         vpc="(the subnets' VPC)",
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
         types={kind: TypeFacts(grouped=False, efa_cards=()) for kind in kinds},
-        image_id=f"(the image of {ec2.ami_parameter})",
-        root_device="/dev/sda1",
+        image={"ImageId": f"(the image of {ec2.ami_parameter})"},
         role_id="AROAEXAMPLE",  # user-data takes nothing in brackets
         controller="(this home)",
         lease_id=name,

@@ -170,7 +170,7 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
         yield Finding(check, "wrong", str(error))
         return
     subnets = ", ".join(sorted(spec.subnets))
-    yield Finding(check, "ok", f"{spec.image_id}, {ec2.subnets} subnets in {subnets}")
+    yield Finding(check, "ok", f"{spec.image['ImageId']}, {ec2.subnets} subnets in {subnets}")
     yield from _permissions(api, spec, cluster.members[0])
 
 

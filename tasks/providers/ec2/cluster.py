@@ -36,7 +36,7 @@ class Ec2Cluster(RunningCluster):
     ) -> None:
         self._api, self._launcher, self._attempt = api, launcher, attempt
         self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mirror.mailbox, mirror
-        self.cluster, self.image_id = cluster, launcher.spec.image_id
+        self.cluster, self.image_id = cluster, str(launcher.spec.image["ImageId"])
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at = datetime.min.replace(tzinfo=UTC)

@@ -26,7 +26,7 @@ from .requests import (
     rules,
     security_group,
 )
-from .termination import SHOWN, end_machines, end_these, lease_tags, until
+from .termination import SHOWN, end_machines, end_these, until
 
 RUNNING_WITHIN_S = 300.0
 POLL_S = 2.0
@@ -51,7 +51,6 @@ class Launcher:
     ) -> None:
         self._api, self._leases, self.spec, self._script = api, leases, spec, script
         self.lease, self._security_group = lease, ""
-        self.tags = lease_tags(lease, spec.controller)
 
     def keep(self, lease: Ec2Lease) -> None:
         """Write the lease before anything else happens. Raises OSError."""
@@ -79,7 +78,7 @@ class Launcher:
 
     def end(self) -> str:
         """End every machine of the lease; "" or why some may live on."""
-        self.lease, problem = end_machines(self._api, self.lease, self.tags)
+        self.lease, problem = end_machines(self._api, self.lease)
         with suppress(OSError):  # the reaper finds out again
             self.keep(self.lease)
         return problem
@@ -206,7 +205,7 @@ class Launcher:
 
     def _found_by_tag(self, name: str) -> list[str]:
         """Machines of a fleet; EC2 may show them only after SHOWN."""
-        tags, found = self.tags | {"srift:node-group": name}, dict[str, Answer]()
+        tags, found = self.lease.tags | {"srift:node-group": name}, dict[str, Answer]()
         for _ in self._api.looks(_LOOK_EVERY_S, SHOWN.total_seconds()):
             found = self._api.instances(self.lease.region, tags=tags, states=ALIVE)
             if found:

@@ -64,11 +64,12 @@ class Ec2Lease(HeldLease):
     """The content of lease.json.
 
     `releasing`: the machines are to be ended, and that has failed so far. `fetched`: the mailbox
-    has all uploads of the nodes. `deployment`, `bucket` and `prefix` are those of srift.toml when
-    the lease was made. `refusals`: a sentence for each refused attempt.
+    has all uploads of the nodes. `home` is the token of its home; `deployment`, `bucket` and
+    `prefix` are those of srift.toml when the lease was made. `refusals`: a sentence for each refused attempt.
     """
 
     region: Region
+    home: str
     deployment: str
     bucket: str
     prefix: str
@@ -82,6 +83,15 @@ class Ec2Lease(HeldLease):
     @property
     def is_held(self) -> bool:
         return self.ended_at is None or not self.fetched
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags by which all machines of the lease are found."""
+        return {
+            "srift:lease": self.lease_id,
+            "srift:deployment": self.deployment,
+            "srift:controller": self.home,
+        }
 
     @property
     def objects(self) -> str:

@@ -80,6 +80,7 @@ class Ec2Machines:
             deadline_s=deadline_s,
             now=now,
             region=region,
+            home=spec.controller,
             deployment=choices.deployment,
             bucket=choices.bucket,
             prefix=choices.prefix,
@@ -159,7 +160,7 @@ class Ec2Machines:
             await_shutdown(self.api, lease)
             lease = replace(lease, fetched=self._pulled(running.mirror, FETCH_S))
         self.leases.close(lease, self.api.now(), "released")
-        tidy(self.api, lease.region, launcher.tags, lambda tags: True)
+        tidy(self.api, lease.region, lease.tags, lambda tags: True)
         return ""
 
     def _let_leave(self, running: Ec2Cluster) -> None:

@@ -201,13 +201,11 @@ class Ec2Provider(Provider):
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
         """Region -> offered types that may be wanted."""
-        regions, patterns = self._choices.regions, self._choices.instance_types
-        with ThreadPoolExecutor(_THREADS) as pool:
-            names = pool.map(self._api.type_names, regions)
-            return {
-                region: may_be_wanted(here, patterns)
-                for region, here in zip(regions, names, strict=True)
-            }
+        patterns = self._choices.instance_types
+        return {
+            region: may_be_wanted(self._api.type_names(region), patterns)
+            for region in self._choices.regions
+        }
 
     @cached_property
     def _live_types(self) -> dict[str, InstanceType]:

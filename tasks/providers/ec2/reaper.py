@@ -19,7 +19,6 @@ from .termination import (
     await_shutdown,
     end_machines,
     end_these,
-    lease_tags,
     not_answered,
     tags_of,
     tidy,
@@ -81,7 +80,7 @@ class Reaper:
     def _end(self, lease: Ec2Lease, why: str) -> None:
         leases, api, name = self.machines.leases, self.machines.api, f"lease {lease.lease_id}"
         outcome = "released" if lease.releasing else "reaped"
-        lease, problem = end_machines(api, lease, lease_tags(lease, leases.token))
+        lease, problem = end_machines(api, lease)
         says = f"{name} ({lease.cluster}): {why}; "
         try:
             if problem:

@@ -24,15 +24,17 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What all machines of a lease have in common. `subnets`: zone -> subnet id."""
+    """What all machines of a lease have in common. `subnets`: zone -> subnet id.
+
+    `image`: as DescribeImages describes it.
+    """
 
     choices: Ec2
     region: str
     vpc: str
     subnets: Mapping[str, str]
     types: Mapping[str, TypeFacts]
-    image_id: str
-    root_device: str
+    image: Mapping[str, Any]
     role_id: str
     controller: str
     lease_id: str
@@ -99,7 +101,7 @@ def launch_template(
         "DeleteOnTermination": True,
     }
     data = {
-        "ImageId": spec.image_id,
+        "ImageId": spec.image["ImageId"],
         "IamInstanceProfile": {"Name": spec.choices.instance_profile},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {
@@ -108,7 +110,9 @@ def launch_template(
             "HttpEndpoint": "enabled",
             "HttpProtocolIpv6": "disabled",  # user code is fenced from IPv4 alone
         },
-        "BlockDeviceMappings": [{"DeviceName": spec.root_device, "Ebs": volume}],
+        "BlockDeviceMappings": [
+            {"DeviceName": spec.image.get("RootDeviceName") or "/dev/sda1", "Ebs": volume}
+        ],
         "NetworkInterfaces": _interfaces(spec, spec.types[group.type_name], security),
         "UserData": base64.b64encode(user_data.encode()).decode(),
         "TagSpecifications": _tagged(spec, group.name, "instance", "volume"),

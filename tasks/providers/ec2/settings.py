@@ -107,13 +107,3 @@ class Ec2(BaseModel):
             name: {"on_demand": value} if type(value) in (int, float) else value
             for name, value in discounts.items()
         }
-
-    @field_validator("prices")
-    @classmethod
-    def _has_a_price(cls, prices: dict[str, OwnPrice]) -> dict[str, OwnPrice]:
-        for name, price in prices.items():
-            if price == OwnPrice():
-                raise ValueError(
-                    f"{name!r} has no price: give it on_demand_usd_per_hour or spot_usd_per_hour"
-                )
-        return prices

@@ -33,20 +33,11 @@ _LEFTOVERS = (  # they cost nothing, but fill quotas
 )  # fmt: skip
 
 
-def lease_tags(lease: Ec2Lease, controller: str) -> dict[str, str]:
-    """Tags by which all machines of a lease are found."""
-    return {
-        "srift:lease": lease.lease_id,
-        "srift:deployment": lease.deployment,
-        "srift:controller": controller,
-    }
-
-
-def end_machines(api: Ec2Api, lease: Ec2Lease, tags: Mapping[str, str]) -> tuple[Ec2Lease, str]:
+def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
     """End every machine of the lease; the lease as known now, and why some may live on, or ""."""
     region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
-        shown = api.instances(region, tags=tags)
+        shown = api.instances(region, tags=lease.tags)
         lease = lease.with_machines(*_unheard(lease, shown, now))
         alive = {each for each, found in shown.items() if found["State"]["Name"] in ALIVE}
         running = {each.instance_id: each for each in lease.machines if not each.ended_at}

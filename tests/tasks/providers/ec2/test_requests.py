@@ -43,7 +43,7 @@ SPEC = LaunchSpec(
     choices=Ec2(), region="us-east-1", vpc="vpc-1",
     subnets={zone: f"subnet-{zone[-1]}" for zone in ZONES},
     types={"g4dn.xlarge": TypeFacts(efa_cards=(), grouped=True), "p4d.24xlarge": EFA},
-    image_id="ami-1", root_device="/dev/sda1", role_id="AROA", controller="abc", lease_id="r-1",
+    image={"ImageId": "ami-1"}, role_id="AROA", controller="abc", lease_id="r-1",
     deadline_unix=1_800_000_000,
 )  # fmt: skip
 
