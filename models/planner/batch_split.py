@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster, InstanceType, Offer
-from ..domain.numeric import BoolArray, FloatArray, IntArray
+from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Mode, Setup, Workload
 from ..step_time.machine_specs import computes
 from ..step_time.model import StepTimeModel
@@ -39,25 +39,20 @@ def finish_together(
     up to `total`. None if a machine would get no sample (the cluster without it is no slower) or
     the device counts cannot add up to `total`.
     """
-    counts = devices or (1,) * len(lines)
-    line = np.array(lines, dtype=float)
-    samples, possible = split_groups(
-        line[None, :, 0],
-        line[None, :, 1],
-        count=np.ones((1, len(lines)), dtype=np.int64),
-        devices=np.array([counts], dtype=np.int64),
-        total=np.array([total], dtype=np.int64),
-    )
-    return tuple(int(share) for share in samples[0]) if possible[0] else None
+    count = np.ones((1, len(lines)), dtype=np.int64)
+    each = count if devices is None else np.array([devices], dtype=np.int64)
+    a, k = np.array(lines, dtype=float).T
+    (samples,) = split_groups(a[None], k[None], count=count, devices=each, total=total).tolist()
+    return tuple(samples) if any(samples) else None
 
 
 def split_groups(
-    a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: Wholes
-) -> tuple[Wholes, BoolArray]:
+    a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: int
+) -> Wholes:
     """Split for many clusters at once; arrays are (clusters, types), padded with `count` 0.
 
-    Returns the samples of one device of each machine, summed over the machines of a type, and
-    whether there is a split. Of a type's machines the first (samples mod count) get one more.
+    Returns the samples of one device of each machine, summed over the machines of a type; zeros
+    without a split. Of a type's machines the first (samples mod count) get one more.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -84,7 +79,7 @@ def split_groups(
         samples[active, taker] += given
         left[active] -= given * d[row, taker]
         active = active[~stuck & (left[active] > 0)]
-    return samples, possible
+    return np.where(possible[:, None], samples, 0)
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
@@ -188,52 +183,47 @@ def splits_of(
     ranks, machines = (count * present).sum(axis=1), count.sum(axis=1)
     fewest = np.where(kind >= 0, present, most_devices).min(axis=1, initial=most_devices)
     largest = present.max(axis=1, initial=0)
+    shards = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
     splits: list[tuple[IntArray, ...]] = []
     for number, mode in enumerate(workload.modes):
         lines = [model.compute_line(workload.name, one.name, mode) for one in types]
         a, k = np.array([*lines, (0.0, 1.0)], dtype=float).T
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
-        powers = np.ones_like(ranks)
-        if mode.sharded:  # memory of a half, a quarter ...: between two powers the lower counts
-            powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
-        for power in np.unique(powers[able]).tolist():
-            rows = np.flatnonzero(able & (powers == power))
-
-            def split(own: IntArray, micro: int) -> tuple[Wholes, BoolArray, Wholes]:
-                each, types_of = count[own], kind[own]
-                samples, possible = split_groups(
-                    a[types_of],  # noqa: B023 (called within the loop)
-                    k[types_of],  # noqa: B023
-                    count=each,
-                    devices=devices[types_of],
-                    total=np.full(len(own), micro, dtype=np.int64),
-                )
-                return samples, possible, -(-samples // np.maximum(each, 1))
-
-            whole: dict[int, tuple[Wholes, BoolArray, Wholes]] = {}  # by samples of a micro-step
-            for total in totals:
-                limits = _largest_batches(model, workload.name, mode, types, power, total)
-                fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
-                for steps in _step_counts(total):
-                    micro, at = total // steps, np.arange(len(rows))
-                    if steps in ACCUMULATION_STEPS:
-                        whole[micro] = whole.get(micro) or split(rows, micro)
-                        samples, possible, most = whole[micro]
-                    else:
-                        at = np.flatnonzero(lacking & ~fitted)
-                        samples, possible, most = split(rows[at], micro)
-                    each = count[rows[at]]
-                    held = ((each == 0) | (most <= limits[int(steps > 1), kind[rows[at]]])).all(1)
-                    fitted[at] |= possible & held
-                    lacking[at] |= possible & ~held
-                    kept = possible & held
-                    if mode.of_equal_batches:
-                        kept &= ((each == 0) | (samples == each * most[:, :1])).all(axis=1)
-                    constant = (np.full(kept.sum(), value) for value in (number, total, steps))
-                    splits.append((rows[at][kept], samples[kept], *constant))
-    if not splits:
-        splits.append((np.zeros(0, dtype=np.intp), count[:0], *[np.zeros(0, dtype=np.intp)] * 3))
+        rows = np.flatnonzero(able)
+        # Memory of a half, a quarter ... if devices share it: between two powers the lower counts.
+        powers, power = np.unique(shards[rows] if mode.sharded else able[rows], return_inverse=True)
+        whole: dict[int, Wholes] = {}  # splits of all rows by samples of a micro-step
+        for total in totals:
+            largest_batch = np.array(
+                [
+                    _largest_batches(model, workload.name, mode, types, int(ranks_of), total)
+                    for ranks_of in powers
+                ],
+                dtype=np.int64,
+            ).reshape(-1, 2, len(types) + 1)
+            fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
+            for steps in _step_counts(total):
+                micro, usual = total // steps, steps in ACCUMULATION_STEPS
+                at = np.flatnonzero(lacking & ~fitted | usual)
+                own, each = kind[rows[at]], count[rows[at]]
+                samples = whole.get(micro) if usual else None
+                if samples is None:
+                    samples = split_groups(
+                        a[own], k[own], count=each, devices=devices[own], total=micro
+                    )
+                if usual:
+                    whole[micro] = samples
+                most = -(-samples // np.maximum(each, 1))
+                limits = largest_batch[power[at, None], int(steps > 1), own]
+                possible = samples.any(axis=1)
+                kept = possible & ((each == 0) | (most <= limits)).all(axis=1)
+                fitted[at] |= kept
+                lacking[at] |= possible & ~kept
+                if mode.of_equal_batches:
+                    kept &= ((each == 0) | (samples == each * most[:, :1])).all(axis=1)
+                constant = (np.full(kept.sum(), value) for value in (number, total, steps))
+                splits.append((rows[at][kept], samples[kept], *constant))
     cluster, samples, numbers, total_of, steps_of = (
         np.concatenate(column) for column in zip(*splits, strict=True)
     )

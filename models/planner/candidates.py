@@ -130,7 +130,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     return Candidates(
         splits=splits,
         zones=zones,
-        frame=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"split": []}),
+        frame=pd.concat(frames, ignore_index=True),
         conditions=Conditions.joined(conditions),
         compile_s=np.array([compilation.seconds(workload.name, one) for one in splits.modes]),
     )

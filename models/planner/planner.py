@@ -63,10 +63,10 @@ def plan(
         ValueError: the range of batches is empty.
     """
     asked, workload = workload, choosable(workload, supply.vetoes)
-    goals = workload.goals
-    if not workload.modes:
-        return nothing(asked, "; ".join(supply.vetoes[one] for one in asked.modes))
-    found = enumerate_candidates(workload, supply, model)
+    goals, found = workload.goals, allowed(asked, supply, model)
+    if found is None:
+        vetoes = [supply.vetoes[one] for one in asked.modes] if not workload.modes else []
+        return nothing(asked, "; ".join(vetoes))
     looked: IntArray = np.zeros(0, dtype=np.intp)
     if len(found):
         formula_s = model.formula_seconds(found.splits.arrays())
