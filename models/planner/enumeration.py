@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, combinations_with_replacement, product
+from itertools import chain, combinations, combinations_with_replacement, product
 
 import numpy as np
 
@@ -30,12 +30,9 @@ LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 
 
 def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
-    """Return (clusters, types) machines of each type, 1 to `max_hosts` in all, small first.
-
-    Instances of a type are interchangeable: there are C(n + T - 1, n) multisets of n among T types.
-    """
+    """Return (clusters, types) machines of each type, 1 to `max_hosts` in all, small first."""
     sizes = range(1, max_hosts + 1)
-    if sum(math.comb(types + size - 1, size) for size in sizes) <= most:
+    if multisets(types, max_hosts) <= most:
         rows = [
             np.bincount(members, minlength=types)
             for size in sizes
@@ -69,24 +66,26 @@ def clusters_of(
     A market with more than `most` clusters has those of at most two types.
     """
     for group in sold_together(offers):
-        for members in _multisets(group, max_hosts, most):
-            cluster = Cluster(members=members)
-            if not fits(cluster):
-                yield cluster
+        few = multisets(len(group), max_hosts) <= most
+        for size in range(1, max_hosts + 1):
+            pairs = product(combinations(group, 2), range(1, size))
+            clusters = (
+                combinations_with_replacement(group, size)
+                if few
+                else chain(
+                    ((offer,) * size for offer in group),
+                    ((one,) * count + (other,) * (size - count) for (one, other), count in pairs),
+                )
+            )
+            for members in clusters:
+                cluster = Cluster(members=members)
+                if not fits(cluster):
+                    yield cluster
 
 
-def _multisets(group: list[Offer], max_hosts: int, most: int) -> Iterator[tuple[Offer, ...]]:
-    sizes = range(1, max_hosts + 1)
-    few = sum(math.comb(len(group) + size - 1, size) for size in sizes) <= most
-    for size in sizes:
-        if few:
-            yield from combinations_with_replacement(group, size)
-            continue
-        for offer in group:
-            yield (offer,) * size
-        for first, second in combinations(group, 2):
-            for count in range(1, size):
-                yield (first,) * count + (second,) * (size - count)
+def multisets(types: int, max_hosts: int) -> int:
+    """Return the number of clusters of 1 to `max_hosts` interchangeable machines of `types`."""
+    return math.comb(types + max_hosts, max_hosts) - 1
 
 
 def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:

@@ -22,7 +22,7 @@ from ..domain.numeric import FloatArray, IntArray
 EXACT = 8  # machines: 40,320 orders
 LEAST_GAIN = 0.05  # of the seconds: for less, runs in another order are only harder to compare
 SURE = 3.0  # standard errors of a gain: by chance 5 times in 100, of three sweeps
-_STARTS = 8  # random starts of a local search
+_STARTS = 16  # random starts of a local search
 _TIES = 1e-4  # weight of all links beside the slowest
 
 
@@ -95,18 +95,27 @@ def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     if links.machines > EXACT:
         return searched(links, rounds)
     orders = np.array(list(permutations(range(links.machines))))
-    return tuple(map(int, orders[_costs(links, rounds, orders).argmin()]))
+    return tuple(orders[_costs(links, rounds, orders).argmin()].tolist())
 
 
 def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the best of local searches from several starts."""
-    count = links.machines
-    random = np.random.default_rng(0)
-    starts = [np.arange(count), *(_nearest(links, first) for first in range(count))]
-    starts += [random.permutation(count) for _ in range(_STARTS)]
-    moves = _moves(count)
-    found = [_descended(links, rounds, start, moves) for start in starts]
-    return tuple(map(int, min(found, key=lambda one: one[1])[0]))
+    """Return the best of local searches from several starts.
+
+    A search moves to the best neighbour until none is better.
+    """
+    random, moves = np.random.default_rng(0), _moves(links.machines)
+    starts = [random.permutation(links.machines) for _ in range(_STARTS)]
+    found: list[tuple[float, list[int]]] = []
+    for order in [np.arange(links.machines), *starts]:
+        cost, best = np.inf, float(_costs(links, rounds, order[None])[0])
+        while best < cost * (1 - 1e-12):
+            cost, neighbours = best, order[moves]
+            costs = _costs(links, rounds, neighbours)
+            best = float(costs.min())
+            if best < cost:
+                order = neighbours[costs.argmin()]
+        found.append((cost, order.tolist()))
+    return tuple(min(found)[1])
 
 
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> Order:
@@ -146,36 +155,16 @@ def _costs(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArra
     return seconds_of(links, rounds, orders) + _TIES * seconds_of(shared, rounds, orders)
 
 
-def _nearest(links: Links, first: int) -> IntArray:
-    """Return a chain from `first`, each time to the fastest link of those left."""
-    chain, left = [first], set(range(links.machines)) - {first}
-    while left:
-        chain.append(min(left, key=lambda one: (links.byte_s[chain[-1], one], one)))
-        left.remove(chain[-1])
-    return np.array(chain)
-
-
-def _descended(
-    links: Links, rounds: Sequence[Round], order: IntArray, moves: IntArray
-) -> tuple[IntArray, float]:
-    """Move to the best neighbour until none is better. Returns the order and its cost."""
-    cost = float(_costs(links, rounds, order[None])[0])
-    while True:
-        costs = _costs(links, rounds, order[moves])
-        best = int(costs.argmin())
-        if not costs[best] < cost * (1 - 1e-12):
-            return order, cost
-        order, cost = order[moves[best]], float(costs[best])
-
-
 def _moves(machines: int) -> IntArray:
     """(moves, machines) places to take machines from: exchanges, reversals and shifts."""
-    found, places = set(), list(range(machines))
+    found, places = set(), tuple(range(machines))
     for first, last in combinations(places, 2):
-        swapped = places.copy()
-        swapped[first], swapped[last] = last, first
-        found.add(tuple(swapped))
-        found.add((*places[:first], *places[first : last + 1][::-1], *places[last + 1 :]))
-        found.add((*places[:first], *places[first + 1 : last + 1], first, *places[last + 1 :]))
-        found.add((*places[:first], last, *places[first:last], *places[last + 1 :]))
-    return np.array(sorted(found - {tuple(places)}))
+        before, inside, after = places[:first], places[first : last + 1], places[last + 1 :]
+        for moved in (
+            (last, *inside[1:-1], first),
+            inside[::-1],
+            (*inside[1:], first),
+            (last, *inside[:-1]),
+        ):
+            found.add((*before, *moved, *after))
+    return np.array(sorted(found))
