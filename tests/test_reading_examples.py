@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tests.installed import furnished
 
@@ -19,14 +17,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "reading"
 HOME = "state"
 
 
-def printed(*words: str | Path, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | env,
-    )
+def printed(*words: str | Path) -> str:
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -57,33 +50,12 @@ def test_the_table_is_joined_with_ones_own(published: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.enable_socket
-def test_the_table_is_read_from_a_bucket(published: Path) -> None:
-    aws = {
-        "AWS_ACCESS_KEY_ID": "k",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        endpoint = f"http://{host}:{port}"
-        store = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="k",
-            aws_secret_access_key="s",
-        )
-        store.create_bucket(Bucket="company")
-        for file in published.glob("*.parquet"):
-            store.upload_file(str(file), "company", f"srift/{file.name}")
-        said = printed(
-            EXAMPLES / "from_s3.py", "s3://company/srift", AWS_ENDPOINT_URL=endpoint, **aws
-        )
-    finally:
-        server.stop()
-    assert "conv" in said and "s.small" in said
+def test_the_table_is_read_from_a_bucket(published: Path, s3: Any) -> None:
+    s3.create_bucket(Bucket="company")
+    for file in published.glob("*.parquet"):
+        s3.upload_file(str(file), "company", f"srift/{file.name}")
+    text = printed(EXAMPLES / "from_s3.py", "s3://company/srift")
+    assert "conv" in text and "s.small" in text
 
 
 def test_the_model_in_force_answers_a_program_that_has_only_mlflow() -> None:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tasks.execution.claims import claim, of_others, settle
 from tests import postgres
@@ -128,20 +127,17 @@ def test_a_home_is_carried_over_once(shared: SharedWarehouse, tmp_path: Path) ->
             note_workloads(connection, defined, provider="local", noted_at=NOON)
     publish(shared, [recommendation(workload="other")], stamp(3, provider="ec2"))
     copied = shared.carry_over(file)
-    assert (copied["raw_runs"], copied["raw_publications"], copied["raw_recommendations"]) == (
-        2,
-        2,
-        2,
-    )
+    assert [copied[f"raw_{name}"] for name in ("runs", "publications", "recommendations")] == [
+        2
+    ] * 3
     assert set(shared.carry_over(file).values()) == {0}
-    for name in ("runs", "recommendations", "stg_workloads"):
-        query = (
-            f"select * exclude (noted_at) from {name}"
-            if name[0] == "s"
-            else f"select * from {name}"
-        )
-        query += " where provider = 'local' order by all"
-        assert len(file.select(query)) and file.select(query).equals(shared.select(query)), name
+    for columns in (
+        "* from runs",
+        "* from recommendations",
+        "* exclude noted_at from stg_workloads",
+    ):
+        query = f"select {columns} where provider = 'local' order by all"
+        assert len(file.select(query)) and file.select(query).equals(shared.select(query)), query
 
 
 def test_a_row_of_two_imports_counts_until_both_are_forgotten(
@@ -166,9 +162,8 @@ def test_a_claim_is_seen_by_other_machines_until_it_is_settled(
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         here = install(tmp_path / name, provider=DescribedMachines(name="ec2"))
-        stated = here.settings.shared.model_copy(
-            update={"host": shared.lake.host, "data": shared.lake.data}
-        )
+        lake = {"host": shared.lake.host, "data": shared.lake.data}
+        stated = here.settings.shared.model_copy(update=lake)
         settings = here.settings.model_copy(update={"shared": stated})
         homes.append(replace(here, warehouse=shared, settings=settings))
     one, other = homes
@@ -181,36 +176,19 @@ def test_a_claim_is_seen_by_other_machines_until_it_is_settled(
 
 
 @pytest.mark.local
-def test_the_files_may_lie_in_s3(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s3 = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    s3.start()
-    try:
-        address, port = s3.get_host_and_port()
-        for name, value in {
-            "AWS_ENDPOINT_URL_S3": f"http://{address}:{port}",
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-            "AWS_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }.items():
-            monkeypatch.setenv(name, value)
-        bucket = boto3.client("s3", region_name="us-east-1")
-        bucket.create_bucket(Bucket="team")
-        postgres.create(server, "in_s3")
-        data = "s3://team/srift/warehouse"
-        lake = Lake(host=server, port=5432, user=postgres.USER, database="in_s3", data=data)
-        shared = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
-        shared.create()
-        with shared.transact() as connection:
-            bodies = [body(f"r{n}") for n in range(50)]  # a few rows stay in the catalogue
-            assert append_records(connection, bodies, refresh_id="r", loaded_at=NOON) == 50
-        assert len(shared.select("raw_runs")) == 50
-        stored = [one["Key"] for one in bucket.list_objects_v2(Bucket="team")["Contents"]]
-        assert len(stored) == 1 and stored[0].startswith("srift/warehouse/main/raw_runs/")
-    finally:
-        s3.stop()
+def test_the_files_may_lie_in_s3(server: str, tmp_path: Path, s3: Any) -> None:
+    s3.create_bucket(Bucket="team")
+    postgres.create(server, "in_s3")
+    data = "s3://team/srift/warehouse"
+    lake = Lake(host=server, port=5432, user=postgres.USER, database="in_s3", data=data)
+    shared = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
+    shared.create()
+    with shared.transact() as connection:
+        bodies = [body(f"r{n}") for n in range(50)]  # a few rows stay in the catalogue
+        assert append_records(connection, bodies, refresh_id="r", loaded_at=NOON) == 50
+    assert len(shared.select("raw_runs")) == 50
+    stored = [one["Key"] for one in s3.list_objects_v2(Bucket="team")["Contents"]]
+    assert len(stored) == 1 and stored[0].startswith("srift/warehouse/main/raw_runs/")
 
 
 WRITER = f"""
