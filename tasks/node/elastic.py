@@ -176,7 +176,7 @@ class ElasticRun:
         module = built.model
         if len(nodes) > 1:
             assert dist.group.WORLD is not None
-            module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD, self.device)
+            module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD)
         start["restored_unix"] = time.time()
         self.wait_for_go()
         step = at = int(start["step"])

@@ -203,7 +203,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     """Run a tiny step: its first use costs a second of a core, which no measurement may."""
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
-    parallel = strategy(DDP)(model, optimizer, alone, device)
+    parallel = strategy(DDP)(model, optimizer, alone)
     for _ in range(2):
         parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()

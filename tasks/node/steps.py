@@ -167,7 +167,7 @@ def _prepared(
     module = built.model
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     if group is not None:
-        module = parallel(built.model, built.optimizer, group, built.device)
+        module = parallel(built.model, built.optimizer, group)
     if communicates_always(module):
         reset_peak(built.device)  # ranks had the whole model in host memory
     batch = item.batches[place]

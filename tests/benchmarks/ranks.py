@@ -103,7 +103,7 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
     try_once(built, batch, shared=shared)
     if losses:
         made = strategy(item.strategy, item.switches, machines=item.used)
-        module = made(built.model, built.optimizer, group, CPU)
+        module = made(built.model, built.optimizer, group)
         step = partial(one_step, built, module, batch=batch, accumulation_steps=1, scale=1.0)
         summed = torch.tensor([step(sync=True) for _ in range(losses)], dtype=torch.float64)
         dist.all_reduce(summed)

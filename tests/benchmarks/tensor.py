@@ -28,7 +28,7 @@ from models.domain.workload import STRATEGIES, TENSOR_1D, TENSOR_2D, TENSOR_25D
 from tasks.node.strategies import strategy
 from tasks.node.strategies.tensor import Divided
 from tests.benchmarks.claims import Claim, Write, report, show
-from tests.benchmarks.ranks import CPU, bytes_on, join, on_hosts
+from tests.benchmarks.ranks import bytes_on, join, on_hosts
 from tests.formulas import dense_elements, sent_elements
 
 DDP = STRATEGIES[0]
@@ -144,7 +144,7 @@ def _inputs(case: Case, rank: int) -> Tensor:
 def _timed(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     ranks, model = dist.get_world_size(group), _model(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    module = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group, CPU)
+    module = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group)
     inputs = _inputs(case, dist.get_rank(group))
     seconds, before = [], (0, 0)
     for step in range(_WARMUP + _STEPS):
@@ -170,7 +170,7 @@ def _compared(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     optimizer, reference = (
         torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, whole)
     )
-    module = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group, CPU)
+    module = strategy(case.strategy, machines=(1,) * ranks)(model, optimizer, group)
     assert isinstance(module, Divided)
     cuts = {block: (paths[one], cut) for one, (block, cut) in module.blocks.of.items()}
     every = torch.cat([_inputs(case, one) for one in range(ranks)])

@@ -37,7 +37,6 @@ from tests.formulas import adasum_bytes, sparse_bytes
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
 ROOT = Path(__file__).parents[2]
-CPU = torch.device("cpu")
 RANKS, WORLD = 4, 8
 STEPS, BATCH = 3, 4
 SIZES = (1, 700, 3, 120_000, 64, 1)  # of Adasum's parameters
@@ -150,7 +149,7 @@ def is_on_all_ranks(values: Tensor, group: Any) -> bool:
 def wrapped(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: Any) -> Any:
     ranks = dist.get_world_size(group)
     machines = (2, 2) if name == "ddp-mstopk" else (1,) * ranks
-    return strategy(name, machines=machines)(model, optimizer, group, CPU)
+    return strategy(name, machines=machines)(model, optimizer, group)
 
 
 def trains_as_one_process(

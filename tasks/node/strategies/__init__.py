@@ -51,7 +51,7 @@ from .servers import SERVED, Servers, average_by_servers, first_devices
 from .tables import TABLES, DistributedTables
 from .tensor import Divided, divide
 
-Strategy = Callable[[nn.Module, Optimizer, dist.ProcessGroup, torch.device], nn.Module]
+Strategy = Callable[[nn.Module, Optimizer, dist.ProcessGroup], nn.Module]
 
 _CPU = torch.device("cpu")
 
@@ -71,9 +71,7 @@ def strategy(
     """
     refuse(name, switches, device, machines)
 
-    def wrap(
-        model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup, device: torch.device
-    ) -> nn.Module:
+    def wrap(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup) -> nn.Module:
         refuse_model(name, model, machines)
         refuse_optimizer(name, optimizer)
         if name == TABLES:

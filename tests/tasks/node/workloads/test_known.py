@@ -126,7 +126,7 @@ def test_in_small_it_trains_the_same_in_every_mode(
     expected = losses(plain, plain.model)
     for named, switches in (("ddp", "checkpointing"), ("fsdp", "none"), ("fsdp", "checkpointing")):
         built = load(settings, name, switches=switches)
-        module = strategy(named, switches)(built.model, built.optimizer, alone, built.device)
+        module = strategy(named, switches)(built.model, built.optimizer, alone)
         assert losses(built, module) == pytest.approx(expected, rel=1e-4), (named, switches)
         for weight in built.model.parameters():
             assert weight.grad is not None and bool(weight.grad.any())
