@@ -152,8 +152,7 @@ class ElasticRun:
             step = int(manifest["step"])
             built.model.load_state_dict(state["model"])
             built.optimizer.load_state_dict(state["optimizer"])
-            if built.arithmetic.scaler is not None:
-                built.arithmetic.scaler.load_state_dict(state["scaler"])
+            built.arithmetic.scaler.load_state_dict(state["scaler"])
             torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
             seconds = now(self.device) - began
             taken = {"step": step, "restore_s": seconds, "restore_bytes": int(manifest["bytes"])}
@@ -224,9 +223,8 @@ class ElasticRun:
             "step": step,
             "model": built.model.state_dict(),
             "optimizer": built.optimizer.state_dict(),
+            "scaler": built.arithmetic.scaler.state_dict(),
         }
-        if built.arithmetic.scaler is not None:
-            state["scaler"] = built.arithmetic.scaler.state_dict()
         self.checkpoints.write(step, state, loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:

@@ -9,7 +9,7 @@ fp16   autocast to float16, with the loss scaled so that small gradients stay ab
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,11 +27,14 @@ class NoSuchPrecision(ValueError):
 
 @dataclass(slots=True)
 class Arithmetic:
-    """How a workload computes on a device; `scaler` holds the scale of fp16."""
+    """How a workload computes on a device; `scaler` scales the loss in fp16, and else nothing."""
 
     precision: str = "fp32"
     device: torch.device = _CPU
-    scaler: torch.amp.GradScaler | None = None
+    scaler: torch.amp.GradScaler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == SCALED)
 
     def hold(self) -> None:
         """Set this process's format of 32-bit products, whatever other code has set."""
@@ -44,21 +47,17 @@ class Arithmetic:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
     def backward(self, loss: Tensor) -> None:
-        scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Take the optimizer's step, unless scaled gradients overflow; then halve the scale."""
-        if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
+        self.scaler.step(optimizer)
+        self.scaler.update()
 
     @property
     def scale(self) -> float:
         """Factor of the loss."""
-        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        return float(self.scaler.get_scale())
 
 
 def arithmetic(precision: str, device: torch.device) -> Arithmetic:
@@ -75,7 +74,6 @@ def arithmetic(precision: str, device: torch.device) -> Arithmetic:
         raise NoSuchPrecision(
             f"{precision} needs an NVIDIA GPU of Ampere or later; this is {name}. Train in fp32"
         )
-    scaler = torch.amp.GradScaler(device.type) if precision == SCALED else None
-    computing = Arithmetic(precision, device, scaler)
+    computing = Arithmetic(precision, device)
     computing.hold()
     return computing

@@ -98,7 +98,7 @@ class TimedSteps:
         arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
         before = math.inf
-        while arithmetic.scaler is not None and arithmetic.scale < before:
+        while arithmetic.scaler.is_enabled() and arithmetic.scale < before:
             if arithmetic.scale < _MIN_SCALE:
                 return "gradients in fp16 overflow at every scale: train in bf16 or fp32"
             before = arithmetic.scale
