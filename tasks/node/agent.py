@@ -132,50 +132,49 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return the command of this node: torchrun, behind the machine's preparation if needed."""
-        ranks = str(RankLayout.of(plan).devices[self.node])
-        if plan.elastic is None:
-            options, module = self.static_meeting(plan), "node.worker"
+        """Return the command of this node: torchrun, behind the machine's preparation if needed.
+
+        Nodes meet at the first one. All of them train, or, in an elastic run, those that are there
+        until others join; its first node is not to be lost.
+        """
+        layout, item = RankLayout.of(plan), plan.elastic
+        host, port = plan.addresses[layout.host], plan.port + plan.attempt
+        options: dict[str, object] = {"monitor-interval": 0.3}
+        options["nproc-per-node"] = layout.devices[self.node]
+        if item is None:
+            module = "node.worker"
+            options |= {
+                "nnodes": len(layout.devices),
+                "node-rank": list(layout.devices).index(self.node),
+                "master-addr": host,
+                "master-port": port,
+                "max-restarts": 0,
+                "rdzv-conf": f"timeout={plan.meet_s:.0f}",
+            }
         else:
-            options, module = self.elastic_meeting(plan), "node.elastic"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks]
-        command += [*options, "--monitor-interval", "0.3", "-m", module]
+            module = "node.elastic"
+            settings = {
+                "is_host": int(self.node == layout.host),
+                "join_timeout": math.ceil(plan.meet_s + item.wait_s),
+                "last_call_timeout": max(1, math.ceil(item.wait_s)),  # over once all are there
+                "keep_alive_interval": _ALIVE_EVERY_S,
+                "keep_alive_max_attempt": _ALIVE_MISSED,
+            }
+            options |= {
+                "nnodes": f"1:{len(item.nodes)}",
+                "max-restarts": _MOST_RESTARTS,
+                "rdzv-backend": "c10d",
+                "rdzv-id": f"{plan.lease_id}-{plan.attempt}",
+                "rdzv-endpoint": f"{host}:{port}",
+                "local-addr": self.address,
+                "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
+            }
+        words = [f"--{name}={value}" for name, value in options.items()]
+        command = [sys.executable, "-m", "torch.distributed.run", *words, "-m", module]
         needs_packages = any(workload.process_key for workload in plan.workloads)
         if plan.expected[self.node].checked or needs_packages:
             command = [sys.executable, "-m", "node.prepare", *command]
         return command
-
-    def static_meeting(self, plan: Plan) -> list[str]:
-        """Return torchrun's options by which the nodes of `plan` meet, all of them."""
-        layout = RankLayout.of(plan)
-        order = list(layout.devices).index(self.node)
-        return [
-            *("--nnodes", str(len(layout.devices)), "--node-rank", str(order)),
-            *("--master-addr", plan.addresses[layout.host]),
-            *("--master-port", str(plan.port + plan.attempt), "--max-restarts", "0"),
-            *("--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
-        ]
-
-    def elastic_meeting(self, plan: Plan) -> list[str]:
-        """Return torchrun's options by which the nodes that are there train, and later ones join.
-
-        All meet at the item's first node, which is not to be lost.
-        """
-        host, item = RankLayout.of(plan).host, plan.items[0]
-        settings = {
-            "is_host": int(self.node == host),
-            "join_timeout": math.ceil(plan.meet_s + item.wait_s),
-            "last_call_timeout": max(1, math.ceil(item.wait_s)),  # over at once when all are there
-            "keep_alive_interval": _ALIVE_EVERY_S,
-            "keep_alive_max_attempt": _ALIVE_MISSED,
-        }
-        endpoint = f"{plan.addresses[host]}:{plan.port + plan.attempt}"
-        return [
-            *("--nnodes", f"1:{len(item.nodes)}", "--max-restarts", str(_MOST_RESTARTS)),
-            *("--rdzv-backend", "c10d", "--rdzv-id", f"{plan.lease_id}-{plan.attempt}"),
-            *("--rdzv-endpoint", endpoint, "--local-addr", self.address),
-            *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items())),
-        ]
 
     def end_launch(self) -> None:
         """Report how the launch ended, after ending it if it runs, and kill what it left."""

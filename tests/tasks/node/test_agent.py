@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +52,20 @@ WITHOUT_0 = plan(ITEM, attempt=2, ranks=[1, 2])
 @pytest.mark.parametrize(
     ("whole", "node", "words"),
     [
-        (plan(attempt=3), 1, "--nnodes 3 --node-rank 1 --nproc-per-node 1 --master-port 29503"),
+        (plan(attempt=3), 1, "--nnodes=3 --node-rank=1 --nproc-per-node=1 --master-port=29503"),
         # without a lost node the others meet at the first that is left, each with its devices
-        (WITHOUT_0, 1, "--node-rank 0 --nproc-per-node 1 --master-addr 10.0.0.2"),
-        (WITHOUT_0, 2, "--node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.2"),
+        (WITHOUT_0, 1, "--node-rank=0 --nproc-per-node=1 --master-addr=10.0.0.2"),
+        (WITHOUT_0, 2, "--node-rank=1 --nproc-per-node=4 --master-addr=10.0.0.2"),
         # torchrun waits for machines that look for their devices before it
-        (plan(**GPUS, join_s=300.0), 0, "--rdzv-conf timeout=600"),
-        (plan(expected=[Devices(name=ANY, count=1)] * 3, join_s=300.0), 0, "--rdzv-conf timeout=300"),
+        (plan(**GPUS, join_s=300.0), 0, "--rdzv-conf=timeout=600"),
+        (plan(expected=[Devices(name=ANY, count=1)] * 3, join_s=300.0), 0, "--rdzv-conf=timeout=300"),
     ],
 )  # fmt: skip
 def test_torchrun_is_given_its_place_and_how_long_to_wait(
     whole: Plan, node: int, words: str
 ) -> None:
     agent = Agent(mailbox=Path("m"), node=node, address="", deadline_unix=0.0)
-    found = set(pairwise(agent.command(whole)))
-    assert found >= set(zip(words.split()[::2], words.split()[1::2], strict=True))
+    assert set(agent.command(whole)) >= set(words.split())
 
 
 @pytest.mark.parametrize(
