@@ -33,7 +33,7 @@ _STEPS = 2
 _NAMED = 3  # parameters in a message
 _SLOW_INPUT = 0.1  # of a step
 _CPU = torch.device("cpu")
-_HINTS = {  # what to do about errors whose own words do not say it
+_HINTS = {  # what to do about an error, by its text
     "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "leave out"
     ' `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and batches to each'
     " machine's device",
@@ -129,7 +129,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
 def _notes(
     built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
 ) -> Iterator[str]:
-    """Warn of what is rarely meant."""
+    """Warn of what is probably a mistake."""
     loader = built.loader
     found = {size for part in built.make_batch(batch) for size in sizes(part)}
     if loader is None and batch not in found:

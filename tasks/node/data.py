@@ -1,9 +1,9 @@
 """A workload's data on a machine: their folder, or why they are missing. Standard library.
 
-A plan names a folder of the machine itself (a local host's), or an address of S3. What an address
-names is fetched into `data/<digest>/` of the mailbox by the machine's courier, which says in
-`data/<digest>.failed` why where it could not. The controller asks for it in `data.json`, before
-there is a plan, and reads in `node-<i>/data.json` how far it is:
+A plan names a folder of the machine itself (a local host's), or an address of S3. The machine's
+courier fetches the objects of an address into `data/<digest>/` of the mailbox, or writes the reason
+of a failure to `data/<digest>.failed`. The controller requests it in `data.json`, before there is a
+plan, and reads the progress in `node-<i>/data.json`:
 
     data.json             {"data": {digest: address}}
     node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason", "bytes",
@@ -20,25 +20,22 @@ from .record import WorkloadFile
 
 S3 = "s3://"
 FILE = "data.json"
-KEPT_FREE_BYTES = (
-    5 * 2**30
-)  # of a machine's volume: a checkpoint of up to 4 GB, logs, what is compiled
+# of a machine's volume: for a checkpoint of up to 4 GB, logs, compiled code
+KEPT_FREE_BYTES = 5 * 2**30
 FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 
 class DataMissing(Exception):
-    """A workload's data are not on this machine; the message says why, and what to do where that is
-    known.
-    """
+    """A workload's data are not on this machine."""
 
 
 def folder_of(mailbox: Path, digest: str) -> Path:
-    """Where the courier puts what an address names."""
+    """The folder into which the courier fetches."""
     return mailbox / "data" / digest
 
 
 def failure_of(mailbox: Path, digest: str) -> Path:
-    """The file that says why the courier could not."""
+    """The file with the reason of a failure to fetch."""
     return mailbox / "data" / f"{digest}.failed"
 
 

@@ -95,17 +95,16 @@ def build(
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
-    Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to. `data`
-    of it is the folder on this machine (data.data_path), empty if it takes none.
+    `folder` holds the workload's file, or the folder that its archive was unpacked to.
+    `workload.data` is a folder on this machine (data.data_path).
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so
-    that plain torch makes everything there; what they make elsewhere is moved. In place of a batch
-    maker there may be a DataLoader (loader.py), whose processes `close` of what is returned ends. A
-    model that is `shared` out is made in the host's memory and stays there: its parts alone must
-    fit on a device.
+    that plain torch makes everything there. Tensors on other devices are moved. A DataLoader may
+    stand for the batch maker (loader.py); `close` of the result ends its processes. A model that is
+    `shared` out stays in the host's memory: only its shards must fit on a device.
 
     Raises WorkloadError if it does not fit the contract, LoaderError if its loader does not,
-    DataMissing if its data are not on this machine, and whatever the user's own code raises.
+    DataMissing if its data are not on this machine, and the errors of the user's own code.
     """
     device = computing.device
     torch.manual_seed(seed)

@@ -210,9 +210,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def report(mailbox: Path, node: int, name: str, body: Any) -> None:
-    """Write into the node's folder, or end the launch: what cannot be reported need not be
-    measured.
-    """
+    """Write into the node's folder. End the launch if the disk refuses."""
     path = mailbox / f"node-{node}" / name
     try:
         write_json(path, body)
@@ -232,7 +230,7 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     if text and workload is not None and workload.folder:
         # name a file of the folder as its user knows it
         text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
-    # torch.compile names the backend on the first line, and what went wrong on the second
+    # torch.compile names the backend on the first line, and the error on the second
     words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])
     summary = f"{type(error).__name__}: {words}"[:500] if text else type(error).__name__
     where = "" if workload is None else own_line(error, workload)

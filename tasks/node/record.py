@@ -1,13 +1,11 @@
-"""The wire: the plan that a controller writes and the records that nodes write back, as plain
-dataclasses of JSON.
+"""The wire: the plan that a controller writes and the records that nodes write back, as JSON.
 
-Everything here is standard library. Mailbox (a directory, of machines of EC2 a prefix of S3), `a`
-the attempt, counted from 1:
+Standard library only. Files of the mailbox, a directory or, for EC2, a prefix of S3; `a` is the
+attempt, counted from 1:
 
     controller
         plan.json           the Plan; rewritten with a higher attempt to try again
-        go-<a>.json         start measuring; `order`: machines in the order of ranks, empty: as they
-                            come; `why`: the reason
+        go-<a>.json         start measuring; `order`: nodes in the order of ranks, or empty; `why`
         done.json           leave
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
         data.json           addresses of S3 that machines fetch
@@ -18,10 +16,10 @@ the attempt, counted from 1:
                             processes.py), reason, run_id, log_tail
         log-<a>.txt         torchrun's output
     node-<i>/, worker
-        armed-<a>.json      process group joined, waiting for go; of the first machine `pairs`, what
-                            probe.pairs found, where the plan asks for it
+        armed-<a>.json      process group joined, waiting for go; the first machine adds `pairs`,
+                            the links that probe.pairs measured, if the plan asks for them
         progress.json       attempt, run_id and index of the item under way
-        records/<run_id>.json   a record, by the run's first node or one that failed
+        records/<run_id>.json   a record, by the run's first node or by the node that failed
     node-<i>/, courier
         data.json           progress of the data that it fetches
         notice.json         EC2's notice that the machine goes
@@ -46,24 +44,24 @@ ELASTIC = "elastic"
 TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all of their devices together
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # of a failure's cause
-_DATA_MISSING = "DataMissing: "  # how a reason begins that data.py gave, as launch.explain tells it
+_DATA_MISSING = "DataMissing: "  # a reason that data.py gave begins so, after launch.explain
 _PACKED = ".tar.gz"
 ANY = "any"  # whatever there is: of machines that only stand in for others, as in an emulation
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFile:
-    """Where a node finds a workload: a file in the mailbox, the function in it, and the function's
-    arguments.
+    """A workload: a file in the mailbox, the function in it, and the function's arguments.
 
-    `source` is what its user calls the file, for messages. `file` may be an archive: then `source`
-    is the name of the file in it, which is imported as `module` with the unpacked folder on
-    Python's path, or stands alone where `module` is empty. `requirements` names the requirements
-    file in the archive, and `requirements_digest` is that of all that installing reads;
-    `environment` is the folder where they are installed already, on whatever disk the node has,
-    empty where the node is to install them. `env` are variables that the code sees. `data` is the
-    folder, or the address of S3, whose place on the machine the function gets as its argument
-    `data` (data.py); empty: it takes none. `data_digest` names it.
+    source: the user's name of the file, for messages.
+    file: a Python file, or an archive. The node unpacks an archive and imports `module` with the
+        folder on Python's path; without a `module` it loads the file `source` of the folder.
+    requirements: the requirements file in the archive.
+    requirements_digest: of all that installing reads.
+    environment: the folder of the installed requirements; empty if the node installs them.
+    env: variables that the code sees.
+    data: a folder, or an address of S3, whose place on the machine the function gets as its
+        argument `data` (data.py); empty if it takes none. `data_digest` names it.
     """
 
     name: str
@@ -94,11 +92,10 @@ class WorkloadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices of one kind on one machine: their name and number, and the threads that each of its
-    ranks computes with.
+    """Devices of one kind on one machine: name, number, and the threads of each of its ranks.
 
-    In a plan: what the machine was bought for, named as its provider does (or CPU, or ANY);
-    `threads` 0 is one for each core. In a record: what the run used there, named as torch does.
+    A plan states the devices that the machine was bought for, by the provider's name, CPU or ANY;
+    `threads` 0 means one for each core. A record states the devices of a run, by torch's names.
     """
 
     name: str
@@ -113,20 +110,21 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing to measure. `kind` is of TRAINING, profile or probe; `nodes` take part,
-    by index in ascending order.
+    """A run. `kind` is one of TRAINING, profile or probe.
 
-    `devices` are used on each of `nodes`, the first ones of the machine; empty: one each. A node
-    starts as many ranks as its largest item wants.
+    nodes: take part, by index in ascending order.
+    devices: used on each of `nodes`, the first ones of the machine; empty: one each. A node starts
+        as many ranks as its largest item has devices there.
+    batches: of train, learn and elastic, samples per device and micro-step, by node. Of profile,
+        which runs on one device of one node, the batch sizes to profile.
+    message_bytes: of probe, the sizes to all-reduce.
 
-    train: `batches` holds samples per device and micro-step, one an entry of `nodes`. learn: as
-    train; `most_steps` in `windows` of equally many, from `seed`, or those that fit in `most_s`
-    seconds. Losses of the same seed, nodes, devices and batches can be compared. elastic: as train;
-    those who are there share out the batch that `batches` and `accumulation_steps` make, with a
-    checkpoint every `checkpoint_every` of `most_steps`. When a node is lost, the others wait
-    `wait_s` for one in its place. The only item of its plan; its first node must stay. profile: one
-    device of one node; `batches` are the batch sizes to profile. probe: `message_bytes` are the
-    all-reduce sizes.
+    learn trains as train does: `most_steps` in `windows` of equal length, from `seed`, or as many
+    as fit in `most_s` seconds. Losses of the same seed, nodes, devices and batches can be compared.
+
+    elastic trains as train does, and is the only item of its plan. The nodes that are there share
+    out the global batch, with a checkpoint every `checkpoint_every` of `most_steps`. When a node is
+    lost, the others wait `wait_s` for a replacement. The first node must stay.
     """
 
     run_id: str
@@ -163,14 +161,15 @@ class Item:
 class Plan:
     """What one launch serves: its nodes' addresses, the workloads' files, and the items in order.
 
-    `expected` are the devices that each node was bought for, as `addresses` one a node: it measures
-    on those or fails. `ranks` are the nodes that take part in this attempt, in ascending order;
-    empty: all. `join_s` is how long they wait for each other at the start: a new machine reads
-    torch from a slow disk. One that looks for its devices before may take as long for that, and
-    `prepare_s` goes to those that install requirements. `patience_s` may go into measuring again
-    what was disturbed (measuring.py). `pairs`: whether machines measure the links between each two
-    of them first. `checkpoints` is the folder of an elastic item's, which all nodes see and which
-    outlives each of them.
+    expected: the devices that each node was bought for. It measures on those or fails.
+    timeout_s: of one collective: a lost link must not hang for half an hour.
+    join_s: how long nodes wait for each other at the start: a new machine reads torch from a slow
+        disk. A node that looks for its devices before may take as long for that.
+    prepare_s: for nodes that install requirements.
+    patience_s: for repeating disturbed measurements (measuring.py).
+    ranks: the nodes that take part in this attempt, in ascending order; empty: all.
+    pairs: True if machines first measure the links between each two of them.
+    checkpoints: the folder of an elastic item, which all nodes see and which outlives them.
     """
 
     lease_id: str
@@ -180,7 +179,7 @@ class Plan:
     workloads: list[WorkloadFile]
     items: list[Item]
     port: int = 29500
-    timeout_s: float = 60.0  # of one collective: a lost link must not hang for half an hour
+    timeout_s: float = 60.0
     join_s: float = 60.0
     prepare_s: float = 0.0
     patience_s: float = 0.0
