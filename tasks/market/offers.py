@@ -20,10 +20,11 @@ from warehouse.database import WarehouseMissing
 from ..providers.base import ProviderError
 from ..workspace.workspace import Workspace, refresh_command
 
+_OF_TYPE = (*("devices", "device", "device_memory_gib", "cores", "memory_gib", "bandwidth_gbps"),)
+_OF_OFFER = ("market", "region", "zone")
 COLUMNS = (
-    *("instance_type", "devices", "device", "device_memory_gib", "cores", "memory_gib"),
-    *("bandwidth_gbps", "market", "region", "zone", "usd_per_hour", "interrupted_a_day"),
-    "price_as_of",
+    *("instance_type", *_OF_TYPE, *_OF_OFFER),
+    *("usd_per_hour", "interrupted_a_day", "price_as_of"),
 )
 _FEW = 12  # names that an error lists
 _FACTS = {
@@ -78,12 +79,9 @@ def snapshot_offers(
         {
             "provider": offer.instance_type.provider,
             "instance_type": offer.instance_type.name,
-            "market": offer.market,
-            "zone": offer.zone,
-            "region": offer.region,
+            **{name: getattr(offer, name) for name in (*_OF_OFFER, "interruptions_per_hour")},
             # a changed discount counts at once: it is applied where offers are read
             "usd_per_hour": offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour,
-            "interruptions_per_hour": offer.interruptions_per_hour,
             "interruption_source": offer.interruption_source or None,
             "price_as_of": offer.price_as_of,
         }
@@ -93,12 +91,12 @@ def snapshot_offers(
         append.append(connection, "raw_offers", rows, snapshot_id=refresh_id, as_of=now)
     types = len({offer.instance_type.name for offer in offers})
     unpriced = sum(offer.usd_per_hour is None for offer in offers)
-    said = f"prices: {len(offers)} offers of {types} instance types"
-    said += f", {unpriced} unpriced" if unpriced else ""
-    hint = ""
+    unknown = f", {unpriced} unpriced" if unpriced else ""
+    sentence = f"prices: {len(offers)} offers of {types} instance types{unknown}{source}"
     if buying and workspace.can_launch:
         hint = nothing_to_buy(offers, workspace.settings.campaign.market)
-    return "; ".join(filter(None, [said + source, hint]))
+        sentence += f"; {hint}" if hint else ""
+    return sentence
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
@@ -136,24 +134,20 @@ class OffersWanted:
         frame = pd.DataFrame([_row(offer) for offer in offers], columns=list(COLUMNS))
         passed = pd.Series(True, index=frame.index)
         for column, text in self.filters:
-            values, wanted = frame[column].astype(str).str.lower(), text.lower()
-            exact = values == wanted
-            found = exact if exact.any() else values.str.contains(wanted, regex=False)
-            if len(frame) and not found.any():
-                self._refuse(offers, column, text, set(frame[column].astype(str)))
+            values, wanted = frame[column].astype(str), text.lower()
+            exact = values.str.lower() == wanted
+            found = exact if exact.any() else values.str.lower().str.contains(wanted, regex=False)
             passed &= found
-        if offers and not passed.any():
-            wanted = " and ".join(f"{column} {text!r}" for column, text in self.filters)
-            raise ProviderError(f"none of {len(offers)} offers has {wanted} together")
+            if offers and not passed.any():
+                provider, known = offers[0].instance_type.provider, set(values)
+                every = f"`srift offers --provider {provider}` lists all"
+                near = nearest_names(text, known, otherwise=every if len(known) > _FEW else None)
+                together = "" if not found.any() else " together with the other filters"
+                raise ProviderError(
+                    f"none of {len(offers)} offers of {provider} has {column} {text!r}"
+                    f"{together or f': {near}'}"
+                )
         return [offer for offer, good in zip(offers, passed, strict=True) if good]
-
-    def _refuse(self, offers: Sequence[Offer], column: str, text: str, known: set[str]) -> None:
-        provider = offers[0].instance_type.provider
-        instead = f"`srift offers --provider {provider}` lists all" if len(known) > _FEW else None
-        near = nearest_names(text, known, otherwise=instead)
-        raise ProviderError(
-            f"none of {len(offers)} offers of {provider} has {column} {text!r}: {near}"
-        )
 
 
 def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
@@ -165,8 +159,11 @@ def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
     Raises:
         ProviderError: no offers are known, or none is wanted.
     """
-    stored = current_offers(workspace) if workspace.warehouse.exists() else []
-    offers = stored or _packaged(workspace) or workspace.provider.offers(datetime.now(UTC))
+    offers = (
+        current_offers(workspace)
+        or _packaged(workspace)
+        or workspace.provider.offers(datetime.now(UTC))
+    )
     name = workspace.provider.name
     if not offers:
         raise ProviderError(f"no offers of {name} are known: run `{refresh_command(name, '0')}`")
@@ -177,19 +174,11 @@ def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
 
 
 def _row(offer: Offer) -> dict[str, Any]:
-    kind = offer.instance_type
     risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
     return {
-        "instance_type": kind.name,
-        "devices": kind.devices,
-        "device": kind.device,
-        "device_memory_gib": kind.device_memory_gib,
-        "cores": kind.cores,
-        "memory_gib": kind.memory_gib,
-        "bandwidth_gbps": kind.bandwidth_gbps,
-        "market": offer.market,
-        "region": offer.region,
-        "zone": offer.zone,
+        "instance_type": offer.instance_type.name,
+        **{name: getattr(offer.instance_type, name) for name in _OF_TYPE},
+        **{name: getattr(offer, name) for name in _OF_OFFER},
         "usd_per_hour": offer.total_usd_per_hour,
         "interrupted_a_day": risk,
         "price_as_of": offer.price_as_of,
@@ -205,29 +194,30 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     try:
         return workspace.provider.offers(now)
     except ProviderError:
-        stored = current_offers(workspace) if workspace.warehouse.exists() else []
-        offers = _packaged(workspace) or stored
+        offers = _packaged(workspace) or current_offers(workspace)
         if not offers:
             raise
         return offers
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """Return the newest snapshot as offers of known instance types."""
+    """Return the newest snapshot as offers of known instance types; none without a warehouse."""
     name = workspace.provider.name
+    try:
+        frame = reads.mart(workspace.warehouse, "offers", provider=name)
+        described = reads.mart(workspace.warehouse, "instance_types", provider=name)
+    except WarehouseMissing:
+        return []
     columns = InstanceType.__dataclass_fields__
     types = {
         row["name"]: InstanceType(**{column: _known(row[column]) for column in columns})
-        for row in rows_of(reads.mart(workspace.warehouse, "instance_types", provider=name))
+        for row in rows_of(described)
     }
-    frame = reads.mart(workspace.warehouse, "offers", provider=name)
     moments = {moment: _moment(moment) for moment in frame["price_as_of"].unique()}
     found = [
         Offer(
             instance_type=types[row["instance_type"]],
-            market=row["market"],
-            zone=row["zone"],
-            region=row["region"],
+            **{column: row[column] for column in _OF_OFFER},
             usd_per_hour=_known(row["usd_per_hour"]),
             interruptions_per_hour=row["interruptions_per_hour"] or 0.0,
             price_as_of=moments[row["price_as_of"]],
@@ -241,14 +231,15 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 
 def _packaged(workspace: Workspace) -> list[Offer]:
     """Return the package's offers if they are no older than the last snapshot and differ."""
-    offers = workspace.provider.packaged_offers()
-    if not offers or not workspace.warehouse.exists():
+    offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
+    if not offers or not last:
         return offers
-    last = current_offers(workspace)
-    newest = max((offer.price_as_of for offer in last), default=None)
-    if newest is not None and max(offer.price_as_of for offer in offers) < newest:
-        return []
-    return [] if {_key(offer) for offer in last} == {_key(offer) for offer in offers} else offers
+    older = _newest(offers) < _newest(last)
+    return [] if older or set(map(_key, last)) == set(map(_key, offers)) else offers
+
+
+def _newest(offers: Sequence[Offer]) -> datetime:
+    return max(offer.price_as_of for offer in offers)
 
 
 def _key(offer: Offer) -> tuple[object, ...]:
@@ -256,7 +247,7 @@ def _key(offer: Offer) -> tuple[object, ...]:
 
 
 def _as_of(offers: Sequence[Offer]) -> str:
-    return f" (of {max(offer.price_as_of for offer in offers):%Y-%m-%d})" if offers else ""
+    return f" (of {_newest(offers):%Y-%m-%d})" if offers else ""
 
 
 def _known(value: Any) -> Any:
