@@ -49,8 +49,6 @@ def measure(
     champion = load_champion(workspace.home, provider)
     tally = _tally(workspace, max_usd, refresh_id)
     _serve(workspace, within(workspace, champion, tally), tally)
-    if max_usd != 0:
-        _warn_of_money(workspace, tally)
     return tally.summary()
 
 
@@ -85,12 +83,8 @@ def measure_named(
         launches = launches_for(case, wish)
         tally = _tally(workspace, max_usd, refresh_id)
         made = _serve(workspace, affordable(workspace, launches, tally), tally)
-        _warn_of_money(workspace, tally)
-    return {
-        "refresh_id": refresh_id,
-        "runs": outcomes(case, made),
-        "spent": tally.summary(),
-    }
+    runs = outcomes(case, made)
+    return {"refresh_id": refresh_id, "runs": runs, "spent": tally.summary()}
 
 
 def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
@@ -105,27 +99,22 @@ def _serve(
     workspace: Workspace, launches: Iterable[PlannedLaunch], tally: Tally
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches in turn. Each is loaded first: its results decide the next."""
-    made = []
+    made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
     # Claimed before the rest of the month's dollars is read.
-    claim(workspace, tally.refresh_id, tally.cap_usd, datetime.now(UTC))
+    claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
     try:
         for number, launch in enumerate(launches):
-            served = serve(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)
-            started = time.monotonic()
-            collected = load(workspace, served, tally.refresh_id, datetime.now(UTC))
-            tally.add(served, collected, load_s=time.monotonic() - started, cluster=launch.cluster)
-            reporter().say(
-                f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}"
-            )
+            served = serve(workspace, launch, f"{refresh_id}-{number:02d}", tally)
+            started, cluster = time.monotonic(), launch.cluster
+            collected = load(workspace, served, refresh_id, datetime.now(UTC))
+            tally.add(served, collected, load_s=time.monotonic() - started, cluster=cluster)
+            reporter().say(f"  {cluster.name}: {len(served.recorded)} runs, {served.outcome}")
             made.append((launch, served))
     finally:
-        settle(workspace, datetime.now(UTC), over=tally.refresh_id)
-    return made
-
-
-def _warn_of_money(workspace: Workspace, tally: Tally) -> None:
-    if short := money_short(workspace, tally, datetime.now(UTC)):
+        settle(workspace, datetime.now(UTC), over=refresh_id)
+    if tally.cap_usd and (short := money_short(workspace, tally, datetime.now(UTC))):
         reporter().say(short)
-        announce(MONEY_SHORT, f"provider.{workspace.provider.name}", short)
+        announce(MONEY_SHORT, f"provider.{name}", short)
+    return made

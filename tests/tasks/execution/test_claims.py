@@ -181,7 +181,7 @@ def test_a_campaign_claims_before_its_first_launch_and_settles_however_it_ends(
 
     monkeypatch.setattr(flow, "within", launches)
     monkeypatch.setattr(flow, "open_workspace", lambda _: here)
-    for name in ("load_champion", "_warn_of_money"):
+    for name in ("load_champion", "money_short"):
         monkeypatch.setattr(flow, name, lambda *_: None)
     flow.measure.fn("r-1", "ec2", 6.0)
     assert left(other, datetime.now(UTC)) == 10.0
