@@ -34,7 +34,7 @@ def after(home: Path, *script: Step) -> Workspace:
     """
     script = script or (ready, armed(1), reported("a", "b", "c"), finished(1))
     provider = FakeProvider(home, script)
-    settings = Settings().model_copy(update={"root": home, "home": home})
+    settings = Settings(root=home, home=home)
     serve(provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
     return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
 
@@ -112,7 +112,7 @@ def test_leases_of_a_running_refresh_are_left_to_it(tmp_path: Path) -> None:
 @pytest.fixture
 def here(tmp_path: Path) -> Workspace:
     """An installation with an ended lease: sound records of a and b, none of c and d."""
-    settings = Settings().model_copy(update={"root": tmp_path, "home": tmp_path})
+    settings = Settings(root=tmp_path, home=tmp_path)
     provider, mailbox = FakeProvider(tmp_path), tmp_path / "leases" / "r-00" / "mailbox"
     provider.end("r-00", mailbox, "released")
     here = Workspace(settings=settings, warehouse=fresh(tmp_path), provider=provider)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
-from tasks.execution.job import Job, Served
+from tasks.execution.job import Job
+from tasks.execution.mailbox import read_object
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.base import NodeState
-from tasks.workspace.sources import digest_of, file_source
+from tasks.workspace.sources import file_source
 from tests.fakes import (
     FakeCluster,
     FakeProvider,
@@ -51,39 +52,27 @@ def job(runs: str = "abc", **changes: Any) -> Job:
     return job_of([item(run_id) for run_id in runs], **changes)
 
 
-def serving(provider: FakeProvider, of: Job, stop_at: float = 1000.0) -> Served:
-    return serve(provider, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
-
-
-def served(
-    home: Path, of: Job, *script: Step, stop_at: float = 1000.0
-) -> tuple[Served, FakeCluster]:
-    provider = FakeProvider(home, script)
-    seen = serving(provider, of, stop_at)
-    assert provider.held == [] and [lease.outcome for lease in provider.over] == ["released"]
-    return seen, provider.clusters[0]
-
-
-def content(seen: Served, name: str) -> dict[str, Any]:
-    assert seen.mailbox is not None
-    return dict(json.loads((seen.mailbox / name).read_text()))
-
-
-def rows(seen: Served) -> list[tuple[str, ...]]:
-    """Return the controller's rows on disk, which must be all that it knows."""
-    assert seen.mailbox is not None
-    files = sorted(seen.mailbox.glob("controller/rows/*.json"))
-    assert {file.stem for file in files} == {row["run_id"] for row in seen.rows}
-    bodies = [json.loads(file.read_text()) for file in files]
-    return [(row["run_id"], row["status"], row["reason"]) for row in bodies]
-
-
-def plan(seen: Served) -> dict[str, Any]:
-    return content(seen, "plan.json")
-
-
-def planned(seen: Served) -> str:
-    return "".join(entry["run_id"] for entry in plan(seen)["items"])
+def launch(
+    home: Path, of: Job, *script: Step, stop_at: float = 1000.0, **provider: Any
+) -> SimpleNamespace:
+    """Serve a job by a script; return what became of it, with the controller's rows on disk."""
+    fake = FakeProvider(home, script, **provider)
+    served = serve(fake, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
+    assert fake.held == [] and [lease.outcome for lease in fake.over] == ["released"]
+    mailbox = fake.over[0].mailbox
+    plan, setups = (
+        read_object(mailbox / name) or {} for name in ("plan.json", "controller/envelopes.json")
+    )
+    rows = [read_object(file) or {} for file in sorted(mailbox.glob("controller/rows/*.json"))]
+    assert {row["run_id"] for row in rows} == {row["run_id"] for row in served.rows}
+    return SimpleNamespace(
+        served=served,
+        cluster=fake.clusters[0],
+        plan=plan,
+        setups=setups,
+        rows=[(row["run_id"], row["status"], row["reason"]) for row in rows],
+        runs="".join(entry["run_id"] for entry in plan.get("items", ())),
+    )
 
 
 def becomes(node: int, state: NodeState) -> Step:
@@ -248,38 +237,38 @@ ENDS: dict[str, tuple[str, Sequence[Step], str, list[tuple[str, ...]], str]] = {
 @pytest.mark.parametrize("name", ENDS)
 def test_an_end_costs_what_it_hit_and_no_more(tmp_path: Path, name: str) -> None:
     runs, script, recorded, unrecorded, last = ENDS[name]
-    seen, _ = served(tmp_path, job(runs), *script)
-    assert (seen.recorded, rows(seen), planned(seen)) == (set(recorded), unrecorded, last)
+    seen = launch(tmp_path, job(runs), *script)
+    assert (seen.served.recorded, seen.rows, seen.runs) == (set(recorded), unrecorded, last)
 
 
 def test_shares_are_in_force_while_it_measures_and_every_run_has_its_image(tmp_path: Path) -> None:
-    script = (*GOES, reported("a"), finished(1, run_id="b", **KILLED), armed(2), reported("c"))
-    seen, cluster = served(tmp_path, job(), *script)
-    assert cluster.settled == [True, False, True] and seen.outcome == "finished"
-    setups = content(seen, "controller/envelopes.json")
-    assert {one["image_id"] for one in setups.values()} == {"ami-1"}
+    killed = finished(1, run_id="b", **KILLED)
+    seen = launch(tmp_path, job(), *GOES, reported("a"), killed, armed(2), reported("c"))
+    assert seen.cluster.settled == [True, False, True] and seen.served.outcome == "finished"
+    assert {setup["image_id"] for setup in seen.setups.values()} == {"ami-1"}
 
 
 @pytest.mark.parametrize("script", [(), (*GOES, reported("a"))])
 def test_when_the_time_is_up_runs_that_are_left_get_no_row(
     tmp_path: Path, script: tuple[Step, ...]
 ) -> None:
-    seen, _ = served(tmp_path, job(), *script, stop_at=30.0)
-    assert rows(seen) == [] and seen.outcome.startswith("time: ")
+    seen = launch(tmp_path, job(), *script, stop_at=30.0)
+    assert seen.rows == [] and seen.served.outcome.startswith("time: ")
 
 
 def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_path: Path) -> None:
     provider = FakeProvider(tmp_path, [*GOES, reported("a"), fails(KeyboardInterrupt())])
     with pytest.raises(KeyboardInterrupt):
-        serving(provider, job())
+        serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
-    row = json.loads((lease.mailbox / "controller" / "rows" / "b.json").read_text())
+    row = read_object(lease.mailbox / "controller" / "rows" / "b.json") or {}
     assert row["status"] == "interrupted" and "Ctrl-C" in row["reason"]
 
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
-    seen = serving(FakeProvider(tmp_path, refusal="others hold the cores"), job())
+    provider = FakeProvider(tmp_path, refusal="others hold the cores")
+    seen = serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
     assert seen.mailbox is None and seen.outcome.startswith("refused: ")
     assert [(row["run_id"], row["status"]) for row in seen.rows] == [("r-00-refused", "refused")]
 
@@ -288,26 +277,24 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
     tmp_path: Path,
 ) -> None:
     lost = (sells(1), *GOES, at("b"), becomes(1, TAKEN))
-    script = (*lost, new(1), armed(3), reported("b-again-2"))
-    seen, cluster = served(tmp_path / "another", job("b"), *script)
-    assert rows(seen) == [("b", "interrupted", GONE)]
-    assert (seen.recorded, cluster.replaced) == ({"b-again-2"}, [1])
-    assert plan(seen)["addresses"][1] == "10.0.1.1" and plan(seen)["ranks"] == []
-    assert set(content(seen, "controller/envelopes.json")) == {"b", "b-again-2"}
-    seen, _ = served(tmp_path / "taken too", job("b"), *lost, becomes(1, TAKEN))
-    assert [row[:2] for row in rows(seen)] == [("b", "interrupted"), ("r-00-launch", "interrupted")]
+    found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b-again-2"))
+    assert found.rows == [("b", "interrupted", GONE)] and set(found.setups) == {"b", "b-again-2"}
+    assert (found.served.recorded, found.cluster.replaced) == ({"b-again-2"}, [1])
+    assert found.plan["addresses"][1] == "10.0.1.1" and found.plan["ranks"] == []
+    taken = launch(tmp_path / "b", job("b"), *lost, becomes(1, TAKEN))
+    assert [row[:2] for row in taken.rows] == [("b", "interrupted"), ("r-00-launch", "interrupted")]
 
 
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
     lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
-    script = (ready, failed("b"), *lacking, only(0, "armed-2.json"), reported("s", "t"))
-    seen, _ = served(tmp_path, job("bst"), *script)
-    assert (plan(seen)["attempt"], plan(seen)["ranks"], planned(seen)) == (2, [0], "st")
-    assert (seen.recorded, rows(seen)) == ({"s", "b", "t"}, []) and seen.lacked_devices
-    alone, _ = served(tmp_path / "alone", job("bd"), ready, *lacking)
-    assert alone.outcome.endswith("no GPU") and plan(alone)["attempt"] == 1
+    rest = (only(0, "armed-2.json"), reported("s", "t"))
+    seen = launch(tmp_path / "a", job("bst"), ready, failed("b"), *lacking, *rest)
+    assert (seen.plan["attempt"], seen.plan["ranks"], seen.runs) == (2, [0], "st")
+    assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.lacked_devices
+    alone = launch(tmp_path / "b", job("bd"), ready, *lacking)
+    assert alone.served.outcome.endswith("no GPU") and alone.plan["attempt"] == 1
 
 
 @pytest.mark.parametrize(("got_usd", "measured"), [(3.6, 1), (36.0, 0)])
@@ -317,41 +304,44 @@ def test_on_dearer_machines_than_requested_the_money_ends_sooner(
     def dearer(cluster: FakeCluster) -> None:
         cluster.cluster = Cluster.of((2, offer(got_usd)))
 
-    provider = FakeProvider(tmp_path, [*GOES, *waits(200), reported("b")], acquired=dearer)
-    seen = serving(provider, job("b"), stop_at=100.0)
-    assert len(seen.recorded) == measured
-    setup = content(seen, "controller/envelopes.json")["b"]
-    assert setup["usd_per_hour"] == pytest.approx(2 * got_usd)
+    script = (*GOES, *waits(200), reported("b"))
+    seen = launch(tmp_path, job("b"), *script, stop_at=100.0, acquired=dearer)
+    assert len(seen.served.recorded) == measured
+    assert seen.setups["b"]["usd_per_hour"] == pytest.approx(2 * got_usd)
 
 
-def with_data(source: Path) -> Job:
+@pytest.fixture
+def with_data(tmp_path: Path) -> Job:
     """The workload of run a has data that machines fetch."""
-    source.write_text("def build(data): ...\n")
-    digest = digest_of(source.read_bytes(), "build", {}, data="aabb")
+    (tmp_path / "w.py").write_text("def build(data): ...\n")
+    source = file_source(tmp_path, "w.py", "")
+    digest = source.digest(source.read(), "build", {}, env={}, data="aabb")
     data = {"data": "s3://mine-1/cats/", "data_digest": "aabb"}
     spec = WorkloadFile(name="tiny", digest=digest, file="workloads/w.py", function="build", **data)
-    return replace(job("a"), files=((spec, file_source(source.parent, source.name, "")),))
+    return replace(job("a"), files=((spec, source),))
 
 
 def has(state: str, node: int, **more: Any) -> Step:
     return lambda cluster: cluster.say("data.json", node, aabb={"state": state} | more)
 
 
-def test_no_attempt_starts_before_all_machines_have_their_data(tmp_path: Path) -> None:
+def test_no_attempt_starts_before_all_machines_have_their_data(
+    tmp_path: Path, with_data: Job
+) -> None:
     slow = [ready, *waits(2000), has("ready", 0), has("fetching", 1, bytes=1), *waits(2000)]
-    script = (*slow, has("ready", 1), armed(1), reported("a"))
-    seen, _ = served(tmp_path, with_data(tmp_path / "w.py"), *script)
+    rest = (has("ready", 1), armed(1), reported("a"))
+    seen = launch(tmp_path / "a", with_data, *slow, *rest).served
     assert (seen.recorded, seen.rows, seen.lacked_data) == ({"a"}, [], {})
     assert seen.seconds["start hosts"] > 400.0
-    late, _ = served(tmp_path / "late", with_data(tmp_path / "w.py"), *slow, stop_at=300.0)
-    assert [row[1] for row in rows(late)] == ["failed"]
+    late = launch(tmp_path / "b", with_data, *slow, stop_at=300.0)
+    assert [row[:2] for row in late.rows] == [("r-00-launch", "failed")]
 
 
 def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(
-    tmp_path: Path,
+    tmp_path: Path, with_data: Job
 ) -> None:
     lacking = (ready, has("ready", 0), has("failed", 1, reason="denied"))
-    seen, _ = served(tmp_path, with_data(tmp_path / "w.py"), *lacking, armed(1), reported("a"))
+    seen = launch(tmp_path, with_data, *lacking, armed(1), reported("a")).served
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": "denied"}
 
 
@@ -369,19 +359,18 @@ def begins(node: int, *script: Step) -> tuple[Step, ...]:
 
 
 def test_an_elastic_run_continues_without_a_lost_machine(tmp_path: Path) -> None:
-    seen, cluster = served(tmp_path, ELASTIC, *begins(1, reported("e")))
-    assert seen.outcome == "finished" and rows(seen) == [] and cluster.replaced == []
-    setup = content(seen, "controller/envelopes.json")["e"]
-    assert [loss["node"] for loss in setup["losses"]] == [1]
-    assert plan(seen)["attempt"] == 1 and plan(seen)["checkpoints"].endswith("checkpoints/e")
+    seen = launch(tmp_path, ELASTIC, *begins(1, reported("e")))
+    assert seen.served.outcome == "finished" and seen.rows == [] and seen.cluster.replaced == []
+    assert [loss["node"] for loss in seen.setups["e"]["losses"]] == [1]
+    assert seen.plan["attempt"] == 1 and seen.plan["checkpoints"].endswith("checkpoints/e")
 
 
 def test_an_elastic_run_without_its_first_machine_resumes_in_another_attempt_or_is_given_up(
     tmp_path: Path,
 ) -> None:
-    seen, _ = served(tmp_path / "none", ELASTIC, *begins(0))
-    assert [row[:2] for row in rows(seen)] == [("e", "interrupted")]
+    lost = launch(tmp_path / "a", ELASTIC, *begins(0))
+    assert [row[:2] for row in lost.rows] == [("e", "interrupted")]
     again = begins(0, new(0), *waits(3), armed(3), reported("e-again-2"))
-    seen, _ = served(tmp_path / "another", ELASTIC, sells(1), *again)
-    assert seen.outcome.startswith("finished") and "e-again-2" in seen.recorded
-    assert plan(seen)["checkpoints"].endswith("checkpoints/e")
+    seen = launch(tmp_path / "b", ELASTIC, sells(1), *again)
+    assert seen.served.outcome.startswith("finished") and "e-again-2" in seen.served.recorded
+    assert seen.plan["checkpoints"].endswith("checkpoints/e")
