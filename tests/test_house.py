@@ -21,7 +21,7 @@ NODE_FOLDERS = {
 }
 # Imported inside functions, so that lookups start fast; everything else is imported at the top.
 HEAVY = {"boto3", "botocore", "matplotlib", "mlflow", "prefect", "prefect_dask", "sklearn"}
-HEAVY |= {"s3transfer", "sqlalchemy", "scipy.optimize", "scipy.stats", "tenacity"}
+HEAVY |= {"s3transfer", "sqlalchemy", "scipy.optimize", "scipy.stats", "tenacity", "rich"}
 PULLED = "srift_models"  # exists where a registered model is loaded
 
 

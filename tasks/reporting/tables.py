@@ -1,4 +1,7 @@
-"""Tables and sentences for a person: rich on a terminal, plain text of the same words elsewhere."""
+"""Tables and sentences for a person: drawn by rich on a terminal, plain text elsewhere.
+
+rich is imported late: a pipe does not need it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,6 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
-from rich.table import Table
-
 from models.domain.cluster import ANY_ZONE
 from models.domain.workload import Mode
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 OLD_PRICES = timedelta(days=7)
-_WIDTH = 160  # of plain text: a pipe has no width of its own
 _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
@@ -88,12 +87,14 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     )
 
 
-def _say(shown: str | Table, style: str = "", *, soft_wrap: bool = False) -> None:
-    """Print text or a table: rich on a terminal, plain and of a fixed width elsewhere."""
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else _WIDTH, no_color=not terminal or None)
-    # No markup: a reason may hold square brackets.
-    console.print(shown, style=style, markup=False, highlight=terminal, soft_wrap=soft_wrap)
+def _say(text: str, style: str = "") -> None:
+    """Print text: in a style and wrapped between words on a terminal, plain elsewhere."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    from rich.console import Console
+
+    Console().print(text, style=style, markup=False)  # a reason may hold square brackets
 
 
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
@@ -101,13 +102,32 @@ def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
         return
     if title:
         _say(f"\n{title}", style="bold")
-    text, table = text_table(rows, columns), Table(box=None, pad_edge=False)
+    text = text_table(rows, columns)
+    if sys.stdout.isatty():
+        _draw_table(text)
+        return
+    lines = [text.headings, *text.lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if heading in text.numbers else cell.ljust(width)
+            for cell, width, heading in zip(line, widths, text.headings, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _draw_table(text: TextTable) -> None:
+    """Print a table whose cells are folded to the terminal's width."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
     for heading in text.headings:
         justify: Literal["right", "left"] = "right" if heading in text.numbers else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     for line in text.lines:
         table.add_row(*line)
-    _say(table)
+    Console(markup=False).print(table)
 
 
 def _print_notes(notes: Iterable[str]) -> None:
@@ -350,7 +370,7 @@ def print_status(found: Row) -> None:
         age = table["published_at_h_ago"]
         _say(f"published: {table['rows']} rows, {age:.1f} h ago, {model}")
     if found["report_page"]:
-        _say(f"page: {found['report_page']}", soft_wrap=True)
+        print(f"page: {found['report_page']}")  # not wrapped: people click it
     for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
         _say(sentence)
     _print_notes([*found["stale"], *found["limits"]])
