@@ -13,19 +13,20 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
 
 _TIMEOUT_S = 2.0
-Ask = Callable[[str, str, Mapping[str, str]], tuple[int, str]]  # method, URL, headers: status, body
 
 
 class MetadataError(OSError):
     """The service does not answer, or has no value."""
 
 
-def ask_once(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
-    """Send one request without any proxy. Raises OSError or HTTPException."""
-    request = urllib.request.Request(url, method=method, headers=dict(headers))
+def ask(method: str, url: str, headers: dict[str, str]) -> tuple[int, str]:
+    """Send one request without any proxy; return status and body.
+
+    Raises OSError or HTTPException.
+    """
+    request = urllib.request.Request(url, method=method, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
@@ -38,9 +39,9 @@ def ask_once(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, st
 class Metadata:
     """The service of one machine. Every request is bounded in time and attempts."""
 
-    def __init__(self, base: str = "", ask: Ask = ask_once) -> None:
-        named = base or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
-        self.base, self._ask = (named or "http://169.254.169.254").rstrip("/"), ask
+    def __init__(self) -> None:
+        named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+        self.base = (named or "http://169.254.169.254").rstrip("/")
 
     def get(self, path: str, *, attempts: int = 5) -> str | None:
         """Return the value under `meta-data/`, or None if there is none. Raises MetadataError."""
@@ -50,10 +51,10 @@ class Metadata:
                 time.sleep(0.2 * 2**attempt)
             try:
                 lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-                status, body = self._ask("PUT", f"{self.base}/latest/api/token", lifetime)
+                status, body = ask("PUT", f"{self.base}/latest/api/token", lifetime)
                 if status == 200:  # without a token, 404 does not mean that there is no value
                     url = f"{self.base}/latest/meta-data/{path}"
-                    status, body = self._ask("GET", url, {"X-aws-ec2-metadata-token": body})
+                    status, body = ask("GET", url, {"X-aws-ec2-metadata-token": body})
                     if status in (200, 404):
                         return body if status == 200 else None
                 problem = f"status {status}"

@@ -121,7 +121,7 @@ class Outbox:
                 break
             if not (due_only and early) and self._may_upload(name):
                 self._upload(name)
-                is_news |= _every_s(name) == CHANGED_EVERY_S
+                is_news |= name not in _STEADY and not _is_log(name)
         return is_news
 
     def waiting(self) -> list[str]:
@@ -190,7 +190,7 @@ class Outbox:
                             yield within + file, _mark(status)
 
     def _may(self, name: str, status: os.stat_result) -> bool:
-        small = status.st_size <= _LARGEST_BYTES or _every_s(name) == LOG_EVERY_S
+        small = status.st_size <= _LARGEST_BYTES or _is_log(name)
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner and small
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
@@ -201,7 +201,7 @@ class Outbox:
             with os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb") as opened:
                 status = os.fstat(opened.fileno())
                 if self._may(name, status):
-                    most = _LOG_BYTES if _every_s(name) == LOG_EVERY_S else _LARGEST_BYTES
+                    most = _LOG_BYTES if _is_log(name) else _LARGEST_BYTES
                     opened.seek(max(0, status.st_size - most))
                     return opened.read(most), _mark(status)
         return None
@@ -219,9 +219,13 @@ class Outbox:
 
 def _every_s(name: str) -> float:
     """Seconds between uploads of a file that changes."""
-    if name.startswith("log-") and name.endswith(".txt"):
+    if _is_log(name):
         return LOG_EVERY_S
     return STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S
+
+
+def _is_log(name: str) -> bool:
+    return name.startswith("log-") and name.endswith(".txt")
 
 
 def _upload_order(name: str) -> tuple[int, str]:
