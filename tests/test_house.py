@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,6 @@ NODE_FOLDERS = {
     "tasks/node/on_ec2": {"boto3", "botocore", "s3transfer"},
     "tasks/node/workloads/known": {"torchvision", "transformers"},
 }
-# Imported inside functions, so that lookups start fast; everything else is imported at the top.
-HEAVY = {"boto3", "botocore", "matplotlib", "mlflow", "prefect", "prefect_dask", "sklearn"}
-HEAVY |= {"s3transfer", "sqlalchemy", "scipy.optimize", "scipy.stats", "tenacity", "rich"}
-PULLED = "srift_models"  # exists where a registered model is loaded
 
 
 def sources(*folders: str) -> list[Path]:
@@ -38,33 +33,24 @@ def nodes(path: Path) -> list[Any]:
     return list(ast.walk(ast.parse(path.read_text())))
 
 
-def imports(found: list[Any]) -> Iterator[tuple[int, str]]:
-    """Return level and name of each import: (0, "torch.nn"), or (1, "record") if relative."""
-    for node in found:
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.level, node.module or ""
-
-
 def foreign(package: str, allowed: set[str]) -> dict[str, set[str]]:
     """Return what each file imports beyond the standard library, `allowed` and the package."""
     found = {}
     for path in sources(package):
-        depth = len(path.relative_to(ROOT / package).parts)
-        every = list(imports(nodes(path)))
-        wrong = {target.partition(".")[0] for level, target in every if level == 0}
-        wrong -= allowed | set(sys.stdlib_module_names)
-        wrong |= {f"{'.' * level}{target}" for level, target in every if level > depth}
-        if wrong:
+        depth, targets = len(path.relative_to(ROOT / package).parts), set[str]()
+        for node in nodes(path):
+            if isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not 0 < node.level <= depth:
+                targets.add(f"{'.' * node.level}{node.module or ''}")
+        wrong = {target.partition(".")[0] for target in targets} - allowed
+        if wrong := wrong - set(sys.stdlib_module_names):
             found[name(path)] = wrong
     return found
 
 
 def compares_a_provider(node: ast.AST) -> bool:
-    parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-    parts += [node.value] if isinstance(node, ast.MatchValue) else []
-    inside = [one for part in parts for one in ast.walk(part)]
+    inside = ast.walk(node) if isinstance(node, ast.Compare | ast.MatchValue) else ()
     return any(isinstance(one, ast.Constant) and one.value in ("ec2", "local") for one in inside)
 
 
@@ -82,17 +68,6 @@ def test_a_machine_needs_torch_and_nothing_else() -> None:
 
 def test_models_can_be_copied_under_another_name() -> None:
     assert foreign("models", MODELS_MAY_IMPORT) == {}
-
-
-def test_only_heavy_libraries_are_imported_inside_functions() -> None:
-    for path in sources(*ROOMS):
-        functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
-        inner = [node for function in functions for node in ast.walk(function)]
-        for level, target in imports(inner):
-            parts = target.split(".")
-            heavy = level == 0 and (parts[0] in HEAVY or ".".join(parts[:2]) in HEAVY)
-            allowed = heavy or parts[0] == PULLED or name(path).startswith("flows/cli/")
-            assert allowed, (name(path), target)
 
 
 def test_every_module_and_data_file_is_installed() -> None:

@@ -90,38 +90,21 @@ def note_import(
     _note(connection, "raw_import_events", "import_id", [row | {"noted_at": noted_at}])
 
 
-def append_facts(
-    connection: Connection,
-    facts: Sequence[Row],
-    *,
-    provider: str,
-    import_id: str,
-    noted_at: datetime,
-) -> None:
-    """Append an import's facts of workloads that differ from the import's newest ones."""
-    stamp = {"provider": provider, "digest": "", "import_id": import_id, "noted_at": noted_at}
-    rows = [dict(fact) | stamp for fact in facts]
-    _note(connection, "raw_workload_facts", _WORKLOAD, rows)
+def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
+    """Append rows with the columns of `stamp` that differ from the newest ones.
 
-
-def note_workloads(
-    connection: Connection, workloads: Sequence[Row], *, provider: str, noted_at: datetime
-) -> int:
-    """Append today's definitions (`workload`, `digest`, facts) that differ from the newest ones."""
-    stamp = {"provider": provider, "noted_at": noted_at}
+    Definitions have a `digest`; facts of an import have an empty one, and its `import_id`.
+    """
     rows = [dict(row) | stamp for row in workloads]
-    return _note(connection, "raw_workload_facts", _WORKLOAD, rows)
+    return _note(connection, "raw_workload_facts", "provider, workload, digest = ''", rows)
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
     """Append today's definitions (columns of the mart) that differ from the newest ones."""
     known = _columns(connection, "raw_instance_types")
     rows = [{name: row[name] for name in known if name in row} for row in types]
-    rows = [row | {"noted_at": noted_at} for row in rows]
-    return _note(connection, "raw_instance_types", "provider, name", rows)
-
-
-_WORKLOAD = "provider, workload, digest = ''"  # definitions have a digest, facts have none
+    stamped = [row | {"noted_at": noted_at} for row in rows]
+    return _note(connection, "raw_instance_types", "provider, name", stamped)
 
 
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:

@@ -1,26 +1,12 @@
-"""Valid names, and suggestions for a misspelt name."""
+"""The pattern of a name, and suggestions for a misspelt name."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
-# Fits into `2xNAME+1xNAME`, a run's label and a path.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-NAME_RULE = "the name {name!r} must be letters, digits, '.', '_' and '-', a letter or digit first"
-
-
-def plain_name(name: str) -> bool:
-    """True if a workload or instance type can have the name."""
-    return _NAME.fullmatch(name) is not None
-
-
-def refuse_odd_names(names: Iterable[str]) -> None:
-    """Raise ValueError at the first name that is not plain."""
-    for name in names:
-        if not plain_name(name):
-            raise ValueError(NAME_RULE.format(name=name))
+# Of workloads and instance types: fits into `2xNAME+1xNAME`, a run's label and a path.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 def nearest_names(name: str, known: Iterable[object], *, otherwise: str | None = None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS
-from warehouse.append import Connection, append_facts, note_import
+from warehouse.append import Connection, note_import, note_workloads
 from warehouse.database import Warehouse, empty_warehouse, rows_of_query
 from warehouse.imports import (
     append_imports,
@@ -139,9 +139,9 @@ def import_measurements(
         remember(connection)
         names = [one.name if one else None for one in (path, files.workloads)]
         note_import(connection, found.import_id, event="imported", noted_at=now, files=names)
-        import_id = found.import_id
+        stamp = {"import_id": found.import_id, "noted_at": now}
         for provider in found.providers:
-            append_facts(connection, facts, provider=provider, import_id=import_id, noted_at=now)
+            note_workloads(connection, facts, provider=provider, digest="", **stamp)
         if facts:
             changed = changes(connection, [fact["workload"] for fact in facts])
             found.counts["facts of workloads"] = {
@@ -151,7 +151,7 @@ def import_measurements(
             if not force:
                 _judge(connection, path, types, [fact["workload"] for fact in facts])
             digest = digest_of_file(path)
-            append_imports(connection, file_digest=digest, loaded_at=now, import_id=import_id)
+            append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
         if dry_run:
             connection.rollback()
             connection.begin()

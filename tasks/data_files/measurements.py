@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
 )
 
+from models.domain.suggestions import NAME_PATTERN
 from models.domain.workload import MODES, PRECISIONS, STRATEGIES
 from warehouse.append import Connection, in_utc
 from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged_frame
@@ -61,7 +62,7 @@ class Facts(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    workload: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    workload: str = Field(pattern=NAME_PATTERN)
     parameters: Whole
     gradient_bytes: Whole
     flops_per_sample: float | None = Field(default=None, gt=0)

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from models.domain.suggestions import nearest_names, refuse_odd_names
+from models.domain.suggestions import nearest_names
 from models.domain.workload import (
     GOALS,
     MODES,
@@ -42,7 +42,7 @@ from models.domain.workload import (
 
 from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
-from ..providers.local.settings import Local
+from ..providers.local.settings import Local, Name
 from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
 from .workload_data import BadData, WorkloadData, read_data, source_of
@@ -233,7 +233,7 @@ class Settings(_Section):
     local: Local = Local()
     ec2: Ec2 = Ec2()
     shared: Shared = Shared()
-    workloads: dict[str, WorkloadSettings] = {}
+    workloads: dict[Name, WorkloadSettings] = {}
     # A folder of a million files is read once.
     _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)
 
@@ -242,12 +242,6 @@ class Settings(_Section):
     def _in_root(cls, home: Path, others: ValidationInfo) -> Path:
         root: Path = others.data["root"]
         return (root / home.expanduser()).resolve()
-
-    @field_validator("workloads")
-    @classmethod
-    def _plain(cls, workloads: dict[str, WorkloadSettings]) -> dict[str, WorkloadSettings]:
-        refuse_odd_names(workloads)
-        return workloads
 
     def shared_data(self, kind: str) -> str:
         """Return the folder or prefix below `shared.data` for "warehouse" or "mlflow"."""

@@ -4,9 +4,13 @@ interruptions.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from typing import Annotated
 
-from models.domain.suggestions import refuse_odd_names
+from pydantic import BaseModel, ConfigDict, Field
+
+from models.domain.suggestions import NAME_PATTERN
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class LocalInstanceType(BaseModel):
@@ -31,10 +35,4 @@ class Local(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    instance_types: dict[str, LocalInstanceType] = {}
-
-    @field_validator("instance_types")
-    @classmethod
-    def _plain(cls, types: dict[str, LocalInstanceType]) -> dict[str, LocalInstanceType]:
-        refuse_odd_names(types)
-        return types
+    instance_types: dict[Name, LocalInstanceType] = {}
