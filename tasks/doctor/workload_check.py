@@ -24,7 +24,6 @@ from ..providers.local.network import detect, without_network
 from ..workspace.environments import install_at
 from ..workspace.settings import Settings
 from ..workspace.sources import Source
-from ..workspace.workload_data import WorkloadData
 
 _SHARE = 4  # a device gets a quarter of the least global batch
 
@@ -42,8 +41,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     unknown workload, CheckFailed if the check cannot run to its end.
     """
     file, source = settings.travelling(name)
-    data = settings.data(name)
-    file = replace(file, data="" if data is None else _place(settings, data))
+    if data := settings.data(name):
+        fetched = data.fetched_below(settings.home)
+        file = replace(file, data=str(fetched if fetched.is_dir() else data.source))
     stated = settings.stated(name)
     batch = max(1, stated.batches[0] // _SHARE)
     try:
@@ -57,17 +57,23 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
     if untried:
         notes.append(f"not tried with one process: {', '.join(untried)}")
+    question = {"workload": asdict(file), "precisions": list(stated.precisions), "batch": batch}
     with tempfile.TemporaryDirectory(prefix="srift-check-") as place:
-        folder, package = Path(place) / "home", Path(place) / "code" / "node"
-        _lay_out(folder, package, file, source)
-        question = {
-            "workload": asdict(file),
-            "folder": str(folder),
-            "precisions": list(stated.precisions),
-            "batch": batch,
-        }
-        command = [python, "-m", "node.check", str(Path(place) / "answer.json")]
-        precisions = _run(without_network(isolation, command), question, Path(place), timeout_s)
+        answer = Path(place) / "answer.json"
+        _lay_out(Path(place), file, source)
+        command = without_network(isolation, [python, "-m", "node.check", str(answer)])
+        try:
+            code = _run(command, Path(place), file, question, timeout_s)
+        except subprocess.TimeoutExpired:
+            raise CheckFailed(
+                f"two steps of {batch} samples took more than {timeout_s:g} s;"
+                " --timeout allows more"
+            ) from None
+        if not answer.exists():
+            killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+            memory = ", probably out of memory" if killed else ""
+            raise CheckFailed(f"its process ended with exit code {code}{memory}")
+        precisions = json.loads(answer.read_text())
     return {
         "workload": name,
         "entrypoint": str(stated.entrypoint),
@@ -77,49 +83,36 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     }
 
 
-def _lay_out(folder: Path, package: Path, file: WorkloadFile, source: Source) -> None:
-    """Put the code below `folder`, and the node package alone on Python's path."""
-    content, target = source.travels_as(source.read()), folder / file.file
+def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
+    """Put the code below `place`/home, and the node package alone on Python's path."""
+    content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)
     if file.folder:
-        unpack(content, folder / file.folder)
+        unpack(content, place / "home" / file.folder)
     else:
         target.write_bytes(content)
-    shutil.copytree(
-        Path(agent.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
-    )
-
-
-def _place(settings: Settings, data: WorkloadData) -> str:
-    fetched = data.fetched_below(settings.home)
-    return str(fetched if fetched.is_dir() else data.source)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignored)
 
 
 def _run(
-    command: Sequence[str], question: Mapping[str, Any], place: Path, timeout_s: float
-) -> list[dict[str, Any]]:
-    answer, folder, workload = place / "answer.json", place / "home", question["workload"]
+    command: Sequence[str],
+    place: Path,
+    file: WorkloadFile,
+    question: Mapping[str, Any],
+    timeout_s: float,
+) -> int:
+    folder = place / "home"
     own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        ended = subprocess.run(
-            command,
-            input=json.dumps(question).encode(),
-            stdout=sys.stderr.fileno(),  # the workload's prints are not the command's output
-            cwd=folder / WorkloadFile(**workload).folder,
-            env=agent.clean_environment(folder) | own | workload["env"],
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CheckFailed(
-            f"two steps of {question['batch']} samples took more than {timeout_s:g} s;"
-            " --timeout allows more"
-        ) from None
-    if not answer.exists():
-        code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
-        memory = ", probably out of memory" if code == 128 + signal.SIGKILL else ""
-        raise CheckFailed(f"its process ended with exit code {code}{memory}")
-    return list(json.loads(answer.read_text()))
+    return subprocess.run(
+        command,
+        input=json.dumps({**question, "folder": str(folder)}).encode(),
+        stdout=sys.stderr.fileno(),  # the workload's prints are not the command's output
+        cwd=folder / file.folder,
+        env=agent.clean_environment(folder) | own | file.env,
+        timeout=timeout_s,
+        check=False,
+    ).returncode
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:
