@@ -10,10 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from models.domain.cluster import Cluster
-
 from ..base import NodeState, ProviderError, RunningCluster, json_of_node
-from .api import ALIVE, Answer, Ec2Api
+from .api import ALIVE, Answer
 from .attempts import Attempt
 from .launch import Launcher
 from .leases import Ec2Machine
@@ -25,32 +23,37 @@ NOTICE_S = 120.0  # from an interruption notice to the machine's end, as AWS say
 _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
 
-class Ec2Cluster(RunningCluster):
-    """Several threads may use it."""
+class Ec2Cluster(Launcher, RunningCluster):
+    """The cluster once it is launched. Several threads may use it."""
 
     ready_within_s = READY_WITHIN_S
     checkpoints: Path | None = None
 
-    def __init__(
-        self, api: Ec2Api, launcher: Launcher, attempt: Attempt, cluster: Cluster, mirror: Mirror
-    ) -> None:
-        self._api, self._launcher, self._attempt = api, launcher, attempt
-        self.lease_id, self.mailbox, self.mirror = launcher.lease.lease_id, mirror.mailbox, mirror
-        self.cluster, self.image_id = cluster, str(launcher.spec.image["ImageId"])
-        self._lock = threading.RLock()
+    def start(self, attempts: Sequence[Attempt], mirror: Mirror) -> None:
+        """Launch the first attempt that can be had, and bring its machines the mailbox."""
+        self.lease_id, self.image_id = self.lease.lease_id, str(self.spec.image["ImageId"])
+        self.mirror, self.mailbox, self._lock = mirror, mirror.mailbox, threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at = datetime.min.replace(tzinfo=UTC)
+        try:
+            self._attempt, self.cluster = self.launch(attempts)
+            usd_per_hour, market = self.cluster.usd_per_hour, self._attempt.market
+            self.keep(replace(self.lease, market=market, usd_per_hour=usd_per_hour))
+        except OSError as error:
+            raise ProviderError(f"the lease could not be written: {error}") from error
+        mirror.serve(self.lease)
+        mirror.sync()
 
     @property
     def addresses(self) -> list[str]:  # type: ignore[override]
-        return [machine.address for machine in self._launcher.lease.current]
+        return [machine.address for machine in self.lease.current]
 
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order; a few seconds old, older if AWS is silent."""
         with self._lock:
             if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
                 self._look()
-            return [self._state(machine) for machine in self._launcher.lease.current]
+            return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
         """The store's clock at the last complete round of the mirror."""
@@ -59,19 +62,19 @@ class Ec2Cluster(RunningCluster):
     def usd_so_far(self) -> float | None:
         """Dollars of every machine of the lease, also of refused attempts."""
         with self._lock:
-            return self._launcher.lease.usd_until(self._api.now())
+            return self.lease.usd_until(self._api.now())
 
     def replace(self, node: int) -> bool:
         """A machine of the same type, market and zone; records and logs of the lost one stay."""
         with self._lock:
             self.mirror.sync()
             try:
-                if not self._launcher.another(self._attempt, node):
+                if not self.another(self._attempt, node):
                     return False
             except ProviderError:
                 return False
             self._look()
-            self.mirror.serve(self._launcher.lease)
+            self.mirror.serve(self.lease)
             for file in (self.mailbox / f"node-{node}").glob("*.json"):
                 file.unlink(missing_ok=True)
             self.mirror.sync()
@@ -80,12 +83,12 @@ class Ec2Cluster(RunningCluster):
     def all_down(self) -> bool:
         """Whether no machine runs any more; False if AWS does not answer."""
         with self._lock:
-            current = self._launcher.lease.current
+            current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
 
     def _look(self) -> bool:
         """Ask EC2 about the machines; False if AWS does not answer."""
-        lease, now = self._launcher.lease, self._api.now()
+        lease, now = self.lease, self._api.now()
         self._looked_at = now
         try:
             found = self._api.instances(
@@ -102,7 +105,7 @@ class Ec2Cluster(RunningCluster):
         ]
         if gone:
             with suppress(OSError):  # a full disk: the machine is counted a little longer
-                self._launcher.keep(lease.with_machines(*gone))
+                self.keep(lease.with_machines(*gone))
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:

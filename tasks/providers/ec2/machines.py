@@ -16,7 +16,6 @@ from ..base import NotSupported, ProviderError
 from .api import Ec2Api, Store
 from .attempts import attempts
 from .cluster import Ec2Cluster
-from .launch import Launcher
 from .leases import Ec2Lease, Ec2Leases
 from .mailbox_s3 import Mirror
 from .settings import Ec2
@@ -47,26 +46,28 @@ class Ec2Machines:
     ) -> Iterator[Ec2Cluster]:
         """See Provider.acquire."""
         self.leases.known()  # nothing is bought beside an unreadable lease
-        launcher, store = self._launcher(cluster, lease_id, deadline_s)
+        running, store = self._prepared(cluster, lease_id, deadline_s)
+        mailbox = self.leases.mailbox(lease_id)
+        wanted = attempts(cluster, offers, running.spec.subnets, self.choices.markets)
         with self.leases.locked():
-            self.leases.create(launcher.lease)
-            self.leases.mailbox(lease_id).mkdir()
-        running: Ec2Cluster | None = None
+            self.leases.create(running.lease)
+            mailbox.mkdir()
+        mirror = self._mirror(running.lease, store)
         try:
-            running = self._running(launcher, store, cluster, offers)
+            running.start(wanted, mirror)
+            if self.threaded:
+                mirror.start()
             yield running
-        except BaseException as error:
+        except BaseException:
             with suppress(ProviderError, OSError):  # the first error counts; the reaper comes later
-                self._release(launcher, running)
-            if isinstance(error, OSError) and running is None:
-                raise ProviderError(f"the lease could not be written: {error}") from error
+                self._release(running, mirror)
             raise
-        if problem := self._release(launcher, running):
+        if problem := self._release(running, mirror):
             raise ProviderError(problem)
 
-    def _launcher(
+    def _prepared(
         self, cluster: Cluster, lease_id: str, deadline_s: float
-    ) -> tuple[Launcher, Store]:
+    ) -> tuple[Ec2Cluster, Store]:
         """Everything that is known before a launch; uploads the node package."""
         region, choices, now = cluster.members[0].region, self.choices, self.api.now()
         if choices.bucket is None:
@@ -102,20 +103,7 @@ class Ec2Machines:
             role_id=spec.role_id,
             python=choices.python,
         )
-        return Launcher(self.api, self.leases, lease, spec, script), store
-
-    def _running(
-        self, launcher: Launcher, store: Store, cluster: Cluster, offers: Sequence[Offer]
-    ) -> Ec2Cluster:
-        wanted = attempts(cluster, offers, launcher.spec.subnets, self.choices.markets)
-        attempt, cluster = launcher.launch(wanted)
-        usd_per_hour = cluster.usd_per_hour
-        launcher.keep(replace(launcher.lease, market=attempt.market, usd_per_hour=usd_per_hour))
-        mirror = self._mirror(launcher.lease, store)
-        mirror.sync()
-        if self.threaded:
-            mirror.start()
-        return Ec2Cluster(self.api, launcher, attempt, cluster, mirror)
+        return Ec2Cluster(self.api, self.leases, lease, spec, script), store
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
         """The lease after its uploads were fetched, if the store can be read now."""
@@ -137,35 +125,31 @@ class Ec2Machines:
         mailbox, now = self.leases.mailbox(lease.lease_id), self.api.now
         return Mirror(store, lease, mailbox, lambda: now().timestamp())
 
-    def _release(self, launcher: Launcher, running: Ec2Cluster | None) -> str:
+    def _release(self, running: Ec2Cluster, mirror: Mirror) -> str:
         """End the machines and fetch their uploads; "" or why some may live on.
 
         The mirror's thread is joined last: a silent store keeps no machine alive.
         """
+        launched = bool(running.lease.current)
         try:
-            if running is not None:
-                self._let_leave(running)
+            if launched:  # agents that were asked to leave upload what is left and shut down
+                for _ in self.api.looks(2.0, LEAVE_S):
+                    mirror.sync_by_hand()
+                    if not (mirror.mailbox / "done.json").exists() or running.all_down():
+                        break
         finally:
             try:
-                problem = launcher.end()
+                problem = running.end()
             finally:
-                if running is not None:
-                    running.mirror.stop()
-        lease = launcher.lease
+                mirror.stop()
+        lease = running.lease
         if problem:
             with suppress(OSError):
-                launcher.keep(replace(lease, releasing=True))
+                running.keep(replace(lease, releasing=True))
             return f"{problem}; {until(lease)}"
-        if running is not None:
+        if launched:
             await_shutdown(self.api, lease)
-            lease = replace(lease, fetched=self._pulled(running.mirror, FETCH_S))
+            lease = replace(lease, fetched=self._pulled(mirror, FETCH_S))
         self.leases.close(lease, self.api.now(), "released")
         tidy(self.api, lease.region, lease.tags, lambda tags: True)
         return ""
-
-    def _let_leave(self, running: Ec2Cluster) -> None:
-        """Wait for agents that were asked to leave: they upload what is left and shut down."""
-        for _ in self.api.looks(2.0, LEAVE_S):
-            running.mirror.sync_by_hand()
-            if not (running.mailbox / "done.json").exists() or running.all_down():
-                return
