@@ -35,7 +35,7 @@ def profile(
 ) -> tuple[Profile, str]:
     """Values of a profile record. `group` holds this rank alone, since buckets need a DDP.
 
-    A loader's batches are made in this process, so that their cost is measured apart from the device's.
+    A loader's batches are made in this process: their cost is measured apart from the device's.
     """
     rows: list[Profile] = []
     if built.loader is not None:
