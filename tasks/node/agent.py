@@ -180,9 +180,8 @@ class Agent:
         """Report how the launch ended, after ending it if it runs, and kill what it left."""
         if self.launch is None:
             return
-        code, replaced = self.launch.poll(), ""
-        if code is None:
-            replaced = "replaced by a newer attempt"
+        code = self.launch.poll()
+        if code is None:  # a newer attempt replaces it
             self.launch.kill()
             code = self.launch.wait()
         end_descendants()
@@ -194,7 +193,7 @@ class Agent:
         body = {
             "exit_code": code,
             "worker_exit_code": worker_code,
-            "reason": replaced or (exit_reason(log, worker_code) if code else ""),
+            "reason": exit_reason(log, worker_code) if code else "",
             "run_id": self.run_id(),
             "log_tail": log[-_LOG_TAIL:],
         }

@@ -53,8 +53,9 @@ class LoaderError(Exception):
 class Loader:
     """Batches of a rank: `loader(batch)` waits for the next batch of that many samples.
 
-    `workers` is the number of processes that the user set. Raises LoaderError if the samples of a
-    batch cannot be set.
+    `workers` is the number of processes that the user set; `in_process` loads without them.
+
+    Raises LoaderError if the samples of a batch cannot be set.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
@@ -100,11 +101,6 @@ class Loader:
             if batch not in sizes(part):
                 raise LoaderError(f"the {name} of its loader are not of {batch} samples")
         return made[0], made[1]
-
-    def load_in_process(self) -> None:
-        """From now on load in this process, whatever the user set."""
-        self.close()
-        self.in_process = True
 
     def as_in_later_epochs(self) -> None:
         """Make a dataset with a cache behave as in epochs after the first.

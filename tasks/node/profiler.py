@@ -39,7 +39,8 @@ def profile(
     """
     rows: list[Profile] = []
     if built.loader is not None:
-        built.loader.load_in_process()
+        built.close()
+        built.loader.in_process = True
         built.loader.as_in_later_epochs()
     for batch in sorted(item.batches):
         try:
