@@ -133,7 +133,7 @@ def shopping_list(
     known = Knowledge.of(past, devices)
     left = {run: None for key, run in runs.items() if ("train", key) not in known.done}
     if model is not None:
-        known.learn(model, left, past, devices)
+        known.learn(model, left, devices)
     profiles = _profiles(jobs, priced, limits.costs)
     launches: list[PlannedLaunch] = []
     while limits.max_usd > 0 and limits.max_seconds > 0 and len(launches) != limits.most_launches:

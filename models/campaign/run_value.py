@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import column, mode_of, modes_of, row_key, rows_of, setup_key, types_of
+from ..domain.setup_table import column, mode_of, row_key, rows_of, setup_key, types_of
 from .candidates import Model, PlannedRun, Trained
 from .value_of_information import Belief, ChoiceSet, Floats, OpenChoice, run_values
 
@@ -104,11 +104,12 @@ class WorkloadValues:
 class Knowledge:
     """What measured and planned runs show.
 
-    `done` are identities (`_identity`) of runs that are not bought again. The `model` has no
-    drifting types and none with stale runs only.
+    `done` are identities (`_identity`) of runs that are not bought again. The `model` knows no
+    type in `doubted`, which drift or have stale runs only.
     """
 
     done: set[Feature] = field(default_factory=set)
+    doubted: frozenset[str] = frozenset()
     seen: Counter[Feature] = field(default_factory=Counter)
     model: Model | None = None
     values: dict[str, WorkloadValues] = field(default_factory=dict)
@@ -117,30 +118,32 @@ class Knowledge:
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Count the past; `devices` are those of an instance type, for rows without a layout.
 
-        Unsteady and stale runs may be repeated; a setup that failed twice may not.
+        Unsteady runs may be repeated; a setup that failed twice may not.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
         drifted = {name: pd.to_datetime(at, utc=True) for name, at in past.drifting.items()}
+        measured_at = pd.to_datetime(column(past.runs, "measured_at", None), utc=True)
         times: Counter[Feature] = Counter()
-        for row, at in zip(rows_of(past.runs), _measured_at(past.runs), strict=True):
+        stale, fresh = set[str](), set[str]()
+        for row, at in zip(rows_of(past.runs), measured_at, strict=True):  # NaT: unknown, not stale
             names = types_of(str(row["cluster"]))
-            if any(name in drifted and not at > drifted[name] for name in names):
+            if at < before or any(not at > drifted[name] for name in drifted.keys() & {*names}):
+                stale.update(names)
                 continue
+            fresh.update(names)
             key = row_key(row, devices)
             workload, mode, machines, steps = key
             times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
             known.seen.update(_features((workload, mode), names, batch, steps))
             unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: taken for steady
-            if not at < before and (not unsteady or times[key] >= _ENOUGH_RUNS):
+            if not unsteady or times[key] >= _ENOUGH_RUNS:
                 known.done.add(("train", key))
-        for trained, name in zip(
-            zip(column(past.profiles, "workload", ""), modes_of(past.profiles), strict=True),
-            column(past.profiles, "instance_type", ""),
-            strict=True,
-        ):
-            known.done.add(("profile", (trained, name)))
+        known.doubted = frozenset(stale - fresh | drifted.keys())
+        for row in rows_of(past.profiles):
+            profiled = (row["workload"], mode_of(row)), row["instance_type"]
+            known.done.add(("profile", profiled))
         for cluster, rows in past.probes.groupby("cluster") if len(past.probes) else ():
             if rows["bytes"].nunique() >= _PROBED_SIZES:
                 known.done.add(("probe", types_of(str(cluster))))
@@ -148,12 +151,9 @@ class Knowledge:
         known.done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
         return known
 
-    def learn(
-        self, model: Model, runs: Iterable[PlannedRun], past: Past, devices: Mapping[str, int]
-    ) -> None:
+    def learn(self, model: Model, runs: Iterable[PlannedRun], devices: Mapping[str, int]) -> None:
         """Value `runs` that `model` knows."""
-        types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
-        self.model = model = replace(model, types=types)
+        self.model = model = replace(model, types=model.types - self.doubted)
         fresh = [
             row
             for row in rows_of(model.fresh)
@@ -260,18 +260,3 @@ def _valued(
         belief = belief.given(place, float(np.log(row["step_s"])))
     places = {run: place for place, run in enumerate(valued, start=first)}
     return WorkloadValues.of(choice_set.questions, belief, places)
-
-
-def _measured_at(runs: pd.DataFrame) -> pd.Series[Any]:
-    """Return when each run was measured, NaT if that is unknown."""
-    return pd.to_datetime(column(runs, "measured_at", None), utc=True)
-
-
-def stale_types(runs: pd.DataFrame, before: datetime | None) -> frozenset[str]:
-    """Return instance types of which every run with a known time is from before `before`."""
-    if before is None or not len(runs):
-        return frozenset()
-    types = runs["cluster"].map(types_of)
-    timed = pd.DataFrame({"type": types, "at": _measured_at(runs)}).explode("type")
-    newest = timed.groupby("type")["at"].max()
-    return frozenset(newest.index[newest < pd.to_datetime(before, utc=True)])

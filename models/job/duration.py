@@ -15,7 +15,6 @@ Bunching widens the draws: the rate is drawn from Gammas.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +33,7 @@ _RISK_DRAWS = 400
 _EXACT = 12.0  # mean up to which Poisson quantiles are exact; Cornish-Fisher errs by 0.1 above
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
+class Conditions(NamedTuple):
     """Start-up, checkpoints and interruptions of jobs on clusters; (clusters,) arrays.
 
     Start-up and checkpoints are lognormal with these means and standard deviations of their logs.
@@ -62,37 +60,24 @@ class Conditions:
         replacement_s: float,
     ) -> Conditions:
         """Return known, memoryless rates with the same seconds for all clusters."""
-        nothing = np.zeros(len(hazard_per_hour))
-        return cls(
-            hazard_per_hour=hazard_per_hour,
-            doubt=nothing,
-            bunching=nothing,
-            startup_s=startup_s + nothing,
-            startup_log_sd=nothing,
-            checkpoint_s=checkpoint_s + nothing,
-            checkpoint_log_sd=nothing,
-            replacement_s=replacement_s + nothing,
-        )
+        zero = np.zeros(len(hazard_per_hour))
+        seconds = startup_s + zero, zero, checkpoint_s + zero, zero, replacement_s + zero
+        return cls(hazard_per_hour, zero, zero, *seconds)
 
     @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
         """Concatenate the clusters of `parts`."""
-        names = [column.name for column in fields(cls)]
-        return cls(
-            **{
-                name: np.concatenate([[], *(getattr(part, name) for part in parts)])
-                for name in names
-            }
-        )
+        nothing = [np.zeros(0)] * len(cls._fields)
+        return cls(*map(np.concatenate, zip(nothing, *parts, strict=True)))
 
     def take(self, rows: IntArray | slice) -> Conditions:
-        return Conditions(**{one.name: getattr(self, one.name)[rows] for one in fields(Conditions)})
+        return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: ArrayLike) -> Conditions:
         """Add `seconds`, (clusters,) or one number, to each start and each replacement."""
         more = np.asarray(seconds, dtype=float)
-        return replace(
-            self, startup_s=self.startup_s + more, replacement_s=self.replacement_s + more
+        return self._replace(
+            startup_s=self.startup_s + more, replacement_s=self.replacement_s + more
         )
 
 

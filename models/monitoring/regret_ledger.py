@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.setup_table import row_key, rows_of
+from ..domain.setup_table import mode_of, row_key, rows_of
 from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
 from ..job.cost import cost_at
@@ -98,21 +98,24 @@ def _outcome(
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
     counts = np.array([[pool["count"] for pool in row["pools"]]])
-    mode = Mode(*(str(row[name]) for name in Mode._fields))
     conditions = known.gangs(pools, counts, sizes.get(row["workload"], 0.0))
-    conditions = conditions.later(known.compilation.seconds(str(row["workload"]), mode))
+    conditions = conditions.later(known.compilation.seconds(str(row["workload"]), mode_of(row)))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
     price = float(row["usd_per_hour"])
     hours, usd = cost_at(step_s, steps=steps, conditions=conditions, usd_per_hour=price)
-    required = None if pd.isna(row["p_required"]) else float(row["p_required"])
-    goal = Goal(goal=str(row["goal"]), p_required=required, overshoot_price=overshoot_price)
+    goal = Goal(
+        goal=str(row["goal"]),
+        hours=float(row["constraint_hours"]),
+        usd=float(row["constraint_usd"]),
+        p_required=None if pd.isna(row["p_required"]) else float(row["p_required"]),
+        overshoot_price=overshoot_price,
+    )
     found: Row = {"step_s": step_s, "hours": hours, "usd": usd, "p_meets": None, "holds": True}
     meeting = None
-    if goal.constraint is not None:
+    if goal.limit is not None:
         work = steps * step_s / 3600
         drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)
-        used = drawn if goal.constraint == "hours" else drawn * price
-        meeting = drawn_meeting(used, float(row[f"constraint_{goal.constraint}"]))
+        meeting = drawn_meeting(drawn * (price if goal.constraint == "usd" else 1.0), goal.limit)
         found["p_meets"] = float(meeting.chance[0])
         found["holds"] = not misses(goal, meeting.chance)[0]
     found["loss"] = float(losses(goal, np.log([found[goal.objective]]), meeting)[0])

@@ -190,19 +190,14 @@ def _runs_on(case: Case, cluster: Cluster, costs: Costs) -> list[PlannedRun]:
     if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
-        whole = tuple(offer.instance_type.devices for offer in cluster.members)
-        least, most = first.global_batch_least, first.global_batch_most
-        exact = [
-            one
-            for one in found.values()
-            if one.layout == whole and least <= one.global_batch <= most
-        ]
+        least = first.global_batch_least
+        exact = [one for one in found.values() if one.global_batch >= least]
         if not exact:
             raise SettingsError(
-                f"{cluster.name} cannot train {first.name}: its {sum(whole)} devices cannot share a"
-                f" global batch of {least}, or do not compute in its precision"
+                f"{cluster.name} cannot train {first.name}: its devices cannot share a global batch"
+                f" of {least}, or do not compute in its precision"
             )
-        run = min(exact, key=lambda one: one.accumulation_steps)
+        run = exact[0]  # on all devices at the least batch
     alone = replace(case.workload, modes=(run.mode.alone,))
     lines = profiled_lines(_mart(case, "profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}

@@ -89,11 +89,6 @@ def test_an_unknown_price_is_refused(price: float | None) -> None:
     assert allow(price, wished_s=60.0, least_s=1.0, caps=[cap(1e9)]).refusal
 
 
-def test_committed_and_claimed_dollars_are_gone() -> None:
-    assert cap(50.0, spent=10.0, committed=45.0).left_usd == 0.0
-    assert cap(50.0, spent=10.0, claimed=30.0).left_usd == 10.0
-
-
 def sold(market: str, zone: str, usd: float | None, region: str = "east") -> Offer:
     return replace(offer(usd), market=market, zone=zone, region=region)
 

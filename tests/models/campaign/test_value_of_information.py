@@ -99,18 +99,15 @@ def test_the_value_is_that_of_the_textbook() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "p_required", "sd", "expected"),
-    [
-        (2.2, 0.9, [0.01, 0.01], 0),
-        (2.2, 0.9, [0.2, 0.01], 1),
-        (2.2, 0.5, [0.2, 0.01], 0),
-        (0.1, 0.9, [0.2, 0.2], 1),
-    ],
+    [(2.2, 0.9, 0.01, 0), (2.2, 0.9, 0.2, 1), (2.2, 0.5, 0.2, 0)],
 )
 def test_the_choice_meets_the_constraint_with_the_required_probability(
-    limit: float, p_required: float, sd: list[float], expected: int
+    limit: float, p_required: float, sd: float, expected: int
 ) -> None:
     sold = budget(limit, p_required=p_required)
-    assert choice(sold, belief([1.0, 1.5], sd)) == expected
+    assert choice(sold, belief([1.0, 1.5], [sd, 0.01])) == expected
+    likeliest = budget(0.1, p_required=p_required)  # none meets it
+    assert choice(likeliest, belief([1.0, 1.5], [0.2, 0.2])) == 1
 
 
 def test_a_run_conditions_the_joint_normal() -> None:
@@ -140,7 +137,6 @@ def test_irreducible_spread_counts_against_meeting_a_constraint() -> None:
     _, meeting = aim_and_meeting(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
     assert meeting is not None
     assert meeting.chance[0, 0, 0] > 0.99 > 0.75 > meeting.chance[1, 0, 0] > 0.5
-    assert meeting.overshoot[0, 0, 0] < 1e-6 and 0.1 < meeting.overshoot[1, 0, 0] < 0.2
 
 
 def test_without_a_required_probability_overshooting_is_weighed() -> None:
@@ -150,14 +146,10 @@ def test_without_a_required_probability_overshooting_is_weighed() -> None:
     assert choice(budget(2.2, overshoot_price=5.0), belief([1.0, 1.3], [0.2, 0.01])) == 0
 
 
-@settings(max_examples=40, deadline=None)
-@given(beyond=st.floats(-1, 1), sd=st.floats(0.01, 0.6), limit=st.floats(0.1, 10))
-def test_normal_and_drawn_meetings_agree(beyond: float, sd: float, limit: float) -> None:
-    normal = ndtri((np.arange(20_000) + 0.5) / 20_000)
-    drawn = drawn_meeting(limit * np.exp(beyond + sd * normal)[None], limit)
-    known = normal_meeting(np.log(limit) + beyond, sd, limit)
-    assert known.chance == pytest.approx(drawn.chance[0], abs=1e-3)
-    assert known.overshoot == pytest.approx(drawn.overshoot[0], abs=1e-3)
+@pytest.mark.parametrize(("beyond", "sd"), [(-0.3, 0.2), (0.1, 0.05), (0.5, 0.6)])
+def test_normal_and_drawn_meetings_agree(beyond: float, sd: float) -> None:
+    drawn = drawn_meeting(np.exp(beyond + sd * ndtri((np.arange(20_000) + 0.5) / 20_000)), 1.0)
+    assert np.array(normal_meeting(beyond, sd, 1.0)) == pytest.approx(np.array(drawn), abs=1e-3)
 
 
 HOURS = 10.0  # of work at a second a step

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +22,7 @@ SECONDS = {"startup_s": 12.0, "checkpoint_s": 3.6, "replacement_s": 22.0}
 def conditions(hazard: float, **changes: float) -> Conditions:
     """Of one cluster."""
     known = Conditions.certain(np.array([hazard]), **SECONDS)
-    return replace(known, **{name: np.array([value]) for name, value in changes.items()})
+    return known._replace(**{name: np.array([value]) for name, value in changes.items()})
 
 
 def expected(work: float, hazard: float, **changes: float) -> float:
