@@ -47,7 +47,7 @@ def measure(
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)  # before the campaign's minutes begin
     champion = load_champion(workspace.home, provider)
-    tally = _tally(workspace, max_usd, refresh_id)
+    tally = Tally.of(workspace, max_usd, refresh_id)
     _serve(workspace, within(workspace, champion, tally), tally)
     return tally.summary()
 
@@ -81,18 +81,10 @@ def measure_named(
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
         launches = launches_for(case, wish)
-        tally = _tally(workspace, max_usd, refresh_id)
+        tally = Tally.of(workspace, max_usd, refresh_id)
         made = _serve(workspace, affordable(workspace, launches, tally), tally)
     runs = outcomes(case, made)
     return {"refresh_id": refresh_id, "runs": runs, "spent": tally.summary()}
-
-
-def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
-    return Tally(
-        cap_usd=workspace.settings.campaign.max_usd if max_usd is None else max_usd,
-        stop_at=time.monotonic() + workspace.max_minutes * 60.0,
-        refresh_id=refresh_id,
-    )
 
 
 def _serve(

@@ -221,6 +221,15 @@ class Tally:
     fetch_s: dict[str, float] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
+        """Begin a campaign now under `max_usd`, by default that of srift.toml."""
+        return cls(
+            cap_usd=workspace.settings.campaign.max_usd if max_usd is None else max_usd,
+            stop_at=time.monotonic() + workspace.max_minutes * 60.0,
+            refresh_id=refresh_id,
+        )
+
     @property
     def left_usd(self) -> float:
         return max(0.0, self.cap_usd - self.usd)

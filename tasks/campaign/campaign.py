@@ -60,16 +60,14 @@ def shop(
     offers: Sequence[Offer],
     frames: Mapping[str, pd.DataFrame],
     champion: Champion | None,
-    max_usd: float | None,
-    max_seconds: float | None = None,
-    refused: Sequence[Cluster] = (),
+    tally: Tally,
 ) -> list[PlannedLaunch]:
-    """Return launches within the caps, those of srift.toml by default.
-
-    Leaves out clusters that hold one of those just `refused`.
+    """Return launches within what `tally` has left, without its refused clusters and workloads that
+    lack their data.
     """
+    workspace = workspace.without(tally.lacking)
     workloads = with_facts(workspace.measurable, frames["workloads"])
-    limits = _limits(workspace, max_usd, max_seconds, refused)
+    limits = _limits(workspace, tally)
     learned = reads.learning(workspace.warehouse, workspace.provider.name)
     learning = learning_launches(limits, unknown_learning(learned, workloads), offers)
     stale_after = timedelta(days=workspace.settings.campaign.stale_after_days)
@@ -85,21 +83,19 @@ def shop(
     if champion is not None:
         model = _model(workspace, champion.model, workloads, offers, past.runs)
     rest = limits.after(learning)
-    return [*learning, *shopping_list(rest, workloads, offers, past, model=model)]
+    launches = [*learning, *shopping_list(rest, workloads, offers, past, model=model)]
+    if champion is not None and tally.left_usd > 0 and not launches and not tally.refused:
+        reporter().say(STOPS)
+    return launches
 
 
-def _limits(
-    workspace: Workspace,
-    max_usd: float | None,
-    max_seconds: float | None,
-    refused: Sequence[Cluster],
-) -> CampaignLimits:
-    campaign = workspace.settings.campaign
+def _limits(workspace: Workspace, tally: Tally) -> CampaignLimits:
+    campaign, launches = workspace.settings.campaign, workspace.provider.launches
     return CampaignLimits(
-        max_usd=campaign.max_usd if max_usd is None else max_usd,
-        max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
+        max_usd=tally.left_usd,
+        max_seconds=tally.left_s,
         max_hosts=campaign.max_hosts,
-        fits=lambda cluster: workspace.provider.launches(cluster) or just_refused(cluster, refused),
+        fits=lambda cluster: launches(cluster) or just_refused(cluster, tally.refused),
         market=campaign.market,
         costs=experience_of(workspace).costs,
     )
@@ -116,16 +112,7 @@ def within(
     lists = 0
     while lists < MOST_LISTS:
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-        left = workspace.without(tally.lacking)
-        launches = shop(
-            left,
-            current_offers(workspace),
-            frames,
-            champion,
-            tally.left_usd,
-            tally.left_s,
-            tally.refused,
-        )
+        launches = shop(workspace, current_offers(workspace), frames, champion, tally)
         before, bought = tally.runs, 0
         for launch in affordable(workspace, launches, tally):
             yield launch
@@ -136,7 +123,6 @@ def within(
         if not launches and tally.refused:
             tally.refused.clear()
         elif not bought:
-            _say_why(launches, champion, tally.left_usd)
             break
     if workspace.settings.campaign.elastic_runs:
         yield from affordable(workspace, list(_elastic(workspace, tally)), tally)
@@ -184,7 +170,7 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
         tried = tries.get((workload.name, workload.digest), [])
         if "measured" in tried or len(tried) >= MOST_TRIES:
             continue
-        limits = _limits(workspace, tally.left_usd, tally.left_s, tally.refused)
+        limits = _limits(workspace, tally)
         mine = [row for row in rows if row["workload"] == workload.name]
         found = (elastic_launch(limits, row, offers) for row in mine)
         yield from islice(filter(None, found), 1)
@@ -285,9 +271,7 @@ def outdating(workspace: Workspace) -> str:
     )
 
 
-def list_of(
-    workspace: Workspace, offers: Sequence[Offer], max_usd: float | None
-) -> list[PlannedLaunch]:
+def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return what would be bought of `offers`; works before the first refresh too."""
     provider = workspace.provider.name
     try:
@@ -297,15 +281,7 @@ def list_of(
     champion = load_champion(workspace.home, provider)
     if nothing := nothing_to_buy(offers, workspace.settings.campaign.market):
         reporter().say(nothing)
-    launches = shop(workspace, offers, _of_today(frames, workspace.measurable), champion, max_usd)
-    usd = workspace.settings.campaign.max_usd if max_usd is None else max_usd
-    _say_why(launches, champion, usd)
-    return launches
-
-
-def _say_why(launches: Sequence[PlannedLaunch], champion: Champion | None, left_usd: float) -> None:
-    if champion is not None and left_usd > 0 and not launches:
-        reporter().say(STOPS)
+    return shop(workspace, offers, _of_today(frames, workspace.measurable), champion, tally)
 
 
 def _of_today(

@@ -46,21 +46,23 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
             assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
             reporter().say(f"no --max-usd: this dry run assumes {assumed}; {provider} requires it")
         offers = with_spot(offers, workspace.settings.campaign.market)
+    tally = Tally.of(workspace, max_usd, "dry-run")
+    tally.cap_usd = min(tally.cap_usd, workspace.settings.ec2.max_usd_per_month)
     if wish is None:
-        launches = list_of(workspace, offers, max_usd)
+        launches = list_of(workspace, offers, tally)
     else:
         case = case_of(workspace, load_champion(workspace.home, provider), wish, offers)
         launches = launches_for(case, wish)
     if launches and (warning := outdating(workspace)):
         reporter().say(warning)
-    return planned(workspace, launches, offers, max_usd, now)
+    return planned(workspace, launches, offers, tally, now)
 
 
 def planned(
     workspace: Workspace,
     launches: Sequence[PlannedLaunch],
     offers: Sequence[Offer],
-    max_usd: float | None,
+    tally: Tally,
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Row]:
@@ -69,7 +71,6 @@ def planned(
     `worst_usd` is None where nothing is paid and where a cap refuses the launch. `said` are the
     assumptions, and why a launch is refused.
     """
-    tally = Tally(cap_usd=cap_of(workspace, max_usd), stop_at=float("inf"), refresh_id="dry-run")
     carrier = DataCarrier(workspace, clients)
     rows = launches_as_rows(launches)
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
@@ -87,12 +88,6 @@ def planned(
             row["requests"] = _requests(workspace, launch.cluster, offers, name, allowed.deadline_s)
             row["said"].append(_UNCHECKED)
     return rows
-
-
-def cap_of(workspace: Workspace, max_usd: float | None) -> float:
-    """Return `max_usd`, by default the campaign's, and at most the month's."""
-    wanted = workspace.settings.campaign.max_usd if max_usd is None else max_usd
-    return min(wanted, workspace.settings.ec2.max_usd_per_month)
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, Offer
 from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
+from tasks.campaign.budget import Tally
 from tasks.execution import data as execution_data
 from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import billed
@@ -52,6 +54,10 @@ def offers() -> list[Offer]:
     return [*listed, *spot]
 
 
+def tally(cap_usd: float) -> Tally:
+    return Tally(cap_usd=cap_usd, stop_at=math.inf)
+
+
 def launch(name: str, machines: int, market: str = "spot") -> PlannedLaunch:
     found = next(one for one in offers() if one.instance_type.name == name and one.market == market)
     return PlannedLaunch(
@@ -81,7 +87,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(
 
 
 def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Workspace) -> None:
-    (row,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
+    (row,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), tally(5.0), NOW)
     found = {one["action"]: one["request"] for one in row["requests"]}
     ingress = found["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
     assert [set(rule) for rule in ingress] == [{"IpProtocol", "UserIdGroupPairs"}]
@@ -96,7 +102,7 @@ def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Works
 
 def test_a_launch_beyond_the_cap_has_no_requests(here: Workspace) -> None:
     launches = [launch("p4d.24xlarge", 2), launch("g4dn.xlarge", 1)]
-    dear, cheap = dry_run.planned(here, launches, offers(), 1.0, NOW)
+    dear, cheap = dry_run.planned(here, launches, offers(), tally(1.0), NOW)
     assert dear["worst_usd"] is None and dear["requests"] == [] and dear["said"]
     assert cheap["worst_usd"] is not None and cheap["requests"]
 
@@ -135,7 +141,7 @@ def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
     plain = (root / "srift.toml").read_text()
     item = PlannedRun(kind="train", workload="conv", nodes=(0,), batches=(8,), est_s=1.0)
     one = replace(launch("g4dn.xlarge", 1), items=(item,))
-    before_s = dry_run.planned(here, [one], offers(), 5.0, NOW)[0]["deadline_s"]
+    before_s = dry_run.planned(here, [one], offers(), tally(5.0), NOW)[0]["deadline_s"]
     monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
     for data, note in (("images", "s3://mailbox/srift/data/"), ("s3://photos/cats",) * 2):
         (root / "srift.toml").write_text(plain.replace("samples", f'data = "{data}"\nsamples'))
@@ -143,7 +149,7 @@ def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
         aws.s3.buckets.add("photos")
         aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOW)
         workspace = open_workspace("ec2")
-        (row,) = dry_run.planned(workspace, [one], offers(), 50.0, NOW, aws.clients)
+        (row,) = dry_run.planned(workspace, [one], offers(), tally(50.0), NOW, aws.clients)
         assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
         assert any(note in sentence for sentence in row["said"])
         assert row["deadline_s"] - before_s == pytest.approx(1000.0, abs=60.0)
