@@ -10,15 +10,12 @@ import pytest
 from models.domain.workload import Goal, Workload
 from models.planner.planner import Recommendation, nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.market import offers as prices
 from tasks.market.offers import OffersWanted
 from tasks.providers.base import ProviderError
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.recommend import Case
 from tasks.workspace.settings import IMPORTED, SettingsError
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install
-from warehouse.reads import mart
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s
 foreign,ec2,2xs.small,16,0.5
@@ -100,38 +97,3 @@ def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
             world.answer("foreign", **words)
     with pytest.raises(SettingsError):
         world.answer("foreigm")
-
-
-def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """Prices, and imported measurements of conv, three of its cheapest setup."""
-    here = install(folder)
-    prices.note_definitions(here, NOON)
-    prices.snapshot_offers(here, "refresh-1", NOON)
-    monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: here)
-    monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
-    best = answer("local", QUESTION, top=1)[0]
-    line = f"conv,local,{best['cluster']},{best['batch_per_device']},{best['accumulation_steps']}"
-    rows = [f"{line},{0.5 + at / 100},2026-11-{20 - at}" for at in range(3)]
-    rows.append("conv,local,2xs.small,8,1,0.6,2026-11-01")
-    header = "workload,provider,cluster,batch_per_device,accumulation_steps,step_s,measured_at"
-    (folder / "rows.csv").write_text("\n".join([header, *rows]) + "\n")
-    import_measurements(here.warehouse, ImportFiles(measurements=folder / "rows.csv"), NOON)
-    return here
-
-
-SHORT = Goal(goal="cheapest_within_deadline", hours=1.5)
-QUESTION = Question(workload="conv", goal=SHORT)
-
-
-def test_the_answer_is_that_of_reading_everything_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = measured_home(tmp_path, monkeypatch)
-    rows = answer("local", QUESTION, top=3)
-    asked = replace(here.settings.workload("conv"), goals=(SHORT,))
-    everything = mart(here.warehouse, "runs", provider="local")
-    anew = Case.of(here, champion(), asked, prices.current_offers(here), everything).plan(top=3)
-    wanted = [row for row in anew.rows if row["goal"] == "cheapest_within_deadline"]
-    assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted
-    assert rows[0]["measured_runs"] == 3 and rows[0]["newest_measurement_at"].day == 20
-    assert rows[0]["frontier"] == anew.frontier
