@@ -25,7 +25,7 @@ _IGNORED = shutil.ignore_patterns(
     ".git", ".venv", ".srift", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
 )
 _MAX_S = 900
-_PYTEST = (sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", "-m")
+_PYTEST = (sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider")
 
 
 def occurrences(mutant: Mutant, root: Path) -> int:
@@ -42,10 +42,9 @@ def judge(mutant: Mutant, copy: Path) -> tuple[str, str]:
     before = path.read_text()
     try:
         path.write_text(re.sub(mutant.old, mutant.new, before))
-        marker = "not cloud" if mutant.local else "not local and not cloud"
         environment = os.environ | {"PYTHONPATH": str(copy)}
         ended = subprocess.run(
-            (*_PYTEST, marker, *mutant.tests),
+            (*_PYTEST, *mutant.tests),
             cwd=copy,
             env=environment,
             capture_output=True,
@@ -68,14 +67,9 @@ def main() -> int:
     """Print a line for each mutant; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--only", default="*", help="a name, or a pattern of names")
-    parser.add_argument("--no-hosts", action="store_true", help="leave out tests that start hosts")
     parser.add_argument("--find", action="store_true", help="only look for each text")
     arguments = parser.parse_args()
-    mutants = [
-        mutant
-        for mutant in MUTANTS
-        if fnmatch(mutant.name, arguments.only) and not (arguments.no_hosts and mutant.local)
-    ]
+    mutants = [mutant for mutant in MUTANTS if fnmatch(mutant.name, arguments.only)]
     if arguments.find:
         gone = [
             mutant.name

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A guard taken out; `local` if only tests that start hosts hold it."""
+    """A guard taken out, and the tests that must fail then."""
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
-    local: bool = False
 
 
-def _of(name: str, file: str, old: str, new: str, tests: str, *, local: bool = False) -> Mutant:
-    return Mutant(name, file, old, new, tuple(f"tests/{test}" for test in tests.split()), local)
+def _of(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
+    return Mutant(name, file, old, new, tuple(f"tests/{test}" for test in tests.split()))
 
 
 _STEP = "models/step_time/model.py"
@@ -55,24 +54,22 @@ MUTANTS = (
     _of("tied-weights", "tasks/node/switches.py", r"all\(times == uses.*\.items\(\)\)", "True",
         "tasks/node/workloads/test_known.py"),
     # What only tests that start hosts hold.
-    _of("lease-deadline", _LEASES, r"if now >= self\.deadline_at:", "if False:", "local/test_local_endings.py",
-        local=True),
+    _of("lease-deadline", _LEASES, r"if now >= self\.deadline_at:", "if False:", "local/test_local_endings.py"),
     _of("gradient-weight", "tasks/node/steps.py", r"scale=sum\(item\.used\) \* weight.*", "scale=1.0,",
-        "local/test_node_loopback.py", local=True),
+        "local/test_node_loopback.py"),
     _of("elastic-patience", "tasks/node/elastic.py", r"min\(self\.plan\.timeout_s, (\(_LATE_S)",
         r"max(self.plan.timeout_s, \1", "tasks/node/test_elastic.py"),
     _of("courier-fence", "tasks/node/on_ec2/courier.py", r"(reason = fence\(.*\)\n    if )reason:", r"\1False:",
-        "local/test_ec2_machine.py", local=True),
+        "local/test_ec2_machine.py"),
     _of("courier-environment", "tasks/node/on_ec2/courier.py", r"\{name: os\.environ\[name\] for name in _KEPT.*?\}",
-        "dict(os.environ)", "local/test_ec2_machine.py", local=True),
+        "dict(os.environ)", "local/test_ec2_machine.py"),
     _of("users-groups", "tasks/node/on_ec2/metadata_fence.py", r"extra_groups=\[\],", "",
-        "local/test_ec2_machine.py", local=True),
+        "local/test_ec2_machine.py"),
     _of("hosts-environment", f"{_LOCAL}/cluster.py", r"\{name: os\.environ\[name\] for name in _CARRIED.*?\}",
-        "dict(os.environ)", "local/test_local_provider.py", local=True),
-    _of("quota", f"{_LOCAL}/cluster.py", r"self\._share\(index, cores, .*\)", "pass", "local/test_local_provider.py",
-        local=True),
+        "dict(os.environ)", "local/test_local_provider.py"),
+    _of("quota", f"{_LOCAL}/cluster.py", r"self\._share\(index, cores, .*\)", "pass", "local/test_local_provider.py"),
     _of("oversubscription", f"{_LOCAL}/catalogue.py", r"taken \+ wanted > most_cores", "wanted > most_cores",
-        "local/test_local_endings.py", local=True),
+        "local/test_local_endings.py"),
     _of("refresh-lock", "flows/refresh.py", r"with refresh_lock\(.*\):", "if True:",
         "flows/test_refresh.py"),
     # Money.
@@ -183,8 +180,7 @@ MUTANTS = (
         "tasks/workspace/test_secrets.py"),
     _of("secret-in-error", f"{_EC2}/api.py", r"(raise AwsRefused\(code_of\(error\).*\)) from None", r"\1 from error",
         "tasks/workspace/test_secrets.py tasks/providers/ec2/test_provider.py"),
-    _of("loader-workers", "tasks/node/loader.py", r"( +)die_with_parent\(\)", r"\1pass", "tasks/node/test_loader.py",
-        local=True),
+    _of("loader-workers", "tasks/node/loader.py", r"( +)die_with_parent\(\)", r"\1pass", "tasks/node/test_loader.py"),
     _of("loader-timeout", "tasks/node/loader.py", r"min\(self\.given\.timeout or _MAX_WAIT_S, _MAX_WAIT_S\)", "0",
         "tasks/node/test_loader.py"),
     _of("agent-environment", "tasks/node/agent.py", r"\{name: os\.environ\[name\] for name in _KEPT.*?\}",
@@ -200,15 +196,15 @@ MUTANTS = (
     _of("tensor-optimizer", "tasks/node/strategies/refusals.py", r"name in TENSOR and kind not in _BY_ENTRY",
         "False", "tasks/node/strategies/test_refusals.py"),
     _of("shared-hooks", "tasks/node/strategies/__init__.py", r"shared\._optimizer_step_pre_hooks = .*", "pass",
-        "local/test_strategies.py", local=True),
+        "local/test_strategies.py"),
     _of("reap-all", "tasks/execution/collect.py", r"if one\.provider\.was_used\(\)", "if False", "flows/test_cli.py"),
     _of("schedules-kept", "deployments/up.py", r"if schedule\.active != active:", "if False:",
-        "flows/test_deployments.py", local=True),
+        "flows/test_deployments.py"),
     _of("export-misses", "tasks/recommendation/exports/selection.py", r"if row_misses\(row\):", "if False:",
         "tasks/recommendation/test_exports.py"),
     _of("tables-layout", "tasks/node/strategies/tables.py",
         r" or input\.shape != self\.shapes\[self\.rank\]", "",
-        "local/test_strategies.py", local=True),
+        "local/test_strategies.py"),
     _of("claims-counted", "models/campaign/budget.py", r" - self\.claimed_usd", "", "tasks/execution/test_claims.py"),
     _of("claims-held", "tasks/execution/claims.py", r"if any\(lease_id\.startswith\(.*\) for lease_id in leases\):", "if False:",
         "tasks/execution/test_claims.py"),
