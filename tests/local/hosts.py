@@ -135,7 +135,7 @@ def left_over(of: LocalProvider | Path) -> list[str]:
     home = of if isinstance(of, Path) else of.store.root.parent
     store = LeaseStore(home)
     found = [str(mark) for mark in hosts() if mark.home == store.token]
-    found += [str(group) for group in SHARES.groups(store.prefix)]
+    found += SHARES.names(store.prefix)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = [*process.environ().values(), *process.cmdline()]

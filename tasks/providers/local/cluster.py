@@ -16,7 +16,7 @@ from models.domain.cluster import Cluster
 from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster
 from tasks.providers.leases import HeldLease
 from tasks.providers.local.catalogue import LocalMachine
-from tasks.providers.local.cpu_shares import members, pin, place, promised_to_others
+from tasks.providers.local.cpu_shares import place, promised_to_others
 from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.network import Host, HostNetwork, HostPlan
 from tasks.providers.local.processes import HostMark, end, identify
@@ -132,9 +132,7 @@ class LocalCluster(RunningCluster):
                 return
             self._revoked[index] = f"{self._label(index)}: {why}"
             end([process for pid in host.pids if (process := identify(pid)) is not None])
-            group = self._machine.shares.group(self._name(index))
-            if group is not None:
-                end(members(group))
+            end(self._machine.shares.members(self._name(index)))
 
     def release(self) -> None:
         """End all that was started and wait until it is gone. May be called at any stage, and
@@ -170,15 +168,11 @@ class LocalCluster(RunningCluster):
         self._hosts[index : index + 1] = [host]
         self._revoked.pop(index, None)
 
-    def _share(self, index: int, cores: float | None, pinned_to: set[int]) -> None:
-        """Set a quota of `cores`, or none, and pin the host."""
-        name, shares = self._name(index), self._machine.shares
+    def _share(self, index: int, cores: float | None, usable: set[int]) -> None:
         try:
-            shares.settle(name, cores)
+            self._machine.shares.settle(self._name(index), cores, usable)
         except OSError as error:
             raise ProviderError(f"the CPU share of host {index} cannot be set: {error}") from error
-        if (group := shares.group(name)) is not None:
-            pin(members(group), pinned_to)
 
     def _state(self, index: int) -> NodeState:
         if index in self._revoked:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +22,7 @@ from tasks.providers.local.processes import Process, end, hosts, identify
 
 _PERIOD_US = 10_000  # short, so that steps stay smooth
 _LEAST_QUOTA_US = 1_000  # the kernel refuses less
+_REMOVED_S = 3.0  # a group of processes that were killed can be removed within
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
@@ -52,13 +53,16 @@ class Affinity:
         for pid in pids:
             os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
-    def settle(self, name: str, cores: float | None) -> None:
+    def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
         """Do nothing: the affinity holds from `add` on."""
 
-    def group(self, name: str) -> Path | None:
-        return None
+    def members(self, name: str) -> list[Process]:
+        return []
 
-    def groups(self, prefix: str) -> list[Path]:
+    def remove(self, prefix: str) -> int:
+        return 0
+
+    def names(self, prefix: str) -> list[str]:
         return []
 
 
@@ -75,14 +79,49 @@ class Cgroups:
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
         """Put a host's first processes under control; what they start follows. Raises OSError."""
-        group = self.group(name)
+        group = self.base / name
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
 
-    def settle(self, name: str, cores: float | None) -> None:
-        """Limit the host to `cores`; None: full speed again. Raises OSError."""
-        group, period_us, quota_us = self.group(name), _PERIOD_US, 0
+    def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
+        """Limit the host to `cores` (None: full speed again) on the `usable` ones. Raises OSError."""
+        self._write_quota(self.base / name, cores)
+        for process in self.members(name):
+            with suppress(FileNotFoundError):  # it has just ended
+                for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                    with suppress(ProcessLookupError):
+                        os.sched_setaffinity(int(thread.name), usable)
+
+    def members(self, name: str) -> list[Process]:
+        """Return the processes of a host, with all that they have started."""
+        pids = (int(word) for word in _words(self.base / name / "cgroup.procs"))
+        return [process for process in map(identify, pids) if process is not None]
+
+    def remove(self, prefix: str) -> int:
+        """End the hosts whose names start with `prefix` and remove their groups; return how many.
+
+        Raises OSError if a group stays busy.
+        """
+        names = self.names(prefix)
+        for name in names:
+            group = self.base / name
+            until = time.monotonic() + _REMOVED_S
+            while group.is_dir():
+                end(self.members(name))
+                try:
+                    group.rmdir()
+                except OSError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.01)
+        return len(names)
+
+    def names(self, prefix: str) -> list[str]:
+        return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
+
+    def _write_quota(self, group: Path, cores: float | None) -> None:
+        period_us, quota_us = _PERIOD_US, 0
         if cores is not None:
             period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
             quota_us = round(cores * period_us)
@@ -95,13 +134,6 @@ class Cgroups:
         (group / "cpu.cfs_period_us").write_text(str(period_us))
         (group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
         (group / "cpu.shares").write_text("262144" if quota_us else "1024")
-
-    def group(self, name: str) -> Path:
-        return self.base / name
-
-    def groups(self, prefix: str) -> list[Path]:
-        """Return the groups whose names start with `prefix`."""
-        return sorted(path for path in self.base.glob(f"{prefix}*") if path.is_dir())
 
 
 CpuShares = Affinity | Cgroups
@@ -119,15 +151,15 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
             try:
                 if version == 2:
                     (base / "cgroup.subtree_control").write_text("+cpu")
-                groups.group(name).mkdir(exist_ok=True)
-                groups.settle(name, 0.5)
+                (base / name).mkdir(exist_ok=True)
+                groups._write_quota(base / name, 0.5)
             except OSError as error:
                 reasons.append(f"{base}: {error.strerror}")
             else:
                 return groups
             finally:
                 with suppress(OSError):
-                    groups.group(name).rmdir()
+                    (base / name).rmdir()
     return Affinity(
         "; ".join(dict.fromkeys(reasons)) or "no cgroup hierarchy with a cpu controller is mounted"
     )
@@ -169,30 +201,6 @@ def _words(path: Path) -> list[str]:
         return []
 
 
-def members(group: Path) -> list[Process]:
-    pids = (int(word) for word in _words(group / "cgroup.procs"))
-    return [process for process in map(identify, pids) if process is not None]
-
-
-def remove(group: Path, *, within_s: float = 3.0) -> bool:
-    """End the processes of a group and remove it; True if it was there. Raises OSError if it stays
-    busy.
-    """
-    until = time.monotonic() + within_s
-    while group.is_dir():
-        end(members(group))
-        try:
-            group.rmdir()
-            return True
-        except FileNotFoundError:
-            return False
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.01)
-    return False
-
-
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
     """Return cores for each share; `promised` has every usable core with what others hold of it.
 
@@ -220,12 +228,3 @@ def promised_to_others(lease_id: str) -> dict[int, float]:
             for core in cores & loads.keys():
                 loads[core] += mark.cores / len(cores)
     return loads
-
-
-def pin(processes: Iterable[Process], cores: set[int]) -> None:
-    """Pin every thread of `processes` to `cores`; what they start later follows."""
-    for process in processes:
-        with suppress(FileNotFoundError):  # it has just ended
-            for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                with suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread.name), cores)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tasks.providers.base import ProviderError
 from tasks.providers.leases import NAME, HeldLease, LeaseFolder
-from tasks.providers.local.cpu_shares import CpuShares, remove
+from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.processes import Process, end, started_from
 
 _ROUNDS = 5  # of looking for what was started while others were being ended
@@ -47,7 +47,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
                 break
             killed |= set(end(left))
         try:
-            removed = sum(map(remove, shares.groups(f"{self.prefix}{lease_id}-")))
+            removed = shares.remove(f"{self.prefix}{lease_id}-")
         except OSError as error:
             raise ProviderError(
                 f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again"
@@ -70,8 +70,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Lease ids of this home's processes and CPU groups, with or without a lease folder."""
         names = {
-            path.name.removeprefix(self.prefix).rpartition("-")[0]
-            for path in shares.groups(self.prefix)
+            name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)
         }
         names |= {path.relative_to(self.root).parts[0] for _, path in started_from(self.root)}
         return {name for name in names if NAME.match(name)}

@@ -44,19 +44,18 @@ def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Kernel:
 def test_a_share_is_given_and_taken_back(kernel: Kernel, cores: float, quota: str) -> None:
     shares = detect(kernel.mounts, kernel.own)
     assert shares == Cgroups(kernel.version, kernel.top / "mine")
-    group = shares.group("srift-a")
-    assert group is not None
+    group = kernel.top / "mine" / "srift-a"
 
     def limits() -> tuple[str, ...]:
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.shares")
         files = files if kernel.version == 1 else ("cpu.max", "cpu.weight")
         return tuple(word for file in files for word in (group / file).read_text().split())
 
-    shares.add("srift-a", [1234], cores)
-    assert (group / "cgroup.procs").read_text() == "1234"
-    shares.settle("srift-a", cores)
+    shares.add("srift-a", [2**30], cores)
+    assert (group / "cgroup.procs").read_text() == str(2**30)
+    shares.settle("srift-a", cores, {0})
     assert limits() == (quota, "10000", "262144" if kernel.version == 1 else "10000")
-    shares.settle("srift-a", None)
+    shares.settle("srift-a", None, {0})
     free = ("-1", "10000", "1024") if kernel.version == 1 else ("max", "10000", "100")
     assert limits() == free
 
@@ -79,9 +78,9 @@ def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel: Kernel)
 
 def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path: Path) -> None:
     shares = Cgroups(2, tmp_path)
-    shares.add("srift-a", [1], 0.05)
-    shares.settle("srift-a", 0.05)
-    quota, period = map(int, (shares.group("srift-a") / "cpu.max").read_text().split())
+    shares.add("srift-a", [], 0.05)
+    shares.settle("srift-a", 0.05, {0})
+    quota, period = map(int, (tmp_path / "srift-a" / "cpu.max").read_text().split())
     assert quota >= 1000 and quota / period == pytest.approx(0.05)
 
 
