@@ -188,7 +188,7 @@ def job_of(
         # without a shared folder for checkpoints, or if the machine where the others meet may go
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "an elastic run needs local hosts, the first of them on demand; nothing was launched"
+                "an elastic run needs local hosts, the first on demand; nothing was launched"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)

@@ -79,7 +79,7 @@ class Mailbox:
         return (self._node(node) / "ready.json").stat().st_mtime
 
     def reported(self, node: int, address: str) -> bool:
-        """True if the machine at `address`, not an earlier one in its place, has reported itself."""
+        """True if the machine at `address`, no earlier one in its place, has reported itself."""
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
 
@@ -206,21 +206,16 @@ class MachineLog:
 
 
 def machine_rows(lease: EndedLease, provider: str) -> list[Row]:
-    """Columns of raw_machines of a lease that is over, refresh_id still open; none if the log
-    cannot be read.
-    """
-    found, whole_s = [], (lease.ended_at - lease.started_at).total_seconds()
-    try:
-        for row in (read_object(lease.mailbox / _FILE) or {})["machines"]:
-            from_s, after_s = row.pop("from_s"), row.pop("after_s")
-            until_s = whole_s if after_s is None else min(after_s, whole_s)
-            row |= {"lease_id": lease.lease_id, "provider": provider}
-            row["asked_at"] = lease.started_at + timedelta(seconds=from_s)
-            row["hours"] = max(until_s - from_s, 0.0) / 3600
-            found.append(row)
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return found
+    """Columns of raw_machines of a lease that is over, refresh_id still open."""
+    rows: list[Row] = (read_object(lease.mailbox / _FILE) or {}).get("machines", [])
+    whole_s = (lease.ended_at - lease.started_at).total_seconds()
+    for row in rows:
+        from_s, after_s = row.pop("from_s"), row.pop("after_s")
+        until_s = whole_s if after_s is None else min(after_s, whole_s)
+        row |= {"lease_id": lease.lease_id, "provider": provider}
+        row["asked_at"] = lease.started_at + timedelta(seconds=from_s)
+        row["hours"] = max(until_s - from_s, 0.0) / 3600
+    return rows
 
 
 def _row(node: int, number: int, offer: Offer, from_s: float) -> Row:

@@ -50,10 +50,10 @@ class Session:
     ) -> None:
         self.running, self.job, self.served = running, job, served
         self.watch, self.clock, self.laps = watch, laps.clock, laps
-        self.stop_at = _sooner_if_dearer(stop_at, self.clock.monotonic(), job, running)
+        stop_at = _sooner_if_dearer(stop_at, self.clock.monotonic(), job, running)
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
         self.machines = Machines(
-            running, self.mailbox, stop_at=self.stop_at, clock=self.clock, data=job.fetched
+            running, self.mailbox, stop_at=stop_at, clock=self.clock, data=job.fetched
         )
         self.log = MachineLog(self.mailbox, running.cluster)
         self.joining: set[int] = set()  # replacements that are not at work yet
@@ -155,7 +155,7 @@ class Session:
             items=[*items, *later],
             under_way_s=under_way_s,
             host=host,
-            seconds=self.stop_at - self.clock.monotonic(),
+            seconds=self.machines.stop_at - self.clock.monotonic(),
             start_up_s=self.start_up_s,
             no_replacement=self.no_replacement
             or (spent if self.replaced >= MOST_REPLACEMENTS else ""),

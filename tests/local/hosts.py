@@ -1,4 +1,4 @@
-"""What the tests of real hosts share: a provider with stand-in agents, and questions to its hosts."""
+"""What the tests of real hosts share: a provider with stand-in agents, and jobs for its hosts."""
 
 from __future__ import annotations
 
