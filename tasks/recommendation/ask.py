@@ -18,6 +18,7 @@ from ..data_files.public import only_public
 from ..market.offers import OffersWanted, current_offers, note_definitions, snapshot_offers
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
+from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
@@ -81,8 +82,6 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
     """Fit the first model of a home on the public data, with today's prices."""
-    from ..training.train import first_champion  # slow to import, and rarely needed
-
     now = datetime.now(UTC)
     name = workspace.provider.name
     reporter().say(f"no model of {name} machines is in force: fitting one on public step times")

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from joblib import Parallel, cpu_count, delayed, parallel_config
-
 from ..providers.local.cpu_shares import quota_cores
 
 _MAX_PROCESSES = 4  # each holds its own libraries and data, about 300 MB
@@ -15,6 +13,8 @@ _MAX_PROCESSES = 4  # each holds its own libraries and data, about 300 MB
 
 def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
     """Map `function` over `values` with one process per core."""
+    from joblib import Parallel, cpu_count, delayed, parallel_config
+
     processes = max(1, int(min(cpu_count(), quota_cores(), _MAX_PROCESSES)))
     with parallel_config("loky", inner_max_num_threads=1, initializer=_print_to_stderr):
         return list(Parallel(n_jobs=processes)(delayed(function)(value) for value in values))

@@ -27,7 +27,7 @@ FULL = SimpleNamespace(total=2**30, used=2**30, free=0)
 
 @pytest.fixture(autouse=True)
 def described_machines(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    machines = "tasks.workspace.workspace.LocalProvider"
+    machines = "tasks.providers.local.provider.LocalProvider"
     monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
 
 

@@ -26,7 +26,7 @@ ASK = ("recommend", "conv", "--deadline", "90m")
 
 @pytest.fixture(autouse=True)
 def described_machines(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    machines = "tasks.workspace.workspace.LocalProvider"
+    machines = "tasks.providers.local.provider.LocalProvider"
     monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
 
 
@@ -201,7 +201,7 @@ def test_a_reaping_that_could_not_look_exits_1_and_prints_what_it_ended(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blind = DescribedMachines(unswept={"us-east-1": "expired"})
-    monkeypatch.setattr("tasks.workspace.workspace.LocalProvider", lambda *_, **__: blind)
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
     result = srift("reap", "--json")
     assert result.exit_code == 1 and json.loads(result.stdout) == {
         "ended": ["machine i-1: it was ended"],

@@ -22,7 +22,7 @@ from tests.warehouse.builders import NOON, PROFILE
 from warehouse.database import Warehouse
 
 flow = importlib.import_module("flows.measure")
-LOCAL = "tasks.workspace.workspace.LocalProvider"
+LOCAL = "tasks.providers.local.provider.LocalProvider"
 MEASURED = {"step_s": 0.1234, "parameters": 10, "gradient_bytes": 40}
 
 

@@ -52,7 +52,7 @@ def transcript() -> str:
 def test_messages_are_those_that_are_stored(
     own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    machines = "tasks.workspace.workspace.LocalProvider"
+    machines = "tasks.providers.local.provider.LocalProvider"
     monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
     write_project(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -68,6 +68,6 @@ if __name__ == "__main__":
     ):
         write_project(Path(folder))
         os.environ["SRIFT_HOME"] = str(Path(folder) / "state")
-        machines = "tasks.workspace.workspace.LocalProvider"
+        machines = "tasks.providers.local.provider.LocalProvider"
         patch.setattr(machines, lambda *_, **__: DescribedMachines())
         STORED.write_text(transcript())
