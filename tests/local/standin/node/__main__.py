@@ -1,32 +1,33 @@
-"""A stand-in for the node agent: reports itself, takes whatever bytes come, and does the small jobs
-it finds.
-"""
+"""A stand-in for the node agent: reports itself, takes any bytes, and does the jobs it finds."""
 
-import argparse
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
 
 PORT = 5001
+GIVEN = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+OWN = Path(GIVEN["--mailbox"]) / f"node-{GIVEN['--node']}"
 
 
-def write(path: Path, body: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".beside")
+def write(name: str, body: dict[str, object]) -> None:
+    OWN.mkdir(parents=True, exist_ok=True)
+    beside = OWN / "beside"
     beside.write_text(json.dumps(body))
-    beside.rename(path)
+    beside.rename(OWN / name)
 
 
-def serve(server: socket.socket) -> None:
-    while True:
-        peer, _ = server.accept()
-        with peer:
-            while peer.recv(1 << 20):
-                pass
-            peer.sendall(b"k")
+def serve() -> None:
+    with socket.create_server((GIVEN["--address"], PORT)) as server:
+        while True:
+            peer, _ = server.accept()
+            with peer:
+                while peer.recv(1 << 20):
+                    pass
+                peer.sendall(b"k")
 
 
 def send(address: str, count: int) -> dict[str, object]:
@@ -45,39 +46,27 @@ def burn(seconds: float) -> dict[str, object]:
     return {"share": (time.process_time() - used) / (time.monotonic() - began)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mailbox", type=Path)
-    parser.add_argument("--node", type=int)
-    parser.add_argument("--address")
-    parser.add_argument("--deadline", type=float)
-    args = parser.parse_args()
-    mine = args.mailbox / f"node-{args.node}"
-    server = socket.create_server((args.address, PORT))  # listens before it says that it is ready
-    threading.Thread(target=serve, args=(server,), daemon=True).start()
-    ready = {
-        "address": args.address,
+def leave(status: int) -> dict[str, object]:
+    print("leaving as asked")
+    raise SystemExit(status)
+
+
+threading.Thread(target=serve, daemon=True).start()
+write(
+    "ready.json",
+    {
+        "address": GIVEN["--address"],
         "environment": dict(os.environ),
         "cores": len(os.sched_getaffinity(0)),
-    }
-    write(mine / "ready.json", ready | {"links": [name for _, name in socket.if_nameindex()]})
-    done = 0
-    while time.time() < args.deadline:
-        job = mine / f"job-{done}.json"
-        if not job.exists():
-            time.sleep(0.01)
-            continue
+        "links": [name for _, name in socket.if_nameindex()],
+    },
+)
+done = 0
+while time.time() < float(GIVEN["--deadline"]):
+    job = OWN / f"job-{done}.json"
+    if job.exists():
         body = json.loads(job.read_text())
-        if body["kind"] == "leave":
-            print("leaving as asked")
-            raise SystemExit(body["status"])
-        answer = (
-            send(body["address"], body["count"])
-            if body["kind"] == "send"
-            else burn(body["seconds"])
-        )
-        write(mine / f"answer-{done}.json", answer)
+        jobs = {"send": send, "burn": burn, "leave": leave}
+        write(f"answer-{done}.json", jobs[body.pop("kind")](**body))
         done += 1
-
-
-main()
+    time.sleep(0.01)
