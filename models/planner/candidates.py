@@ -138,7 +138,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 Zone = tuple[str, str, str]  # market, region, zone
 # Instance type -> dollars an hour (infinite: unknown), interruptions an hour.
-Terms = Mapping[str, tuple[float, float]]
+Terms = dict[str, tuple[float, float]]
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
@@ -147,45 +147,32 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     Of equal zones the first by name stays. If more than `most` of a market are left, those stay
     that are cheapest for most types, and of the others only types that are nowhere cheaper.
     """
-    sold: dict[Zone, dict[str, tuple[float, float]]] = {}
+    sold: dict[Zone, Terms] = {}
     for offer in offers:
         terms, name = sold.setdefault(_zone(offer), {}), offer.instance_type.name
         price = (price_or_inf(offer), offer.interruptions_per_hour)
         terms[name] = min(price, terms.get(name, (math.inf, math.inf)))
-    whole: set[Zone] = set()
-    cheapest: set[tuple[Zone, str]] = set()
+    kept: set[tuple[Zone, str]] = set()
     for market in {zone[0] for zone in sold}:
-        zones = _unbeaten(
-            {zone: terms for zone, terms in sorted(sold.items()) if zone[0] == market}
-        )
-        least: dict[str, tuple[float, Zone]] = {}
-        for zone, prices in zones.items():
-            for name, (usd, _) in prices.items():
-                least[name] = min((usd, zone), least.get(name, (math.inf, zone)))
-        cheapest |= {(zone, name) for name, (_, zone) in least.items()}
-        wins = Counter(zone for _, zone in least.values())
-        whole |= set(sorted(zones, key=lambda zone: (-wins[zone], zone))[:most])
-    return [
-        one
-        for one in offers
-        if _zone(one) in whole or (_zone(one), one.instance_type.name) in cheapest
-    ]
+        zones: dict[Zone, Terms] = {}
+        for zone, terms in sorted(sold.items()):
+            if zone[0] == market and not any(_beats(other, terms) for other in zones.values()):
+                zones = {at: other for at, other in zones.items() if not _beats(terms, other)}
+                zones[zone] = terms
+        sellers: dict[str, list[tuple[float, Zone]]] = {}
+        for zone, terms in zones.items():
+            for name, (usd, _) in terms.items():
+                sellers.setdefault(name, []).append((usd, zone))
+        cheapest = {name: min(prices)[1] for name, prices in sellers.items()}
+        wins = Counter(cheapest.values())
+        whole = sorted(zones, key=lambda zone: (-wins[zone], zone))[:most]
+        kept |= {(zone, name) for zone in whole for name in zones[zone]}
+        kept |= {(zone, name) for name, zone in cheapest.items()}
+    return [one for one in offers if (_zone(one), one.instance_type.name) in kept]
 
 
 def _zone(offer: Offer) -> Zone:
     return offer.market, offer.region, offer.zone
-
-
-def _unbeaten(zones: Mapping[Zone, Terms]) -> dict[Zone, Terms]:
-    """Zones that no other beats; of two that beat each other the first by name."""
-    return {
-        zone: terms
-        for zone, terms in zones.items()
-        if not any(
-            other != zone and _beats(others, terms) and (other < zone or not _beats(terms, others))
-            for other, others in zones.items()
-        )
-    }
 
 
 def _beats(ours: Terms, theirs: Terms) -> bool:

@@ -34,16 +34,14 @@ _OF_A_GROUP = 2  # candidates of one cluster in one mode
 class Recommendation:
     """Rows of each goal, the frontier of expected hours and dollars, and the numbers considered.
 
-    `candidates` setups of `clusters` clusters were enumerated, `looked_at` predicted and `ranked`
-    judged by draws.
+    `candidates` setups were enumerated, `looked_at` predicted and `ranked` judged by draws.
     """
 
     rows: list[Row]
-    frontier: list[Row]
-    ranked: list[Setup]
-    candidates: int
-    clusters: int
-    looked_at: int
+    frontier: Sequence[Row] = ()
+    ranked: Sequence[Setup] = ()
+    candidates: int = 0
+    looked_at: int = 0
 
 
 def plan(
@@ -67,11 +65,10 @@ def plan(
     if found is None:
         vetoes = [supply.vetoes[one] for one in asked.modes] if not workload.modes else []
         return nothing(asked, "; ".join(vetoes))
-    looked: IntArray = np.zeros(0, dtype=np.intp)
     if len(found):
         formula_s = model.formula_seconds(found.splits.arrays())
         found, looked = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
-    if not len(looked):
+    if not len(found) or not len(looked):
         return nothing(workload, obstacle(workload, supply, model))
     splits = np.unique(found.column("split", looked))
     arrays = found.splits.arrays(splits)
@@ -107,7 +104,6 @@ def plan(
         frontier=_frontier(costs, np.searchsorted(rows, front), goals),
         ranked=[setups[at] for at in np.searchsorted(rows, drawn).tolist()],
         candidates=len(found),
-        clusters=clusters,
         looked_at=len(looked),
     )
 
@@ -126,7 +122,7 @@ def nothing(workload: Workload, why: str = "") -> Recommendation:
     """Return the plan without candidates: each goal is infeasible, with the reason if known."""
     costs = job_costs(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
     rows = [row | {"reason": why or row["reason"]} for row in recommend(workload, costs)]
-    return Recommendation(rows=rows, frontier=[], ranked=[], candidates=0, clusters=0, looked_at=0)
+    return Recommendation(rows=rows)
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
