@@ -124,9 +124,9 @@ class Delivery:
         self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
         self._inbox = Inbox(data.mailbox, store.get)
         self._outbox: Outbox | None = None
-        self._noticed: dict[str, str] | None = None
+        self._notice_sent: dict[str, str] | None = None
         self._news_at = time.monotonic()
-        self._complained = ""
+        self._last_message = ""
         self._leaving = False
 
     def leave(self, *_: Any) -> None:
@@ -204,9 +204,9 @@ class Delivery:
         self._next_notice = time.monotonic() + _NOTICE_EVERY_S
         with suppress(OSError):
             notice = self._notice()
-            if notice and notice != self._noticed:
+            if notice and notice != self._notice_sent:
                 if self.publish("notice.json", notice | {"seen_unix": time.time()}):
-                    self._noticed = notice
+                    self._notice_sent = notice
                 if self._outbox is not None:
                     self._flush(self._outbox.waiting, time.monotonic() + _FLUSH_S)
 
@@ -244,8 +244,8 @@ class Delivery:
 
     def _complain(self, message: str) -> None:
         """Print to the machine's console, once in a row."""
-        if message != self._complained:
-            self._complained = message
+        if message != self._last_message:
+            self._last_message = message
             print(f"srift: {message}", flush=True)
 
 

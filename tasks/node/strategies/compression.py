@@ -60,7 +60,6 @@ class SparseExchange:
     group: dist.ProcessGroup
     machines: tuple[int, ...]
     density: float = DENSITY
-    dense_steps: int = _DENSE_STEPS
     steps: int = 0
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
@@ -99,7 +98,7 @@ def sparse_hook(
 ) -> Future[Tensor]:
     """Average a bucket over ranks by `state`; dense in the first steps."""
     gradient = bucket.buffer()
-    is_dense = state.steps < state.dense_steps
+    is_dense = state.steps < _DENSE_STEPS
     state.steps += bucket.is_last()
     if is_dense:
         return allreduce_hook(state.group, bucket)

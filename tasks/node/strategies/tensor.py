@@ -268,7 +268,7 @@ class _Sequence(nn.Sequential):
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
     """Divide the layers of a run, and exchange samples for features at its ends."""
     grid = blocks.grid
-    dim, divided = 0, not grid.is_flat  # are features at this place of the run divided
+    dim, is_divided = 0, not grid.is_flat  # features at this place of the run
     new: dict[nn.Module, nn.Module] = {}
     for layer in run:
         if isinstance(layer, nn.TransformerEncoderLayer):
@@ -277,19 +277,19 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
             for linear in (layer.linear1, layer.linear2):
                 opens = linear is layer.linear1
                 new[linear] = _Linear(blocks, linear.weight, linear.bias, opens=opens, dim=dim)
-            for norm in (layer.norm1, layer.norm2) if divided else ():
+            for norm in (layer.norm1, layer.norm2) if is_divided else ():
                 new[norm] = _Norm(blocks, norm) if isinstance(norm, nn.LayerNorm) else norm
         elif isinstance(layer, nn.Linear):
-            new[layer] = _Linear(blocks, layer.weight, layer.bias, opens=not divided)
-            divided = not grid.is_flat or not divided
-        elif isinstance(layer, nn.LayerNorm) and divided:
+            new[layer] = _Linear(blocks, layer.weight, layer.bias, opens=not is_divided)
+            is_divided = not grid.is_flat or not is_divided
+        elif isinstance(layer, nn.LayerNorm) and is_divided:
             new[layer] = _Norm(blocks, layer)
     first, last = (new.get(layer, layer) for layer in (run[0], run[-1]))
     if not grid.is_flat:
         first.register_forward_pre_hook(
             lambda _, given: (turn(given[0], -1, dim, grid), *given[1:])
         )
-    if divided:
+    if is_divided:
         last.register_forward_hook(lambda _, __, found: turn(found, dim, -1, grid))
     for parent in list(model.modules()):
         if _is_plain(parent, {nn.Sequential}) and any(leaf in new for leaf in _leaves(parent)):
