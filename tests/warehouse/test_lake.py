@@ -5,16 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.execution.claims import claim, of_others, settle
 from tests import postgres
-from tests.installed import DescribedMachines, install
 from tests.warehouse.builders import DEFINED, NOON, ROWS, TYPES, body, fresh, recommendation, stamp
 from warehouse.append import (
     append,
@@ -32,6 +29,11 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("duckdb_extension_ducklake")
 WRITERS, ROUNDS = 8, 2
 TIMING = {"refresh_id": "r", "phase": "plan", "seconds": 1.0}
+CLAIM = {"provider": "ec2", "place": "here", "usd": 2.0, "noted_at": NOON, "may_cost_until": NOON}
+CLAIMS = [
+    CLAIM | {"event": event, "refresh_id": name}
+    for event, name in (("claimed", "a"), ("claimed", "b"), ("settled", "a"))
+]
 _number = count()
 
 
@@ -61,6 +63,7 @@ def load(warehouse: Warehouse) -> int:
     with warehouse.transact() as connection:
         note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
         note_instance_types(connection, TYPES, noted_at=NOON)
+        append(connection, "raw_claims", CLAIMS)
         bodies = [body("r1"), body("r2"), body("r1", status="failed")]
         return append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
 
@@ -75,7 +78,7 @@ def test_the_same_rows_give_the_same_marts(shared: SharedWarehouse, tmp_path: Pa
         with pytest.raises(PublicationRefused):
             publish(warehouse, [recommendation(hours=-1.0)], stamp(3))
         export(warehouse, warehouse.path.parent / "published")
-    for name in ("runs", "workloads", "recommendation_history", "recommendation_changes"):
+    for name in ("runs", "workloads", "claims", "recommendation_history", "recommendation_changes"):
         of_file, of_lake = (
             warehouse.select(f"select * from {name} order by all") for warehouse in both
         )
@@ -153,26 +156,6 @@ def test_a_row_of_two_imports_counts_until_both_are_forgotten(
         with shared.transact() as connection:
             note_import(connection, import_id, event="forgotten", noted_at=NOON)
         assert len(shared.select("runs")) == left
-
-
-def test_a_claim_is_seen_by_other_machines_until_it_is_settled(
-    shared: SharedWarehouse, tmp_path: Path
-) -> None:
-    homes = []
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        here = install(tmp_path / name, provider=DescribedMachines(name="ec2"))
-        lake = {"host": shared.lake.host, "data": shared.lake.data}
-        stated = here.settings.shared.model_copy(update=lake)
-        settings = here.settings.model_copy(update={"shared": stated})
-        homes.append(replace(here, warehouse=shared, settings=settings))
-    one, other = homes
-    claim(one, "r-0", 2.0, NOON)
-    claim(one, "r-0", 9.0, NOON)
-    seen = [(row["refresh_id"], row["left_usd"]) for row in of_others(other, NOON, before="")]
-    assert seen == [("r-0", 2.0)] and of_others(one, NOON, before="") == []
-    settle(one, NOON)
-    assert of_others(other, NOON, before="") == []
 
 
 @pytest.mark.local

@@ -85,7 +85,7 @@ class Cgroups:
             (group / "cgroup.procs").write_text(str(pid))
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Limit the host to `cores` (None: full speed again) on the `usable` ones. Raises OSError."""
+        """Limit the host to `cores` (None: full speed) on the `usable` ones. Raises OSError."""
         self._write_quota(self.base / name, cores)
         for process in self.members(name):
             with suppress(FileNotFoundError):  # it has just ended
