@@ -197,8 +197,8 @@ def splits_of(
         for total in totals:
             largest_batch = np.array(
                 [
-                    _largest_batches(model, workload.name, mode, types, int(ranks_of), total)
-                    for ranks_of in powers
+                    _largest_batches(model, workload.name, mode, types, int(shared_by), total)
+                    for shared_by in powers
                 ],
                 dtype=np.int64,
             ).reshape(-1, 2, len(types) + 1)
@@ -206,16 +206,16 @@ def splits_of(
             for steps in _step_counts(total):
                 micro, usual = total // steps, steps in ACCUMULATION_STEPS
                 at = np.flatnonzero(lacking & ~fitted | usual)
-                own, each = kind[rows[at]], count[rows[at]]
+                kinds, each = kind[rows[at]], count[rows[at]]
                 samples = whole.get(micro) if usual else None
                 if samples is None:
                     samples = split_groups(
-                        a[own], k[own], count=each, devices=devices[own], total=micro
+                        a[kinds], k[kinds], count=each, devices=devices[kinds], total=micro
                     )
                 if usual:
                     whole[micro] = samples
                 most = -(-samples // np.maximum(each, 1))
-                limits = largest_batch[power[at, None], int(steps > 1), own]
+                limits = largest_batch[power[at, None], int(steps > 1), kinds]
                 possible = samples.any(axis=1)
                 kept = possible & ((each == 0) | (most <= limits)).all(axis=1)
                 fitted[at] |= kept

@@ -132,12 +132,10 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     return f"{said}; {best} with {chance.max():.0%} probability, at {hours} and {usd}"
 
 
-def nothing_to_choose(setups: int, predicted: bool) -> str:
+def nothing_to_choose(setups: int) -> str:
     """Say why there is nothing to rank."""
     if setups == 0:
         return "no cluster on offer can be had here; more instance types would help"
-    if not predicted:
-        return "no step time could be predicted on any cluster; measuring one would help"
     return "no cluster on offer has a known price; a price would help"
 
 

@@ -132,7 +132,7 @@ def _infeasible(
 ) -> Row:
     """Return a row without a cluster; its reason names the nearest and the limit it meets."""
     if goal.constraint is None or not np.any(usable):
-        why = explain.nothing_to_choose(len(costs.setups), bool(np.any(costs.hours > 0)))
+        why = explain.nothing_to_choose(len(costs.setups))
     else:
         used = np.where(usable, costs.expected(goal.constraint), np.inf)
         order = np.argsort(used, kind="stable")

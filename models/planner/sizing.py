@@ -212,10 +212,11 @@ def size_workload(
         name: [] for name in ("scaling", "checks", "best_batch", "unknown")
     }
     for scale in scales_of(data, workload, {name: m.devices for name, m in machines.items()}):
-        machine, own = machines[scale.instance_type], scale.instance_type
+        name = scale.instance_type
+        machine = machines[name]
         alike = [row for row in profiles if row["mode"] == scale.mode]
-        here = [row for row in alike if row["instance_type"] == own]
-        key = {"instance_type": own, "devices_each": scale.devices_each, **scale.mode._asdict()}
+        here = [row for row in alike if row["instance_type"] == name]
+        key = {"instance_type": name, "devices_each": scale.devices_each, **scale.mode._asdict()}
         if scale.devices_each == 1:
             found["best_batch"] += [key | best for best in _best_batch(scale, machine, here)]
         pair = scale.best_known(*batches)
@@ -285,8 +286,8 @@ def _backward_share(profiles: list[Row], buckets: pd.DataFrame, workload: str) -
     """Return the share of a step after the first gradient bucket, two thirds without a profile."""
     shares = [row["backward_s"] / row["step_s"] for row in profiles]
     ready = 0.0
-    if len(buckets) and (own := buckets["workload"].astype(str) == workload).any():
-        ready = float(buckets["ready_fraction"][own].min())
+    if len(buckets) and (named := buckets["workload"].astype(str) == workload).any():
+        ready = float(buckets["ready_fraction"][named].min())
     return (float(np.median(shares)) if shares else BACKWARD_PART) * (1 - ready)
 
 

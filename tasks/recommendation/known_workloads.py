@@ -47,22 +47,22 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
     found = []
     for row in rows_of(facts) + rows_of(public):
         key = name, provider = row["workload"], row["provider"]
-        own = [one for one in counted if (one["workload"], one["provider"]) == key]
+        rows = [one for one in counted if (one["workload"], one["provider"]) == key]
         stated = {fact: row.get(fact) for fact in FACTS}
         known = {
             fact: None if pd.isna(value) else FACTS[fact](value) for fact, value in stated.items()
         }
-        if not own and not any(known[fact] for fact in FACTS if fact != "samples"):
+        if not rows and not any(known[fact] for fact in FACTS if fact != "samples"):
             continue  # only noted from srift.toml
-        kinds = {kind for one in own for kind in parse_cluster(one["cluster"])}
-        newest = [one["newest_measured_at"] for one in own if pd.notna(one["newest_measured_at"])]
+        kinds = {kind for one in rows for kind in parse_cluster(one["cluster"])}
+        newest = [one["newest_measured_at"] for one in rows if pd.notna(one["newest_measured_at"])]
         found.append(
             {
                 "workload": name,
                 "provider": provider,
                 "in_settings": name in settings.workloads,
                 "devices": sorted({devices.get((provider, kind), kind) for kind in kinds}),
-                **{count: sum(int(one.get(count, 0)) for one in own) for count in COUNTS},
+                **{count: sum(int(one.get(count, 0)) for one in rows) for count in COUNTS},
                 "newest_measured_at": max(newest, default=None),
                 **known,
             }
