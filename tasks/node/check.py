@@ -97,9 +97,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     losses, seconds, waits = [], [], []
     for _ in range(max(_STEPS, workers) + workers):
         started, waited = now(_CPU), built.waited_s
-        losses.append(
-            one_step(built, built.model, batch=batch, accumulation_steps=1, scale=1.0, sync=True)
-        )
+        losses.append(one_step(built, built.model, [batch], scale=1 / batch))
         seconds.append(now(_CPU) - started)
         waits.append(built.waited_s - waited)
     if not all(map(math.isfinite, losses)):

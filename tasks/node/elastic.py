@@ -17,14 +17,12 @@ import struct
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from .checkpoint import Checkpoints
 from .device import NoSuchDevice, backend, name_of, now, own_device
@@ -41,9 +39,9 @@ from .processes import (
     seconds_since_start,
 )
 from .record import Devices, Item, Plan, RankLayout, record_of, task_of_process
+from .steps import one_step
 from .strategies import strategy
 from .strategies.refusals import DDP
-from .strategies.replicas import no_sync
 from .switches import NONE
 from .worker import lost_peer, wait_for_go
 
@@ -189,22 +187,23 @@ class ElasticRun:
                 | {
                     "nodes": nodes,
                     "batches": [sum(sizes) for sizes in by_rank],
-                    "micro_steps": len(by_rank[rank]),
+                    "micro_steps": len(by_rank[0]),
                     "lost_steps": max(0, last_step - step),
                     "last_unix": last_unix,
                     "began_unix": time.time(),
                 }
             )
+        sizes = by_rank[rank]
         with running(built.loader):
             began = now(self.device)
             while step < item.most_steps:
-                partial_loss = one_step(built, module, by_rank[rank], global_batch, len(nodes))
+                loss = one_step(built, module, sizes, scale=len(nodes) / global_batch)
                 step += 1
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
                     about = {"steps": step - at, "steps_s": now(self.device) - began}
-                    self.checkpoint(built, step, partial_loss, about)
+                    self.checkpoint(built, step, loss * sum(sizes) / global_batch, about)
                     at, began = step, now(self.device)
         return self.values(built) if self.leads else {}
 
@@ -268,24 +267,6 @@ class ElasticRun:
     def put(self, name: str, body: Any) -> None:
         """Write into the node's folder, or end with the reason."""
         report(self.mailbox, self.node, name, body)
-
-
-def one_step(
-    built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int
-) -> float:
-    """Run one optimizer step over this rank's micro-batches; return its part of the step's loss."""
-    built.optimizer.zero_grad(set_to_none=True)
-    partial_loss = 0.0
-    for micro, size in enumerate(sizes):
-        if not size:
-            continue
-        with nullcontext() if micro == len(sizes) - 1 else no_sync(module):
-            loss = built.loss_of(module, size)
-            # gradients are averaged over ranks
-            built.arithmetic.backward(loss * (ranks * size / global_batch))
-        partial_loss += float(loss.detach()) * size / global_batch
-    built.arithmetic.update(built.optimizer)
-    return partial_loss
 
 
 def main() -> None:

@@ -43,24 +43,27 @@ Group = dist.ProcessGroup | None
 def one_step(
     built: LoadedWorkload,
     module: nn.Module,
+    sizes: Sequence[int],
     *,
-    batch: int,
-    accumulation_steps: int,
     scale: float,
-    sync: bool,
+    sync: bool = True,
 ) -> float:
-    """Take an optimizer step; return the last micro-step's mean loss.
+    """Take an optimizer step over micro-batches of `sizes`; return the mean loss of their samples.
 
-    Only the last micro-step communicates, if `sync`.
+    `scale` is the factor of a sample's loss: ranks over global batch, since gradients are averaged
+    over ranks. Only the last micro-step communicates, if `sync`.
     """
     built.optimizer.zero_grad(set_to_none=True)
-    loss = torch.tensor(math.nan)
-    for micro in range(accumulation_steps):
-        with nullcontext() if sync and micro == accumulation_steps - 1 else no_sync(module):
-            loss = built.loss_of(module, batch)
-            built.arithmetic.backward(loss * scale)
+    losses = []
+    for micro, size in enumerate(sizes):
+        if not size:
+            continue
+        with nullcontext() if sync and micro == len(sizes) - 1 else no_sync(module):
+            loss = built.loss_of(module, size)
+            built.arithmetic.backward(loss * (scale * size))
+        losses.append(loss.detach().float() * size)
     built.arithmetic.update(built.optimizer)
-    return float(loss.detach())
+    return float(sum(losses)) / sum(sizes)
 
 
 def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
@@ -170,17 +173,10 @@ def _prepared(
         module = parallel(built.model, built.optimizer, group)
     if communicates_always(module):
         reset_peak(built.device)  # ranks had the whole model in host memory
-    batch = item.batches[place]
-    weight = batch / sum(used * each for used, each in zip(item.used, item.batches, strict=True))
-    step = partial(
-        one_step,
-        built,
-        module,
-        batch=batch,
-        accumulation_steps=item.accumulation_steps,
-        scale=sum(item.used) * weight / item.accumulation_steps,
-    )
-    return module, step, weight
+    batch, steps = item.batches[place], item.accumulation_steps
+    whole = sum(used * each for used, each in zip(item.used, item.batches, strict=True))
+    step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
+    return module, step, batch / whole
 
 
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Outcome:

@@ -104,8 +104,8 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
     if losses:
         made = strategy(item.strategy, item.switches, machines=item.used)
         module = made(built.model, built.optimizer, group)
-        step = partial(one_step, built, module, batch=batch, accumulation_steps=1, scale=1.0)
-        summed = torch.tensor([step(sync=True) for _ in range(losses)], dtype=torch.float64)
+        step = partial(one_step, built, module, [batch], scale=1 / batch)
+        summed = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
         dist.all_reduce(summed)
         return {"losses": (summed / dist.get_world_size()).tolist()}
     if item.kind == "profile":

@@ -55,7 +55,8 @@ MUTANTS = (
         "tasks/node/workloads/test_known.py"),
     # What only tests that start hosts hold.
     _of("lease-deadline", _LEASES, r"if now >= self\.deadline_at:", "if False:", "local/test_local_endings.py"),
-    _of("gradient-weight", "tasks/node/steps.py", r"scale=sum\(item\.used\) \* weight.*", "scale=1.0,",
+    _of("gradient-weight", "tasks/node/steps.py", r"scale=sum\(item\.used\) / \(whole \* steps\)",
+        "scale=1 / batch",
         "local/test_node_loopback.py"),
     _of("elastic-patience", "tasks/node/elastic.py", r"min\(self\.plan\.timeout_s, (\(_LATE_S)",
         r"max(self.plan.timeout_s, \1", "tasks/node/test_elastic.py"),

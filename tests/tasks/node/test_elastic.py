@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.node.elastic import ElasticRun, one_step, shares
-from tasks.node.entrypoint import LoadedWorkload
+from tasks.node.elastic import ElasticRun, shares
 from tasks.node.record import Item
 from tasks.node.worker import lost_peer
 from tests.tasks.node.conftest import plan
@@ -39,31 +36,6 @@ def test_all_of_the_batch_is_shared_out_and_no_device_gets_more_at_once_than_it_
 def test_what_cannot_be_shared_is_refused(batch: int, batches: list[int]) -> None:
     with pytest.raises(ValueError, match=f"a batch of {batch}"):
         shares(batch, batches)
-
-
-def test_micro_steps_add_up_to_the_step_of_the_whole_batch() -> None:
-    torch.manual_seed(0)
-    model, samples = torch.nn.Linear(5, 2), torch.randn(12, 5)
-    seen: list[torch.nn.Linear] = []
-    losses = []
-    for sizes in ([12], [3, 4, 5], [0, 12]):
-        mine = copy.deepcopy(model)
-        left = samples
-
-        def make_batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-            nonlocal left
-            batch, left = left[:count], left[count:]
-            return batch, batch.sum(dim=1, keepdim=True).expand(-1, 2)
-
-        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
-        built = LoadedWorkload(
-            model=mine, loss=torch.nn.MSELoss(), make_batch=make_batch, optimizer=optimizer
-        )
-        losses.append(one_step(built, mine, sizes, global_batch=12, ranks=1))
-        seen.append(mine)
-    assert losses == pytest.approx([losses[0]] * 3)
-    for other in seen[1:]:
-        torch.testing.assert_close(other.weight, seen[0].weight)
 
 
 def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_for_long(

@@ -46,11 +46,8 @@ def regression(how: str = "fp32", *, factor: float = 1.0) -> LoadedWorkload:
     )
 
 
-def trained(
-    built: LoadedWorkload, count: int, *, batch: int = 32, micro: int = 1, scale: float = 1.0
-) -> list[float]:
-    options: dict[str, Any] = {"accumulation_steps": micro, "scale": scale, "sync": True}
-    return [steps.one_step(built, built.model, batch=batch, **options) for _ in range(count)]
+def trained(built: LoadedWorkload, count: int) -> list[float]:
+    return [steps.one_step(built, built.model, [32], scale=1 / 32) for _ in range(count)]
 
 
 def item(**changes: Any) -> Item:
@@ -65,19 +62,22 @@ def measured(built: LoadedWorkload, item: Item, place: int = 0) -> tuple[dict[st
     return steps.train(item, built, None, Patience(left_s=1000.0), place=place)
 
 
-def test_a_step_scales_its_gradients_and_adds_micro_steps() -> None:
-    def change(**options: Any) -> Tensor:
+def test_micro_steps_add_up_to_the_step_of_the_whole_batch() -> None:
+    samples, results = torch.randn(12, 8), []
+    for sizes, scale in (([12], 1 / 12), ([3, 4, 5], 1 / 12), ([0, 12], 1 / 12), ([12], 1 / 6)):
+        left = list(samples.split([size for size in sizes if size]))
         built = replace(
-            regression(), make_batch=lambda size: (torch.ones(size, 8), torch.ones(size, 1))
+            regression(),
+            make_batch=lambda _, left=left: (left[0], left.pop(0).sum(dim=1, keepdim=True)),
         )
         before = torch.nn.utils.parameters_to_vector(built.model.parameters()).detach()
-        trained(built, 1, **options)
-        return torch.nn.utils.parameters_to_vector(built.model.parameters()) - before
-
-    whole = change()
-    assert whole.norm() > 0
-    torch.testing.assert_close(change(scale=0.5), whole / 2)
-    torch.testing.assert_close(change(micro=2, scale=0.5), whole)
+        loss = steps.one_step(built, built.model, sizes, scale=scale)
+        after = torch.nn.utils.parameters_to_vector(built.model.parameters()).detach()
+        results.append((loss, after - before))
+    (loss, change), *others = results
+    assert [other for other, _ in others] == pytest.approx([loss] * 3) and change.norm() > 0
+    for (_, other), factor in zip(others, (1, 1, 2), strict=True):
+        torch.testing.assert_close(other, factor * change)
 
 
 def test_a_disturbed_block_trains_but_is_not_measured(

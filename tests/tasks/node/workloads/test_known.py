@@ -79,8 +79,7 @@ def load(
 
 def losses(built: LoadedWorkload, module: nn.Module) -> list[float]:
     torch.manual_seed(1)
-    options: dict[str, Any] = {"batch": 4, "accumulation_steps": 1, "scale": 1.0, "sync": True}
-    return [one_step(built, module, **options) for _ in range(3)]
+    return [one_step(built, module, [4], scale=1 / 4) for _ in range(3)]
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit-b-16", "bert", "gpt2", "dlrm"])
