@@ -79,7 +79,6 @@ class PlannedRun:
     batches: tuple[int, ...] = ()
     accumulation_steps: int = 1
     message_bytes: tuple[int, ...] = ()
-    global_batch: int = 0
     est_s: float
     reason: str = ""
     seed: int = 0
@@ -109,6 +108,12 @@ class PlannedRun:
     @property
     def layout(self) -> tuple[int, ...]:
         return self.devices or (1,) * len(self.members or self.nodes)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step; of runs that train alone."""
+        samples = sum(n * batch for n, batch in zip(self.layout, self.batches, strict=True))
+        return self.accumulation_steps * samples
 
     def row(self) -> dict[str, object]:
         """Return the columns of `Setup.row`; a profile's batches are listed."""
@@ -197,7 +202,6 @@ def learning_runs(workload: Workload, mode: Mode, pair: Cluster, costs: Costs) -
             members=type_names(pair),
             devices=(kind.devices,) * 2 if kind.devices > 1 else (),
             batches=(share, share),
-            global_batch=2 * kind.devices * share,
             est_s=costs.build_s + train_s + costs.compiling_s(shown),
             reason=f"does {mode.strategy} learn as {mode.dense.strategy} does",
             seed=seed,
@@ -258,7 +262,6 @@ def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
         members=type_names(setup.cluster),
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
-        global_batch=setup.global_batch,
         est_s=min(costs.run_s(step_s), costs.train_most_s) + costs.compiling_s(setup.mode),
         devices=setup.layout if several else (),
     )

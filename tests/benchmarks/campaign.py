@@ -284,8 +284,6 @@ def measurement_of(setup: Setup, step_s: float) -> PlannedRun:
         members=tuple(offer.instance_type.name for offer in setup.cluster.members),
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
-        message_bytes=(),
-        global_batch=setup.global_batch,
         est_s=min(EC2_COSTS.run_s(step_s), EC2_COSTS.train_most_s),
         devices=setup.layout,
     )
