@@ -1,4 +1,4 @@
-"""Append rows to the raw tables: rows whose key is stored already stay as they are.
+"""Append rows to the raw tables. A row whose key is stored already changes nothing.
 
 Each function takes an open connection, so that a caller joins several appends into one transaction
 (`Warehouse.transact`), and returns how many rows were new. Times of any zone are stored as UTC.
@@ -58,7 +58,7 @@ def append_records(
 
 
 def _run(body: Row) -> dict[str, Any]:
-    """The record as columns of raw_runs, and keys that have no column."""
+    """Return the values of raw_runs' columns; other keys may occur too."""
     setup, values, devices = body["setup"], body.get("values") or {}, body.get("devices") or ()
     ended = body.get("ended_unix")
     row = {**(body.get("item") or {}), **values, **setup, **body}
@@ -153,7 +153,7 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
     """Insert the result of the query `chosen`, which has these `columns`; returns how many rows.
 
-    A row whose key is stored already, or stands earlier in the result, is left out.
+    A row is left out if its key is stored already, or occurs earlier in the result.
     """
     known = _columns(connection, table)
     keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
@@ -177,7 +177,7 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
 
 
 def _columns(connection: Connection, table: str) -> dict[str, str]:
-    """Types of the table's columns, by name."""
+    """Return the types of the table's columns, by name."""
     return dict(
         connection.execute(
             "select column_name, data_type from duckdb_columns()"
@@ -188,7 +188,7 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """The moment in UTC, without a zone."""
+    """Return the moment in UTC, without a zone."""
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 

@@ -250,7 +250,7 @@ def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of the message, without a full stop."""
+    """Return the first line of the message, without a full stop."""
     return str(error).splitlines()[0].rstrip(".!") if str(error) else type(error).__name__
 
 
@@ -307,7 +307,7 @@ def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
 
 
 def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
-    """The digest of the schema that the tables were made from; None in an empty database."""
+    """Return the digest of the schema that made the tables; None in an empty database."""
     try:
         rows = connection.execute("select digest from srift_schema").fetchall()
     except duckdb.CatalogException:
@@ -316,7 +316,10 @@ def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
 
 
 def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | None = None) -> None:
-    """Create the views of staging/ and marts/ (`only` these), each after the views it reads."""
+    """Create the views of staging/ and marts/, each after the views it reads.
+
+    `only` limits them to these names.
+    """
     files = [*SQL_FOLDER.glob("staging/*.sql"), *SQL_FOLDER.glob("marts/*.sql")]
     texts = {file.stem: file.read_text() for file in files if only is None or file.stem in only}
     needs = {name: set(_SOURCE.findall(text)) & set(texts) for name, text in texts.items()}
@@ -326,7 +329,7 @@ def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | N
 
 @contextmanager
 def empty_warehouse() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a warehouse in memory without a row."""
+    """Yield a connection to an empty warehouse in memory."""
     with duckdb.connect(config=NO_DOWNLOADS) as connection:
         create_tables(connection, "memory")
         create_views(connection)
@@ -347,7 +350,7 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def quoted(text: str) -> str:
-    """The text as a literal of SQL."""
+    """Return the text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

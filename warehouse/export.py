@@ -1,7 +1,7 @@
-"""Write the published copies (DuckDB, Parquet, CSV) beside and rename them.
+"""Write the published copies: DuckDB, Parquet and CSV.
 
-Readers never open the working file. They open these copies, with any DuckDB 1.x or 2.x client, and
-an old reader keeps the old file.
+Readers open these copies with any DuckDB 1.x or 2.x client, never the working file. Each copy is
+written under a temporary name and renamed, so that a reader of the old copy can finish.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
 FILES = ("recommendations", "regret_ledger")  # also written as .parquet and .csv
 VIEWS = frozenset({"recommendation_changes", "pareto"})
-STALE_AFTER_H = 48.0  # a nightly publication was left out
+STALE_AFTER_H = 48.0  # at least one nightly publication is missing
 _STORAGE = "v1.0.0"  # DuckDB 1.x cannot read what 2.0 writes by default
 # A column without a comment of its own has that of recommendation_history.
 _COMMENTS = """
@@ -77,7 +77,7 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
 
 
 def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
-    """Write every file beside its place."""
+    """Write every file under its temporary name."""
     commented = sorted({*TABLES, *VIEWS})
     with warehouse.read() as connection:
         tables = {
@@ -109,7 +109,7 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the file at `path` by `text`, written beside it and renamed."""
+    """Replace the file at `path` atomically by `text`."""
     beside = _beside(path)
     try:
         beside.write_text(text, encoding="utf-8")
@@ -120,7 +120,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Where a file is written before it is renamed into place."""
+    """Return the temporary name of a file, in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 

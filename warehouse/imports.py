@@ -61,7 +61,7 @@ def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[A
 
 
 def remember(connection: Connection) -> None:
-    """Note what counts now, for `changes`."""
+    """Record the current rows and facts, so that `changes` can compare."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
@@ -84,7 +84,7 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
 def implausible(
     connection: Connection, types: Sequence[Row], workloads: Sequence[str]
 ) -> list[Problem]:
-    """Return place, column, text and reason of new rows, and rows of `workloads`, hardly true.
+    """Return place, column, text and reason of implausible new rows, also of `workloads`.
 
     `types` have provider, name, precision and peak_tflops.
     """

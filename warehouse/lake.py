@@ -223,7 +223,7 @@ class _Session:
 
 @cache
 def _session(lake: Lake, process: int) -> _Session:
-    """One session a process: a fork cannot use its parent's DuckDB."""
+    """Return the session of this process. A fork cannot use its parent's DuckDB."""
     return _Session(lake)
 
 
@@ -236,7 +236,7 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
 
 
 def _holder(connection: duckdb.DuckDBPyConnection) -> str:
-    """The name of the process that holds the writers' lock."""
+    """Return the name of the process that holds the writers' lock."""
     _roll_back(connection)  # PostgreSQL answers no query in a failed transaction
     query = (
         "select application_name from pg_locks join pg_stat_activity using (pid)"
@@ -266,7 +266,7 @@ def _extension(name: str) -> Path:
 
 
 def _endpoint() -> str:
-    """The endpoint of a store other than AWS's, from AWS's own variables."""
+    """Return the endpoint of an S3-compatible store, as AWS's variables name it."""
     url = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""))
     if not url.netloc:
         return ""
@@ -275,7 +275,7 @@ def _endpoint() -> str:
 
 
 def _address(lake: Lake) -> str:
-    """The connection string of libpq."""
+    """Return libpq's connection string."""
     parts = {
         "host": lake.host,
         "port": lake.port,
@@ -290,7 +290,7 @@ def _address(lake: Lake) -> str:
 def _copied(
     old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
 ) -> int:
-    """Copy the rows of which no equal row is here; later notes there are later notes here."""
+    """Copy the rows that are missing here, in their order, so that the newest stays the newest."""
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]
     columns = ", ".join(f'"{name}"' for name in names)

@@ -67,7 +67,7 @@ def append_publication(
 
 
 def run_checks(connection: Connection, publication_id: str) -> list[str]:
-    """Problems of a publication, each as `check: problem`."""
+    """Return the problems of a publication, each as `check: problem`."""
     provider = connection.execute(
         "select provider from raw_publications where publication_id = ?", [publication_id]
     ).fetchone()

@@ -1,4 +1,4 @@
-"""What others read from the warehouse, as frames whose columns the marts document."""
+"""Reads of the warehouse as frames. The marts document their columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .append import in_utc
 from .database import SQL_FOLDER, Warehouse, rows_of_query, select
 
 TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instance_types")
-# The columns that tell the setups of a workload apart.
+# Columns that distinguish the setups of a workload.
 SETUP = (
     *("workload", "cluster", "layout", "batch_per_device", "accumulation_steps"),
     *("strategy", "precision", "switches"),
@@ -93,7 +93,7 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """Return the frames that a model is fitted on, at one moment; of `runs` those of LEARNED."""
+    """Return the frames that a model is fitted on, read at one moment; `runs` has LEARNED rows."""
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
         return {
@@ -119,7 +119,7 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
-    """Return the rows of the mart `drift` that drift now; none without a warehouse."""
+    """Return the current drift from the mart `drift`; no row without a warehouse."""
     with warehouse.read_or_empty() as connection:
         return select(connection, "drift", {"provider": provider, "drifting": True})
 
@@ -183,7 +183,7 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return leases, runs and dollars since then, `of` each value of one of SPEND_BY.
+    """Return leases, runs and dollars `since` a moment, for each value of a column of SPEND_BY.
 
     The first row is the total. Raises WarehouseMissing.
     """

@@ -64,7 +64,7 @@ class Keys(Sequence[str]):
 
     @property
     def distinct(self) -> tuple[str, ...]:
-        """Used names, in the order of the table."""
+        """Return the names that some row has, in the order of the table."""
         return tuple(self.names[code] for code in self._used())
 
     def groups(self) -> dict[str, IntArray]:

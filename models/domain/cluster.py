@@ -54,7 +54,7 @@ class InstanceType:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits of the definition. Measurements of another definition are history."""
+        """Return twelve hex digits of the definition. Runs under another digest do not count."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -82,12 +82,12 @@ class Offer:
 
     @property
     def list_usd_per_hour(self) -> float | None:
-        """The public price, with which a market compares a bid; else the installation's."""
+        """Return the public price, which a spot bid is compared with; else the price here."""
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 
     @property
     def worst_usd_per_hour(self) -> float | None:
-        """The greater of both prices: a discount may be used up. None if neither is known."""
+        """Return the greater of both prices, since a discount may end. None if neither is known."""
         known = [usd for usd in (self.usd_per_hour, self.public_usd_per_hour) if usd is not None]
         return max(known, default=None)
 
@@ -100,7 +100,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """One offer an instance, in rank order."""
+    """A cluster: one offer for each instance, in rank order."""
 
     members: tuple[Offer, ...]
 
@@ -116,7 +116,7 @@ class Cluster:
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Dollars an hour of machines (None if a price is unknown), of storage, and of the rest."""
+        """Return dollars an hour of machines, storage and the rest. An unknown price is None."""
         prices = [offer.usd_per_hour for offer in self.members]
         known = [usd for usd in prices if usd is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)
@@ -141,7 +141,7 @@ class Cluster:
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Runs of equal offers, in order."""
+        """Return each offer with its number of consecutive instances, in rank order."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 
@@ -169,7 +169,7 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
-    """Return whole numbers joined by `+`, one an instance; a single number stands for all `count`.
+    """Return `count` whole numbers, one for each instance: `8+4` is (8, 4), and `8` is (8, 8).
 
     Raises:
         ValueError: a number is not whole and positive, or there are not `count` of them.

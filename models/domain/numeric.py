@@ -10,16 +10,16 @@ IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 Z_90 = 1.6448536269514722  # half-width of a central 90 % interval of a normal, in sd
 
-# Smaller relative differences come from the order of additions and decide nothing.
+# Smaller relative differences are rounding errors, which must not decide a choice.
 ROUNDING = 1e-6
 
 
 def first_most(values: FloatArray) -> int:
-    """Position of the largest of `values` (n,); of values equal up to rounding, the first."""
+    """Return the first position of the largest of `values` (n,), up to rounding."""
     most = float(values.max())
     return int(np.argmax(values >= most - ROUNDING * abs(most)))
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Logs of positive `values` in whole multiples of ROUNDING."""
+    """Return the logarithms of positive `values` as whole multiples of ROUNDING."""
     return np.asarray(np.round(np.log(values) / ROUNDING), dtype=float)

@@ -26,7 +26,7 @@ def types_of(cluster: str) -> tuple[str, ...]:
 def machines_of(
     cluster: str, layout: str, batch: str, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return devices used and batch of each instance; `devices` stands in for an empty layout."""
+    """Return devices used and batch of each instance. An empty layout means all `devices`."""
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
     if layout:
@@ -59,8 +59,8 @@ def modes_of(frame: pd.DataFrame) -> list[Mode]:
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
     """Return cluster, layout and batch_per_device with machines sorted by type.
 
-    `1xb+1xa`, `4+8` becomes `1xa+1xb`, `8+4`. Machines of one type stay in order: which of them
-    uses more devices is another placement.
+    `1xb+1xa`, `4+8` becomes `1xa+1xb`, `8+4`. Machines of one type keep their order, because the
+    order decides which machine uses more devices.
 
     Raises:
         ValueError: a text cannot be read.
@@ -92,14 +92,14 @@ _KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulati
 
 
 def setup_key(setup: Setup) -> Key:
-    """Return all that decides a step time: the setup without market and order of machines."""
+    """Return a key of what decides a step time: all but the market and the order of machines."""
     types = [offer.instance_type.name for offer in setup.cluster.members]
     machines = zip(types, setup.layout, setup.batch_per_device, strict=True)
     return setup.workload, setup.mode, tuple(sorted(machines)), setup.accumulation_steps
 
 
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
-    """Return the key of a measurement row; `devices` stands in for a missing layout.
+    """Return the key of a measurement row. A missing layout means all `devices`.
 
     Raises:
         ValueError: cluster, layout or batches cannot be read.
@@ -123,7 +123,7 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
 def runs_by_key(
     workloads: set[str], types: Iterable[InstanceType], runs: pd.DataFrame
 ) -> Counter[Key]:
-    """Count `runs` by key. A row with a column `runs` stands for so many."""
+    """Count `runs` by key. A row with a column `runs` counts as that many runs."""
     devices = {kind.name: kind.devices for kind in types}
     if len(runs) and "runs" not in runs:
         known = runs[runs["workload"].isin(workloads)]

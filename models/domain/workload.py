@@ -12,20 +12,20 @@ from .cluster import Cluster
 if TYPE_CHECKING:
     from .numeric import BoolArray, IntArray
 
-# Products in 32 bits; on tensor cores that drop 13 bits of each factor; autocast to 16 bits.
+# 32-bit floats; TF32 on tensor cores (10-bit mantissa); autocast to 16 bits.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# DDP with gradients sent in fewer bytes: 16 bits each; low-rank products; the largest entries.
+# DDP with compressed gradients: 16-bit values, low-rank factors, or the largest entries.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
-# DDP with Adasum in place of the mean: of gradients; of the changes of each device's own step.
+# DDP with Adasum in place of the mean, of gradients or of each device's parameter update.
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
-UPDATES_SHARED = "zero1"  # DDP with the optimizer's states and updates shared out
+UPDATES_SHARED = "zero1"  # DDP with sharded optimizer states
 # Layers divided over a row of devices, a square, or several squares.
 TENSOR_1D, TENSOR_2D, TENSOR_25D = TENSOR = ("tensor-1d", "tensor-2d", "tensor-2.5d")
 SERVED = ("ps-1", "ps-2", "ps-4")  # gradients averaged by so many parameter servers
 TABLES = "tables"  # DDP with each embedding table on one device
 _GATHERED = ("fsdp", "zero2")
 STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *TENSOR, *SERVED, TABLES)
-# These run where a workload names nothing else; the planner does not choose them.
+# The planner does not choose these; they run if srift.toml names no other strategy.
 UNPLANNED = (POWERSGD_SENT, ADASUM_DELTA, "ps-2", "ps-4")
 # Activations recomputed in the backward pass; a compiled model; shared states in host memory.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -40,20 +40,20 @@ SWITCHES = (
 
 
 class Mode(NamedTuple):
-    """How a workload is trained. `switches` are joined by +; `none` for none."""
+    """How a workload is trained: precision, strategy, and switches joined by `+` (or `none`)."""
 
     precision: str = PRECISIONS[0]
     strategy: str = STRATEGIES[0]
     switches: str = SWITCHES[0]
 
     def __str__(self) -> str:
-        """The precision and all that is not the default: `bf16 fsdp checkpointing+compile`."""
+        """Return the precision and every value that is not the default: `bf16 fsdp compile`."""
         rest = zip(self[1:], (STRATEGIES[0], SWITCHES[0]), strict=True)
         return " ".join([self.precision, *(value for value, usual in rest if value != usual)])
 
     @property
     def sharded(self) -> bool:
-        """True if devices share the training state: each needs less memory the more there are."""
+        """True if the training state is sharded, so that more devices need less memory each."""
         return self.strategy in (*_GATHERED, UPDATES_SHARED)
 
     @property
@@ -78,17 +78,17 @@ class Mode(NamedTuple):
 
     @property
     def servers(self) -> int:
-        """Parameter servers, at most one a machine; 0 for other strategies."""
+        """Return the number of parameter servers, at most one per machine; 0 without them."""
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
     def must_be_faster(self) -> bool:
-        """True if it is chosen only when predicted to be faster than DDP beyond uncertainty."""
+        """True if it is chosen only where its upper bound is below the prediction of DDP."""
         return self.compressed or self.divided or self.servers > 0
 
     @property
     def sends_otherwise(self) -> bool:
-        """True if devices compute as in DDP and exchange something else, or otherwise."""
+        """True if devices compute as in DDP but exchange other data, or in another way."""
         return self.must_be_faster or self.combined
 
     @property
@@ -114,7 +114,7 @@ class Mode(NamedTuple):
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
     ) -> BoolArray:
-        """(rows,) can clusters train so, with `fewest` to `most` devices a machine?"""
+        """Return (rows,) bool: can clusters with `fewest` to `most` devices a machine train so?"""
         several = ranks > 1
         able: BoolArray
         if self.combined:  # in pairs, and pairs of pairs
@@ -134,12 +134,12 @@ class Mode(NamedTuple):
 
     @property
     def dense(self) -> Mode:
-        """The DDP mode with which a mode that exchanges otherwise is compared; else itself."""
+        """Return the DDP mode to compare with if the exchange differs; else itself."""
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
     @property
     def alone(self) -> Mode:
-        """The mode of one device, which shares nothing."""
+        """Return the mode of a single device: strategy ddp, no offloading."""
         kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
@@ -155,8 +155,8 @@ MODES = tuple(
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
-# 1 % over a limit costs 10 % of the objective: near the least regret on measured rows, with as many
-# misses as a required probability of 0.9 leaves (BENCHMARKS.md, "Choices").
+# Each 1 % over a limit costs 10 % of the objective. On measured rows this is near the least regret,
+# with as many missed limits as a required probability of 0.9 (BENCHMARKS.md, "Choices").
 OVERSHOOT_PRICE = 10.0
 
 
@@ -164,8 +164,8 @@ OVERSHOOT_PRICE = 10.0
 class Goal:
     """A question about a workload (`planner/choice_rule.py`).
 
-    `p_required` is the probability with which the limit must be met. None: exceeding the limit is
-    weighed at `overshoot_price` instead of forbidden.
+    `p_required` is the least probability of meeting the limit. With None, a cluster may exceed the
+    limit: each 1 % over it costs `overshoot_price` % of the objective.
     """
 
     goal: str
@@ -194,8 +194,8 @@ class Goal:
 class Workload:
     """A training job: the samples it must see and the global batches it tolerates.
 
-    `modes` are those that its training tolerates. Facts are None until a profile or an import
-    gives them, `checkpoint_bytes` until a checkpoint was written.
+    `modes` are the modes that its training tolerates. Parameters, bytes and FLOPs are None until a
+    profile or an import gives them; `checkpoint_bytes` is None until a checkpoint was written.
     """
 
     name: str
@@ -212,7 +212,7 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Rows, columns and depth of a grid of devices (tasks/node/strategies/grid.py), if any."""
+    """Return rows, columns and depth of the device grid of tensor parallelism, or None."""
     if strategy == TENSOR_1D:
         return (1, ranks, 1) if ranks > 1 else None
     side = math.isqrt(ranks)
@@ -224,7 +224,7 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """All that decides a step time. `layout` and `batch_per_device` have one number an instance."""
+    """All that decides a step time. `layout` and `batch_per_device` have a number per instance."""
 
     workload: str
     cluster: Cluster
@@ -261,5 +261,5 @@ class Setup:
 
 
 def joined(numbers: tuple[int, ...]) -> str:
-    """The number that all are equal to, else all joined by '+'."""
+    """Join numbers by `+`; equal numbers are written once."""
     return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(map(str, numbers))

@@ -32,7 +32,7 @@ def write_metrics(path: Path, rows: Iterable[Row]) -> None:
     """Write metrics of the first choices among the published `rows`. Raises OSError."""
     firsts = [row for row in rows if row["rank"] == 1]
     registry = CollectorRegistry()
-    sure = "whether the first choice meets the goal as surely as required, or sooner than not"
+    sure = "1 if the first choice meets its goal with the required probability (default: 50 %)"
     feasible = Gauge("srift_choice_feasible", sure, _GOAL, registry=registry)
     figures = {
         name: Gauge(

@@ -58,7 +58,7 @@ def reporting_to(other: Reporter) -> Iterator[None]:
 
 
 def seconds_listed(seconds: Mapping[str, float]) -> str:
-    """Phases and their seconds, the longest first."""
+    """Return phases and their seconds as text, the longest first."""
     longest = sorted(seconds.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
 
@@ -126,7 +126,7 @@ def announce_changes(provider: str, changes: Sequence[Row]) -> None:
 
 
 def _change(change: Row) -> str:
-    """Describe a change: `wide-mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`."""
+    """Return a change as text: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`."""
     row = {name: _plain(value) for name, value in change.items()}
     before, after = _choice(row, "previous_"), _choice(row, "")
     goal = goal_text(row)
@@ -144,7 +144,7 @@ def _choice(row: Row, prefix: str) -> str:
 
 
 def goal_text(row: Row) -> str:
-    """A goal with its constraint: `cheapest_within_deadline 12 h`."""
+    """Return a goal with its limit: `cheapest_within_deadline 12 h`."""
     hours, usd = row["constraint_hours"], row["constraint_usd"]
     limit = f" {hours:g} h" if hours is not None else "" if usd is None else f" ${usd:g}"
     return f"{row['goal']}{limit}"

@@ -40,7 +40,7 @@ _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSource:
-    """Whether a provider's prices are illustrative, and the command of its refresh."""
+    """What the page says about a provider: if its prices are real, and how to refresh."""
 
     illustrative: bool
     refresh: str
@@ -48,7 +48,7 @@ class PageSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A table of the rows of a frame with one `title`, and their chart."""
+    """A table and, for some, its chart."""
 
     title: str
     text: TextTable
@@ -60,9 +60,9 @@ class Panel:
 
 
 def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) -> str:
-    """Return the page's HTML, of the frames of `warehouse.reads.reported`.
+    """Return the page as HTML, from the frames of `warehouse.reads.reported`.
 
-    `sources` has every provider that published.
+    `sources` has an entry for every provider that published.
     """
     rows = {name: _rows(frame) for name, frame in frames.items()}
     recommended = rows["recommendations"]
@@ -95,7 +95,7 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) 
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """The rows of each goal, the first choice first, with their lines of `table` and reasons."""
+    """Return the rows of each goal, first choice first, with their table lines and reasons."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):
         reason = without_cautions(row["reason"])
@@ -105,7 +105,7 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The frame's rows, with None for a missing value."""
+    """Return the frame's rows, with None for a missing value."""
     return rows_of(frame.astype(object).where(frame.notna(), None))
 
 

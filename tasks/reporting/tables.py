@@ -31,12 +31,12 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
 def as_caution(sentence: str) -> str:
-    """The sentence, which must hold no semicolon, as the end of a published reason."""
+    """Return the sentence as the end of a published reason. It must not hold a semicolon."""
     return f"; caution: {sentence}"
 
 
 def cautions_in(reasons: Iterable[str]) -> list[str]:
-    """The distinct sentences that `as_caution` added to these reasons."""
+    """Return the distinct sentences that `as_caution` added to these reasons."""
     return list(dict.fromkeys(text for reason in reasons for text in _CAUTION.findall(reason)))
 
 
@@ -45,7 +45,7 @@ def without_cautions(reason: str) -> str:
 
 
 class _Cell(string.Formatter):
-    """Format None as "unknown", or as "" if the format begins with "?"; text as it is."""
+    """Format values of a cell. None is "unknown", or "" if the format begins with "?"."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get(str(key))
@@ -62,7 +62,7 @@ class _Cell(string.Formatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """Headings, the headings of numbers, and lines of text."""
+    """A table as text; the columns in `numbers` are aligned to the right."""
 
     headings: list[str]
     numbers: set[str]
@@ -70,10 +70,10 @@ class TextTable:
 
 
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
-    """Format a line a row.
+    """Return the rows as text.
 
-    `columns` has a line `heading: format` a column. A format with a `:` is of numbers. A column
-    without any text is left out.
+    Each line of `columns` is `heading: format`. A format with a `:` marks a column of numbers. A
+    column that is empty in every row is left out.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.strip().splitlines())
     cells = {
@@ -179,7 +179,7 @@ def print_recommendations(
 ) -> None:
     """Print each workload's goals with their first choices, rivals and reasons.
 
-    Prices of the providers in `illustrative` are not real; the age of the others' is given.
+    Prices of the providers in `illustrative` are not real. Other prices are printed with their age.
     """
     for provider in {row["provider"] for row in rows} & set(illustrative):
         _say(f"provider {provider}: prices are illustrative", style="italic")
@@ -226,7 +226,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the runs that would tell most, or why there are none."""
+    """Print the most informative runs, or why no run is needed."""
     runs, regret = pilots["runs"], pilots["regret"]
     loss = (
         "never measured as it is now"
@@ -241,7 +241,7 @@ def _print_pilots(pilots: Row) -> None:
         _say(f"\nsettled: {loss}")
     else:
         usd = sum(run["usd"] for run in runs)
-        title = f"open: {loss}; these {len(runs)} runs tell most and cost ${usd:.2g}"
+        title = f"open: {loss}; these {len(runs)} runs are the most informative and cost ${usd:.2g}"
         shown = [_described(run) for run in runs]
         for run in shown:
             run["kind"] = run["kind"].replace("train", "step time")
@@ -253,12 +253,12 @@ def _print_pilots(pilots: Row) -> None:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """The table of `print_recommendations`, a line a row."""
+    """Return the table of `print_recommendations`, with a line for each row."""
     return text_table([_recommended(row) for row in rows], _RECOMMENDED)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
-    """The row with the values that _RECOMMENDED names; nothing but its status if infeasible."""
+    """Return the row with the values of _RECOMMENDED; an infeasible row has its status alone."""
     if row["cluster"] is None:
         blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
         return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
@@ -270,7 +270,7 @@ def _recommended(row: Row) -> dict[str, Any]:
 
 
 def _described(row: Row) -> dict[str, Any]:
-    """The row with its batch, and its cluster in its mode, as text."""
+    """Return the row with batch, mode, and cluster with its mode, as text."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
     name = f"{row['cluster']} in {mode}" if mode else row["cluster"]
@@ -278,7 +278,7 @@ def _described(row: Row) -> dict[str, Any]:
 
 
 def _mode(row: Row) -> str:
-    """The row's mode; empty for the usual one."""
+    """Return the row's mode; empty for the default."""
     usual = Mode()
     mode = Mode(**{name: row.get(name) or value for name, value in usual._asdict().items()})
     return "" if mode == usual else str(mode)
@@ -306,7 +306,7 @@ def print_launches(rows: Sequence[Row]) -> None:
 
 
 def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
-    """A row a launch, as `--json` prints it."""
+    """Return a row for each launch, as `--json` prints it."""
     names = ("kind", "workload", "nodes", "batches", "reason")
     return [
         {
@@ -385,7 +385,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print a line a workload and provider; below, workloads without rows or facts."""
+    """Print a line for each workload and provider, then the workloads without data."""
     columns = """
         workload: {workload}
         provider: {provider}
@@ -409,7 +409,7 @@ def print_workloads(known: Sequence[Row]) -> None:
 
 
 def print_offers(rows: Sequence[Row]) -> None:
-    """Print a line an offer of `tasks.market.offers.listed`."""
+    """Print a line for each offer of `tasks.market.offers.listed`."""
     columns = """
         type: {instance_type}
         devices: {devices:}
@@ -431,7 +431,7 @@ def print_offers(rows: Sequence[Row]) -> None:
 
 
 def print_spend(found: Row) -> None:
-    """Print dollars of `tasks.monitoring.spend.spend_of`, and what is held."""
+    """Print the dollars of `tasks.monitoring.spend.spend_of`, and the held machines."""
     by = f"""
         {found["by"]}: {{of}}
         leases: {{leases:}}
@@ -492,7 +492,7 @@ def print_sizing(found: Row) -> None:
 
 
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows with their type and mode, and their unit, as text."""
+    """Return the rows with type, mode and unit as text."""
     shown = []
     for row in rows:
         mode, each = _mode(row), row.get("devices_each")
@@ -504,7 +504,7 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def print_check(found: Row) -> None:
-    """Print a line a precision in which the workload trained, and notes."""
+    """Print a line for each precision in which the workload trained, then notes."""
     trained = [
         {**one["figures"], "precision": one["precision"], "batch": found["batch"]}
         for one in found["precisions"]
@@ -529,7 +529,7 @@ def print_check(found: Row) -> None:
 
 
 def print_imports(imports: Sequence[Row]) -> None:
-    """Print a line an import, forgotten ones too."""
+    """Print a line for each import, including forgotten imports."""
     if not imports:
         _say("nothing was ever imported")
     columns = """

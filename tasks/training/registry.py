@@ -94,7 +94,11 @@ def signature() -> ModelSignature:
     from mlflow.types.schema import AnyType
 
     inputs = [
-        ColSpec("string" if name in _TEXT else AnyType(), name, required=name in _REQUIRED)  # type: ignore[no-untyped-call]
+        ColSpec(
+            "string" if name in _TEXT else AnyType(),  # type: ignore[no-untyped-call]
+            name,
+            required=name in _REQUIRED,
+        )
         for name in (*_TEXT, *_ANY_TYPE)
     ]
     outputs = [ColSpec("string" if name in _TEXT_OUTPUTS else "double", name) for name in _OUTPUTS]
@@ -116,7 +120,7 @@ def _own_store(home: Path) -> str:
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    """Open the registry. Raises RegistryError for whatever MLflow or its store raises."""
+    """Open the registry. Raises RegistryError for every error of MLflow or its store."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -267,7 +271,7 @@ def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
 
 
 def _copy_of_models(folder: Path) -> Path:
-    """Copy what the model runs on, as a package whose name no puller has."""
+    """Copy the model's code as the package `srift_models`, a name that no puller uses."""
     target, room = folder / "srift_models", Path(models.__file__).parent
     for part in ("domain", "step_time"):
         shutil.copytree(room / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -28,7 +28,7 @@ _READ_ONLY = ("readonly database", "Read-only file system")
 
 
 class Wrong(ProviderError):
-    """What is wrong, and the fix."""
+    """A check failed; the message names the problem and the fix."""
 
 
 def damage(store: Path) -> str:
@@ -48,7 +48,7 @@ def damage(store: Path) -> str:
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
     """Return version and folder of a registered model, read without MLflow's slow import.
 
-    None if the store does not tell: MLflow must be asked.
+    None if the answer is not in the store; then MLflow must be asked.
     """
     try:
         with closing(_opened(store)) as connection:

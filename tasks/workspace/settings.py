@@ -102,8 +102,10 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 
 
 class GoalSettings(_Section):
-    """A goal of the table. With `p_required`, the table names a cluster only if the probability
-    of meeting the limit is at least that."""
+    """A goal of the table.
+
+    With `p_required`, a cluster is named only if it meets the limit with that probability.
+    """
 
     goal: Annotated[str, _one_of(GOALS)]
     hours: float | None = Field(default=None, gt=0)
@@ -251,7 +253,7 @@ class Settings(_Section):
         return str(self.root / Path(stated).expanduser() / kind)
 
     def set_server_variables(self) -> None:
-        """Set them for this process and its children; the operator's own values stay."""
+        """Set `server_variables` in this process unless the operator has set them."""
         for name, value in self.server_variables().items():
             os.environ.setdefault(name, value)
 

@@ -36,7 +36,7 @@ class SourceRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Files by their name on the machine, sorted.
+    """A workload's files, by their name on the machine.
 
     `entry` is the file with the function, `module` its dotted name (empty for a file alone),
     `requirements` the requirements file, `left_out` the links that are not sent.

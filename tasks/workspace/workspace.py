@@ -50,12 +50,12 @@ class Workspace:
 
     @property
     def max_hosts(self) -> int:
-        """Most machines of a recommended cluster."""
+        """Return the most machines of a recommended cluster."""
         return (self.settings.ec2 if self.spends_money else self.settings.campaign).max_hosts
 
     @property
     def max_minutes(self) -> float:
-        """Most minutes of one campaign."""
+        """Return the most minutes of one campaign."""
         return (self.settings.ec2 if self.spends_money else self.settings.campaign).max_minutes
 
     @property
@@ -102,7 +102,7 @@ def provider_of(settings: Settings, name: str) -> Provider:
 
 
 def spends_money(name: str) -> bool:
-    """Whether machines of the provider `name` cost dollars. Raises SettingsError if unknown."""
+    """True if machines of the provider `name` cost dollars. Raises SettingsError if unknown."""
     if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest_names(name, PROVIDERS)}")
     return _SPENDS_MONEY[name]
