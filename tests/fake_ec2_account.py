@@ -145,26 +145,6 @@ class Account:
         more = {"NextToken": str(first + self.page)} if len(rows) > first + self.page else {}
         return {key: rows[first : first + self.page], **more}
 
-    def create_launch_template(self, *, region: str, now: datetime, **words: Any) -> Any:
-        made = self.templates.setdefault((region, words["LaunchTemplateName"]), _tagged(words))
-        if made != _tagged(words):
-            raise client_error("IdempotentParameterMismatch", "CreateLaunchTemplate")
-        return {}
-
-    def create_placement_group(self, *, region: str, now: datetime, **words: Any) -> Any:
-        if (region, words["GroupName"]) in self.placements:
-            raise client_error("InvalidPlacementGroup.Duplicate", "CreatePlacementGroup")
-        self.placements[region, words["GroupName"]] = _tagged(words)
-        return {}
-
-    def create_security_group(self, *, region: str, now: datetime, **words: Any) -> Any:
-        if any(group["GroupName"] == words["GroupName"] for group in self.groups.values()):
-            raise client_error("InvalidGroup.Duplicate", "CreateSecurityGroup")
-        name = f"sg-{len(self.groups)}"
-        made = {"GroupId": name, "in": [], "out": ["everything"]}
-        self.groups[region, name] = _tagged(words) | made
-        return {"GroupId": name}
-
     def authorize_security_group_ingress(self, *, way: str = "in", **words: Any) -> Any:
         self.groups[words["region"], words["GroupId"]][way] += words["IpPermissions"]
         return {}
@@ -178,29 +158,38 @@ class Account:
         return {}
 
     def __getattr__(self, method: str) -> Any:
-        """Describes or deletes launch templates, placement groups and security groups."""
+        """Creates, describes or deletes launch templates, placement and security groups."""
         verb, _, thing = method.partition("_")
         if thing.rstrip("s") not in _MADE:
             raise AttributeError(method)
-        table, key, kind = _MADE[thing.rstrip("s")]
+        table, key, kind, duplicate = _MADE[thing.rstrip("s")]
         made: dict[Key, Any] = getattr(self, table)
 
         def call(*, region: str, now: datetime, **words: Any) -> Any:
+            if verb == "describe":
+                here = [each for (place, _), each in made.items() if place == region]
+                return {kind: [each for each in here if matches(each, words["Filters"])]}
             if verb == "delete":
                 del made[region, words[key]]
                 return {}
-            here = [each for (place, _), each in made.items() if place == region]
-            return {kind: [each for each in here if matches(each, words["Filters"])]}
+            full = words | {"Tags": words["TagSpecifications"][0]["Tags"]}
+            full |= {"GroupId": f"sg-{words.get('GroupName')}", "in": [], "out": ["everything"]}
+            there = made.setdefault((region, full[key]), full)
+            if there is not full and (there != full or "ClientToken" not in words):
+                raise client_error(duplicate, method)
+            return {}
 
         return call
 
 
 _MADE = {
-    "launch_template": ("templates", "LaunchTemplateName", "LaunchTemplates"),
-    "placement_group": ("placements", "GroupName", "PlacementGroups"),
-    "security_group": ("groups", "GroupId", "SecurityGroups"),
+    "launch_template": (
+        *("templates", "LaunchTemplateName", "LaunchTemplates"),
+        "IdempotentParameterMismatch",
+    ),
+    "placement_group": (
+        *("placements", "GroupName", "PlacementGroups"),
+        "InvalidPlacementGroup.Duplicate",
+    ),
+    "security_group": ("groups", "GroupId", "SecurityGroups", "InvalidGroup.Duplicate"),
 }
-
-
-def _tagged(words: dict[str, Any]) -> dict[str, Any]:
-    return words | {"Tags": list(words["TagSpecifications"][0]["Tags"])}
