@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,9 @@ class Home:
 
     def killed_in(self, cluster: Cluster, lease_id: str = "r-1") -> None:
         """Acquire with a fault that kills."""
-        try:
-            with self.acquire(cluster, lease_id):
-                raise AssertionError("nothing killed it")
-        except Killed:
-            self.die()
+        with suppress(Killed), self.acquire(cluster, lease_id):
+            raise AssertionError("nothing killed it")
+        self.die()
 
     def records(self, lease_id: str = "r-1") -> set[str]:
         return {file.stem for file in self.leases.mailbox(lease_id).glob("node-*/records/*.json")}

@@ -56,17 +56,18 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Any]]:
     """What a doctor, launches, a replacement, a lost controller and a reaper called."""
     private = CHOICES.model_copy(update={"subnets": "private"})
     home = Home(tmp_path_factory.mktemp("calls"), choices=private)
-    home.world.account.tagged = True
+    world = home.world
+    world.account.tagged = True
     with home.acquire(home.mixed()) as running:
-        home.world.interrupt(home.world.alive()[0].instance_id)
+        world.interrupt(world.alive()[0].instance_id)
         running.nodes()
         assert running.replace(0)
     home.provider.placement_scores("us-east-1", ["g4dn.xlarge"], 1)
-    home.world.faults = [Fault(action="ec2:DescribeInstances", code=KILLED)]
+    world.faults = [Fault(action="ec2:DescribeInstances", code=KILLED)]
     home.killed_in(home.two("on-demand"), "r-2")
     home.reap()
-    examine_ec2(load_settings(project(tmp_path_factory.mktemp("doctor"))), home.world.clients)
-    return home.world.calls
+    examine_ec2(load_settings(project(tmp_path_factory.mktemp("doctor"))), world.clients)
+    return world.calls
 
 
 def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(

@@ -104,13 +104,6 @@ def test_a_gang_whose_second_group_is_refused_gives_the_first_back(
     assert ended_usd(home) > 2 * SPOT_USD["c"] * 60 / 3600
 
 
-def test_a_price_above_the_bid_goes_on_demand(home: Home) -> None:
-    cluster = home.two()
-    home.world.account.spot |= dict.fromkeys(ZONES, 3.0)
-    with home.acquire(cluster) as running:
-        assert running.cluster.members[0].market == "on-demand"
-
-
 @pytest.mark.parametrize("trouble", [{"short": 1}, {"boot_s": float("inf")}])
 def test_a_gang_that_comes_short_or_never_runs_is_given_back(
     home: Home, aws: FakeAws, trouble: dict[str, Any]
