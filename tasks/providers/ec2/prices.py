@@ -1,4 +1,4 @@
-"""Prices of AWS, placement scores, and dollars beside the machine: volume, address, requests.
+"""Prices of AWS, and dollars beside the machine: volume, address, requests.
 
 Pure. A price of 0 is unknown, never free. Prices of volumes, addresses and requests are AWS's list
 prices of November 2025: offers have the region's, caps count the dearest region's.
