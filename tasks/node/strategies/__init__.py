@@ -1,18 +1,18 @@
-"""How a step is parallelised and communicates: one function a strategy, in one table.
+"""Wraps a model in the parallelisation strategy that a setup names.
 
-ddp     every device holds everything; gradients are summed in buckets during the backward pass
-fsdp    weights, gradients and optimizer states are sharded; weights are gathered a group at a time
-zero2   fsdp, but weights gathered in the forward pass stay until the backward pass is over
-zero1   ddp, but each device's optimizer updates a share of the weights, and sends it to all
+ddp     every device holds the whole state; gradients are summed in buckets during the backward pass
+fsdp    weights, gradients and optimizer states are sharded; weights are gathered a block at a time
+zero2   fsdp, but gathered weights stay on the device from the forward to the backward pass
+zero1   ddp, but each rank's optimizer updates a share of the weights and sends it to all ranks
 ddp-fp16, ddp-powersgd, ddp-mstopk
-        ddp with gradients in fewer bytes (compression.py)
+        ddp with compressed gradients (compression.py)
 ps-1, ps-2, ps-4
         ddp with gradients averaged by parameter servers (servers.py)
 tables  ddp with each embedding table on one rank (tables.py)
 adasum, adasum-delta
-        ddp with gradients, or changes of weights, combined by direction (adasum.py)
+        ddp with gradients, or weight changes, combined by Adasum instead of averaged (adasum.py)
 tensor-1d, tensor-2d, tensor-2.5d
-        linear and transformer layers are divided; activations are exchanged (tensor.py)
+        linear and transformer layers are divided; ranks exchange activations (tensor.py)
 """
 
 from __future__ import annotations
@@ -63,11 +63,14 @@ def strategy(
     *,
     machines: Sequence[int] = (1, 1),
 ) -> Strategy:
-    """Return what wraps a model and has the optimizer train the wrapped parameters.
+    """Return a function (model, optimizer, group) -> module that applies strategy `name`.
 
-    `machines` are the devices of each machine, in rank order. Every rank must call the result. It
-    raises ValueError for a model or optimizer that `name` cannot train, as this function does for
-    an unknown name, such machines, switches or device.
+    The function wraps the model and makes the optimizer train the wrapped parameters. Every rank of
+    the group must call it. `machines` lists the number of devices of each machine, in rank order.
+
+    Raises ValueError if the name is unknown, or if the strategy does not support the machines, the
+    switches or the device. The returned function raises ValueError if the strategy cannot train the
+    model or the optimizer.
     """
     refuse(name, switches, device, machines)
 
@@ -100,12 +103,16 @@ def strategy(
 
 
 def communicates_always(module: nn.Module) -> bool:
-    """Whether a step communicates even in `no_sync`: weights or activations."""
+    """Return True if a step sends weights or activations even inside `no_sync`."""
     return isinstance(module, FSDPModule | SharedUpdate | Divided | DistributedTables)
 
 
 def bucket_bytes(module: nn.Module) -> list[int]:
-    """Bytes of DDP's buckets in order of sending, after a few steps; empty if there are none."""
+    """Return the bytes of DDP's gradient buckets in sending order.
+
+    Call it after a few steps, since DDP rebuilds its buckets after the first step. The list is
+    empty if `module` is not a DistributedDataParallel.
+    """
     if not isinstance(module, DistributedDataParallel):
         return []
     logged = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
@@ -120,7 +127,7 @@ def _hook(
     group: dist.ProcessGroup,
     machines: Sequence[int],
 ) -> tuple[Any, Callable[..., Any]]:
-    """State and communication hook of a DistributedDataParallel that sends something else."""
+    """Return the state and the DDP communication hook of strategy `name`."""
     if name == FP16:
         return group, fp16_compress_hook
     if name == POWERSGD:
@@ -138,14 +145,18 @@ def _hook(
 
 
 class SharedUpdate(DistributedDataParallel):
-    """A model whose optimizer sends weights in its steps."""
+    """A DDP model under zero1: its optimizer broadcasts updated weights in each step.
+
+    The type tells `communicates_always` that a step communicates inside `no_sync` too.
+    """
 
 
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
-    """Give `optimizer` the steps of a ZeroRedundancyOptimizer of its kind.
+    """Replace `optimizer.step` by the step of a ZeroRedundancyOptimizer of the same class.
 
-    Ranks update whole parameters, with the bits of ddp. Raises ValueError if no optimizer of its
-    kind can be made from its groups and defaults.
+    Each rank updates whole parameters, so the weights equal those of ddp bit for bit. Raises
+    ValueError if the optimizer's class cannot be constructed from its parameter groups and
+    defaults.
     """
     kind = type(optimizer)
     known = signature(kind).parameters
@@ -161,18 +172,22 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
         )
     except TypeError as error:
         raise ValueError(
-            f"{ZERO1}: no {kind.__name__} can be made from its groups and defaults ({error});"
-            f" use {DDP}"
+            f"{ZERO1}: {kind.__name__} cannot be constructed from its parameter groups and defaults"
+            f" ({error}); use {DDP}"
         ) from None
     optimizer.state.clear()
-    optimizer.param_groups = shared.param_groups  # where schedulers change rates
+    optimizer.param_groups = shared.param_groups  # learning-rate schedulers write here
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
     shared._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
     optimizer.step = shared.step  # type: ignore[method-assign]
 
 
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
-    """Shard the parameters of a model in host memory, moving a group of them at a time."""
+    """Shard the parameters of a model that is in host memory, one block at a time.
+
+    The whole model then never has to fit on a device. `optimizer` trains the shards afterwards.
+    `options` go to `fully_shard`.
+    """
     whole = dict(model.named_parameters())
     for module in [*blocks(model), model]:
         fully_shard(module, **options)
@@ -184,7 +199,10 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
 
 
 def _cut_as(shard: nn.Parameter, values: Tensor) -> Tensor:
-    """Shard a tensor, the same on all ranks, as `shard` is."""
+    """Return this rank's part of `values`, sharded as the parameter `shard` is.
+
+    `values` must be equal on all ranks.
+    """
     if not isinstance(shard, DTensor):
         return values
     values = values.to(shard.to_local().device)

@@ -1,20 +1,24 @@
-"""Adasum in place of averaging [Maleki et al. 2020, "Scaling distributed training with adaptive
-summation"].
+"""Combines gradients or weight changes by Adasum instead of averaging them.
+
+[Maleki et al. 2020, "Scaling distributed training with adaptive summation"]
 
     Adasum(a, b) = (1 - a.b / 2 |a|^2) a + (1 - a.b / 2 |b|^2) b      for each parameter
 
-It adds orthogonal vectors, averages parallel ones, and leaves the other of a zero vector. Dot
-products are summed in float64.
+Adasum adds orthogonal vectors and averages parallel vectors. If one vector is zero, the result is the
+other vector. Dot products are summed in float64.
 
 adasum        combines gradients in a hook of DistributedDataParallel, before the optimizer's step
 adasum-delta  each rank takes its optimizer's step; then the changes of the weights are combined
 
-The algorithm is recursive halving and doubling over 2^m ranks. At level k ranks r and r xor 2^k
-hold the same part of two vectors. Each keeps half of the part and sends the other half; three
-float64 values a parameter are summed over the 2^(k+1) ranks that share the two vectors; each
-combines its half. After the last level halves travel back. A rank sends 2 (P - 1) / P of the
-values, as a ring does, and 24 m (m + 1) / 2 bytes a parameter. One rank combines an entry and sends
-it on, so that all ranks have the same bits, and a NaN of one rank reaches all.
+The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, ranks r and
+r xor 2^k hold the same part of two vectors:
+  1. Each rank keeps half of the part and sends the other half.
+  2. Three float64 dot products per parameter are summed over the 2^(k+1) ranks that share the two
+     vectors.
+  3. Each rank combines its half.
+After the last level the halves travel back. A rank sends 2 (P - 1) / P of the values, as a ring
+all-reduce does, and 24 m (m + 1) / 2 bytes per parameter tensor. Each entry is combined by one rank
+and then distributed. So all ranks have the same bits, and a NaN of one rank reaches all ranks.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -32,21 +36,23 @@ from torch.futures import Future
 from .messages import exchange
 
 GRADIENTS, DELTAS = ADASUM = ("adasum", "adasum-delta")
-_BLOCK = 2**18  # values that are float64 at a time: they stay in a processor's cache
+_BLOCK = 2**18  # values converted to float64 at a time, so that they fit in a processor's cache
 
 
 def combine_gradients(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Combine a bucket's gradients; a parameter is never divided among buckets.
+    """Replace a bucket's gradients by their Adasum over ranks: the DDP hook of adasum.
 
-    Buckets are combined one at a time: ranks might send several in different orders.
+    DDP never divides a parameter among buckets, so each dot product covers a whole parameter. The
+    hook waits for its messages, since ranks might otherwise send several buckets in different
+    orders. Raises RuntimeError if the gradients are sparse.
     """
     values = bucket.buffer()
     if values.is_sparse:
         raise RuntimeError(
-            f"{GRADIENTS} cannot combine sparse gradients. Create embeddings with sparse=False."
+            f"{GRADIENTS} cannot combine sparse gradients. Create embeddings with sparse=False"
         )
     wide = _at_least_float32(values)
     combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
@@ -55,9 +61,10 @@ def combine_gradients(
 
 @dataclass(slots=True)
 class Changes:
-    """A rank's weights; `is_due` once its gradients are those of a whole step.
+    """State of adasum-delta on a rank: the weights, and their values before the optimizer's step.
 
-    A step without communication, which measures `sync_s`, stays on the rank.
+    `is_due` is True once DDP has passed the last bucket of a step. A step inside `no_sync`, which
+    measures `sync_s`, passes no bucket, so `combine` then exchanges nothing.
     """
 
     group: dist.ProcessGroup
@@ -66,11 +73,13 @@ class Changes:
     before: Tensor | None = None
 
     def remember(self, *_: Any) -> None:
+        """Keep the weights before the optimizer's step (a step pre-hook)."""
         if self.is_due:
             self.before = self._flat()
 
     @torch.no_grad()
     def combine(self, *_: Any) -> None:
+        """Replace the step's weight changes by their Adasum over ranks (a step post-hook)."""
         if not self.is_due or self.before is None:
             return
         sizes = [weight.numel() for weight in self.weights]
@@ -90,6 +99,7 @@ def leave_gradients(
     changes: Changes,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
+    """Keep each rank's own gradients: the DDP hook of adasum-delta."""
     changes.is_due |= bucket.is_last()
     return _done(bucket.buffer())
 
@@ -97,11 +107,12 @@ def leave_gradients(
 def combine(
     values: Tensor, sizes: Sequence[int], group: dist.ProcessGroup, distance: int = 1
 ) -> None:
-    """Put the Adasum over the 2^m ranks of `group` into `values` (n,), parameters of `sizes`.
+    """Replace `values` (n,) by their Adasum over the 2^m ranks of `group`.
 
-    Halve the values with the rank `distance` away, combine a half, go on with twice the distance,
-    and swap the combined halves. Every rank must call it. Raises RuntimeError if a rank does not
-    answer within the group's timeout.
+    `sizes` are the numbers of elements of the parameters in `values`; they add up to n. `distance`
+    is for the recursion: a rank exchanges halves with the rank `distance` away, combines its half,
+    recurses with twice the distance, and returns the combined half. Every rank must call it. Raises
+    RuntimeError if a rank does not answer within the group's timeout.
     """
     rank = dist.get_rank(group)
     if distance == dist.get_world_size(group):
@@ -130,7 +141,7 @@ def combine(
 
 
 def _dots(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(parameters, 3) first.second, |first|^2 and |second|^2 of each, in float64."""
+    """Return first.second, |first|^2 and |second|^2 of each parameter: (parameters, 3), float64."""
     found = torch.zeros(len(sizes), 3, dtype=torch.float64, device=first.device)
     for row, mine, theirs in zip(found, *_split(first, second, sizes), strict=True):
         for block, other in zip(*_split(mine, theirs, _BLOCK), strict=True):

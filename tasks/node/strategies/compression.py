@@ -1,18 +1,21 @@
-"""Data parallelism that sends gradients in fewer bytes: hooks of DistributedDataParallel.
+"""Compresses gradients in communication hooks of DistributedDataParallel.
 
-ddp-fp16      torch's hook: 16-bit numbers are summed
-ddp-powersgd  torch's hook: a matrix is sent as a product of two narrow ones, with error feedback
+ddp-fp16      torch's hook: gradients are summed as 16-bit numbers
+ddp-powersgd  torch's hook: a matrix is sent as a product of two narrow matrices, with error
+              feedback
 ddp-mstopk    only the largest entries travel between machines, with error feedback. For M machines
-              of n devices, and a bucket of d values:
-                1. each machine sums the gradient; each device has d/n of the sum
-                2. a device adds its residual and picks the largest p d/n entries; the rest is its
-                   new residual
-                3. devices of one place on all machines exchange these as (position, value)
-                4. each machine gathers the sums of its devices
-              All ranks sum in one order and so have the same bits [Shi et al. 2021].
+              of n devices, a bucket of d values and density p:
+                1. Each machine sums the gradient. Each of its devices holds d/n of the sum.
+                2. A device adds its residual and picks the largest p d/n entries. The rest is its
+                   new residual.
+                3. Devices with the same index on all machines exchange the picked entries as
+                   (position, value).
+                4. Each machine gathers the sums of its devices.
+              All ranks sum in the same order and so have the same bits [Shi et al. 2021].
 
-Nothing is compressed until DistributedDataParallel has rebuilt its buckets, after the first step.
-Entries that are not finite are sent first, so that every rank receives them as in ddp.
+ddp-powersgd and ddp-mstopk do not compress until DistributedDataParallel has rebuilt its buckets,
+after the first step. MSTopK sends entries that are not finite first, so every rank receives them as
+in ddp.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -34,14 +37,17 @@ FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 
 DENSITY = 0.01  # share of the entries that is sent, as in Shi et al. (2021)
 POWERSGD_RANK = 4  # loses no accuracy on the tasks of Vogels et al. (2019), who try 1, 2 and 4
-_DENSE_STEPS = 2  # the minimum of torch's PowerSGD; the warm-up has as many
+_DENSE_STEPS = 2  # the minimum of torch's PowerSGD; the warm-up is as long
 
 
 def powersgd_hook(
     state: PowerSGDState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Send one bucket at a time: gloo's two threads would wait for each other over several."""
+    """Run torch's PowerSGD hook, and wait for its messages.
+
+    With several buckets under way gloo's two threads wait for each other.
+    """
     exchanged = powerSGD_hook(state, bucket)
     exchanged.wait()
     return exchanged
@@ -55,7 +61,11 @@ def powersgd_state(group: dist.ProcessGroup) -> PowerSGDState:
 
 @dataclass(slots=True)
 class SparseExchange:
-    """State of `sparse_hook` on a rank; `residuals` by bucket, of this rank's share of it."""
+    """State of `sparse_hook` on a rank.
+
+    `machines` are the numbers of devices of each machine, which are equal. `residuals` are this
+    rank's entries that were not sent yet, by bucket index. `steps` counts finished steps.
+    """
 
     group: dist.ProcessGroup
     machines: tuple[int, ...]
@@ -64,9 +74,11 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """(d,) the sum over ranks of `gradient` (d,) of bucket `index`, less the residuals.
+        """Return the sum (d,) over ranks of the largest entries of `gradient` (d,).
 
-        Every rank must call it. Raises RuntimeError if a rank does not answer in time.
+        Residuals of earlier steps are added first; entries that are not sent become the new
+        residual of bucket `index`. Every rank must call it. Raises RuntimeError if a rank does not
+        answer within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)
@@ -79,7 +91,7 @@ class SparseExchange:
         if index not in self.residuals:
             self.residuals[index] = torch.zeros_like(received[0])
         own = self.residuals[index]
-        for theirs in received:  # in place: a bucket may be one large table
+        for theirs in received:  # in place, since a bucket may be one large embedding table
             own += theirs
         count = ceil(self.density * share)
         picked = largest(own, count)
@@ -96,7 +108,7 @@ def sparse_hook(
     state: SparseExchange,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket over ranks by `state`; dense in the first steps."""
+    """Average a bucket's largest entries over ranks; all entries in the first steps."""
     gradient = bucket.buffer()
     is_dense = state.steps < _DENSE_STEPS
     state.steps += bucket.is_last()

@@ -1,7 +1,8 @@
-"""Ranks as a grid, and the blocks of activations and weights that they exchange.
+"""Arranges ranks in a grid for tensor parallelism, and exchanges activations and weights in it.
 
-P ranks are `rows` x `columns` x `depth`. Ranks of one row hold features of the same samples, ranks
-of one column the same outputs of a weight, ranks of one depth the same block of a weight.
+P ranks form `rows` x `columns` x `depth`. The ranks of one row hold different features of the same
+samples. The ranks of one column hold the same outputs of a weight. The ranks along the depth hold
+copies of the same block of a weight.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ Peers = tuple[int, ...]
 
 
 def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return rows, columns and depth of the grid; None if `ranks` do not form one."""
+    """Return (rows, columns, depth) of the grid of strategy `name`.
+
+    Returns None if that many `ranks` form no such grid.
+    """
     if name == ONE:
         return (1, ranks, 1) if ranks >= 2 else None
     for side in range(isqrt(ranks), 1, -1):
@@ -35,10 +39,12 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A rank's peers, itself included.
+    """A rank's peers in the grid; each tuple includes the rank itself.
 
-    `row` have the other features of its samples, `column` the other inputs of its weights, `depth`
-    the same block of weights, `features` the same features of activations.
+    row: ranks with the other features of the same samples.
+    column: ranks with the other inputs of the same weights.
+    depth: ranks with the same block of weights.
+    features: ranks with the same features of activations, for all samples.
     """
 
     group: dist.ProcessGroup
@@ -49,7 +55,10 @@ class Grid:
 
     @classmethod
     def of(cls, name: str, group: dist.ProcessGroup) -> Grid:
-        """Ranks of a row are consecutive, so that they share a machine where possible."""
+        """Return this rank's grid in `group`.
+
+        The ranks of a row are consecutive, so that they share a machine where possible.
+        """
         world = dist.get_world_size(group)
         rows, columns, depth = shape_of(name, world) or (1, 1, world)
         ranks = torch.arange(world).view(depth, rows, columns)
@@ -59,50 +68,57 @@ class Grid:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the grid is a single row."""
+        """True if the grid is a single row."""
         return len(self.column) == 1
 
     def share(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """This rank's chunk of `values` along `dim`."""
+        """Return this rank's chunk of `values` along `dim`, out of one chunk per peer."""
         return values.chunk(len(peers), dim)[peers.index(dist.get_rank(self.group))]
 
     def gathered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """All peers' values along `dim`."""
+        """Return all peers' values, concatenated along `dim` (an all-gather)."""
         if len(peers) == 1:
             return values
         return torch.cat(swap([values.contiguous()] * len(peers), peers, self.group), dim)
 
     def scattered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
-        """This rank's chunk along `dim` of the sum over peers."""
+        """Return this rank's chunk along `dim` of the sum over peers (a reduce-scatter)."""
         if len(peers) == 1:
             return values
         return torch.stack(swap(values.chunk(len(peers), dim), peers, self.group)).sum(dim=0)
 
     def turned(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Give the row's peers their chunks along `split`; join all of its chunks on `joined`."""
+        """Send each peer of the row its chunk along `split`; return the chunks received (all-to-all).
+
+        The received chunks are concatenated along `joined`.
+        """
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 
     def turned_back(self, values: Tensor, split: int, joined: int) -> Tensor:
+        """Undo `turned` with the same arguments."""
         return self.turned(values, joined, split)
 
     def summed(self, values: Tensor, peers: Peers) -> Tensor:
-        """(n,) the sum of `values` (n,) over `peers`, the same bits on all of them."""
+        """Return the sum (n,) of `values` (n,) over `peers`, with the same bits on all peers."""
         padded = functional.pad(values, (0, -len(values) % len(peers)))
         return self.gathered(self.scattered(padded, 0, peers), 0, peers)[: len(values)]
 
 
 def gather(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """Samples of all ranks of the row, along `dim`; gradients are summed and scattered."""
+    """Concatenate the samples of the row's ranks along `dim`; gradients are reduce-scattered."""
     return _exchanged(x, grid.gathered, grid.scattered, dim, grid.row)
 
 
 def scatter(x: Tensor, dim: int, grid: Grid) -> Tensor:
-    """A rank's own samples, along `dim`, of the sum over the row; gradients are gathered."""
+    """Return this rank's samples, along `dim`, of the sum over the row; gradients are gathered."""
     return _exchanged(x, grid.scattered, grid.gathered, dim, grid.row)
 
 
 def turn(x: Tensor, split: int, joined: int, grid: Grid) -> Tensor:
-    """Swap chunks along `split` for chunks along `joined`; gradients are swapped back."""
+    """Exchange chunks along `split` for chunks along `joined` in the row (an all-to-all).
+
+    Gradients travel back the same way.
+    """
     return _exchanged(x, grid.turned, grid.turned_back, split, joined)
 
 
@@ -112,6 +128,8 @@ def _exchanged(x: Tensor, *exchange: Any) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
+    """An exchange whose backward pass applies the transposed exchange to the gradient."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Any, transposed: Any, *where: Any) -> Any:
         ctx.transposed, ctx.where = transposed, where
@@ -123,7 +141,11 @@ class _Exchange(torch.autograd.Function):
 
 
 class Summa(torch.autograd.Function):
-    """(..., out / q) of x (..., in / q) and this rank's block (out / q, in / q) of a weight."""
+    """A linear layer on a q x q grid by SUMMA.
+
+    From x (..., in / q) and this rank's block (out / q, in / q) of the weight it computes this
+    rank's outputs (..., out / q).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, grid: Grid) -> Tensor:

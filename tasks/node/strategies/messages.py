@@ -1,4 +1,4 @@
-"""Messages between single ranks."""
+"""Sends tensors between single ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Message = tuple[Tensor, int]  # and the peer it goes to, or comes from
+Message = tuple[Tensor, int]  # the tensor, and the group rank of its receiver or sender
 
 
 def exchange(
     sends: Iterable[Message], receives: Iterable[Message], group: dist.ProcessGroup
 ) -> None:
-    """Send and receive at once, but neither empty tensors nor those of a rank to itself.
+    """Send and receive messages at the same time, and wait until all are done.
 
-    Raises RuntimeError if a peer does not answer within the group's timeout.
+    Skips empty tensors and messages of a rank to itself. Raises RuntimeError if a peer does not
+    answer within the group's timeout.
     """
     operations = [
         dist.P2POp(operation, tensor, group=group, group_peer=peer)
@@ -34,9 +35,11 @@ def swap(
     group: dist.ProcessGroup,
     received: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Send each of `peers` its tensor; return what they send, into `received` if sizes differ.
+    """Send `sends[i]` to `peers[i]`; return the tensor that each peer sends to this rank.
 
-    `peers` include this rank. They take turns, since several at once overrun a rank's link.
+    `peers` are group ranks and include this rank. Pass `received`, the tensors to receive into, if
+    sent and received sizes differ. A rank exchanges with one peer at a time, since several at once
+    overload its link.
     """
     sends = [tensor.contiguous() for tensor in sends]
     received = [torch.empty_like(tensor) for tensor in sends] if received is None else received

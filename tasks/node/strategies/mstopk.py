@@ -1,9 +1,11 @@
-"""MSTopK: the largest entries of a vector without sorting it [Shi et al. 2021, "Towards scalable
-distributed training of deep learning on public cloud clusters"].
+"""Finds the largest entries of a vector without sorting it (MSTopK).
 
-Bisection between the mean and the largest magnitude finds a threshold for the k-th magnitude, with
-a comparison and a count each pass. Two thresholds bracket it: at most k entries lie above the upper
-one, at least k above the lower one. All above the upper one are taken, then the first between them.
+[Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters"]
+
+Bisection between the mean and the largest magnitude finds a threshold for the k-th magnitude. Each
+pass costs a comparison and a count. Two thresholds bracket the k-th magnitude: at most k entries
+lie above the upper threshold, and at least k above the lower threshold. The result is all entries
+above the upper threshold, filled up with the first entries between the two.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-PASSES = 20  # the bracket is then a millionth of its first width
-_NARROW = 0.2  # share of the values: if fewer can be among the largest, only these stay
+PASSES = 20  # halvings; the bracket is then a millionth of its first width
+_NARROW = 0.2  # later passes look at the candidates alone once they are at most this share
 
 
 def largest(values: Tensor, count: int) -> Tensor:
     """Return the ascending positions of approximately the `count` largest magnitudes in `values`.
 
-    Values that are not finite count as the largest, so that the receivers learn of them.
+    Values that are not finite count as the largest, so that the receivers see them too.
     """
     if count >= len(values):
         return torch.arange(len(values), device=values.device)
@@ -28,8 +30,8 @@ def largest(values: Tensor, count: int) -> Tensor:
     mean, high = magnitude.mean(dtype=torch.float64).item(), magnitude.max().item()
     if not isfinite(mean + high):
         return _filled(~torch.isfinite(values), torch.isfinite(values), count)
-    positions = torch.arange(0)  # of `magnitude` in `values`, once they are fewer
-    low, middle = -mean or -1.0, mean  # below all, and in the range of the values
+    positions = torch.arange(0)  # of the candidates in `values`, once they were narrowed down
+    low, middle = -mean or -1.0, mean  # `low` starts below all magnitudes
     for _ in range(PASSES):
         above = int(torch.count_nonzero(magnitude > middle))
         if above < count:
@@ -50,7 +52,10 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Up to `count` positions of `first`, filled up with those of `then`."""
+    """Return the sorted positions of the first `count` True entries of `first`, then of `then`.
+
+    Both are boolean masks of the same length.
+    """
     taken = torch.nonzero(first).flatten()[:count]
     missing = torch.nonzero(then).flatten()[: count - len(taken)]
     return torch.cat([taken, missing]).sort().values

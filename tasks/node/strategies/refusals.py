@@ -1,4 +1,4 @@
-"""What the strategies refuse: each function raises ValueError with the reason."""
+"""Refuses setups that a strategy cannot train: each function raises ValueError with the reason."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ _BY_ENTRY = (
 
 
 def shares_out(name: str) -> bool:
-    """Whether each rank holds a share of the weights, or of their gradients."""
+    """Return True if the strategy shards weights, gradients and optimizer states over ranks."""
     return name in (FSDP, ZERO2)
 
 
 def refuse(name: str, switches: str, device: torch.device, machines: Sequence[int]) -> None:
-    """Refuse unknown strategies, switches beside them, and `machines`, the devices of each."""
+    """Refuse an unknown strategy, and machines, switches or a device that it does not support.
+
+    `machines` lists the number of devices of each machine.
+    """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(STRATEGIES)}")
     if not _fits(name, machines):
@@ -50,12 +53,13 @@ def refuse(name: str, switches: str, device: torch.device, machines: Sequence[in
     if switches != NONE and name in (*TENSOR, TABLES):
         raise ValueError(f"{name} with {switches}: it supports no switches; use {DDP}")
     if OFFLOAD in on(switches) and not shares_out(name):
-        raise ValueError(f"{OFFLOAD} with {name}: use {FSDP} or {ZERO2}, which share states")
+        raise ValueError(f"{OFFLOAD} with {name}: use {FSDP} or {ZERO2}, which shard states")
     if OFFLOAD in on(switches) and device.type == "cpu":
-        raise ValueError(f"{OFFLOAD}: the states of this device are in host memory already")
+        raise ValueError(f"{OFFLOAD} on a CPU: its states are in host memory already")
 
 
 def _fits(name: str, machines: Sequence[int]) -> bool:
+    """Return True if the strategy can run on `machines`, the number of devices of each machine."""
     ranks = sum(machines)
     if name in TENSOR:
         return shape_of(name, ranks) is not None
@@ -71,7 +75,7 @@ def _fits(name: str, machines: Sequence[int]) -> bool:
 
 
 def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
-    """Refuse scaled gradients, and unequal `batches` of machines."""
+    """Refuse scaled gradients, and `batches` per device that differ between machines."""
     if precision == SCALED and name not in (DDP, *SERVED):
         raise ValueError(f"{name} in {SCALED}: it supports no gradient scaling; use bf16")
     if name in (*TENSOR, DELTAS) and len(set(batches)) > 1:
@@ -79,7 +83,7 @@ def refuse_training(name: str, precision: str, batches: Sequence[int]) -> None:
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
-    """Refuse models with nothing to divide or share out, or with a layer that cannot be."""
+    """Refuse a model that tensor parallelism or `tables` cannot divide over `machines`."""
     shape = shape_of(name, sum(machines))
     if name in TENSOR and shape:
         _refuse_layers(name, model, shape[1])
@@ -91,15 +95,15 @@ def _refuse_layers(name: str, model: nn.Module, columns: int) -> None:
     runs = divisible_runs(model)
     if not runs:
         raise ValueError(
-            f"{name}: this model has nothing to divide, no run of linear layers in an nn.Sequential"
-            f" and no nn.TransformerEncoder; use {DDP}"
+            f"{name}: this model has no layers to divide: no run of linear layers in an"
+            f" nn.Sequential and no nn.TransformerEncoder; use {DDP}"
         )
     parts = {part for run in runs for layer in run for part in layer.modules()}
     for path, part in model.named_modules():
         sizes = {"in_features", "out_features", "num_heads"} & vars(part).keys()
         if part in parts and any(getattr(part, size) % columns for size in sizes):
             raise ValueError(
-                f"{name}: sizes of {path} ({part}) do not divide by {columns}; use {DDP}"
+                f"{name}: the sizes of {path} ({part}) are not divisible by {columns}; use {DDP}"
             )
 
 
@@ -118,7 +122,7 @@ def _refuse_tables(name: str, model: nn.Module) -> None:
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers that would treat a share of the weights otherwise than the whole."""
+    """Refuse an optimizer whose update of a part of the weights differs from that of all weights."""
     kind = type(optimizer)
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
@@ -129,10 +133,10 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     ):
         raise ValueError(
-            f"{name}: a hook of the optimizer's steps, such as clipping, would see a share of the"
+            f"{name}: a step hook of the optimizer, such as clipping, would see only a part of the"
             f" weights; use {DDP} or {FSDP}"
         )
     if name == DELTAS and not getattr(kind.step, "hooked", False):
         raise ValueError(
-            f"{name}: {kind.__name__} calls no step hooks, as torch.optim.Optimizer does; use {DDP}"
+            f"{name}: {kind.__name__} does not call step hooks as torch's optimizers do; use {DDP}"
         )

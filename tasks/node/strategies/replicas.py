@@ -1,4 +1,4 @@
-"""Equal first weights, an optimizer's new parameters, and micro-steps without communication."""
+"""Shared by the strategies: broadcast of a model, replaced parameters, and `no_sync`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ Cut = Callable[[Tensor], Tensor]
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give every rank the weights and buffers of the first."""
+    """Copy the weights and buffers of the group's first rank to every rank."""
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.data, group=group, group_src=0)
 
 
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
-    """Have `optimizer` train the new parameters.
+    """Make `optimizer` train the new parameters.
 
-    States with the shape of the old parameter, such as Adagrad's sums, are cut as it was.
+    `replaced` maps an old parameter to its new parameter and to the function that cuts its values.
+    States with the shape of the old parameter, such as Adagrad's sums, are cut the same way.
     """
     for held in optimizer.param_groups:
         held["params"] = [
@@ -38,14 +39,14 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
 
 
 def of_ranks(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return the values of all ranks."""
+    """Return `value` of every rank, in rank order."""
     by_rank = [None] * dist.get_world_size(group)
     dist.all_gather_object(by_rank, value, group=group)
     return by_rank
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Leave gradients of a micro-step on the rank that computed them."""
+    """Return a context in which a backward pass does not communicate gradients."""
     if isinstance(module, FSDPModule):
         return _unsharded_gradients(module)
     skip: Callable[[], AbstractContextManager[None]] = getattr(module, "no_sync", nullcontext)

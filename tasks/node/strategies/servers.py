@@ -1,14 +1,14 @@
-"""Data parallelism through parameter servers [Li et al. 2014].
+"""Averages gradients through parameter servers [Li et al. 2014].
 
-    ps-S    the first device of each of the first S machines trains and serves an S-th of a bucket
+    ps-S    the first device of each of the first S machines trains, and serves 1/S of each bucket
 
-Ranks push gradients and pull their mean, so the optimizer's step is that of ddp on every rank. With
-P devices on a machine each, a server receives (P - 1) / S of all gradients and sends as much; a
-ring sends and receives 2 (P - 1) / P.
+Ranks push gradients and pull their mean, so every rank takes the same optimizer step as in ddp. On
+P machines of one device, a server receives (P - 1) / S of the gradient bytes and sends as many; a
+rank of a ring all-reduce sends and receives 2 (P - 1) / P.
 
-In round r of a push rank i sends to rank i + r, if that is a server; in a pull server i sends to
-rank i + r. A server thus has one peer at a time. Buckets are exchanged one after the other, while
-the backward pass goes on.
+In round r of a push, rank i sends to rank i + r if that rank is a server. In round r of a pull,
+server i sends to rank i + r. So a server exchanges with one peer at a time. Buckets are exchanged
+one after another while the backward pass continues.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -33,13 +33,13 @@ def servers_of(name: str) -> int:
 
 
 def first_devices(name: str, machines: Sequence[int]) -> tuple[int, ...]:
-    """The ranks that serve."""
+    """Return the ranks that serve, from the number of devices of each machine."""
     return tuple([0, *accumulate(machines)][: servers_of(name)])
 
 
 @dataclass(slots=True)
 class Servers:
-    """A rank's end of the exchange; `ranks` are the servers."""
+    """State of `average_by_servers` on a rank; `ranks` are the ranks that serve."""
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
@@ -48,7 +48,7 @@ class Servers:
     )
 
     def answer(self, values: Tensor, future: Future[Tensor]) -> None:
-        """Complete `future` with the mean of `values` over ranks, or with the error."""
+        """Set the result of `future` to the mean of `values` over ranks, or its exception."""
         try:
             future.set_result(self.averaged(values))
         except Exception as error:
@@ -56,7 +56,7 @@ class Servers:
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """(n,) `values`, replaced by their mean over ranks. Every rank must call it."""
+        """Replace `values` (n,) by their mean over ranks and return them. Every rank must call it."""
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         shares = [values[:0]] * ranks
         for server, share in zip(self.ranks, values.tensor_split(len(self.ranks)), strict=True):
@@ -75,10 +75,13 @@ def average_by_servers(
     servers: Servers,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket over ranks; on a CPU in a thread, beside the backward pass."""
+    """Average a bucket over ranks: the DDP hook of ps-S.
+
+    On a CPU a thread exchanges the bucket while the backward pass continues.
+    """
     future: Future[Tensor] = Future()
     values = bucket.buffer()
-    if values.is_cuda:  # a thread would use a stream that does not wait for the bucket
+    if values.is_cuda:  # another thread's stream would not wait for the bucket
         servers.answer(values, future)
     else:
         servers.thread.submit(servers.answer, values, future)

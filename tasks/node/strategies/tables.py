@@ -1,14 +1,16 @@
-"""Embedding tables on one rank each, beside data parallelism for all else [Naumov et al. 2019].
+"""Places each embedding table on one rank, and trains the rest of the model in DDP.
 
-    tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model lies on one rank, the
-            largest first, where the fewest rows' numbers lie so far; ranks send it their indices,
-            and it sends rows, or sums of rows, back
+    tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model is on one rank. The largest
+            tables are placed first, each on the rank with the fewest weights of tables so far.
+            Ranks send their indices to that rank, which returns rows, or sums of rows
+            [Naumov et al. 2019]
 
-Gradients go the other way, and a step is that of ddp, up to rounding. What a rank sends for a table
-grows with its samples, not with the table. If ranks have unequal batches, tables lie only on the
-ranks with the smallest: hosts with much memory look up for hosts that compute.
+Gradients travel the opposite way, so a step equals that of ddp up to rounding. The bytes that a
+rank sends for a table grow with its samples, not with the table. If the ranks' batches differ, only
+the ranks with the smallest batch hold tables: hosts with much memory then look up rows for hosts
+that compute.
 
-Ranks must call the tables in one order, with indices of the same shape in each step.
+All ranks must call the tables in the same order, with indices of the same shape in each step.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def tables_of(model: nn.Module) -> dict[str, Table]:
 
 
 class DistributedTables(nn.Module):
-    """A model whose tables lie on one rank each. Every rank of the group must call it."""
+    """A model with each embedding table on one rank. Every rank of the group must call it."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
@@ -59,7 +61,10 @@ class DistributedTables(nn.Module):
             self.module = DistributedDataParallel(model, process_group=group)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Raises ValueError if a table's indices have another shape than before."""
+        """Run the model; the first call also places the tables.
+
+        Raises ValueError if a table's indices change their shape between steps.
+        """
         if not self.owners:
             leaves = tree_leaves((inputs, named))
             samples = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
@@ -67,11 +72,14 @@ class DistributedTables(nn.Module):
         return self.module(*inputs, **named)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Leave all gradients but the tables' on their ranks."""
+        """Return a context in which only gradients of the tables are communicated."""
         return no_sync(self.module)
 
     def _distribute(self, samples: list[int]) -> None:
-        """Choose the rank of each table, and free the tables of other ranks."""
+        """Choose the rank of each table, and free the tables that other ranks hold.
+
+        `samples` is the batch of each rank.
+        """
         held = {rank: 0 for rank, count in enumerate(samples) if count == min(samples)}
         for lookup in sorted(self.lookups, key=lambda lookup: -lookup.size):
             lookup.owner = min(held, key=lambda rank: (held[rank], rank))
@@ -87,24 +95,33 @@ class DistributedTables(nn.Module):
 
 
 class Lookup(nn.Module):
-    """Takes a table's place: sends indices to the table's rank, and returns rows."""
+    """A stand-in for a table: sends indices to the rank with the table, and returns its rows."""
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self.path, self.group, self.table = path, group, (table,)  # no part of the model
+        self.path, self.group, self.table = (
+            path,
+            group,
+            (table,),
+        )  # in a tuple, so that it is no submodule
         self.rank = dist.get_rank(group)
         self.owner, self.size = 0, table.weight.numel()
         self.shapes: list[torch.Size] = []  # of each rank's indices
-        self.start = table.weight.new_zeros((), requires_grad=True)  # has a graph on all ranks
+        self.start = table.weight.new_zeros(
+            (), requires_grad=True
+        )  # so that autograd calls _Rows on all ranks
 
     def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Raises ValueError for other arguments than indices, and indices of another shape."""
+        """Return the rows of `input`, the indices of this rank.
+
+        Raises ValueError for arguments besides the indices, or if their shape changes.
+        """
         self.shapes = self.shapes or of_ranks(input.shape, self.group)
         has_others = any(value is not None for value in (*others, *named.values()))
         if has_others or input.shape != self.shapes[self.rank]:
             raise ValueError(
-                f"{TABLES}: {self.path} takes indices of one shape, which was"
-                f" {tuple(self.shapes[self.rank])} in the first step, and nothing else; use ddp"
+                f"{TABLES}: {self.path} takes indices alone, of the shape of the first step,"
+                f" {tuple(self.shapes[self.rank])}; use ddp"
             )
         indices = self.to_owner(input.to(torch.int32), self.shapes)
         answers = [self.table[0](of_rank) for of_rank in indices]
@@ -112,7 +129,10 @@ class Lookup(nn.Module):
         return rows
 
     def to_owner(self, values: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return all ranks' values of these shapes on the table's rank, and nothing elsewhere."""
+        """Send `values` to the table's rank; return there the values of all ranks.
+
+        `shapes` are the shapes of the values of each rank. Returns an empty list on other ranks.
+        """
         mine = shapes if self.rank == self.owner else ()
         received = [values.new_empty(shape) for shape in mine]
         messages = [(tensor, rank) for rank, tensor in enumerate(received)]
@@ -122,13 +142,16 @@ class Lookup(nn.Module):
         return received
 
     def row_shapes(self) -> list[tuple[int, ...]]:
-        """Of each rank's answer."""
+        """Return the shape of the rows that each rank receives."""
         is_bag, width = isinstance(self.table[0], nn.EmbeddingBag), self.table[0].embedding_dim
         return [(*(shape[:1] if is_bag else shape), width) for shape in self.shapes]
 
 
 class _Rows(torch.autograd.Function):
-    """A rank's rows of a table, from all ranks' answers on the table's rank."""
+    """Sends each rank its rows from the table's rank, and gradients back in the backward pass.
+
+    `answers` are the rows for each rank; they are given on the table's rank only.
+    """
 
     @staticmethod
     def forward(ctx: Any, lookup: Lookup, start: Tensor, *answers: Tensor) -> Tensor:

@@ -1,24 +1,24 @@
-"""Tensor parallelism: linear and transformer layers of an unmodified model, divided among ranks.
+"""Divides linear and transformer layers of an unmodified model among ranks (tensor parallelism).
 
-Ranks are a grid (grid.py). Ranks of one row compute with each other's samples; each has a share of
-the features. Around divided layers a rank exchanges all features of its samples for its features of
-the row's samples, and back. Everything else is data parallelism, so a step is that of ddp, up to
-rounding.
+The ranks form a grid (grid.py). The ranks of a row compute with each other's samples; each has a
+share of the features. Before divided layers a rank exchanges all features of its samples for its
+share of the features of the row's samples; after the layers it exchanges them back. The rest of the
+model is data parallel, so a step equals that of ddp up to rounding.
 
 tensor-1d    [1, P, 1]  pairs of layers as torch's ColwiseParallel and RowwiseParallel
-                        [Shoeybi et al. 2019]: samples are gathered before the first layer, sums are
-                        scattered after the second
+                        [Shoeybi et al. 2019]: samples are gathered before the first layer; sums are
+                        scattered after the second layer
 tensor-2d    [q, q, 1]  Y = X W by SUMMA [van de Geijn and Watts 1997; Xu et al. 2021]: a rank has
                         one of q x q blocks of X and of W. It gathers its row's blocks of X and its
-                        column's blocks of W, in one message a peer. dX = dY W^T and dW = X^T dY
-                        likewise
-tensor-2.5d  [q, q, d]  the same in d layers of the grid, each with a copy of W and a d-th of the
+                        column's blocks of W, with one message per peer. dX = dY W^T and dW = X^T dY
+                        are computed the same way
+tensor-2.5d  [q, q, d]  tensor-2d in d layers of the grid, each with a copy of W and 1/d of the
                         samples; the copies' gradients are summed [Wang et al. 2021]. q is the
-                        largest with q q d ranks and d >= 2
+                        largest number with q q d = P and d >= 2
 
-Divided are runs of two or more linear layers with pointwise layers and LayerNorm between them in
-nn.Sequential, and layers of an nn.TransformerEncoder. Other layers are whole on every rank, in
-DistributedDataParallel.
+These layers are divided: two or more linear layers of an nn.Sequential with only pointwise layers
+and LayerNorm between them (a run), and the layers of an nn.TransformerEncoder. Every rank holds all
+other layers whole, in DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ENCODER = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _COUNTED = (nn.Linear, nn.TransformerEncoderLayer)
-_MIN_LINEAR = 2  # layers of a run: a single layer would move activations as often as two
+_MIN_LINEAR = 2  # linear layers of a run: one layer would move activations as often as two do
 
 Run = list[nn.Module]
 
@@ -59,7 +59,7 @@ Run = list[nn.Module]
 def divide(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> Divided:
-    """Divide the layers of `model`; `optimizer` trains this rank's blocks."""
+    """Divide the layers of `model` over `group`, and make `optimizer` train this rank's blocks."""
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
     for run in divisible_runs(model):
@@ -75,7 +75,7 @@ def divide(
 
 
 class Divided(nn.Module):
-    """A model with divided layers, whose gradients are complete in the optimizer's step."""
+    """A model with divided layers. Its gradients are complete once the optimizer's step begins."""
 
     def __init__(self, module: nn.Module, blocks: Blocks) -> None:
         super().__init__()
@@ -90,13 +90,15 @@ class Divided(nn.Module):
         self.sizes: list[tuple[int, ...]] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Raises ValueError if ranks have inputs of different sizes."""
+        """Run the model. Raises ValueError if the ranks' inputs differ in shape."""
         leaves = tree_leaves((inputs, named))
         sizes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
         if sizes != self.sizes:
             by_rank = of_ranks(sizes, self.blocks.grid.group)
             if any(theirs != sizes for theirs in by_rank):
-                raise ValueError(f"divided layers need inputs of one size, not {by_rank}; use ddp")
+                raise ValueError(
+                    f"divided layers need inputs of equal shape, not {by_rank}; use ddp"
+                )
             self.sizes = sizes
         return self.module(*inputs, **named)
 
@@ -106,21 +108,29 @@ class Divided(nn.Module):
 
 @dataclass(slots=True)
 class Blocks:
-    """A rank's blocks: `of` whole parameters, with their cut; `copies` are the ranks with a copy."""
+    """This rank's blocks of the divided parameters.
+
+    of: maps a whole parameter to its block, and to the function that cuts the block.
+    copies: maps a block to the ranks that hold a copy of it.
+    """
 
     grid: Grid
     of: dict[Tensor, tuple[nn.Parameter, Cut]] = field(default_factory=dict)
     copies: dict[Tensor, Peers] = field(default_factory=dict)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
+        """Cut this rank's block from the parameter `whole`; `copies` are the ranks with a copy."""
         block = nn.Parameter(cut(whole.detach()).clone(), requires_grad=whole.requires_grad)
         self.of[whole] = block, lambda values: cut(values).clone()
         self.copies[block] = copies
         return block
 
     def sum_gradients(self, *_: Any) -> None:
-        """Sum the gradients of copies and divide by ranks, as the loss is a mean over ranks."""
-        for peers in dict.fromkeys(self.copies.values()):  # in one order on all ranks
+        """Sum the gradients of copies, and divide by the number of ranks.
+
+        The loss is a mean over ranks. The optimizer calls this before its step.
+        """
+        for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
                 block.grad
                 for block, copies in self.copies.items()
@@ -137,10 +147,11 @@ class Blocks:
 
 
 class _Linear(nn.Module):
-    """A block of a linear layer; `dim` is the samples' dimension of its inputs.
+    """This rank's block of a linear layer.
 
-    On a grid of one row it takes whole features of a rank's own samples if it opens a pair, and
-    returns them if it closes a pair. `order` of its outputs applies before they are divided.
+    On a grid of one row, the layer that `opens` a pair takes all features of this rank's samples,
+    and the layer that closes the pair returns them. `dim` is the dimension of the inputs that
+    counts samples. `order` permutes the layer's outputs before they are divided.
     """
 
     def __init__(
@@ -157,7 +168,7 @@ class _Linear(nn.Module):
         grid = self.grid = blocks.grid
         self.opens, self.dim = opens, dim
 
-        outer, inner = grid.row, grid.column  # peers that divide outputs and inputs
+        outer, inner = grid.row, grid.column  # peers among which outputs and inputs are divided
         if grid.is_flat and not opens:
             outer, inner = inner, outer
 
@@ -174,7 +185,7 @@ class _Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.weight
-        if torch.is_autocast_enabled(x.device.type):  # send 16 bits too
+        if torch.is_autocast_enabled(x.device.type):  # so that messages have 16-bit numbers too
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         found: Tensor
@@ -188,9 +199,10 @@ class _Linear(nn.Module):
 
 
 class _Norm(nn.Module):
-    """A LayerNorm of features that are divided over the row, which exchanges two numbers a sample.
+    """A LayerNorm over features that are divided over the row.
 
-    Its mean is that of the ranks' means; its variance adds the variance of these means.
+    Ranks exchange two numbers per sample. The mean is the mean of the ranks' means. The variance is
+    the mean of the ranks' variances plus the variance of their means.
     """
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:
@@ -223,7 +235,7 @@ class _Attention(nn.Module):
         columns = len(blocks.grid.row)
         self.grid, self.heads, self.dropout = blocks.grid, whole.num_heads // columns, whole.dropout
         self.batch_first, self.dim = whole.batch_first, 0 if whole.batch_first else 1
-        # of q, k and v one after another: the first rank's features of each, then the second's
+        # the outputs are q, k and v in turn; reorder them to each rank's q, k and v in turn
         order = torch.arange(3 * whole.embed_dim).view(3, columns, -1).transpose(0, 1).flatten()
         joint: Any = whole.in_proj_weight
         self.into_heads = _Linear(
@@ -241,9 +253,14 @@ class _Attention(nn.Module):
         is_causal: bool,
         need_weights: bool,
     ) -> tuple[Tensor, None]:
-        """Masks are added to scores. Raises ValueError for a mask by sample and head."""
+        """Attend with masks that are added to the scores.
+
+        Raises ValueError if `attn_mask` is not of shape (length, length).
+        """
         if attn_mask is not None and attn_mask.dim() != 2:
-            raise ValueError("a mask by sample and head cannot be divided: pass (length, length)")
+            raise ValueError(
+                "a mask per sample and head cannot be divided: pass a mask of (length, length)"
+            )
         joint = self.into_heads(x).transpose(0, self.dim)
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mask = None if is_causal else attn_mask
@@ -259,16 +276,19 @@ class _Attention(nn.Module):
 
 
 class _Sequence(nn.Sequential):
-    """An nn.Sequential with divided layers: between two of them features are other than before."""
+    """An nn.Sequential with divided layers, which cannot be sliced.
+
+    Between divided layers a rank holds a share of the features only.
+    """
 
     def __getitem__(self, index: Any) -> Any:
-        raise TypeError("a part of a divided nn.Sequential cannot be taken; use ddp")
+        raise TypeError("a divided nn.Sequential cannot be indexed; use ddp")
 
 
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
-    """Divide the layers of a run, and exchange samples for features at its ends."""
+    """Replace the layers of a run by blocks, and exchange samples for features at its ends."""
     grid = blocks.grid
-    dim, is_divided = 0, not grid.is_flat  # features at this place of the run
+    dim, is_divided = 0, not grid.is_flat  # are features divided at this place of the run?
     new: dict[nn.Module, nn.Module] = {}
     for layer in run:
         if isinstance(layer, nn.TransformerEncoderLayer):
@@ -300,7 +320,7 @@ def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
 
 
 def divisible_runs(model: nn.Module) -> list[Run]:
-    """Return chains of layers that are divided; each begins and ends with a weight."""
+    """Return the runs of layers that are divided; each begins and ends with a weight."""
     uses, runs = uses_of(model), list[Run]()
 
     def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
@@ -338,14 +358,17 @@ def divisible_runs(model: nn.Module) -> list[Run]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Children; those of nn.Sequential in nn.Sequential in its place."""
+    """Return the children of `module`, with nested nn.Sequential flattened."""
     for child in module.children():
         is_nested = _is_plain(module, {nn.Sequential}) and _is_plain(child, {nn.Sequential})
         yield from _leaves(child) if is_nested else [child]
 
 
 def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
-    """Whether a module is torch's own, without hooks; LayerNorm only over features alone."""
+    """Return True if `module` is of one of torch's classes `kinds`, and has no hooks.
+
+    A LayerNorm must normalise over one dimension, the features.
+    """
     has_hooks = any(getattr(module, name) for name in _HOOKS)
     if type(module) not in kinds or "forward" in vars(module) or has_hooks:
         return False
@@ -353,10 +376,11 @@ def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
 
 
 def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]:
-    """Count the elements that divided layers exchange in a `forward` pass.
+    """Count the elements that divided layers would exchange in one call of `forward`.
 
-    `divided_weights` are those of their weights, `divided_inputs` of their inputs, `divided_pairs`
-    of inputs of the first and outputs of the second layer of each pair. Empty if nothing divides.
+    Returns `divided_weights`, the elements of the layers' weights; `divided_inputs`, of their
+    inputs; and `divided_pairs`, of the inputs of the first and the outputs of the second layer of
+    each pair. The dictionary is empty if no layer can be divided.
     """
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []
