@@ -1,1 +1,1 @@
-"""One launch: the job, its attempts, lost machines, the mailbox, and loading what came back."""
+"""Run a launch: its job, attempts, lost machines and mailbox, and the loading of its records."""

@@ -1,8 +1,8 @@
-"""The dollars that other machines of a team may still spend.
+"""Claim a campaign's dollars in the shared warehouse, so that a team keeps its monthly cap.
 
-Each campaign claims its cap in the shared warehouse before it buys, and leaves to earlier claims
-what they have not spent. A home settles its claim once the campaign is over and holds no lease. The
-claim of a home that never comes back counts in its month, and in the next if it may reach into it.
+A campaign claims its cap before it buys machines. Its budget excludes the unspent dollars of earlier
+claims. A home settles its claim when the campaign is over and holds no lease. If a home never
+returns, its claim counts until the month of `may_cost_until`.
 """
 
 from __future__ import annotations
@@ -24,38 +24,41 @@ from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
 from .outcomes import Row
 
-# Beside three times the campaign's minutes, expected to suffice: its last launch may begin as it
-# ends, and wish for twice its estimate.
+# Added to three times the campaign's minutes: the last launch may begin as the campaign ends, and
+# may be allowed twice its estimate.
 _AFTER = timedelta(hours=2)
 
 
 def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
-    """Claim `usd` for campaign `refresh_id`. Does nothing where no money is spent or shared."""
+    """Claim `usd` dollars for campaign `refresh_id`.
+
+    Does nothing if `usd` is 0, the provider is free or the warehouse is not shared.
+    """
     if usd and _shares_a_month(workspace):
         until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
         file = _folder(workspace) / refresh_id
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()  # first: a claim without its file is settled by no home
+        file.touch()  # before the row, because no home settles a claim without a file
         row = {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}
         _note(workspace, "claimed", row, now)
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Settle this home's claims of campaigns without leases, or only that of the campaign that is
-    `over`.
+    """Settle this home's claims of campaigns that hold no lease.
 
-    If that fails, prints a note; the next reaping settles them.
+    over: a refresh id. If given, settles only the claim of this campaign, which has ended.
+    A failure prints a note, and the next `srift reap` settles the claims.
     """
     try:
         _settle(workspace, now, over)
-    except Exception as error:  # nothing that was measured is to be lost for it
+    except Exception as error:  # measurements must not be lost because a claim stays open
         reporter().say(
-            f"note: this home's claim on the month's dollars stays until `srift reap` runs: {error}"
+            f"note: this home's claim on the monthly budget stays until `srift reap` runs: {error}"
         )
 
 
 def _settle(workspace: Workspace, now: datetime, over: str) -> None:
-    # listed before anything is read: a campaign that begins meanwhile keeps its claim
+    # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
     files = [file for file in files if (file.name == over if over else file.name != busy)]
@@ -74,9 +77,9 @@ def _settle(workspace: Workspace, now: datetime, over: str) -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Rows of the mart `claims` of other homes that may still cost something since `month_start`.
+    """Return rows of the mart `claims` of other homes that may cost dollars after `month_start`.
 
-    Only claims made before that of campaign `before`, or all if it has none.
+    before: a refresh id. Claims made after the claim of this campaign do not count.
     """
     if not _shares_a_month(workspace):
         return []
@@ -91,16 +94,20 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
 
 
 def _shares_a_month(workspace: Workspace) -> bool:
+    """Return True if the provider costs money and a team shares the warehouse."""
     return workspace.spends_money and bool(workspace.settings.shared.host)
 
 
 def _folder(workspace: Workspace) -> Path:
-    """A file for each claim of this home: host names and folders may be renamed or reused."""
+    """Return the folder with one file per claim of this home.
+
+    Files identify the claims because host names and folders may be renamed or reused.
+    """
     return workspace.home / "claims"
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Claims in the order in which they were made."""
+    """Return the provider's unsettled claims of all homes, oldest first."""
     try:
         found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     except WarehouseMissing:
@@ -109,6 +116,7 @@ def _unsettled(workspace: Workspace) -> list[Row]:
 
 
 def _note(workspace: Workspace, event: str, row: Row, now: datetime) -> None:
+    """Append `row` to raw_claims as `event`: "claimed" or "settled"."""
     place = f"{socket.gethostname()}:{workspace.home.resolve()}"
     stamp = {"event": event, "provider": workspace.provider.name, "place": place, "noted_at": now}
     with workspace.warehouse.transact() as connection:

@@ -1,6 +1,6 @@
-"""Reap machines that should be gone, and load what leases left in their mailboxes.
+"""Reap machines that should have ended, and load the records in the mailboxes of ended leases.
 
-Used after every launch, before every refresh, and by `srift reap`. Every record is loaded once.
+Runs after every launch, before every refresh and in `srift reap`. Each record is loaded once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .claims import settle
 from .job import Served
 from .record_loader import Collected, load_lease
 
-SWEPT_WITHIN = timedelta(hours=1)  # of anything that is bought
+SWEPT_WITHIN = timedelta(hours=1)  # age limit of a region's last reaping when machines are bought
 
 
 def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
-    """Load every lease that is over, then forget it. Loading twice adds nothing.
+    """Load every ended lease, then forget it. A second call adds nothing.
 
-    Leases of a refresh at work in another process are left to that process: it counts their cost.
+    Leases of a refresh in another process are left to that process, which counts their cost.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -40,8 +40,9 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 def collect_launch(
     workspace: Workspace, served: Served, refresh_id: str, now: datetime
 ) -> Collected:
-    """Load what one launch measured. A launch without machines left no mailbox: its rows are loaded
-    directly.
+    """Load what one launch measured.
+
+    A launch without machines has no mailbox, so its rows are loaded directly.
     """
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
@@ -51,10 +52,11 @@ def collect_launch(
 
 
 def reap_now(provider: str | None = None) -> list[str]:
-    """Reap and load; return a sentence for each thing that was ended or loaded. Raises NotSwept.
+    """Reap machines, load their records, and return one sentence per action.
 
-    Without a provider, every provider that this home has used is reaped, paid ones first. The
-    failure of one does not stop the others.
+    provider: if None, every provider that this home has used, paid providers first. A failure of
+    one provider does not stop the other providers.
+    Raises NotSwept if some regions or leases could not be checked.
     """
     done: list[str] = []
     unswept: list[NotSwept] = []
@@ -79,7 +81,7 @@ def reap_now(provider: str | None = None) -> list[str]:
 
 
 def _used() -> list[Workspace]:
-    """Return workspaces of the providers that may have left something, paid ones first."""
+    """Return workspaces of the providers that this home has used, paid providers first."""
     names = sorted(PROVIDERS, key=lambda name: not spends_money(name))
     return [one for one in map(open_workspace, names) if one.provider.was_used()]
 
@@ -91,7 +93,7 @@ def say_all(sentences: Iterable[str]) -> None:
 
 @contextmanager
 def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
-    """Print what was done if an error, or Ctrl-C, keeps it from being returned."""
+    """Print the sentences in `done` if an error or Ctrl-C prevents their return."""
     try:
         yield
     except BaseException:
@@ -100,10 +102,10 @@ def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
 
 
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
-    """End leases past their deadline or without a controller, load ended ones, and return what was
-    done.
+    """End leases past their deadline or without a controller, and load the ended leases.
 
-    Raises NotSwept at the end if something could not be looked at.
+    Returns one sentence per action. Raises NotSwept, after everything else is done, if some
+    regions or leases could not be checked.
     """
     unswept: list[NotSwept] = []
     try:
@@ -117,19 +119,20 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
             settle(workspace, now)
     done = [*done, *collected.notes]
     if collected.new:
-        done.append(f"{collected.new} rows that had not been loaded are in the warehouse now")
+        done.append(f"{collected.new} new rows were loaded into the warehouse")
     if unswept:
         raise NotSwept(workspace.provider.name, unswept[0].unswept, done)
     return done
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Raise ProviderError, before anything is bought, if a region was not swept within the last
-    hour.
+    """Raise ProviderError if a region was not reaped within SWEPT_WITHIN.
+
+    Runs before machines are bought.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:
         raise ProviderError(
-            f"nothing was bought: the reaper has not looked through {', '.join(regions)} within the"
-            f" last hour; run `srift reap --provider {workspace.provider.name}`, then again"
+            f"nothing was bought: the reaper has not checked {', '.join(regions)} within the last"
+            f" hour. Run `srift reap --provider {workspace.provider.name}`, then try again"
         )

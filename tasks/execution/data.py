@@ -1,11 +1,10 @@
-"""A workload's data brought to where its machines read them, before any machine is requested.
+"""Bring a workload's data to where its machines read them, before any machine is requested.
 
              local hosts                                  machines of EC2
-a folder     read where it lies                           uploaded once below data/ of [ec2] bucket
+a folder     read in place                                uploaded once below data/ of [ec2] bucket
 an address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
-Data that cannot be brought are a problem of that workload's runs; the runs of other workloads go
-on.
+If a workload's data cannot be brought, only the runs of this workload are left out.
 """
 
 from __future__ import annotations
@@ -34,19 +33,21 @@ from ..workspace.workload_data import (
 from ..workspace.workspace import Workspace
 
 GIB = 2**30
-MOST_LOCAL_BYTES = 50 * GIB  # with more, the user chooses the disk
-_LEFT_FREE_BYTES = GIB  # of the disk of SRIFT_HOME
-# What a machine fetches in a second, taken low, for a launch's deadline: half of what a gp3 volume
-# writes (125 MiB/s) where nothing more is paid for it, and small objects on several connections.
+MOST_LOCAL_BYTES = 50 * GIB  # the user chooses the disk for a larger data set
+_LEFT_FREE_BYTES = GIB  # kept free on the disk of SRIFT_HOME
+# Low estimate of a machine's fetch rate, for a launch's deadline: half the write rate of a gp3
+# volume at its base price (125 MiB/s), and small objects over several connections.
 FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlan:
-    """Where machines read the data of workload `name`, and what has to be moved before.
+    """Where machines read the data of workload `name`, and the transfer this requires.
 
-    `place` is a folder of this machine or an address. `files`: bytes by name; None if unknown.
-    `move` is "fetch", "upload" or empty. `problem`: why the workload cannot have its data.
+    place: a folder of this machine or an S3 address.
+    files: bytes by file name; None if unknown.
+    move: "fetch", "upload", or empty if nothing has to be moved.
+    problem: why the data cannot be brought; empty if they can.
     """
 
     name: str
@@ -57,7 +58,7 @@ class DataPlan:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files; None if unknown."""
+        """Return the bytes of all files; None if unknown."""
         return None if self.files is None else sum(self.files.values())
 
     def __str__(self) -> str:
@@ -67,15 +68,18 @@ class DataPlan:
 
 
 class DataCarrier:
-    """Plans and moves data of `workspace`'s workloads. `clients` replaces boto3's."""
+    """Plans and moves the data of a workspace's workloads. Tests pass `clients` instead of boto3's."""
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings = workspace.settings
-        self._planned: dict[str, DataPlan] = {}  # launches of a dry run share data
+        self._planned: dict[str, DataPlan] = {}  # by workload: the launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
-        """Plan the workloads of `names` that have data, for machines in `region`. Moves nothing."""
+        """Return a plan for each workload of `names` that has data, for machines in `region`.
+
+        Moves nothing. Workloads of one launch share a machine's volume.
+        """
         found, taken = [], 0
         for name in names:
             data = self._settings.data(name)
@@ -94,7 +98,7 @@ class DataCarrier:
         return found
 
     def carry(self, plan: DataPlan) -> DataPlan:
-        """Move what has to be moved. Returns the plan, with a problem if that failed."""
+        """Move the files that `plan` has to move. Returns the plan, with `problem` if this failed."""
         data = self._settings.data(plan.name)
         if plan.problem or not plan.move or data is None:
             return plan
@@ -103,7 +107,7 @@ class DataCarrier:
                 self._move(plan, data.source, self._uploaded(data))
             else:
                 folder = Path(plan.place)
-                beside = folder.with_name(f"{folder.name}.part")  # files of an earlier try count
+                beside = folder.with_name(f"{folder.name}.part")  # keeps files of an earlier try
                 self._move(plan, beside, data.source)
                 beside.rename(folder)
         except (BadData, ProviderError, OSError) as error:
@@ -116,14 +120,14 @@ class DataCarrier:
         if isinstance(data.source, Path):
             files = files_below(data.source)
             if digest_of_data(data.text, files) != data.digest:
-                raise BadData("its files were changed: refresh again to measure it")
+                raise BadData("its files changed after the refresh began: refresh again")
             if local:
                 return DataPlan(name=name, place=str(data.source), files=files)
             return DataPlan(name=name, place=str(self._uploaded(data)), files=files, move="upload")
         if not local:
             try:
                 files = self._listed(data.source)
-            except ProviderError as error:  # the machines' role may list what this identity may not
+            except ProviderError as error:  # the machines' role may have the right to list them
                 if getattr(error, "code", "") == "NoSuchBucket":
                     raise
             return DataPlan(name=name, place=str(data.source), files=files)
@@ -135,7 +139,11 @@ class DataCarrier:
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 
     def _listed(self, address: Address) -> dict[str, int]:
-        """Return bytes by file name. Raises ValueError or ProviderError."""
+        """Return bytes by file name below `address`.
+
+        Raises ValueError if there are no files, too many files or unsafe names. Raises ProviderError
+        if AWS refuses the request.
+        """
         listed, _ = self._store(address.bucket).listed(address.prefix, MOST_FILES)
         if len(listed) > MOST_FILES:
             raise BadData(f"it holds more than {MOST_FILES} objects: pack them")
@@ -146,40 +154,45 @@ class DataCarrier:
         return {name: sizes[key] for name, key in keys.items()}
 
     def _refuse_no_room(self, address: Address, size: int) -> None:
-        """Raise BadData if data are too large for this machine."""
+        """Raise BadData if `size` bytes exceed this machine's free disk space or MOST_LOCAL_BYTES."""
         home = self._settings.home
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         most = max(0, min(MOST_LOCAL_BYTES, free - _LEFT_FREE_BYTES))
         if size > most:
             raise BadData(
-                f"it holds {said_bytes(size)}, and {home} takes at most {said_bytes(most)}: type"
-                f" `aws s3 sync {address} FOLDER` where there is room, and name that folder as data"
+                f"it holds {said_bytes(size)}, and {home} has room for at most {said_bytes(most)}:"
+                f" run `aws s3 sync {address} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
 
     def _refuse_too_much(self, size: int, region: str) -> None:
-        """Raise BadData if a machine's volume is too small for its data."""
+        """Raise BadData if a machine's volume is too small for the image and `size` bytes of data."""
         volume_gib = self._settings.ec2.volume_gib
         try:
             image_gib = least_gib(self._api.image(region, self._settings.ec2.ami_parameter))
         except ProviderError:
-            image_gib = 0  # a launch will say what is wrong with it
+            image_gib = 0  # the launch reports what is wrong with the image
         needed_gib = -(-(size + KEPT_FREE_BYTES) // GIB) + image_gib
         if needed_gib > volume_gib:
             raise BadData(
-                f"it takes {said_bytes(size)}, and [ec2] volume_gib is {volume_gib}: set it to at"
-                f" least {needed_gib}"
+                f"the launch's data take {said_bytes(size)}, and [ec2] volume_gib is {volume_gib}:"
+                f" set volume_gib to at least {needed_gib}"
             )
 
     def _uploaded(self, data: WorkloadData) -> Address:
-        """Where a folder goes; another folder whose files have the same names goes elsewhere."""
+        """Return the S3 address to which a folder is uploaded.
+
+        The folder's path is part of the digest, so two folders never share an address.
+        """
         ec2 = self._settings.ec2
         digest = hashlib.sha256(f"{data.digest} {data.source}".encode()).hexdigest()[:16]
         bucket = ec2.bucket or "(no bucket is set)"
         return Address(bucket=bucket, prefix=f"{ec2.prefix}/data/{digest}/")
 
     def _move(self, plan: DataPlan, folder: Path, address: Address) -> None:
-        """Move the files of `plan` that are not there yet, by name and size. Raises ProviderError,
-        OSError, BadData.
+        """Transfer the files of `plan` that the target lacks, compared by name and size.
+
+        Raises ProviderError if AWS refuses a request, OSError if a file cannot be read or written,
+        BadData if a file changes during the transfer.
         """
         from s3transfer.manager import TransferManager
 
@@ -202,7 +215,7 @@ class DataCarrier:
                 transfer.result()
         for name, size in files.items():
             if not _has(folder / name, size):
-                raise BadData(f"{name} was written anew meanwhile")
+                raise BadData(f"{name} changed during the transfer")
 
     def _store(self, bucket: str) -> Store:
         return Store(self._api, self._settings.ec2.regions[0], bucket)
@@ -213,8 +226,9 @@ class DataCarrier:
 
 
 def fetch_s(plan: DataPlan) -> float:
-    """Seconds in which a machine has fetched the data; 0 where it fetches none or their size is
-    unknown.
+    """Return the seconds a machine needs to fetch the data.
+
+    Returns 0 if the machine fetches nothing or the size is unknown.
     """
     if plan.files is None or not plan.place.startswith(S3):
         return 0.0

@@ -1,4 +1,4 @@
-"""A launch of the campaign as the job that nodes understand, with the setup of each run."""
+"""Describe a planned launch as the job that nodes run, with the setup of each run."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One launch as the nodes will see it. `run_setups`: what the controller knows of each run's
-    setup.
+    """One launch in the form that nodes receive.
 
-    `expected`: devices that each machine is bought for. `rows`: of runs whose workloads lack their
-    data; `lacking`: those workloads, and why. `lose_after_s`: when an elastic run's last machine is
-    to be taken away.
+    expected: the devices that each machine was bought with.
+    run_setups: the setup of each run, by run id.
+    rows: rows of runs that are left out because their workload lacks its data.
+    lacking: the reasons, by workload.
+    lose_after_s: seconds after its start at which an elastic run loses its last machine, by run id.
     """
 
     lease_id: str
@@ -55,26 +56,28 @@ class Job:
     run_setups: RunSetups
     files: Sequence[tuple[WorkloadFile, Source]]
     seed: int
-    deadline_s: float  # from acquisition; the machines end themselves then
-    patience_s: float = 0.0  # for measuring again what was disturbed
+    deadline_s: float  # after acquisition; the machines then end themselves
+    patience_s: float = 0.0  # for repeating disturbed measurements
     rows: tuple[dict[str, Any], ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     lose_after_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fetched(self) -> dict[str, str]:
-        """Addresses of the data that each machine fetches, by digest."""
+        """Return S3 addresses of the data that each machine fetches, by digest of the data."""
         return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """What became of a launch. `rows`: the controller's, of runs without a record. `usd` None:
-    unknown.
+    """The result of a launch.
 
-    `lacked_devices`: a machine lacked the devices that it was bought for. `over_cap`: refused for
-    its dollars, with no machine requested. `lacked_data`: workloads whose data or requirements
-    could not be had just then, and why.
+    rows: the controller's rows, for runs without a record.
+    usd: None if unknown.
+    seconds: duration by phase.
+    lacked_devices: True if a machine lacked the devices that it was bought with.
+    over_cap: True if the launch was refused for its cost, before any machine was requested.
+    lacked_data: why a workload's data or requirements could not be fetched, by workload.
     """
 
     lease_id: str
@@ -91,18 +94,19 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """The source of seconds, so that a test need not wait."""
+    """The time source of a launch. Tests replace it, so that they need not wait."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
 Watch = Callable[[str, int, float | None], None]
-# Called with the run under way, how many runs have a record, and the dollars of this launch.
+# Called with the id of the run under way, the number of runs with a record, and this launch's
+# dollars (None if unknown).
 
 
 class Stopwatch:
-    """Adds the seconds since the last lap to a named phase."""
+    """Measures the phases of a launch. `lap` adds the seconds since the last lap to a phase."""
 
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds, self.clock = seconds, clock
@@ -115,7 +119,10 @@ class Stopwatch:
 
 
 def write_rows(served: Served) -> None:
-    """Write the rows that the mailbox lacks. A row that a full disk refuses stays in `served`."""
+    """Write the rows of `served` that the mailbox lacks.
+
+    If the disk is full, the rows are kept in `served` only.
+    """
     if served.mailbox is None or not served.mailbox.is_dir():
         return
     for row in served.rows:
@@ -126,7 +133,7 @@ def write_rows(served: Served) -> None:
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
-    """Market, zone, region and dollars an hour of the machines that take part."""
+    """Return market, zone, region and dollars per hour of the machines that take part."""
     return {
         "market": "+".join(sorted({member.market for member in members})),
         "zone": members[0].zone,
@@ -138,9 +145,7 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 def with_acquired(
     run_setups: RunSetups, items: Iterable[Item], got: Cluster, image_id: str
 ) -> dict[str, RunSetup]:
-    """Return `run_setups` with the place, price and image of the machines that were got for
-    `items`.
-    """
+    """Return `run_setups` with the zone, price and image of the machines acquired for `items`."""
     found = dict(run_setups)
     for item in items:
         acquired = placement([got.members[node] for node in item.nodes])
@@ -148,12 +153,12 @@ def with_acquired(
     return found
 
 
-# AWS's endpoints end with one of these [botocore's partitions]
+# Suffixes of AWS's endpoints [botocore's partitions].
 _OF_AWS = (
     *(".amazonaws.com", ".api.aws", ".amazonaws.com.cn", ".api.amazonwebservices.com.cn"),
     *(".amazonaws.eu", ".api.amazonwebservices.eu"),
 )
-START_UP_S = 150.0  # of the lease's deadline: hosts and torchrun may be slow, a hang must still end
+START_UP_S = 150.0  # extends the deadline: hosts and torchrun may start slowly, yet hangs must end
 
 
 def job_of(
@@ -165,10 +170,12 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str] | None = None,
 ) -> Job:
-    """Return the job that serves `launch`; its runs are numbered within the lease.
+    """Return the job for `launch`. A run's id is the lease's id and a number.
 
-    `data`: where machines read the data of workloads, by name. Raises SettingsError for a missing
-    file, and for an elastic run where there can be none.
+    deadline_s: seconds after acquisition, without START_UP_S.
+    data: where machines read each workload's data, by workload name.
+    Raises SettingsError if a file of a workload is missing, or if the cluster cannot serve an
+    elastic run.
     """
     cluster = launch.cluster
     simulated = not spends_money(cluster.members[0].instance_type.provider)
@@ -176,7 +183,7 @@ def job_of(
     files = []
     for name in workload_names(launch):
         spec, source = settings.travelling(name)
-        if simulated and spec.requirements:  # its machines share this disk
+        if simulated and spec.requirements:  # local machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
         files.append((replace(spec, data=(data or {}).get(name, "")), source))
     digests = {spec.name: spec.digest for spec, _ in files}
@@ -185,10 +192,10 @@ def job_of(
         item = _item(wanted, f"{lease_id}-{number:03d}", seed)
         items.append(item)
         members = [cluster.members[node] for node in wanted.nodes]
-        # without a shared folder for checkpoints, or if the machine where the others meet may go
+        # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
-                "an elastic run needs local hosts, the first on demand; nothing was launched"
+                "nothing was launched: an elastic run needs local hosts, the first of them on-demand"
             )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
@@ -209,11 +216,10 @@ def job_of(
 
 
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
-    """What each machine of `cluster` is bought for, and must measure on or fail.
+    """Return the devices of each machine in `cluster`. A machine fails if it lacks its devices.
 
-    A rented machine without accelerators computes with all its cores, a local host with one thread
-    within its share. Machines of an emulation are parts of this computer, whatever they are sold
-    as.
+    A rented machine without accelerators uses all its cores, a local host one thread within its
+    CPU share. If `emulated`, rented machines are parts of this computer, and any device is right.
     """
     found = []
     for member in cluster.members:
@@ -226,15 +232,16 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
 
 
 def _emulated(settings: Settings) -> bool:
-    """True if [ec2] says that its machines are emulated. Raises SettingsError where they would be
-    AWS's.
+    """Return True if [ec2] sets `emulated`.
+
+    Raises SettingsError if `emulated` is set but the endpoint is AWS's own or missing.
     """
     endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
     host = (urlsplit(endpoint).hostname or endpoint).lower().rstrip(".")
     if settings.ec2.emulated and f".{host}".endswith((".", *_OF_AWS)):
         raise SettingsError(
-            "[ec2] emulated needs AWS_ENDPOINT_URL to name an emulated AWS: take it out of"
-            " srift.toml. Nothing was launched"
+            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name an emulated AWS."
+            " Set that variable, or remove emulated from srift.toml"
         )
     return settings.ec2.emulated
 
@@ -277,7 +284,10 @@ def workload_names(launch: PlannedLaunch) -> list[str]:
 def _run_setup(
     wanted: PlannedRun, members: Sequence[Offer], digests: dict[str, str]
 ) -> dict[str, Any]:
-    """What the controller knows of a run's setup, in the columns of the measurement rows."""
+    """Return the setup of a run, in columns of the measurement rows.
+
+    digests: the workload's digest by name.
+    """
     workload, mode = wanted.trained
     trains = wanted.kind in TRAINING
     setup = Setup(
