@@ -111,7 +111,7 @@ class PlannedRun:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step; of runs that train alone."""
+        """Samples of a training step."""
         samples = sum(n * batch for n, batch in zip(self.layout, self.batches, strict=True))
         return self.accumulation_steps * samples
 
