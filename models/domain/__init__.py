@@ -1,1 +1,1 @@
-"""Instance types, offers, clusters, workloads, goals and setups as values."""
+"""Value types: instance types, offers, clusters, workloads, goals and setups."""

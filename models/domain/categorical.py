@@ -1,4 +1,4 @@
-"""Names of many rows as codes into a table of names."""
+"""Store repeated names as integer codes into a table of distinct names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return the distinct rows in order of appearance, and (rows,) the position of each."""
+    """Return the distinct rows in order of first appearance, and each row's index into them."""
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]
     return tuple(places), np.array(codes, dtype=np.intp)
 
 
 class Keys(Sequence[str]):
-    """A sequence of names: `names[codes[i]]` is the i-th. The table may hold unused names."""
+    """A sequence of names, stored as a table `names` and (rows,) `codes`.
+
+    Item i is `names[codes[i]]`. The table may hold names that no item uses.
+    """
 
     __slots__ = ("codes", "names")
 
@@ -29,6 +32,7 @@ class Keys(Sequence[str]):
 
     @classmethod
     def of(cls, values: Iterable[str]) -> Keys:
+        """Return `values` as Keys; an instance of Keys is returned unchanged."""
         return values if isinstance(values, Keys) else cls(*numbered(values))
 
     def __len__(self) -> int:
@@ -52,11 +56,11 @@ class Keys(Sequence[str]):
         return Keys(table.names, np.concatenate([mine[self.codes], theirs[other.codes]]))
 
     def take(self, picked: IntArray) -> Keys:
-        """Return the rows at these positions, or under a mask."""
+        """Return the rows at the positions, or under the mask, `picked`."""
         return Keys(self.names, self.codes[picked])
 
     def values(self, value: Callable[[str], float]) -> FloatArray:
-        """Return (rows,) the value of each name."""
+        """Return `value(name)` for each row, (rows,). Calls `value` once for each used name."""
         table = np.zeros(len(self.names))
         for code in self._used():
             table[code] = value(self.names[code])
@@ -64,11 +68,11 @@ class Keys(Sequence[str]):
 
     @property
     def distinct(self) -> tuple[str, ...]:
-        """Return the names that some row has, in the order of the table."""
+        """Return the names that some row uses, in the order of the table."""
         return tuple(self.names[code] for code in self._used())
 
     def groups(self) -> dict[str, IntArray]:
-        """Return the rows of each used name."""
+        """Return the row positions of each used name, in ascending order."""
         order = np.argsort(self.codes, kind="stable")
         ends = np.cumsum(np.bincount(self.codes, minlength=len(self.names)))
         starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends

@@ -1,4 +1,4 @@
-"""Machines as values: instance types, offers, clusters, and the text that names a cluster."""
+"""Define instance types, offers and clusters, and parse the names of clusters."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from itertools import groupby
 
 ANY_ZONE = "any"  # the price holds in every zone of its region
 
-# Spot Advisor gives the share of a type's machines interrupted in a month in five ranges: below
-# 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. These are the middles; the last range is open and
-# 30 % a guess. A type that is not listed counts as the worst: it is mostly new or scarce, and a
-# false warning costs a job less than a missing one.
+# Spot Advisor publishes the share of a type's machines interrupted within a month as one of five
+# ranges: below 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. The values are the ranges' midpoints;
+# the last range is open, and 30 % is a guess. An unlisted type is mostly new or scarce and counts
+# as the worst range, since a false warning costs a job less than a missing warning.
 ADVISED_MONTHLY_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
 _MONTH_HOURS = 730.5  # a twelfth of 365.25 days
 
-MOST_INSTANCES = 10_000  # of a cluster that a person types
+MOST_INSTANCES = 10_000  # upper bound for a cluster that a user types
 _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)$")
 
 
 def bucket_hazard(bucket: int | None) -> float:
-    """Return interruptions an hour of one machine in Spot Advisor's `bucket`, 0 to 4.
+    """Return the interruptions per hour of one machine in Spot Advisor's range `bucket`, 0 to 4.
 
-    Any other bucket counts as the worst. The rate is -log(1 - share a month) / hours a month.
+    None and any other number count as the worst range. The rate is
+    -log(1 - monthly share) / hours per month.
     """
     listed = bucket is not None and 0 <= bucket < len(ADVISED_MONTHLY_SHARE)
     share = ADVISED_MONTHLY_SHARE[bucket if listed and bucket is not None else -1]
@@ -38,8 +39,9 @@ def bucket_hazard(bucket: int | None) -> float:
 class InstanceType:
     """A kind of machine, as its provider describes it.
 
-    `cores` is the CPU share of a local host or the vCPUs of an EC2 instance, `bandwidth_gbps` the
-    sustained network rate, `device_tflops` the peak fp32 rate of one device, if known.
+    `cores` is the CPU share of a local host or the number of vCPUs of an EC2 instance.
+    `bandwidth_gbps` is the sustained network rate in Gbit/s. `device_tflops` is the peak fp32 rate
+    of one device in TFLOP/s; None means unknown.
     """
 
     name: str
@@ -60,11 +62,12 @@ class InstanceType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An instance type in one market and zone at a price. A price of None is unknown, never free.
+    """An instance type at a price in one market and zone. A price of None is unknown, never free.
 
-    `usd_per_hour` is the machine's price for this installation. If it differs from the public
-    price, `own_price` says why and `public_usd_per_hour` is the public price. Storage is the
-    volume; other is the address and requests.
+    `usd_per_hour` is the machine's price for this installation. If that price differs from the
+    public price, `own_price` says why and `public_usd_per_hour` is the public price.
+    `storage_usd_per_hour` pays for the volume, `other_usd_per_hour` for the public address and
+    requests to S3.
     """
 
     instance_type: InstanceType
@@ -82,41 +85,44 @@ class Offer:
 
     @property
     def list_usd_per_hour(self) -> float | None:
-        """Return the public price, which a spot bid is compared with; else the price here."""
+        """Return the public price, which a spot market compares with bids; else `usd_per_hour`."""
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 
     @property
     def worst_usd_per_hour(self) -> float | None:
-        """Return the greater of both prices, since a discount may end. None if neither is known."""
+        """Return the higher of the price here and the public price, since a discount may end.
+
+        None if neither price is known.
+        """
         known = [usd for usd in (self.usd_per_hour, self.public_usd_per_hour) if usd is not None]
         return max(known, default=None)
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Dollars an hour with volume, address and requests; None if the price is unknown."""
+        """Return dollars per hour with volume, address and requests; None without a price."""
         extra = self.storage_usd_per_hour + self.other_usd_per_hour
         return None if self.usd_per_hour is None else self.usd_per_hour + extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A cluster: one offer for each instance, in rank order."""
+    """The machines of one training job: one offer per instance, in rank order."""
 
     members: tuple[Offer, ...]
 
     @classmethod
     def of(cls, *counted: tuple[int, Offer]) -> Cluster:
-        """`Cluster.of((2, a), (1, b))` has two instances of a and one of b."""
+        """Return the cluster of (count, offer) pairs, in the order of the pairs."""
         return cls(members=tuple(offer for count, offer in counted for _ in range(count)))
 
     @property
     def name(self) -> str:
-        """The name in measurement rows: `2xg5.12xlarge+1xg4dn.12xlarge`."""
+        """Return the name used in measurement rows: `2xg5.12xlarge+1xg4dn.12xlarge`."""
         return cluster_name(offer.instance_type.name for offer in self.members)
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Return dollars an hour of machines, storage and the rest. An unknown price is None."""
+        """Return dollars per hour for machines (None if unknown), for storage, and for the rest."""
         prices = [offer.usd_per_hour for offer in self.members]
         known = [usd for usd in prices if usd is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)
@@ -125,37 +131,37 @@ class Cluster:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars an hour of the machines alone; None if a price is unknown."""
+        """Return dollars per hour of the machines alone; None if a price is unknown."""
         return self.bill_per_hour[0]
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Dollars an hour with volumes, addresses and requests; None if a price is unknown."""
+        """Return dollars per hour with volumes, addresses and requests; None without a price."""
         machines, storage, other = self.bill_per_hour
         return None if machines is None else machines + storage + other
 
     @property
     def market(self) -> str:
-        """ "on-demand" or "spot"; "mixed" for machines of both."""
+        """Return the market, "on-demand" or "spot"; "mixed" if the machines' markets differ."""
         markets = {offer.market for offer in self.members}
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Return each offer with its number of consecutive instances, in rank order."""
+        """Yield (count, offer) for each run of equal offers, in rank order."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 
 
 def cluster_name(instance_types: Iterable[str]) -> str:
-    """Name instances in rank order: `["a", "a", "b"]` is `2xa+1xb`."""
+    """Return the name of a cluster: instance types `["a", "a", "b"]` give `2xa+1xb`."""
     return "+".join(f"{len(list(run))}x{name}" for name, run in groupby(instance_types))
 
 
 def parse_cluster(text: str) -> tuple[str, ...]:
-    """Return the type of each instance, in order: `2xa+1xb` is `("a", "a", "b")`.
+    """Return the type of each instance in rank order: `2xa+1xb` gives `("a", "a", "b")`.
 
     Raises:
-        ValueError: the text is not of that form.
+        ValueError: if the text has another form or names more than MOST_INSTANCES instances.
     """
     names: list[str] = []
     for run in text.strip().split("+"):
@@ -169,10 +175,13 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
-    """Return `count` whole numbers, one for each instance: `8+4` is (8, 4), and `8` is (8, 8).
+    """Parse whole numbers joined by `+`, one per instance.
+
+    A single number applies to all `count` instances. Error messages call the value `what`.
 
     Raises:
-        ValueError: a number is not whole and positive, or there are not `count` of them.
+        ValueError: if a number is not whole and positive, or if there are neither 1 nor `count`
+            numbers.
     """
     texts = str(text).strip().split("+")
     try:
@@ -181,7 +190,7 @@ def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, 
     except (ValueError, OverflowError):
         raise ValueError(f"{what} {text!r}: not whole numbers joined by '+'") from None
     if not exact or min(numbers) < 1:
-        raise ValueError(f"{what} {text!r}: every number must be a whole one of at least 1")
+        raise ValueError(f"{what} {text!r}: every number must be a whole number of at least 1")
     if len(numbers) == 1:
         return numbers * count
     if len(numbers) != count:

@@ -1,4 +1,4 @@
-"""Array types, and constants of the normal distribution."""
+"""Define array types, a quantile of the normal distribution, and comparison up to rounding."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
-Z_90 = 1.6448536269514722  # half-width of a central 90 % interval of a normal, in sd
+Z_90 = 1.6448536269514722  # half-width of a normal's central 90 % interval, in sd
 
-# Smaller relative differences are rounding errors, which must not decide a choice.
+# Smaller relative differences come from the order of additions. They must not decide a comparison.
 ROUNDING = 1e-6
 
 
 def first_most(values: FloatArray) -> int:
-    """Return the first position of the largest of `values` (n,), up to rounding."""
+    """Return the first position where `values` (n,) equals its maximum up to ROUNDING."""
     most = float(values.max())
     return int(np.argmax(values >= most - ROUNDING * abs(most)))
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Return the logarithms of positive `values` as whole multiples of ROUNDING."""
+    """Return the logs of positive `values`, in units of ROUNDING and rounded to whole numbers.
+
+    Values that differ only by rounding errors mostly get equal numbers.
+    """
     return np.asarray(np.round(np.log(values) / ROUNDING), dtype=float)

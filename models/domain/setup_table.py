@@ -1,4 +1,4 @@
-"""Measurement columns as setups: parsed texts, modes, and keys that count runs of a setup."""
+"""Read setups from columns of measurements, and count the runs of each setup."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ from .workload import MODE_COLUMNS, Mode, Setup
 Numbers = tuple[int, ...]
 
 
-@lru_cache(maxsize=65536)  # a million rows name few clusters
+@lru_cache(maxsize=65536)  # a million rows name only a few clusters
 def types_of(cluster: str) -> tuple[str, ...]:
+    """Return the instance type of each machine; a cached `parse_cluster`."""
     return parse_cluster(cluster)
 
 
 def machines_of(
     cluster: str, layout: str, batch: str, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return devices used and batch of each instance. An empty layout means all `devices`."""
+    """Return the number of devices used and the batch per device of each instance.
+
+    An empty `layout` means all devices: `devices` has the number for each instance type, and a
+    missing type has 1.
+    """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
     if layout:
@@ -35,7 +40,7 @@ def machines_of(
 
 
 def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
-    """Return the column with `default` for each missing value, or for a missing column."""
+    """Return a column with `default` for missing values; a missing column has only `default`."""
     if name not in frame.columns:
         return pd.Series([default] * len(frame), index=frame.index, dtype=object)
     values = frame[name].astype(object)
@@ -43,13 +48,13 @@ def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
 
 
 def mode_of(row: Mapping[str, Any]) -> Mode:
-    """Return the mode of a measurement row; a missing value is the default."""
+    """Return the mode of a measurement row. A missing value means the default."""
     given = {name: row.get(name) for name in MODE_COLUMNS}
     return Mode(**{name: str(value) for name, value in given.items() if not _absent(value)})
 
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:
-    """Return each row's mode."""
+    """Return the mode of each row of `frame`."""
     columns = [column(frame, name, known[0]).tolist() for name, known in MODE_COLUMNS.items()]
     rows, which = numbered(zip(*columns, strict=True))
     modes = [mode_of(dict(zip(MODE_COLUMNS, values, strict=True))) for values in rows]
@@ -57,13 +62,13 @@ def modes_of(frame: pd.DataFrame) -> list[Mode]:
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
-    """Return cluster, layout and batch_per_device with machines sorted by type.
+    """Return the columns cluster, layout and batch_per_device with machines sorted by type.
 
-    `1xb+1xa`, `4+8` becomes `1xa+1xb`, `8+4`. Machines of one type keep their order, because the
-    order decides which machine uses more devices.
+    Cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with `8+4`. Machines of one type keep
+    their order: layouts `4+8` and `8+4` of one type are different placements.
 
     Raises:
-        ValueError: a text cannot be read.
+        ValueError: if a cluster, layout or batch cannot be parsed.
     """
     names = ("cluster", "layout", "batch_per_device")
     columns = [map(str, column(frame, name, "").tolist()) for name in names]
@@ -80,29 +85,31 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 
 
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Raise ValueError at the first name that is not in `known`."""
+    """Raise ValueError if a name is not in `known`. The message calls the name a `what`."""
     for name in sorted(set(names) - set(known)):
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:5]
         raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")
 
 
-# Workload, mode, (instance type, layout, batch) of each machine in one order, accumulation steps.
+# Workload, mode, sorted (instance type, devices, batch) of the machines, accumulation steps.
 Key = tuple[str, Mode, tuple[tuple[str, int, int], ...], int]
 _KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 
 
 def setup_key(setup: Setup) -> Key:
-    """Return a key of what decides a step time: all but the market and the order of machines."""
+    """Return the key of a setup; setups that differ only in market or machine order share it."""
     types = [offer.instance_type.name for offer in setup.cluster.members]
     machines = zip(types, setup.layout, setup.batch_per_device, strict=True)
     return setup.workload, setup.mode, tuple(sorted(machines)), setup.accumulation_steps
 
 
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
-    """Return the key of a measurement row. A missing layout means all `devices`.
+    """Return the key of a measurement row.
+
+    A missing layout means all devices: `devices` has the number for each instance type.
 
     Raises:
-        ValueError: cluster, layout or batches cannot be read.
+        ValueError: if cluster, layout or batches cannot be parsed.
     """
     cluster, layout = str(row["cluster"]), row.get("layout")
     layout = "" if _absent(layout) else str(layout)
@@ -114,7 +121,7 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 
 def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
-    """Return how many of `runs` measured each setup."""
+    """Return the number of `runs` that measured each setup."""
     types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
     counted = runs_by_key({setup.workload for setup in setups}, types, runs)
     return [counted[setup_key(setup)] for setup in setups]
@@ -123,7 +130,12 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
 def runs_by_key(
     workloads: set[str], types: Iterable[InstanceType], runs: pd.DataFrame
 ) -> Counter[Key]:
-    """Count `runs` by key. A row with a column `runs` counts as that many runs."""
+    """Return the number of measurements by setup key.
+
+    Each row of `runs` counts as one measurement of one of `workloads`; rows of other workloads are
+    ignored. If `runs` has a column `runs`, each row counts as that many measurements instead, and
+    no row is ignored. `types` give the number of devices for rows without a layout.
+    """
     devices = {kind.name: kind.devices for kind in types}
     if len(runs) and "runs" not in runs:
         known = runs[runs["workload"].isin(workloads)]

@@ -1,16 +1,19 @@
-"""The pattern of a name, and suggestions for a misspelt name."""
+"""Define legal names, and suggest corrections for a misspelt name."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# Of workloads and instance types: fits into `2xNAME+1xNAME`, a run's label and a path.
+# A name of a workload or instance type must fit into `2xNAME+1xNAME`, a run's label and a path.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 def nearest_names(name: str, known: Iterable[object], *, otherwise: str | None = None) -> str:
-    """End an error message with the nearest known names; without any, all names or `otherwise`."""
+    """Return the end of an error message: the `known` names that are most similar to `name`.
+
+    If no name is similar, return `otherwise`, or list all names if `otherwise` is None.
+    """
     names = sorted(str(each) for each in known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:

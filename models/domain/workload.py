@@ -1,4 +1,4 @@
-"""Training jobs as values: workloads, modes, goals, and the setups that run them."""
+"""Define training jobs: workloads, modes, goals, and the setups that run them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .cluster import Cluster
 if TYPE_CHECKING:
     from .numeric import BoolArray, IntArray
 
-# 32-bit floats; TF32 on tensor cores (10-bit mantissa); autocast to 16 bits.
+# fp32: products in 32 bits. tf32: tensor cores drop 13 bits of each factor. bf16, fp16: autocast.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# DDP with compressed gradients: 16-bit values, low-rank factors, or the largest entries.
+# DDP with compressed gradients: 16 bits per entry; low-rank factors; only the largest entries.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
-# DDP with Adasum in place of the mean, of gradients or of each device's parameter update.
+# DDP with Adasum instead of the mean: of gradients; of the weight changes of each device's step.
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
-UPDATES_SHARED = "zero1"  # DDP with sharded optimizer states
-# Layers divided over a row of devices, a square, or several squares.
+UPDATES_SHARED = "zero1"  # DDP with sharded optimizer states and updates
+# Tensor parallelism: layers split over a row of devices, a square grid, or several square grids.
 TENSOR_1D, TENSOR_2D, TENSOR_25D = TENSOR = ("tensor-1d", "tensor-2d", "tensor-2.5d")
-SERVED = ("ps-1", "ps-2", "ps-4")  # gradients averaged by so many parameter servers
+SERVED = ("ps-1", "ps-2", "ps-4")  # gradients averaged by 1, 2 or 4 parameter servers
 TABLES = "tables"  # DDP with each embedding table on one device
 _GATHERED = ("fsdp", "zero2")
 STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *TENSOR, *SERVED, TABLES)
-# The planner does not choose these; they run if srift.toml names no other strategy.
+# The planner chooses these strategies only if a workload names no others.
 UNPLANNED = (POWERSGD_SENT, ADASUM_DELTA, "ps-2", "ps-4")
-# Activations recomputed in the backward pass; a compiled model; shared states in host memory.
+# Activations recomputed in the backward pass; torch.compile; sharded states in host memory.
 _SWITCHES = ("checkpointing", "compile", "offload")
 SWITCHES = (
     "none",
@@ -40,14 +40,14 @@ SWITCHES = (
 
 
 class Mode(NamedTuple):
-    """How a workload is trained: precision, strategy, and switches joined by `+` (or `none`)."""
+    """How a workload is trained. `switches` are joined by `+`; `none` means no switch."""
 
     precision: str = PRECISIONS[0]
     strategy: str = STRATEGIES[0]
     switches: str = SWITCHES[0]
 
     def __str__(self) -> str:
-        """Return the precision and every value that is not the default: `bf16 fsdp compile`."""
+        """Return the precision and all values that are not the default: `bf16 fsdp compile`."""
         rest = zip(self[1:], (STRATEGIES[0], SWITCHES[0]), strict=True)
         return " ".join([self.precision, *(value for value, usual in rest if value != usual)])
 
@@ -58,12 +58,12 @@ class Mode(NamedTuple):
 
     @property
     def gathered(self) -> bool:
-        """True if a device holds a shard of weights or gradients and computes a block at a time."""
+        """True for FSDP and ZeRO-2: devices hold shards of weights or gradients, block by block."""
         return self.strategy in _GATHERED
 
     @property
     def compressed(self) -> bool:
-        """True if gradients are sent in fewer bytes, so that convergence must be checked."""
+        """True if gradients are sent compressed, so that convergence must be checked."""
         return self.strategy in COMPRESSED
 
     @property
@@ -78,50 +78,54 @@ class Mode(NamedTuple):
 
     @property
     def servers(self) -> int:
-        """Return the number of parameter servers, at most one per machine; 0 without them."""
+        """Return the number of parameter servers, at most one per machine; 0 for other strategies."""
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
     def must_be_faster(self) -> bool:
-        """True if it is chosen only where its upper bound is below the prediction of DDP."""
+        """True if the mode is chosen only if its upper bound is below the prediction of DDP."""
         return self.compressed or self.divided or self.servers > 0
 
     @property
     def sends_otherwise(self) -> bool:
-        """True if devices compute as in DDP but exchange other data, or in another way."""
+        """True if devices exchange other data than in DDP, or gradients by another method."""
         return self.must_be_faster or self.combined
 
     @property
     def of_equal_batches(self) -> bool:
-        """True if every device must have the same batch."""
+        """True if every device must have the same batch size."""
         return self.strategy == ADASUM_DELTA or self.divided
 
     @property
     def of_several(self) -> bool:
-        """True if it needs several devices."""
+        """True if the mode needs several devices."""
         return self.strategy != STRATEGIES[0]
 
     @property
     def offloaded(self) -> bool:
-        """True if the state lies in host memory."""
+        """True if the sharded training state lies in host memory."""
         return _SWITCHES[2] in self.switches.split("+")
 
     @property
     def compiled(self) -> bool:
-        """True if the first step of each shape is a compilation."""
+        """True if torch.compile compiles the model at the first step of each shape."""
         return _SWITCHES[1] in self.switches.split("+")
 
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
     ) -> BoolArray:
-        """Return (rows,) bool: can clusters with `fewest` to `most` devices a machine train so?"""
+        """Return a mask (rows,) of the clusters that can train in this mode.
+
+        All arrays are (rows,): the number of `machines`, the `fewest` and `most` devices used on
+        a machine, and the number of `ranks`.
+        """
         several = ranks > 1
         able: BoolArray
-        if self.combined:  # in pairs, and pairs of pairs
+        if self.combined:  # Adasum combines ranks in pairs, then pairs of pairs
             able = several & (ranks & (ranks - 1) == 0)
         elif self.servers:
             able = (machines > 1) & (machines >= self.servers)
-        elif self.strategy == MSTOPK_SENT:  # between devices of one place on all machines
+        elif self.strategy == MSTOPK_SENT:  # exchanges between devices of equal index
             able = (machines > 1) & (fewest == most)
         elif self.divided:
             able = ranks < 0
@@ -134,17 +138,17 @@ class Mode(NamedTuple):
 
     @property
     def dense(self) -> Mode:
-        """Return the DDP mode to compare with if the exchange differs; else itself."""
+        """Return the DDP mode to compare this mode with if `sends_otherwise`; else this mode."""
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
     @property
     def alone(self) -> Mode:
-        """Return the mode of a single device: strategy ddp, no offloading."""
+        """Return the mode on a single device, which shards and exchanges nothing."""
         kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
 
-# Values of each column of a measurement row, the default first.
+# Legal values of each mode column of a measurement row, the default first.
 MODE_COLUMNS = {"precision": PRECISIONS, "strategy": STRATEGIES, "switches": SWITCHES}
 MODES = tuple(
     mode
@@ -155,17 +159,17 @@ MODES = tuple(
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
-# Each 1 % over a limit costs 10 % of the objective. On measured rows this is near the least regret,
-# with as many missed limits as a required probability of 0.9 (BENCHMARKS.md, "Choices").
+# Each 1 % over the limit costs 10 % of the objective. On measured rows, this price gives nearly the
+# least regret, and as many misses as a required probability of 0.9 (BENCHMARKS.md, "Choices").
 OVERSHOOT_PRICE = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A question about a workload (`planner/choice_rule.py`).
+    """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
-    `p_required` is the least probability of meeting the limit. With None, a cluster may exceed the
-    limit: each 1 % over it costs `overshoot_price` % of the objective.
+    `p_required` is the probability with which the limit must be met. If it is None, a setup may
+    exceed the limit: each 1 % over it costs `overshoot_price` % of the objective.
     """
 
     goal: str
@@ -176,26 +180,27 @@ class Goal:
 
     @property
     def objective(self) -> str:
-        """The quantity to minimise: "usd" or "hours"."""
+        """Return the quantity to minimise: "usd" or "hours"."""
         return "usd" if self.goal.startswith("cheapest") else "hours"
 
     @property
     def constraint(self) -> str | None:
-        """The limited quantity, "hours" or "usd"; None without a constraint."""
+        """Return the limited quantity, "hours" or "usd"; None without a constraint."""
         return {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}.get(self.goal)
 
     @property
     def limit(self) -> float | None:
-        """The deadline in hours or the budget in dollars; None without a constraint."""
+        """Return the deadline in hours or the budget in dollars; None without a constraint."""
         return {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A training job: the samples it must see and the global batches it tolerates.
+    """A training job: the number of samples to train on and the allowed global batches.
 
-    `modes` are the modes that its training tolerates. Parameters, bytes and FLOPs are None until a
-    profile or an import gives them; `checkpoint_bytes` is None until a checkpoint was written.
+    `modes` are the modes that the workload allows. `parameters`, `gradient_bytes` and
+    `flops_per_sample` are None until a profile or an import provides them, and `checkpoint_bytes`
+    is None until a checkpoint was written.
     """
 
     name: str
@@ -212,7 +217,10 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return rows, columns and depth of the device grid of tensor parallelism, or None."""
+    """Return rows, columns and depth of the device grid (tasks/node/strategies/grid.py).
+
+    None if `ranks` devices form no grid for `strategy`.
+    """
     if strategy == TENSOR_1D:
         return (1, ranks, 1) if ranks > 1 else None
     side = math.isqrt(ranks)
@@ -224,7 +232,10 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """All that decides a step time. `layout` and `batch_per_device` have a number per instance."""
+    """Everything that determines a step time.
+
+    `layout` (devices used) and `batch_per_device` (samples) have one number per instance.
+    """
 
     workload: str
     cluster: Cluster
@@ -241,12 +252,12 @@ class Setup:
 
     @property
     def global_batch(self) -> int:
-        """Samples of one optimizer step over the whole cluster."""
+        """Return the samples of one optimizer step over the whole cluster."""
         pairs = zip(self.layout, self.batch_per_device, strict=True)
         return sum(devices * batch for devices, batch in pairs) * self.accumulation_steps
 
     def row(self) -> dict[str, str | int]:
-        """The columns of measurements, predictions and the published table."""
+        """Return the setup's columns of measurements, predictions and the published table."""
         return {
             "workload": self.workload,
             "cluster": self.cluster.name,
@@ -261,5 +272,5 @@ class Setup:
 
 
 def joined(numbers: tuple[int, ...]) -> str:
-    """Join numbers by `+`; equal numbers are written once."""
+    """Return the number if all numbers are equal, else all numbers joined by `+`."""
     return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(map(str, numbers))

@@ -1,1 +1,1 @@
-"""Hours and dollars of a whole job: start-up, capacity, interruptions, checkpoints, cost."""
+"""Models of a whole job: start-up, capacity, interruptions, checkpoints, hours and dollars."""

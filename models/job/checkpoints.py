@@ -1,10 +1,10 @@
-"""Seconds to write or read a checkpoint, by its bytes and the type of machine.
+"""Model the seconds to write or read a checkpoint, by its bytes and the type of machine.
 
     seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise),  x = log of the line
 
-The line is CM-DARE's [P], on its cloud's storage; mu, u and b are normal about 0. A few workloads
-do not identify its two terms, only how far they lie above it (mu), and whether more so if they are
-large (b).
+The line in parentheses is CM-DARE's [P] and holds for the storage of its cloud. mu, u and b have
+normal priors around 0. A few workloads do not identify the two terms of the line. They identify how
+far measurements lie above the line (mu) and whether large checkpoints lie further above it (b).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numpy.typing import ArrayLike
 from ..domain.numeric import FloatArray
 from .log_seconds import LogSeconds
 
-_STATE_PER_WEIGHT = 3  # Adam keeps two moments beside the weights
+_STATE_PER_WEIGHT = 3  # the weights and the two moments of Adam
 
 
 def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
-    """Return `measured`, else an estimate from the gradient's bytes, else 0."""
+    """Return `measured` if it is known, else an estimate from `gradient_bytes`, else 0."""
     if measured is not None and measured > 0:
         return float(measured)
     if gradient_bytes is None or np.isnan(gradient_bytes):
@@ -33,12 +33,12 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
 
 @dataclass(frozen=True, slots=True)
 class CheckpointModel:
-    """Seconds over those of the line, with instance types as members of one group."""
+    """Checkpoint seconds as a ratio to the line; instance types are members of one group."""
 
     ratio: LogSeconds
 
     def seconds(self, state_bytes: float, types: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-        """Return (types,) expected seconds and standard deviations of their logs."""
+        """Return (types,) predicted seconds and the standard deviations of their logs."""
         x = _line(np.full(len(types), state_bytes))
         middle, log_sd = self.ratio.predict([("", name) for name in types], x)
         return np.exp(x + middle), log_sd
@@ -48,8 +48,9 @@ def _line(state_bytes: ArrayLike) -> FloatArray:
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 
-# Standard deviations in logs. CM-DARE's networks lie about a tenth around its line; the others are
-# guesses. No read times are published, and a page cache may serve a read: their prior is wider.
+# Standard deviations of logs. CM-DARE's networks scatter by about 10 % around its line; the other
+# values are guesses. The prior of reads is wider: no read times are published, and a page cache may
+# serve a read.
 PRIOR = CheckpointModel(
     LogSeconds(
         groups={"": (0.0, 0.5)},
@@ -63,15 +64,16 @@ _READ = replace(PRIOR.ratio, groups={"": (0.0, 1.0)})
 
 
 def fit_reads(read: pd.DataFrame) -> CheckpointModel | None:
-    """Fit seconds to read checkpoints as `fit_checkpoints` does; None without rows."""
+    """Fit the seconds to read checkpoints like `fit_checkpoints`; None without rows."""
     return fit_checkpoints(read, _READ) if len(read) else None
 
 
 def fit_checkpoints(written: pd.DataFrame, prior: LogSeconds = PRIOR.ratio) -> CheckpointModel:
-    """Fit columns workload, instance_type, bytes, seconds, a row a checkpoint; the prior without
-    rows.
+    """Fit the seconds to write checkpoints; without rows, return the prior.
+
+    `written` has columns workload, instance_type, bytes and seconds, with a row per checkpoint.
     """
-    # the median: a checkpoint written while the disk was busy does not move it
+    # The median ignores a checkpoint that was written while the disk was busy.
     cells = written.groupby(["workload", "instance_type", "bytes"])["seconds"].median()
     rows = cells.reset_index().rename(columns={"instance_type": "member"}).assign(group="")
     x = _line(rows["bytes"])

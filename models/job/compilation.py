@@ -1,4 +1,4 @@
-"""Seconds before the first steps of a model that torch.compile compiles, by workload in its mode.
+"""Model the seconds that torch.compile takes before the first steps, by workload and mode.
 
 log seconds = mu + noise     mu ~ normal about the log of the stated prior, by the conjugate normal
 """
@@ -13,20 +13,20 @@ import pandas as pd
 
 from ..domain.workload import Mode
 
-# Of one shape of a small network on one core; of a sharded one each part is compiled. How far
-# others may lie from that, and repeats from each other, is a guess, in logs.
+# Seconds to compile one shape of a small network on one core. Each part of a sharded network is
+# compiled. The standard deviations of logs, between workloads and between repeats, are guesses.
 COMPILE_S = 40.0
 _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
 
 def prior_s(mode: Mode) -> float:
-    """Of a workload that was never compiled here; 0 in a mode that compiles nothing."""
+    """Return the prior for a workload that was never compiled here; 0 if `mode` does not compile."""
     return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileModel:
-    """Learned seconds by workload and mode."""
+    """Compilation seconds, learned by workload and mode."""
 
     learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
@@ -36,8 +36,10 @@ class CompileModel:
 
 
 def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
-    """Learned from `compiled`: workload, the columns of its mode, and seconds, one row a run that
-    compiled.
+    """Fit compilation seconds by workload and mode.
+
+    `compiled` has columns workload, precision, strategy, switches and seconds, with a row per run
+    that compiled.
     """
     learned = {}
     for names, rows in compiled.groupby(["workload", *Mode._fields]):

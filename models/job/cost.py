@@ -1,4 +1,4 @@
-"""How long each setup would take for the whole job and what it would cost, with draws.
+"""Estimate the hours and dollars of the whole job on each setup, with draws.
 
 hours = expected_hours(ceil(samples / global batch) step_s)
 usd   = hours x (machines + storage + other) of the whole cluster
@@ -28,13 +28,13 @@ from .job_conditions import JobConditions, Stated, pools_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCosts:
-    """Time and money of a job on every setup. Arrays are (setups,) or (setups, draws).
+    """Hours and dollars of a job on every setup. Arrays are (setups,) or (setups, draws).
 
-    `usd_per_hour` is of the whole bill, NaN where a price is unknown. `hours` are expected;
-    `hours_by_draw` expected under each draw of the step times; `sampled_hours` also draw start-up
-    and interruptions. `interruptions` are expected, `interruption_risk` is the chance of any.
-    `cluster` numbers the clusters with their markets and zones: setups that share one are its
-    batch splits.
+    `usd_per_hour` is the whole bill of the cluster, NaN if a price is unknown. `hours` are
+    expected hours. `hours_by_draw` are expected hours under each draw of the step times.
+    `sampled_hours` also draw start-up and interruptions. `interruptions` is the expected number of
+    interruptions, `interruption_risk` the chance of at least one. `cluster` numbers the clusters
+    with their markets and zones: setups with equal numbers are batch splits of one cluster.
     """
 
     setups: Sequence[Setup]
@@ -49,15 +49,18 @@ class JobCosts:
     cluster: IntArray
 
     def expected(self, what: str) -> FloatArray:
-        """Expected "hours" or "usd" of each setup."""
+        """Return the expected "hours" or "usd" of each setup, (setups,)."""
         return self._priced(what, self.hours)
 
     def drawn(self, what: str) -> FloatArray:
-        """ "hours" or "usd" under joint draws of step times and interruptions."""
+        """Return "hours" or "usd" by joint draw of step times and interruptions, (setups, draws)."""
         return self._priced(what, self.sampled_hours)
 
     def expected_by_draw(self, what: str) -> FloatArray:
-        """Expected "hours" or "usd" under each draw of the step times: what tells setups apart."""
+        """Return the expected "hours" or "usd" under each draw of step times, (setups, draws).
+
+        These values suit comparisons of setups, since no drawn interruptions add noise.
+        """
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
@@ -67,9 +70,10 @@ class JobCosts:
 def cost_at(
     step_s: float, *, steps: int, conditions: Conditions, usd_per_hour: float
 ) -> tuple[float, float]:
-    """Return expected hours and dollars of `steps` at a measured step time; NaN where an input is.
+    """Return the expected hours and dollars of `steps` steps at a measured step time.
 
-    `conditions` are those of one cluster. Only the hours of work scale with the step.
+    An input of NaN gives NaN. `conditions` describe one cluster. Seconds of start-up, checkpoints
+    and replacements do not scale with `step_s`.
     """
     hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
     return hours, hours * usd_per_hour
@@ -86,8 +90,9 @@ def job_costs(
 ) -> JobCosts:
     """Return hours and dollars of `workload` on each of `setups`.
 
-    `predictions` (columns of StepTimeModel.predict) and `step_draws` (setups, draws; joint seconds)
-    are aligned with `setups` by position.
+    `predictions` has the columns of StepTimeModel.predict. `step_draws` is (setups, draws) seconds,
+    drawn jointly. Both are aligned with `setups` by position. Without `job_conditions`, the priors
+    apply (`Stated`).
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours

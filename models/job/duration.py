@@ -1,4 +1,4 @@
-"""Hours of a job under start-up, interruptions and checkpoints: expected and drawn.
+"""Compute the expected and drawn hours of a job with start-up, interruptions and checkpoints.
 
     checkpoint    c, by checkpoints.py
     interval      I = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c,  M where c >= 2M
@@ -7,9 +7,9 @@
     interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
     hours           = start-up + r + N (lost + replacement)
 
-Exact for memoryless interruptions at h an hour [D]. A cluster needs all of its machines, so its
-hazard is the sum of theirs. An interruption during a replacement starts the replacement anew.
-Bunching widens the draws: the rate is drawn from Gammas.
+The formulas are exact for memoryless interruptions at h per hour [D]. A cluster needs all its
+machines, so its hazard is the sum of the machines' hazards. An interruption during a replacement
+restarts the replacement. Bunching widens the draws: the rate is drawn from Gamma distributions.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ from scipy.special import gammaincinv, ndtri
 from ..domain.numeric import FloatArray, IntArray
 from .interruption_rates import passing
 
-STARTUP_S = 12.0  # prior: local hosts, agents and torchrun until the first step
+STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the first step
 REPLACEMENT_S = 22.0  # prior: resume of an elastic job after a cut link on local hosts
-_LEAST_HAZARD = 1e-9  # an hour: below it differences of exponentials have no digits left
-_MOST = 30.0  # interruptions expected in one piece: such a job never ends, and exp stays finite
-_NO_VARIANCE, _ALIKE = 1e-6, 0.05  # of a rate: certain; in logs of it
+_LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
+_MOST = 30.0  # expected interruptions per piece; such a job never ends, and exp must stay finite
+_NO_VARIANCE, _ALIKE = (
+    1e-6,
+    0.05,
+)  # variance of a certain rate; log step of variances that share quantiles
 _RISK_DRAWS = 400
-_EXACT = 12.0  # mean up to which Poisson quantiles are exact; Cornish-Fisher errs by 0.1 above
+_EXACT = 12.0  # mean up to which Poisson quantiles are exact; above it, Cornish-Fisher errs by 0.1
 
 
 class Conditions(NamedTuple):
-    """Start-up, checkpoints and interruptions of jobs on clusters; (clusters,) arrays.
+    """Start-up, checkpoint and interruption parameters of clusters; each array is (clusters,).
 
-    Start-up and checkpoints are lognormal with these means and standard deviations of their logs.
-    `doubt` is the relative variance of the hazard's estimate, `bunching` that of its variation
-    over days and weeks.
+    Seconds of start-up and checkpoints are lognormal: `..._s` is the mean, `..._log_sd` the
+    standard deviation of the log. `doubt` is the relative variance of the estimated hazard.
+    `bunching` is the relative variance of the hazard over days and weeks.
     """
 
     hazard_per_hour: FloatArray
@@ -59,7 +62,7 @@ class Conditions(NamedTuple):
         checkpoint_s: float,
         replacement_s: float,
     ) -> Conditions:
-        """Return known, memoryless rates with the same seconds for all clusters."""
+        """Return conditions with known, memoryless hazards and equal seconds for all clusters."""
         zero = np.zeros(len(hazard_per_hour))
         seconds = startup_s + zero, zero, checkpoint_s + zero, zero, replacement_s + zero
         return cls(hazard_per_hour, zero, zero, *seconds)
@@ -74,7 +77,7 @@ class Conditions(NamedTuple):
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: ArrayLike) -> Conditions:
-        """Add `seconds`, (clusters,) or one number, to each start and each replacement."""
+        """Return conditions with `seconds`, (clusters,) or a number, added to start and replacement."""
         more = np.asarray(seconds, dtype=float)
         return self._replace(
             startup_s=self.startup_s + more, replacement_s=self.replacement_s + more
@@ -82,7 +85,7 @@ class Conditions(NamedTuple):
 
 
 def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> FloatArray:
-    """Return Daly's hours of work between two checkpoints; very long where nothing interrupts."""
+    """Return Daly's hours of work between two checkpoints; very long without interruptions."""
     mean = 1 / np.maximum(np.asarray(hazard_per_hour, dtype=float), 1e-12)
     cost = np.asarray(checkpoint_hours, dtype=float)
     ratio = np.minimum(cost / (2 * mean), 1.0)
@@ -91,28 +94,28 @@ def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Fl
 
 
 def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
-    """Return the fewest pieces, at least 1, that keep each within the interval."""
+    """Return the smallest number of equal pieces, at least 1, that fit into the interval."""
     interval = np.maximum(np.asarray(interval_hours, dtype=float), 1e-9)
     ratio = np.asarray(work_hours, dtype=float) / interval
     return np.asarray(np.maximum(np.ceil(ratio - 1e-9), 1.0), dtype=float)
 
 
 def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return mean hours in the shape of `work_hours`: (clusters,) or (clusters, draws)."""
+    """Return expected hours in the shape of `work_hours`: (clusters,) or (clusters, draws)."""
     job = _job(work_hours, conditions)
     lost = job.interruptions * (job.lost + job.replacement)
     return np.asarray((conditions.startup_s / 3600 + job.running + lost).T, dtype=float)
 
 
 def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return the mean number of interruptions, repeated ones of the same piece included."""
+    """Return the mean number of interruptions, with repeated interruptions of a piece."""
     return _job(work_hours, conditions).interruptions.T
 
 
 def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
-    """Return (clusters,) chances of at least one interruption: 1 - E[exp(-rate x hours at work)].
+    """Return the chance of at least one interruption, (clusters,).
 
-    The rate is drawn as in `drawn_hours`.
+    The chance is 1 - E[exp(-rate x hours at work)], with the rate drawn as in `drawn_hours`.
     """
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
@@ -123,19 +126,18 @@ def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: in
 def drawn_hours(
     work_hours: FloatArray, expected_work_hours: ArrayLike, conditions: Conditions, *, seed: int
 ) -> FloatArray:
-    """Return (clusters, draws) hours under joint draws of work, start-up, checkpoints and
-    interruptions.
+    """Draw hours jointly with work, start-up, checkpoints and interruptions, (clusters, draws).
 
-    The number of interruptions is Poisson; its rate is the mean times two Gammas of mean 1, of
-    variances `doubt` and bunching over `expected_work_hours` (clusters,). All jobs share the
-    uniforms, so that two of them differ by their arguments only.
+    The number of interruptions is Poisson. Its rate is the mean times two Gamma variables of mean
+    1. Their variances are `doubt`, and `bunching` averaged over `expected_work_hours` (clusters,).
+    All jobs use the same uniform draws, so that two jobs differ only by their arguments.
     """
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
     rate = _rate(doubted, shock, conditions, expected_work_hours)
     count = _poisson_quantile(number, job.interruptions * rate)
-    # The sum of N uniforms is near normal(N/2, N/12); inside sqrt(3) deviations it lies in [0, N]
-    # for every N >= 1.
+    # The sum of N uniforms is nearly normal(N/2, N/12). Within sqrt(3) standard deviations it lies
+    # in [0, N] for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
     lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
     startup_s = conditions.startup_s * _lognormal(launch, conditions.startup_log_sd)
@@ -145,13 +147,13 @@ def drawn_hours(
 
 
 class _Job(NamedTuple):
-    """Hours, and the mean number of interruptions, before any is drawn: (..., clusters)."""
+    """Hours and the mean number of interruptions before drawing; arrays are (..., clusters)."""
 
     work: FloatArray
     running: FloatArray  # work and checkpoints
-    piece: FloatArray  # most that an interruption can take
+    piece: FloatArray  # the most that an interruption can lose
     interruptions: FloatArray
-    lost: FloatArray  # mean, an interruption
+    lost: FloatArray  # mean per interruption
     replacement: FloatArray  # including interrupted replacements
 
 
@@ -163,7 +165,7 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     running = work + (count - 1) * write
     piece = running / count
     chance = np.expm1(np.minimum(rate * piece, _MOST))
-    small = rate * piece < 1e-4  # where the difference below has no digits left: its series
+    small = rate * piece < 1e-4  # the difference below loses all digits: use its series
     lost = np.where(small, piece / 2, 1 / rate - piece / np.maximum(chance, 1e-300))
     interruptions = np.where(conditions.hazard_per_hour >= _LEAST_HAZARD, count * chance, 0.0)
     replacement = np.expm1(np.minimum(rate * conditions.replacement_s / 3600, _MOST)) / rate
@@ -173,14 +175,15 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
 def _rate(
     doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike
 ) -> FloatArray:
-    """Return (draws, clusters) hazards over their mean, at uniforms of doubt and of bunching."""
+    """Return (draws, clusters) hazards over their mean; `doubted` and `shock` are uniform draws."""
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)
 
 
 def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
-    """Return independent (draws, 1) stratified uniforms, which cover (0, 1) evenly with both
-    tails.
+    """Return six independent columns (draws, 1) of stratified uniforms.
+
+    The uniforms cover (0, 1) evenly, both tails included.
     """
     rng = np.random.default_rng(seed)
     strata = np.arange(draws)[:, None]
@@ -190,14 +193,14 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 
 
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
-    """Return (draws, clusters) quantiles of lognormals of mean 1."""
+    """Return (draws, clusters) quantiles of lognormals with mean 1."""
     return np.asarray(np.exp(log_sd * ndtri(probability) - log_sd**2 / 2), dtype=float)
 
 
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return (draws, clusters) quantiles of Gammas of mean 1; 1 at variance 0.
+    """Return (draws, clusters) quantiles of Gammas with mean 1; 1 where the variance is 0.
 
-    Variances within 5 % share their quantiles: thousands of setups have few kinds of bunching.
+    Variances within 5 % share quantiles to save time: thousands of setups have few variances.
     """
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
     kinds, at = np.unique(steps, return_inverse=True)
@@ -207,7 +210,7 @@ def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray
 
 
 def _poisson_quantile(probability: FloatArray, mean: FloatArray) -> FloatArray:
-    """Return Poisson quantiles for `mean` (draws, clusters)."""
+    """Return Poisson quantiles at `probability` for `mean` (draws, clusters)."""
     z = ndtri(probability)
     large = np.maximum(mean + z * np.sqrt(mean) + (z**2 - 1) / 6, 0.0)
     few = np.minimum(mean, _EXACT)

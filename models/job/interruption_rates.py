@@ -1,15 +1,16 @@
-"""Interruptions an hour of spot machines by type and zone, and how far they bunch.
+"""Estimate interruptions per hour of spot machines by type and zone, and how much they bunch.
 
     m_type      ~ lognormal around offset x its advised rate
     lambda_zone ~ Gamma(shape 1, mean m_type)
     N_window    ~ Poisson(lambda_zone hours G)
     G           ~ Gamma(mean 1, variance bunching (1 + tau / (tau + hours)))
 
-A zone is as likely near nothing as twice the mean: the few zones of a type do not identify another
-shape. The Gamma-Poisson is conjugate: observed hours and interruptions move a zone from its type's
-rate to its own. G is demand that hits a zone for hours, and its drift over weeks: interruptions are
-not memoryless (CM-DARE [P]). An interruption takes all machines of a type in a zone, or one: n of
-them suffer `shared + n (1 - shared)` times the interruptions of one.
+With shape 1, a zone's rate may lie anywhere between 0 and a few times the mean; the few zones of a
+type do not identify another shape. The Gamma-Poisson pair is conjugate: observed hours and
+interruptions move a zone's rate from its type's mean towards the observed rate. G is demand that
+hits a zone for hours and drifts over weeks, since interruptions are not memoryless (CM-DARE [P]).
+An interruption takes either all machines of a type in a zone or a single machine. n such machines
+suffer `shared + n (1 - shared)` times the interruptions of one machine.
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ from ..domain.numeric import FloatArray
 
 TypeInZone = tuple[str, str]  # instance type, zone
 Pair = tuple[float, float] | FloatArray
-SpotPool = tuple[str, str, float]  # instance type, zone, advised interruptions an hour
+SpotPool = tuple[str, str, float]  # instance type, zone, advised interruptions per hour
 
-# Standard deviations in logs of the factor between Spot Advisor's rates and ours (how it counts is
-# not published), and of a type around that.
+# Standard deviations of logs: the factor between Spot Advisor's rates, whose definition is not
+# published, and ours; and a type around that factor.
 _OFFSET_SD, _TYPE_SD = 1.5, 0.7
-# Prior of bunching, which counts as so many squared expected interruptions.
+# Prior of bunching, its weight in squared expected interruptions, and tau.
 _BUNCHING, _BUNCHING_WEIGHT, _SHOCK_HOURS = 1.0, 4.0, 24.0
-# If demand walks at random, its mean over a time as long as the record lies this many times the
-# variance within the record from the record's mean (2/3 against 1/6 of the walk's variance in that
-# time) [D].
+# If demand is a random walk, its mean over a future period as long as the record differs from the
+# record's mean. The variance of that difference is this many times the variance within the record
+# (2/3 against 1/6 of the walk's variance over the period) [D].
 _AHEAD = 4.0
 _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take the whole zone
 
 
 def passing(hours: ArrayLike) -> FloatArray:
-    """Return the share of a shock's variance that jobs of `hours` feel; shocks of a day even out
-    over long jobs.
+    """Return the share of a shock's variance that affects jobs of `hours`.
+
+    Shocks last about a day, so that they average out over long jobs.
     """
     length = np.maximum(np.asarray(hours, dtype=float), 0.0)
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
@@ -50,9 +52,12 @@ def passing(hours: ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HazardModel:
-    """Log mean rate and its doubt by type, and the Gamma posterior (shape, rate) by zone.
+    """Posterior of the interruptions per hour of one spot machine.
 
-    `offset` is the log factor over advised rates, with its doubt.
+    `types` has the mean and standard deviation of the log rate by instance type. `zones` has the
+    shape and rate of the Gamma posterior by type and zone. `offset` is the mean and standard
+    deviation of the log factor over advised rates. `bunching` is the variance of G. `shared` is
+    the share of a machine's interruptions that take all machines of its type in the zone.
     """
 
     types: Mapping[str, Pair]
@@ -64,9 +69,10 @@ class HazardModel:
     def gangs(
         self, pools: Sequence[SpotPool], counts: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return (gangs,) hazards an hour, relative variances of their doubt, and bunching.
+        """Return hazards per hour, relative variances of their estimates, and bunching.
 
-        `counts` is (gangs, pools). Several zones even out their bunching.
+        All three are (gangs,); `counts` is (gangs, pools) machines. The bunching of a gang in
+        several zones averages out.
         """
         rate, doubt = self.rates(pools).T
         of_pool = np.where(counts > 0, self.shared + counts * (1 - self.shared), 0.0) * rate
@@ -75,8 +81,9 @@ class HazardModel:
         return total, weights @ doubt, self.bunching * weights.sum(axis=1)
 
     def rates(self, pools: Sequence[SpotPool]) -> FloatArray:
-        """Return (pools, 2) interruptions an hour of one machine and the variance of their
-        doubt.
+        """Return interruptions per hour of one machine and the estimates' relative variances.
+
+        The shape is (pools, 2).
         """
         return np.array([self._rate(*pool) for pool in pools], dtype=float).reshape(-1, 2)
 
@@ -85,9 +92,9 @@ class HazardModel:
             return 0.0, 0.0
         unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
         middle, doubt = self.types.get(instance_type, unseen)
-        # The advised rate is taken for the mean, not the median: doubt of a factor of four must
-        # not make spot look four times as bad before the first launch. Doubt of the type counts
-        # less where its zone was observed.
+        # The advised rate counts as the mean, not the median: a prior uncertainty of a factor of
+        # four must not make spot look four times as bad before the first launch. The uncertainty
+        # of the type counts less if its zone was observed.
         shape, rate = self.zones.get((instance_type, zone), (1.0, np.exp(-middle)))
         of_type = np.expm1((doubt / shape) ** 2)
         return shape / rate, (1 + 1 / shape) * (1 + of_type) - 1
@@ -99,12 +106,14 @@ def fit_hazard(
     advised: Mapping[str, float] | None = None,
     together: pd.DataFrame | None = None,
 ) -> HazardModel:
-    """Fit observed exposure; return the prior without any.
+    """Fit the model to observed machine-hours and interruptions; without any, return the prior.
 
     Args:
-        windows: instance_type, zone, hours one machine ran (above 0), interruptions; not cut at
-        interruptions. advised: interruptions an hour by type. together: of each interruption the
-        `machines` of the pool that ran and those `lost`.
+        windows: instance_type, zone, machine-hours `hours` (above 0) and `interruptions`, with a
+            row per period. Periods must not end because of an interruption.
+        advised: advised interruptions per hour by instance type.
+        together: the number of `machines` that ran and of machines `lost`, with a row per launch
+            and pool with losses.
     """
     shared = _shared(together)
     if not len(windows):
@@ -118,13 +127,13 @@ def fit_hazard(
     prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
 
     def minus_log_posterior(theta: FloatArray) -> float:
-        """`theta` is the types' deviations and the offset."""
+        """Return the negative log posterior at `theta`: the types' deviations, then the offset."""
         logs = (prior + theta[-1] + theta[:-1])[at] + np.log(hours)
         likelihood = count * logs - (count + 1) * np.logaddexp(0.0, logs)
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD])
         return float(0.5 * deviations @ deviations - likelihood.sum())
 
-    from scipy.optimize import minimize  # slow to import, and an answer without exposure fits none
+    from scipy.optimize import minimize  # slow to import; not needed without data
 
     best = minimize(minus_log_posterior, np.zeros(len(names) + 1), method="L-BFGS-B").x
     logs = prior + best[-1] + best[:-1]
@@ -136,7 +145,7 @@ def fit_hazard(
     doubt = (1 / (_TYPE_SD**2 + offset_sd**2) + information) ** -0.5
     zone_rate = pd.Series((1 + count) / (1 + expected) * rate, pools.index)
     bunching = _bunching(windows, zone_rate)
-    # a drifting zone's past counts less for its future: at most 1 / bunching interruptions
+    # Zones drift, so that the past counts less: as at most 1 / bunching interruptions.
     weight = 1 / (1 + bunching * expected)
     posterior = np.column_stack([1 + weight * count, 1 / rate + weight * hours])
     return HazardModel(
@@ -149,7 +158,7 @@ def fit_hazard(
 
 
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
-    """Estimate bunching by moments of the windows around each zone's rate, shrunk to the prior."""
+    """Estimate bunching from the excess variance of windows at each zone's rate, with the prior."""
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
     hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T
     expected = zone_rate.loc[pools].to_numpy() * hours
@@ -160,8 +169,9 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
 
 
 def _shared(together: pd.DataFrame | None) -> float:
-    """Return the posterior mean share of a machine's interruptions that take all of its type in
-    the zone.
+    """Return the posterior mean of `HazardModel.shared`.
+
+    `together` is an argument of `fit_hazard`.
     """
     whole, single = _SHARED
     if together is not None:

@@ -1,7 +1,7 @@
-"""Start-up, checkpoints and interruptions of jobs on clusters: as stated, or learned from launches.
+"""Derive start-up, checkpoint and interruption parameters of clusters, from priors or launches.
 
-All machines of a cluster must start, only spot machines are interrupted. The type of the replaced
-machine is as likely as its share of the interruptions.
+All machines of a cluster must start. Only spot machines are interrupted. The chance that the
+replaced machine has a given type is that type's share of the interruptions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .interruption_rates import HazardModel
 from .log_seconds import LogSeconds
 from .restarts import NO_RESTARTS
 
-RETRY_S = 60.0  # between two requests for machines
+RETRY_S = 60.0  # seconds between two requests for machines
 
 
 class Pool(NamedTuple):
-    """A type, market and zone, and the advised interruptions an hour of one machine."""
+    """An instance type in a market and zone, with the advised rate for one machine."""
 
     instance_type: str
     market: str
@@ -42,15 +42,16 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """Priors: the pools' advised rates as memoryless, and the same seconds for all clusters."""
+    """Prior conditions: memoryless interruptions at advised rates, equal seconds everywhere."""
 
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Return conditions of clusters of `counts` (clusters, pools) machines with checkpoints of
-        `state_bytes`.
+        """Return the conditions of clusters of `counts` (clusters, pools) machines.
+
+        `state_bytes` is the size of a checkpoint.
         """
         rates = [pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]
         return Conditions.certain(
@@ -65,9 +66,10 @@ class Stated:
 class Learned:
     """Models learned from launches and interruptions.
 
-    `hazard` None: the pools' advised rates. `availability` None: every request is granted. `reads`
-    None: a checkpoint is read as slowly as it is written. `restarts` tell how long a replacement
-    takes once one was observed, else start-up does.
+    If `hazard` is None, the advised rates of the pools apply. If `availability` is None, every
+    request is granted. If `reads` is None, reading a checkpoint takes as long as writing it. A
+    replacement takes as long as in `restarts`; before the first observed replacement, it takes as
+    long as a start-up.
     """
 
     startup: LogSeconds
@@ -81,10 +83,10 @@ class Learned:
     def gangs(
         self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
     ) -> Conditions:
-        """Return conditions of clusters of `counts` (clusters, pools) machines with checkpoints of
-        `state_bytes`.
+        """Return the conditions of clusters of `counts` (clusters, pools) machines.
 
-        One machine writes a checkpoint and all read it: the slowest of the cluster counts.
+        `state_bytes` is the size of a checkpoint. One machine writes a checkpoint and all machines
+        read it, so that the slowest machine of a cluster counts.
         """
         if not len(counts):
             return Conditions.joined([])
@@ -124,7 +126,7 @@ class Learned:
         return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
 
     def _replacement_s(self, pools: Sequence[Pool]) -> FloatArray:
-        """Return (pools,) seconds from a machine's loss until the job has another at work."""
+        """Return (pools,) seconds from the loss of a machine until its replacement works."""
         alone = np.eye(len(pools), dtype=np.int64)
         if not any(outcome == "replaced" for outcome, _ in self.restarts.members):
             return self._startup(pools, alone)[0]
@@ -138,8 +140,9 @@ class Learned:
         pools: Sequence[Pool],
         counts: NDArray[np.int64],
     ) -> tuple[FloatArray, FloatArray]:
-        """Add the retries before all machines are granted: (mean seconds, standard deviation of
-        their log).
+        """Add the seconds of retries until all machines are granted.
+
+        Return mean seconds and the standard deviations of their logs, (clusters,) each.
         """
         if self.availability is None:
             return launch_s, log_sd
@@ -153,7 +156,7 @@ JobConditions = Stated | Learned
 
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
-    """Return the pools that the clusters buy from, and (clusters, pools) machines from each."""
+    """Return the distinct pools of `clusters`, and the (clusters, pools) machines from each pool."""
     bought = [Counter(map(Pool.of, cluster.members)) for cluster in clusters]
     pools = list(dict.fromkeys(pool for counted in bought for pool in counted))
     counts = [[counted[pool] for pool in pools] for counted in bought]

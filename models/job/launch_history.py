@@ -1,4 +1,4 @@
-"""Training rows of start-up, hazard and availability from the marts `machines` and `refusals`."""
+"""Build training rows of start-up, hazard and availability from the marts of launches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _POOL = ["instance_type", "market", "zone"]
 
 
 def launches(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return instance_type, market, machines of the launch and seconds until the type's last was
-    at work.
+    """Return instance_type, market, machines and seconds, with a row per launch and type.
 
-    Grain: launch and type. Leaves out replacements of lost machines.
+    `machines` is the size of the launch. `seconds` last until the type's last machine works.
+    Replacements of lost machines are left out.
     """
     first = machines[machines["startup_s"].notna() & (machines["number"] == 0)]
     first = first.assign(machines=first.groupby("lease_id")["node"].transform("size"))
@@ -23,7 +23,7 @@ def launches(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def windows(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return instance_type, zone, hours and interruptions of spot machines by UTC day."""
+    """Return machine-hours and interruptions of spot machines by type, zone and UTC day."""
     held = spot_held(machines)
     columns = {"interrupted": "interruptions"}
     day = held["asked_at"].dt.floor("D")
@@ -32,7 +32,7 @@ def windows(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def together(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return `machines` and `lost` of each launch and pool that lost spot machines."""
+    """Return the number of spot `machines` and of machines `lost`, by launch and pool."""
     pools = spot_held(machines).groupby(["lease_id", "instance_type", "zone"])["interrupted"]
     found = pools.agg(machines="size", lost="sum")
     lost: pd.DataFrame = found[found["lost"] > 0]
@@ -40,7 +40,7 @@ def together(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
-    """Return instance_type, market, zone, granted: one row a type of each request."""
+    """Return instance_type, market, zone and granted, with a row per request and type."""
     granted = machines.drop_duplicates(["lease_id", *_POOL])
     types = refusals["cluster"].map(lambda name: sorted(set(parse_cluster(str(name)))))
     refused = refusals.assign(instance_type=types).explode("instance_type")
@@ -48,6 +48,6 @@ def requests(machines: pd.DataFrame, refusals: pd.DataFrame) -> pd.DataFrame:
 
 
 def spot_held(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return the spot machines that ran for any time."""
+    """Return the rows of spot machines that ran for more than 0 hours."""
     held: pd.DataFrame = machines[(machines["market"] == "spot") & (machines["hours"] > 0)]
     return held

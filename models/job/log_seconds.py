@@ -1,9 +1,9 @@
-"""Partial pooling of logged durations: market -> type, or outcome -> type.
+"""Fit log durations with partial pooling: market -> type, or outcome -> type.
 
     log seconds = mu_group + u_group,member + b (x - mean x) + noise
 
-mu_group and b are normal about their priors, u about 0, so that the posterior is that of a linear
-regression. The noise is the spread around each member's mean, pooled and shrunk to its prior.
+mu_group and b have normal priors, and u is normal around 0, so that the posterior is that of a
+linear regression. The noise is the pooled spread around each member's mean, shrunk to its prior.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 
 Normal = tuple[float, float]  # mean and standard deviation
-_SPREAD_WEIGHT = 6.0  # observations that the prior of a spread counts as
+_SPREAD_WEIGHT = 6.0  # number of observations that the prior of the noise counts as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSeconds:
-    """Normal log medians by group and by (group, member) at `centre`, the slope, and the spreads
-    of members and of repeats. A prior has no members.
+    """Log durations by group and by (group, member), a prior or a posterior.
+
+    `groups` and `members` have the mean and standard deviation of each log median at x = `centre`.
+    `slope` is b. `member_sd` is the spread of members in a group, `noise_sd` the spread of repeats.
+    A prior has no members.
     """
 
     groups: Mapping[str, Normal]
@@ -34,7 +37,7 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return (keys, 2) log medians and their standard deviations by (group, member)."""
+        """Return the log medians of (group, member) keys and their standard deviations, (keys, 2)."""
         found = []
         for key in keys:
             middle, sd = self.groups[key[0]]
@@ -45,23 +48,23 @@ class LogSeconds:
     def predict(
         self, keys: Sequence[tuple[str, str]], x: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (keys,) log medians at `x` and standard deviations of a new observation's log."""
+        """Return (keys,) log medians at `x`, and the standard deviations of a new log duration."""
         middle, sd = self.log_medians(keys).T
         growth = x - self.centre
         log_sd = np.sqrt(sd**2 + (self.slope[1] * growth) ** 2 + self.noise_sd**2)
         return middle + self.slope[0] * growth, log_sd
 
     def expected_s(self, group: str, members: Sequence[str]) -> FloatArray:
-        """Return (members,) mean seconds at x of 0."""
+        """Return the mean seconds of each of `members` of `group` at x = 0, (members,)."""
         keys = [(group, member) for member in members]
         middle, log_sd = self.predict(keys, np.zeros(len(keys)))
         return np.asarray(np.exp(middle + log_sd**2 / 2), dtype=float)
 
     def fitted(self, observed: pd.DataFrame) -> LogSeconds:
-        """Return the posterior of this prior after rows of group, member, seconds and x.
+        """Return the posterior after `observed`, which has columns group, member, seconds and x.
 
         Raises:
-            ValueError: for seconds that are not above 0, or an unknown group.
+            ValueError: if seconds are not above 0 or a group is unknown.
         """
         if not len(observed):
             return self

@@ -1,7 +1,7 @@
-"""Seconds from the loss of a machine to the next step of an elastic job, without reading its
-checkpoint.
+"""Model the seconds from the loss of a machine to the next step of an elastic job.
 
-'fewer': the job goes on without the machine. 'replaced': another machine takes its place first.
+The seconds to read the checkpoint are not included. With outcome 'fewer', the job continues without
+the machine. With outcome 'replaced', another machine takes its place first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pandas as pd
 from .duration import REPLACEMENT_S
 from .log_seconds import LogSeconds
 
-# Before any restart: torchrun's elastic mode took 10 s after a kill in first trials on local hosts.
+# Priors. On local hosts, torchrun's elastic mode took 10 s after a kill in first trials.
 PRIOR_S = {"fewer": 10.0, "replaced": REPLACEMENT_S}
 NO_RESTARTS = LogSeconds(
     groups={outcome: (math.log(seconds), 0.7) for outcome, seconds in PRIOR_S.items()},
@@ -23,10 +23,13 @@ NO_RESTARTS = LogSeconds(
 
 
 def fit_restarts(restarts: pd.DataFrame) -> LogSeconds:
-    """Fit columns outcome, instance_type, seconds, a row a restart; ignore other outcomes.
+    """Fit restart seconds by outcome and instance type.
+
+    `restarts` has columns outcome, instance_type and seconds, with a row per restart. Outcomes
+    other than 'fewer' and 'replaced' are ignored.
 
     Raises:
-        ValueError: for seconds that are not above 0.
+        ValueError: if seconds are not above 0.
     """
     columns = {"outcome": "group", "instance_type": "member"}
     rows = restarts.rename(columns=columns).assign(x=0.0)
