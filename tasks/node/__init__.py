@@ -1,1 +1,1 @@
-"""The package that runs on a machine as `python -m node`: standard library and torch only."""
+"""The package that runs on each machine as `python -m node`; needs only torch."""

@@ -1,4 +1,4 @@
-"""`python -m node`: the agent of one machine."""
+"""Runs the agent of one machine: `python -m node`."""
 
 from .agent import main
 

@@ -1,9 +1,8 @@
-"""The agent: reports its machine to the mailbox, runs each attempt of the plan with torchrun, and
-never imports torch.
+"""Reports a machine to the mailbox, and runs each attempt of the plan with torchrun.
 
-It outlives its launches: the end of a launch is noted in `finished-<a>.json`, and the agent waits
-for the next attempt. It ends, with everything below it, when `done.json` appears, at its deadline,
-or on SIGTERM.
+The agent never imports torch, and it outlives its launches. When a launch ends, the agent writes
+`finished-<a>.json` and waits for the next attempt. The agent ends, with all its descendant
+processes, when `done.json` appears, at its deadline, or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from .record import Plan, RankLayout, plan_from_json, write_json
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
-# Of elastic runs: a torchrun that was not heard of for so many times so many seconds is dead
-# [torch's default: 3 of 5]. More misses: a host at a third of a core may be late. Each loss of a
-# machine costs the others a restart.
+# Elastic runs: seconds between heartbeats of torchrun, and the number of missed heartbeats after
+# which a torchrun counts as dead [torch's defaults: 5 s, 3 heartbeats]. A host with a third of a
+# core may be late. Each loss of a machine costs the other machines a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: for the controller, for the ranks' ends
-# of the environment; nothing else reaches a workload
+_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: for the controller, for exit codes of ranks
+# environment variables that a workload inherits; it sees no others of this process
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
 
 class Agent:
-    """One machine's end of the mailbox."""
+    """The process on one machine that reads plans from the mailbox and starts torchrun."""
 
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
         self.mailbox, self.node, self.address = mailbox.resolve(), node, address
@@ -58,7 +57,7 @@ class Agent:
         self.plan_text = ""
 
     def run(self) -> NoReturn:
-        """Serve until asked to leave."""
+        """Serve plans until `done.json` appears, the deadline passes or a signal arrives."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.leave(128 + number))
@@ -81,7 +80,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan if its attempt is a higher one than the last that was run."""
+        """Return the plan if its attempt is higher than that of the last launch, else None."""
         try:
             text = (self.mailbox / "plan.json").read_text()
         except FileNotFoundError:
@@ -92,7 +91,7 @@ class Agent:
         plan = plan_from_json(text)
         if plan.attempt <= self.attempt:
             return None
-        # workers read this copy: the controller may write the next attempt's at any moment
+        # workers read this copy, since the controller may replace the plan at any moment
         self.plan_path(plan.attempt).write_text(text)
         return plan
 
@@ -100,7 +99,7 @@ class Agent:
         return self.scratch / f"plan-{attempt}.json"
 
     def start(self, plan: Plan) -> None:
-        """Start this node's torchrun of `plan`; a plan without items for it only ends what runs."""
+        """Start this node's torchrun for `plan`, unless the node takes no part in the plan."""
         self.attempt = plan.attempt
         devices = RankLayout.of(plan).devices
         if not plan.items or self.node not in devices:
@@ -113,11 +112,11 @@ class Agent:
             "SRIFT_NODE": str(self.node),
         }
         if plan.elastic is not None:
-            # with torchrun's store as the workers' a job ends when another node joins [2.13]
+            # if workers share torchrun's store, the job ends when another node joins [torch 2.13]
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             if len(set(devices.values())) == 1:
-                # else torchrun exchanges each node's ranks, and ends when a node is lost just then
-                # [2.13]
+                # otherwise torchrun exchanges the ranks of each node, and the job ends if a node is
+                # lost during the exchange [torch 2.13]
                 variables["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
@@ -132,10 +131,11 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return the command of this node: torchrun, behind the machine's preparation if needed.
+        """Return this node's torchrun command, preceded by `node.prepare` if it is needed.
 
-        Nodes meet at the first one. All of them train, or, in an elastic run, those that are there
-        until others join; its first node is not to be lost.
+        `node.prepare` checks devices and installs requirements. The nodes meet at the first node.
+        An elastic run starts with the nodes that are present, and others may join later. It cannot
+        survive the loss of its first node.
         """
         layout, item = RankLayout.of(plan), plan.elastic
         host, port = plan.addresses[layout.host], plan.port + plan.attempt
@@ -156,7 +156,9 @@ class Agent:
             settings = {
                 "is_host": int(self.node == layout.host),
                 "join_timeout": math.ceil(plan.meet_s + item.wait_s),
-                "last_call_timeout": max(1, math.ceil(item.wait_s)),  # over once all are there
+                "last_call_timeout": max(
+                    1, math.ceil(item.wait_s)
+                ),  # ends as soon as all nodes have joined
                 "keep_alive_interval": _ALIVE_EVERY_S,
                 "keep_alive_max_attempt": _ALIVE_MISSED,
             }
@@ -177,11 +179,11 @@ class Agent:
         return command
 
     def end_launch(self) -> None:
-        """Report how the launch ended, after ending it if it runs, and kill what it left."""
+        """Kill the launch and its descendants if they still run, and report how it ended."""
         if self.launch is None:
             return
         code = self.launch.poll()
-        if code is None:  # a newer attempt replaces it
+        if code is None:  # a newer attempt replaces this launch
             self.launch.kill()
             code = self.launch.wait()
         end_descendants()
@@ -189,7 +191,7 @@ class Agent:
         log = self.log_path.read_text(errors="replace")[-_READ:]
         worker_code = worker_exit_code(log) if code else 0
         if worker_code is None and code in FAULTS:
-            worker_code = code  # the preparation ended it before there was a torchrun
+            worker_code = code  # `node.prepare` failed before it started torchrun
         body = {
             "exit_code": code,
             "worker_exit_code": worker_code,
@@ -200,7 +202,7 @@ class Agent:
         self.write(f"finished-{self.attempt}.json", body)
 
     def heartbeat(self) -> None:
-        """Show that this machine lives."""
+        """Write the heartbeat by which the controller sees that this machine is alive."""
         self.beaten = time.monotonic()
         self.write("heartbeat.json", {"beat_unix": time.time()})
 
@@ -213,26 +215,26 @@ class Agent:
         return self.folder / f"log-{self.attempt}.txt"
 
     def run_id(self) -> str:
-        """The run that the worker is at; empty if it has not reported one."""
+        """Return the id of the run that the worker reported last; empty if there is none."""
         try:
             return str(json.loads(self.progress_path.read_text())["run_id"])
-        except (OSError, ValueError, KeyError, TypeError):  # the workload may write there
+        except (OSError, ValueError, KeyError, TypeError):  # user code can write to this file
             return ""
 
     def write(self, name: str, body: dict[str, Any]) -> None:
-        """Write into the mailbox; a full disk does not end the agent."""
+        """Write `body` as JSON into this node's folder; a full disk does not end the agent."""
         try:
             write_json(self.folder / name, body)
         except OSError as error:
             self.complain(f"could not write {name}: {error.strerror}")
 
     def complain(self, message: str) -> None:
-        """Print where the provider keeps the agent's output."""
-        with suppress(OSError):  # a full disk, and the log may lie on it
+        """Print `message` to stderr, which the provider stores as the agent's output."""
+        with suppress(OSError):  # the output may be on the full disk
             print(f"srift: node {self.node}: {message}", file=sys.stderr, flush=True)
 
     def leave(self, code: int) -> NoReturn:
-        """End with everything below this process."""
+        """Kill all descendants of this process, delete its scratch folder, and exit with `code`."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants()
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -240,9 +242,10 @@ class Agent:
 
 
 def environment(address: str, scratch: Path, threads: int) -> dict[str, str]:
-    """Return a clean environment: no credentials; gloo and NCCL on the interface of `address`.
+    """Return the environment of torchrun, which has no credentials.
 
-    Each rank computes with `threads`; 0 is one for each core.
+    gloo and NCCL use the network interface of `address`. Each rank computes with `threads` threads;
+    0 means one thread per core.
     """
     interface, count = interface_of(address), str(threads or cores())
     return clean_environment(scratch) | {
@@ -254,7 +257,7 @@ def environment(address: str, scratch: Path, threads: int) -> dict[str, str]:
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:
-    """Return the variables that a workload sees; `scratch` is its home."""
+    """Return the environment variables that a workload sees; `scratch` is its HOME and TMPDIR."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
@@ -269,6 +272,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="node")
     parser.add_argument("--mailbox", type=Path, required=True, help="shared with the controller")
     parser.add_argument("--node", type=int, required=True, help="index in the cluster")
-    parser.add_argument("--address", required=True, help="at which other machines reach this one")
+    parser.add_argument("--address", required=True, help="IP address for the other machines")
     parser.add_argument("--deadline", dest="deadline_unix", type=float, required=True)
     Agent(**vars(parser.parse_args())).run()

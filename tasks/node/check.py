@@ -1,9 +1,9 @@
-"""Two steps of a workload on this machine's processor, before any machine is bought: what is wrong,
-and what it takes.
+"""Runs a few steps of a workload on this machine's CPU, to find mistakes before machines are bought.
 
-`python -m node.check ANSWER` reads a question from standard input and writes the answer to the file
-ANSWER, both JSON: the workload as a plan has it, the `folder` that its code lies in, `precisions`
-and the `batch` of one device; the answer lists what `checked` returns for each precision.
+`python -m node.check ANSWER` reads a JSON question from standard input and writes its answer as
+JSON to the file ANSWER. The question has the `workload` as in a plan, the `folder` with its code,
+`precisions`, and the `batch` of one device. The answer lists the result of `checked` for each
+precision.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from .record import WorkloadFile
 from .steps import one_step, typical_s
 
 _STEPS = 2
-_NAMED = 3  # parameters in a message
-_SLOW_INPUT = 0.1  # of a step
+_NAMED = 3  # parameters that a message names
+_SLOW_INPUT = 0.1  # share of the step time above which input may limit training
 _CPU = torch.device("cpu")
-_HINTS = {  # what to do about an error, by its text
-    "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "leave out"
+_HINTS = {  # advice by a pattern of the error's text
+    "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "remove"
     ' `.cuda()`, `.to("cuda")` and `device="cuda"`: Srift moves model, loss and batches to each'
     " machine's device",
-    "^ModuleNotFoundError|^KeyError|No such file|num_samples=0|its loader is empty": "only its own"
-    " code travels: state packages in `requirements`, files in `data`, variables in `env`",
-    "fewer than a batch of": "a check tries a quarter of `global_batch`: lower it",
+    "^ModuleNotFoundError|^KeyError|No such file|num_samples=0|its loader is empty": "only the"
+    " workload's code is copied: state packages in `requirements`, files in `data`, and environment"
+    " variables in `env`",
+    "fewer than a batch of": "the check uses a quarter of `global_batch`: lower `global_batch`",
 }
 
 
 def main() -> None:
-    """Answer one question. Exits 0 whatever is wrong with the workload."""
+    """Answer one question. Exits 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -54,11 +55,13 @@ def main() -> None:
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
-    """Return `precision`, the `problem` (empty if it trains or cannot be checked here), `notes` and
-    `figures`.
+    """Return the result of a check of `workload` in `precision`, with `batch` samples per step.
 
-    `figures`: step_s, input_s (of making a batch, or of a step's wait for its loader), losses,
-    peak_bytes, parameters, gradient_bytes; None without any.
+    precision: the precision that was checked.
+    problem: why the workload fails; empty if it trains, or cannot be checked on this machine.
+    notes: warnings of probable mistakes.
+    figures: step_s, input_s (seconds to make a batch, or to wait for the loader, per step), losses,
+        peak_bytes, parameters and gradient_bytes; None if no step ran.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -72,8 +75,8 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     except (Exception, SystemExit) as error:
         if isinstance(error, DataMissing) and workload.data.startswith(S3):
             answer["notes"] = [
-                f"no step was made: its data, {workload.data}, are not on this machine. To check it"
-                " with data, name a folder with some of them for the moment"
+                f"no step was run: its data, {workload.data}, are not on this machine. To check"
+                " the steps too, set `data` to a local folder with a sample"
             ]
         else:
             text = f"{type(error).__name__}: {error}"
@@ -86,14 +89,16 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Return figures of a few steps. Raises WorkloadError if no machine could train it
-    with others.
+    """Run a few steps and return their figures.
+
+    Raises WorkloadError if the loss is not finite, or if a parameter has no gradient, which makes
+    data parallelism hang.
     """
     try_once(built, batch)
     workers = 0
     if built.loader is not None:
         built.loader.as_in_later_epochs()
-        workers = built.loader.workers  # each begins with a batch that nobody waited for
+        workers = built.loader.workers  # leave out prefetched batches
     losses, seconds, waits = [], [], []
     for _ in range(max(_STEPS, workers) + workers):
         started, waited = now(_CPU), built.waited_s
@@ -101,9 +106,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
         seconds.append(now(_CPU) - started)
         waits.append(built.waited_s - waited)
     if not all(map(math.isfinite, losses)):
-        raise WorkloadError(
-            f"the loss is {losses[0]}, then {losses[-1]}: not a number to train with"
-        )
+        raise WorkloadError(f"the loss is {losses[0]}, then {losses[-1]}: it must be finite")
     idle = [
         name
         for name, weights in built.model.named_parameters()
@@ -112,7 +115,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     if idle:
         raise WorkloadError(
             f"{_listed(idle)} had no part in the loss, so machines would wait for their gradients:"
-            " use them, or set their requires_grad to False"
+            " use these parameters, or set their requires_grad to False"
         )
     return {
         "step_s": typical_s(seconds[workers:], waits[workers:]),
@@ -127,7 +130,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
 def _notes(
     built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
 ) -> Iterator[str]:
-    """Warn of what is probably a mistake."""
+    """Yield warnings of probable mistakes."""
     loader = built.loader
     found = {size for part in built.make_batch(batch) for size in sizes(part)}
     if loader is None and batch not in found:
@@ -139,7 +142,7 @@ def _notes(
         if weights.requires_grad and id(weights) not in held
     ]
     if left:
-        yield f"the optimizer lacks {_listed(left)}: their gradients are exchanged for nothing"
+        yield f"the optimizer lacks {_listed(left)}: their gradients are exchanged but not used"
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
         by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
@@ -147,7 +150,7 @@ def _notes(
     try:
         try_once(built, 1)
     except Exception as error:
-        yield f"a batch of 1 fails, which a slow machine may get: {explain(error, workload)}"
+        yield f"a batch of 1 fails, and a slow machine may get one: {explain(error, workload)}"
 
 
 def _listed(names: list[str]) -> str:

@@ -1,6 +1,4 @@
-"""Checkpoints: one of a measured run, timed and deleted; and those from which an elastic run
-resumes.
-"""
+"""Times the checkpoint of a measured run, and stores the checkpoints of an elastic run."""
 
 from __future__ import annotations
 
@@ -21,16 +19,15 @@ from .device import now
 from .entrypoint import LoadedWorkload
 from .record import write_file, write_json
 
-_MOST_BYTES = 4e9  # time on rented machines: what is larger is estimated from its bytes
-_MOST_OF_FREE = 0.5  # of the disk
-_KEPT = 2  # checkpoints: the newest, and the one before in case the newest turns out to be damaged
+_MOST_BYTES = 4e9  # larger states are not timed but estimated from their bytes, to save rented time
+_MOST_OF_FREE = 0.5  # a state may take this share of the free disk
+_KEPT = 2  # checkpoints: the newest, and its predecessor in case the newest is damaged
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
-    """Return `checkpoint_bytes` and `checkpoint_s` of writing the state to disk; the file is
-    deleted.
+    """Write the state to a temporary file; return `checkpoint_bytes` and `checkpoint_s`.
 
-    No seconds if the state is too large or the disk refuses.
+    The file is deleted. `checkpoint_s` is missing if the state is too large or cannot be written.
     """
     state = {"model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
@@ -46,27 +43,28 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
             os.fsync(file.fileno())
             values["checkpoint_s"] = now(built.device) - started
     except OSError as error:  # a full or slow disk is no fault of the workload
-        print(f"no checkpoint could be written: {error}", flush=True)
+        print(f"the checkpoint could not be timed: {error}", flush=True)
     return values
 
 
 class Checkpoints:
     """The checkpoints of one training, in a folder that outlives the machines which write there.
 
-    `step-<n>.pt` holds a state, and `step-<n>.json`, written once that is on disk, its manifest:
-    the step, bytes and checksum. A state without a manifest, or that its manifest does not fit, is
-    none. Each object is written whole, never changed and found by its name, so that a prefix of S3
-    could take the folder's place.
+    `step-<n>.pt` holds a state. `step-<n>.json` is its manifest: the step, bytes and checksum. The
+    manifest is written once the state is on disk. A state without a matching manifest is ignored.
+    Each file is written whole, is never changed and is found by its name, so that a prefix of S3
+    could replace the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, step: int, state: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Write `state` and return its manifest, with `more` and the `seconds` until the disk had
-        all of it.
+        """Write `state` and return its manifest.
 
-        States older than the last _KEPT are deleted; their manifests stay. Raises OSError.
+        The manifest also holds `more`, and `seconds`, the time to serialise the state and write it
+        to disk. All but the last _KEPT states are deleted; their manifests stay. Raises OSError if
+        a file cannot be written.
         """
         began, path, buffer = time.perf_counter(), self._state(step), io.BytesIO()
         torch.save(state, buffer)
@@ -81,31 +79,32 @@ class Checkpoints:
         return manifest
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return (manifest, state) of the newest whole checkpoint, tensors on `device`; None if
-        there is none.
+        """Return (manifest, state) of the newest complete checkpoint; None if there is none.
+
+        The tensors of the state are on `device`.
         """
         for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
             try:
                 manifest = json.loads(path.with_suffix(".json").read_text())
                 content = path.read_bytes()
                 if (len(content), zlib.crc32(content)) == (manifest["bytes"], manifest["crc32"]):
-                    # our own file, as its checksum says, by the code that is to train: it may hold
-                    # more than tensors
+                    # The checksum shows that this training wrote the file. It may hold more than
+                    # tensors.
                     return manifest, torch.load(
                         io.BytesIO(content), map_location=device, weights_only=False
                     )
             except (OSError, ValueError, KeyError, TypeError):  # half written, or being deleted
                 pass
-            print(f"{path.name} is not whole: the checkpoint before it is taken", flush=True)
+            print(f"{path.name} is damaged: the previous checkpoint is used", flush=True)
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Append the report of a start. Raises OSError."""
+        """Append the report of a start of the workers. Raises OSError if it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
 
     def starts(self) -> list[dict[str, Any]]:
-        """Return the reports of `note_start`, in order."""
+        """Return the reports that `note_start` wrote, in order."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("start-*.json"))]
 
     def manifests(self) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""A workload's data on a machine: their folder, or why they are missing. Standard library.
+"""Finds the folder of a workload's data on this machine. Imports only the standard library.
 
-A plan names a folder of the machine itself (a local host's), or an address of S3. The machine's
-courier fetches the objects of an address into `data/<digest>/` of the mailbox, or writes the reason
-of a failure to `data/<digest>.failed`. The controller requests it in `data.json`, before there is a
-plan, and reads the progress in `node-<i>/data.json`:
+A plan names a folder of the machine (local hosts), or an S3 address. The machine's courier
+downloads the objects of an address into `data/<digest>/` of the mailbox. If that fails, it writes
+the reason to `data/<digest>.failed`. The controller requests the addresses in `data.json` before it
+writes a plan, and reads the progress in `node-<i>/data.json`:
 
     data.json             {"data": {digest: address}}
     node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason", "bytes",
@@ -20,7 +20,7 @@ from .record import WorkloadFile
 
 S3 = "s3://"
 FILE = "data.json"
-# of a machine's volume: for a checkpoint of up to 4 GB, logs, compiled code
+# bytes of a machine's volume to keep free: for a checkpoint of up to 4 GB, logs and compiled code
 KEPT_FREE_BYTES = 5 * 2**30
 FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
@@ -30,19 +30,19 @@ class DataMissing(Exception):
 
 
 def folder_of(mailbox: Path, digest: str) -> Path:
-    """The folder into which the courier fetches."""
+    """Return the folder into which the courier downloads the data with that digest."""
     return mailbox / "data" / digest
 
 
 def failure_of(mailbox: Path, digest: str) -> Path:
-    """The file with the reason of a failure to fetch."""
+    """Return the file in which the courier states why the download failed."""
     return mailbox / "data" / f"{digest}.failed"
 
 
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
     """Return the folder on this machine that holds the workload's data; empty if it takes none.
 
-    Raises DataMissing.
+    Raises DataMissing if the download failed, or if the folder is gone or cannot be read.
     """
     if not workload.data:
         return ""
@@ -58,11 +58,10 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
 
 
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
-    """Map file names to the keys of objects below `prefix`; an object that stands for a folder
-    becomes none.
+    """Map the names of files to the keys of the S3 objects below `prefix`.
 
-    Raises ValueError for a key that would lie outside the folder, could be no file, or is a folder
-    of another.
+    Objects that stand for a folder are left out. Raises ValueError if a key would lead out of the
+    folder, cannot be a file name, or is both an object and a folder of other objects.
     """
     found: dict[str, str] = {}
     for key in keys:
@@ -72,10 +71,10 @@ def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
         parts = name.split("/")
         odd = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
         if odd or not name.isprintable() or not key.startswith(prefix):
-            raise ValueError(f"the object {key!r} cannot be a file of a folder: rename it")
+            raise ValueError(f"the object {key!r} has a key that cannot be a file name: rename it")
         found[name] = key
     folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
     both = sorted(folders & found.keys())
     if both:
-        raise ValueError(f"{found[both[0]]!r} is an object, and others lie below it: rename one")
+        raise ValueError(f"{found[both[0]]!r} is an object and also a folder of others: rename it")
     return found

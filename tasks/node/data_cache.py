@@ -1,17 +1,18 @@
-"""Samples of a dataset, read and decoded once: in memory, and on a disk for other ranks and runs.
+"""Caches the decoded samples of a dataset in memory, and on disk for other ranks and later runs.
 
-Copy this file beside a script that trains: it needs Linux and torch, and nothing else of Srift.
+You can copy this file beside your training script: it needs only Linux and torch.
 
-Each level of the cache is one file that all processes of a machine share, in memory or in a folder:
+Each level of the cache is one file, in memory or in a folder, that all processes of a machine
+share:
 
-    head     magic, digest, number of samples
-    full     1 when nothing more is kept
-    index    for each sample its begin, bytes and checksum; zeros if it is not kept
+    head     magic number, digest of the dataset, number of samples
+    full     1 once the level keeps no more samples
+    index    offset, bytes and checksum of each sample; zeros if the level does not have it
     samples  pickles, one after another
 
-Under a lock a process appends a sample, and writes its index entry last. So a half-written sample
-has no entry. A sample that lost bytes in a power failure does not match its checksum. Both are read
-from the dataset again.
+A process holds a lock while it appends a sample, and writes the index entry last. So a half-written
+sample has no entry. A sample damaged by a power failure does not match its checksum. In both cases
+the cache reads the sample from the dataset again.
 """
 
 from __future__ import annotations
@@ -41,35 +42,41 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 _GIB = 2**30
-_MIN_FREE = 5 * _GIB  # of a disk, for checkpoints and other files of a training
-_READ_TWICE = 3  # samples that a process reads again, to see that they stay the same
-_LOCK_S = 6.0  # the holder of the lock may be stopped, or a file server gone
+_MIN_FREE = 5 * _GIB  # bytes of the disk to leave free for other files of a training
+_READ_TWICE = 3  # samples that each process reads twice, to detect samples that change
+_LOCK_S = 6.0  # the process with the lock may be stopped, or a file server may be down
 _HEAD, _ENTRY = struct.Struct("<8s32sQ"), struct.Struct("<QQQ")
-_INDEX = _HEAD.size + 8  # the flag stands before it
+_INDEX = _HEAD.size + 8  # after the head and the flag `full`, padded to 8 bytes
 _LOG = logging.getLogger(__name__)
 
 
 class Cached(Dataset[Any]):
-    """The samples of `dataset`, each read from it once.
+    """A dataset that reads each sample of `dataset` once and keeps it.
 
-    Random values that the dataset draws would be the same in every epoch. So wrap the dataset that
-    reads and decodes, and augment outside the cache. The first samples are read twice, and refused
-    if they differ:
+    Random augmentation inside the cache would repeat the same values in every epoch. So wrap the
+    dataset that reads and decodes, and augment outside the cache:
 
         loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
-    The first samples fill `memory_gib` of memory, which the loader's workers share; each rank of a
-    machine has its own. `folder`, on a local disk, keeps all samples for all processes of this user
-    and for later runs, while at least 5 GiB are free. Samples that neither keeps are read in every
-    epoch, and one warning says so. The page cache of the file gives way to other needs.
+    The first samples are read twice, and refused if the two readings differ.
 
-    A file belongs to one dataset: its type and attributes, as pickle writes them, and the source
-    of their modules, which a notebook lacks. The files that the dataset reads do not count. `key`
-    replaces all but the name of the type: change it whenever the samples change. Two datasets of a
-    type that differ in their arguments need two keys.
+    Args:
+        memory_gib: GiB of memory for samples. The workers of a loader share the memory; each rank
+            of a machine has its own.
+        folder: a folder on a local disk that keeps all samples, for all processes of this user and
+            for later runs, while at least 5 GiB are free. The operating system frees the pages of
+            the file when other programs need memory.
+        key: identifies the samples in `folder`, with the name of the dataset's type. Change it
+            whenever the samples change, and use different keys for datasets of one type with
+            different arguments. By default the type, the pickled attributes and the source of
+            their modules identify the samples; a class defined in a notebook has no source. The
+            contents of the files that the dataset reads do not count.
 
-    Raises TypeError for a dataset without numbered samples, and ValueError if nothing would be
-    kept, or if the dataset has no digest.
+    Samples that fit in neither level are read in every epoch, after one warning.
+
+    Raises:
+        TypeError: the dataset has no `__getitem__` or `__len__`, or is an IterableDataset.
+        ValueError: neither memory nor folder is given, or the dataset cannot be identified.
     """
 
     def __init__(
@@ -102,14 +109,14 @@ class Cached(Dataset[Any]):
                 _warn(os.fspath(folder), error)
 
     def __len__(self) -> int:
-        """The number of samples when the dataset was wrapped."""
+        """Return the number of samples that the dataset had when it was wrapped."""
         return self._samples
 
     def __getitem__(self, place: int) -> Any:
-        """A copy of a sample.
+        """Return a copy of the sample at index `place`; negative indices count from the end.
 
-        Raises IndexError, ValueError for a sample that cannot be kept or that changes, and what the
-        dataset raises.
+        Raises IndexError if there is no such sample, ValueError if the sample cannot be pickled or
+        changes when it is read again, and the errors of the dataset.
         """
         at = operator.index(place)
         at += self._samples if at < 0 else 0
@@ -119,7 +126,7 @@ class Cached(Dataset[Any]):
         for level in self._levels:
             content = level.get(at)
             if content is not None:
-                with suppress(Exception):  # other versions of its modules wrote it
+                with suppress(Exception):  # another version of its modules may have written it
                     sample = pickle.loads(content)
                     for faster in missed:
                         faster.put(at, content)
@@ -133,41 +140,48 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Begin anew in memory alone, with room for `share` of all that the levels can keep.
+        """Empty the cache and keep samples in memory only, with `share` of the levels' total room.
 
-        Srift calls it to measure steps of later epochs on a part of the samples: the page cache
-        holds so few samples of a folder too.
+        Srift calls it to measure steps of later epochs on a part of the samples. So few samples of
+        a folder would be in the page cache anyway, so memory can stand in for the folder.
         """
         room = self.memory_gib * _GIB
         if self.folder is not None:
-            with suppress(OSError):  # the constructor has warned
+            with suppress(OSError):  # the constructor has already logged a warning
                 room += max(0, _free(self.folder) - _MIN_FREE)
         self._levels = [self._in_memory(share * room)]
 
     def _in_memory(self, room: float) -> _Level:
+        """Return an empty level in memory for `room` bytes of samples."""
         file = os.memfd_create("srift-cache")
         _begin(file, self._head)
         label = f"{self.memory_gib:g} GiB of memory" if self.folder is None else ""
         return _Level(file, "", self._head, room, label)
 
     def _content(self, at: int, sample: Any) -> bytes:
+        """Return the pickle of `sample`. Raises ValueError if a second reading differs."""
         content = _pickled(at, sample)
         if self._to_read_twice:
             self._to_read_twice -= 1
             if _pickled(at, self.dataset[at]) != content:
                 raise ValueError(
                     f"sample {at} of {type(self.dataset).__name__} changes when it is read again."
-                    " Augment outside of the cache: DataLoader(Augmented(Cached(dataset)))"
+                    " Augment outside the cache: DataLoader(Augmented(Cached(dataset)))"
                 )
         return content
 
 
 class _Level:
-    """Samples in one file. `get` and `put` do not raise: what cannot be read or kept is missing.
+    """One level of the cache: samples in one file.
 
-    Other processes open `path`, by default this process's descriptor. `room` is the most bytes of
-    samples; None: as long as the disk has _MIN_FREE. A warning calls the level `label`; without a
-    label there is no warning.
+    `get` and `put` do not raise. A sample that cannot be read or kept counts as missing.
+
+    file: this process's descriptor of the file.
+    path: by which other processes open the file; if empty, this process's entry in /proc.
+    head: the head that the file must have.
+    room: the maximum bytes of samples; None keeps samples while _MIN_FREE bytes of the disk are
+        free.
+    label: name of the level in the warning that it is full; if empty, there is no warning.
     """
 
     def __init__(self, file: int, path: str, head: bytes, room: float | None, label: str) -> None:
@@ -177,15 +191,16 @@ class _Level:
         weakref.finalize(self, os.close, file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a spawned process open the same file."""
+        """Pickle the level such that a spawned process opens the same file."""
         return _reopened, (self._path, self._head, self._room, self._label)
 
     @property
     def takes_more(self) -> bool:
+        """True until a process marks the level as full."""
         return not self._is_over and os.pread(self._file, 1, _HEAD.size) == b"\0"
 
     def get(self, at: int) -> bytes | None:
-        """The pickle of a sample; None if it is missing or damaged."""
+        """Return the pickle of sample `at`; None if it is missing or damaged."""
         try:
             entry = os.pread(self._file, _ENTRY.size, _INDEX + at * _ENTRY.size)
             begin, size, checksum = _ENTRY.unpack(entry)
@@ -197,7 +212,7 @@ class _Level:
         return content if _checksum(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
-        """Keep a sample if there is room, and no other process was faster."""
+        """Keep the pickle of sample `at` if there is room and no other process has kept it."""
         if not self.takes_more:
             return
         try:
@@ -219,7 +234,7 @@ class _Level:
                 _warn(self._label, reason)
 
     def _no_room(self, end: int, size: int) -> str:
-        """Why there is no room for `size` more bytes; empty if there is."""
+        """Return why `size` more bytes do not fit after offset `end`; empty if they fit."""
         if self._room is None:
             is_short = _free(self._file) - size < _MIN_FREE
             return f"less than {_MIN_FREE / _GIB:g} GiB are free" if is_short else ""
@@ -227,7 +242,7 @@ class _Level:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a tensor's numbers alone: torch would write all memory that a view is of."""
+    """Pickles only the values of a tensor: torch would write the whole storage behind a view."""
 
     def reducer_override(self, obj: Any) -> Any:
         is_plain = type(obj) is Tensor and obj.layout is torch.strided and obj.is_cpu
@@ -239,14 +254,17 @@ class _Pickler(pickle.Pickler):
 
 
 class _Summer(_Pickler):
-    """Writes into a checksum; collects in `modules` those of all types and functions."""
+    """Pickles into a checksum, and collects in `modules` the modules of types and functions."""
 
     def __init__(self, checksum: Any, modules: set[str]) -> None:
         super().__init__(SimpleNamespace(write=checksum.update), protocol=5)
         self.modules = modules
 
     def persistent_id(self, obj: Any) -> Any:
-        """Sets by sorted digests of their items: pickle's order differs between processes."""
+        """Identify a set by the sorted digests of its items.
+
+        The order in which pickle writes the items differs between processes.
+        """
         if not isinstance(obj, set | frozenset):
             return None
         digests = []
@@ -257,7 +275,7 @@ class _Summer(_Pickler):
         return type(obj), sorted(digests)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Cached):  # another level of the same samples
+        if isinstance(obj, Cached):  # a cache within a cache: the samples count, not its settings
             return Cached, (obj.dataset,)
         if isinstance(obj, FunctionType):
             self.modules.add(obj.__module__ or "__main__")
@@ -270,17 +288,18 @@ class _Summer(_Pickler):
 def _tensor(
     content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> Tensor:
-    if not content:  # torch makes no tensor of an empty buffer
+    if not content:  # torch.frombuffer refuses an empty buffer
         return torch.empty_strided(shape, stride, dtype=dtype)
     return torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)
 
 
 def _pickled(at: int, sample: Any) -> bytes:
+    """Return the pickle of sample `at`. Raises ValueError if it cannot be pickled."""
     written = io.BytesIO()
     try:
         _Pickler(written, protocol=5).dump(sample)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ValueError(f"sample {at} cannot be kept: {error}") from error
+        raise ValueError(f"sample {at} cannot be cached: {error}") from error
     return written.getvalue()
 
 
@@ -289,9 +308,10 @@ def _checksum(content: bytes, at: int) -> int:
 
 
 def _digest(dataset: Any, samples: int, key: str) -> bytes:
-    """Identify a dataset's samples.
+    """Return 32 bytes that identify the samples of `dataset`.
 
-    Raises ValueError without a key, if it cannot be pickled or a module has no file.
+    Raises ValueError if there is no `key` and the dataset cannot be pickled, or a module of it has
+    no file.
     """
     kind = type(dataset)
     versions = (samples, key, sys.version_info[:2], str(torch.__version__))
@@ -306,14 +326,17 @@ def _digest(dataset: Any, samples: int, key: str) -> bytes:
             checksum.update(module.encode() + _code(module))
     except Exception as error:
         raise ValueError(
-            f"the samples of {kind.__name__} have no digest ({error}). State `key`, a name of this"
-            " dataset that changes with its samples"
+            f"the samples of {kind.__name__} cannot be identified ({error}). Pass `key`, a name of"
+            " the dataset that you change whenever its samples change"
         ) from error
     return checksum.digest()
 
 
 def _code(name: str) -> bytes:
-    """The file of a module, nothing for compiled ones. Raises OSError if there is none."""
+    """Return the source file of a module; empty for built-in and compiled modules.
+
+    Raises OSError if the module has no file.
+    """
     module, parent = sys.modules.get(name), name.rpartition(".")[0]
     file = getattr(module, "__file__", None) or ""
     is_builtin = module is None or name in sys.builtin_module_names
@@ -327,7 +350,10 @@ def _code(name: str) -> bytes:
 
 
 def _open(path: Path, head: bytes) -> int:
-    """The level's file, begun if it is not whole. Raises OSError, also if another user owns it."""
+    """Open the file of a level, and initialise it if its head does not match.
+
+    Raises OSError if the file cannot be opened, or if another user owns it.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(file).st_uid != os.getuid():
@@ -335,7 +361,7 @@ def _open(path: Path, head: bytes) -> int:
         with _locked(file):
             if os.pread(file, len(head), 0) != head or os.fstat(file).st_size < _first(head):
                 _begin(file, head)
-            os.pwrite(file, b"\0", _HEAD.size)  # a level that was full may have room by now
+            os.pwrite(file, b"\0", _HEAD.size)  # a level that was full may have room now
     except BaseException:
         os.close(file)
         raise
@@ -343,34 +369,36 @@ def _open(path: Path, head: bytes) -> int:
 
 
 def _begin(file: int, head: bytes) -> None:
-    """Write an empty index, and the head last: a file without it is begun again."""
+    """Write an empty index, and then the head: `_open` initialises a file without a head again."""
     os.ftruncate(file, 0)
     os.ftruncate(file, _first(head))
     os.pwrite(file, head, 0)
 
 
 def _first(head: bytes) -> int:
-    """Where samples begin."""
+    """Return the offset of the first sample."""
     samples: int = _HEAD.unpack(head)[2]
     return _INDEX + samples * _ENTRY.size
 
 
 def _reopened(path: str, *properties: Any) -> _Level:
-    """The parent's level in a spawned process."""
+    """Open a parent's level in a spawned process."""
     return _Level(os.open(path, os.O_RDWR | os.O_CLOEXEC), path, *properties)
 
 
 def _free(place: int | str | os.PathLike[str]) -> int:
-    """Free bytes of the disk of a file or folder."""
+    """Return the free bytes of the disk with a file or folder."""
     disk = os.statvfs(place)
     return disk.f_bavail * disk.f_frsize
 
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Hold the file's lock against other processes. Raises TimeoutError if another one keeps it.
+    """Hold the lock of a file against other processes.
 
-    Threads of one process share the lock: what two of them write at one place fits no checksum.
+    Threads of one process share the lock. If two threads write at the same offset, the checksum
+    does not match and the sample counts as missing. Raises TimeoutError if another process keeps
+    the lock.
     """
     until = time.monotonic() + _LOCK_S
     while True:
@@ -389,7 +417,7 @@ def _locked(file: int) -> Iterator[None]:
 
 def _warn(place: str, reason: object) -> None:
     _LOG.warning(
-        "data cache: no more samples are kept in %s (%s); others are read in every epoch",
+        "data cache: %s keeps no more samples (%s); the rest is read in every epoch",
         place,
         reason,
     )

@@ -1,4 +1,4 @@
-"""The device of this rank, its clock and its peak memory."""
+"""Selects the device of this rank, and reads its clock and peak memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from .record import ANY, CPU, Devices
 
 
 class NoSuchDevice(Exception):
-    """The machine lacks the devices that it was bought for."""
+    """Raised if the machine lacks the devices that it was bought for."""
 
 
 def own_device(expected: Devices) -> torch.device:
-    """`cuda:<local rank>`, made the current device; the processor if CPU, or ANY without a GPU.
+    """Return the device of this rank, and make a GPU torch's current device.
 
-    Raises NoSuchDevice if the machine lacks what was expected: a processor never replaces a GPU.
+    The device is the CPU if `expected` names CPU, or names ANY on a machine without a GPU. It is
+    `cuda:<local rank>` otherwise. Raises NoSuchDevice if the machine lacks the expected devices: a
+    CPU never replaces a GPU.
     """
     has_gpu = torch.cuda.is_available() and expected.name != CPU
     if not has_gpu and expected.name in (CPU, ANY):
@@ -42,24 +44,24 @@ def own_device(expected: Devices) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """The model of a GPU, or `cpu`."""
+    """Return torch's name of a GPU, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
 
 
 def backend(device: torch.device) -> str:
-    """Backend of process groups: NCCL for GPU memory, gloo for host memory."""
+    """Return the backend of process groups: NCCL for GPU memory, gloo for host memory."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a monotonic clock, after all work queued on the device."""
+    """Wait for the work queued on the device; return the seconds of a monotonic clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on `device`."""
+    """Return `value`, inputs or targets of any structure, with its tensors on `device`."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -70,7 +72,10 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether the device still computes: after some faults CUDA fails until the process ends."""
+    """Return True if the device still computes.
+
+    After some faults every CUDA call fails until the process ends.
+    """
     try:
         now(device)
     except RuntimeError:
@@ -79,22 +84,26 @@ def usable(device: torch.device) -> bool:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Return freed memory and start a new high-water mark, if the kernel allows it."""
+    """Free unused memory and reset the peak that `peak_bytes` returns.
+
+    On a CPU this needs the permission of the kernel; otherwise the old peak stays.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps an item's freed memory for the next
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps the memory that an item has freed
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Peak resident bytes of the process since `reset_peak`; on a GPU, of tensors there.
+    """Return the peak bytes since `reset_peak`.
 
-    What lies on the GPU beside tensors (CUDA's context, NCCL's buffers) is added.
+    On a CPU these are the resident bytes of the process. On a GPU they are the bytes of tensors,
+    plus the memory that CUDA's context and NCCL's buffers use now.
     """
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)

@@ -1,8 +1,8 @@
-"""Whether a machine has the devices that it was bought for. Standard library.
+"""Checks that a machine has the devices that it was bought for. Imports only the standard library.
 
-Drivers may need a while after boot: p4d and p5 have none before NVIDIA's fabric manager runs
-(CUDA's error 802). A process whose CUDA failed once never tries again [torch], so each look is a
-process of its own.
+GPUs may be unusable for some time after boot: on p4d and p5 until NVIDIA's fabric manager runs
+(CUDA error 802). torch does not initialise CUDA again in a process where that failed once. So each
+check runs in a new process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 
 from .record import ANY, Devices
 
-DEVICES_WITHIN_S = 60.0  # after the first look: what a driver may need after boot
+DEVICES_WITHIN_S = 60.0  # after the first check: a driver may need this long after boot
 _PAUSE_S = 2.0
-_LOOK_S = 30.0  # most of a look after the first: 8 GPUs are opened one after the other
-_LOG_TAIL = 300  # characters of torch's words
-# a device that torch names and has no code for is none: an addition shows it
+_LOOK_S = 30.0  # limit of each later check, which opens up to 8 GPUs one after another
+_LOG_TAIL = 300  # characters of torch's output
+# The addition fails on a device that torch lists but has no kernels for.
 _LOOK = """
 import json, torch
 found = []
@@ -29,17 +29,18 @@ for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 
     found.append(torch.cuda.get_device_name(device))
 print(json.dumps(found))
 """
-_PART = re.compile(r" 1/\d+$")  # of a provider's name: a part of a device, as "L4 1/8"
-_PROFILE = re.compile(r"\d+[abcq]$|mig$")  # of torch's: a virtual device, as "NVIDIA L4-3Q"
+_PART = re.compile(r" 1/\d+$")  # in a provider's name: a part of a device, as "L4 1/8"
+_PROFILE = re.compile(r"\d+[abcq]$|mig$")  # in torch's name: a virtual device, as "NVIDIA L4-3Q"
 
 
 def is_named(expected: str, name: str) -> bool:
-    """True if `name`, torch's name of a device, is of the kind that a provider calls `expected`.
+    """Return True if torch's `name` of a device matches the provider's name `expected`.
 
-    Torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may change the order
-    of the words: all words of `expected` must be there, whole (an A10 is no A10G, an L40S no L4). A
-    part of a device ("L4 1/8") may be named by its virtual profile or by the whole device's name; a
-    whole one is never a virtual part.
+    torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may order the words
+    differently. So `name` must contain every word of `expected`, as a whole word: an A10 is not an
+    A10G, and an L40S is not an L4. If a part of a device is expected ("L4 1/8"), `name` may be that
+    of a virtual profile or of the whole device. If a whole device is expected, `name` must not be a
+    virtual profile.
     """
     if expected == ANY or name == expected:
         return True
@@ -49,9 +50,7 @@ def is_named(expected: str, name: str) -> bool:
 
 
 def missing_devices(expected: Devices, names: Sequence[str]) -> str:
-    """Return why `names`, the devices that torch can use, are not as expected; empty if
-    they are.
-    """
+    """Return why the devices that torch can use, `names`, are too few; empty if they suffice."""
     if sum(is_named(expected.name, name) for name in names) >= expected.count:
         return ""
     counted = ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names))
@@ -62,7 +61,11 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
-    """Return why a run was not on the expected devices; empty if it was, or if they are unknown."""
+    """Return why a run did not use the expected devices.
+
+    Both sequences have one entry per machine. The text is empty if the devices match, or if the
+    expected devices are unknown.
+    """
     for wanted, got in zip(expected, used, strict=False):
         if not all(is_named(wanted.name, name) for name in got.name.split("+")):
             return f"it ran on {got.name} where {wanted.name} was expected"
@@ -76,10 +79,12 @@ def wait_for_devices(
     wait_s: float,
     most_s: float,
 ) -> str:
-    """Look until the devices are there; return why they are not.
+    """Check until the expected devices are usable; return why they are not, or an empty text.
 
-    The first look reads torch from a slow disk, for minutes on a new machine. So `wait_s` count
-    from its end, and `most_s` limit everything. `look` gets the seconds that it may take.
+    `look(limit_s)` returns the names of the usable devices and the output of the check, within
+    `limit_s` seconds. The first check reads torch from a slow disk, which takes minutes on a new
+    machine. So `wait_s`, the seconds to wait for a driver, count from the end of the first check.
+    `most_s` limits the whole call.
     """
     ends = time.monotonic() + most_s
     until = None
@@ -96,7 +101,10 @@ def wait_for_devices(
 
 
 def torch_sees(within_s: float) -> tuple[list[str], str]:
-    """Return the devices that torch can use in another process, and its warnings or error."""
+    """Return torch's names of the usable devices, and torch's warnings or error.
+
+    A new process imports torch; it may take `within_s` seconds.
+    """
     command = (sys.executable, "-c", _LOOK)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s)

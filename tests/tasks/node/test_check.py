@@ -59,14 +59,14 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*[torch.zer
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("import torch\n", "import torch, nosuch\n", "'nosuch' (mine.py, line 2, in <module>); only its own code"),
+        ("import torch\n", "import torch, nosuch\n", "'nosuch' (mine.py, line 2, in <module>); only the workload's code"),
         (NET, "    model = Net(", "was never closed (mine.py, line 15"),
         ("def build", "def built", "no function 'build' in the file of workload 'net'"),
         ("torch.randn(batch, 4)", "torch.rand(batch, 'a')", "(mine.py, line 18, in make_batch)"),
         (FORWARD, "self.last(x)", "multiplied (16x4 and 8x1) (mine.py, line 12, in forward)"),
         (FORWARD, "self.first(x)[:, :1]", "last.weight, last.bias had no part in the loss"),
         ("nn.MSELoss()", "(lambda a, b: (a - b).sum(1))", "the loss must be one number"),
-        ("nn.MSELoss()", "(lambda a, b: (a / 0).mean())", "not a number to train with"),
+        ("nn.MSELoss()", "(lambda a, b: (a / 0).mean())", "it must be finite"),
         (NET, NET + ".requires_grad_(False)", "the model has no parameter to train"),
         (NET, "    raise SystemExit(3)", "SystemExit: 3 (mine.py, line 15, in build)"),
         (NET, NET + ".cuda()", '`device="cuda"`'),
