@@ -145,7 +145,7 @@ def _costs(axes: Axes, frame: pd.DataFrame) -> None:
     axes.step(
         best["hours"], best["usd"], "o-", where="post", color=_ACCENT, label="not beaten in both"
     )
-    for row in rows_of(frame[frame["first_for"].astype(bool)]):
+    for row in rows_of(frame[frame["first_for"].notna()]):
         place = (row["hours"], row["usd"])
         axes.annotate(str(row["cluster"]), place, (4, 6), textcoords="offset points")
     for name, scale in (("hours", axes.set_xscale), ("usd", axes.set_yscale)):
