@@ -1,4 +1,4 @@
-"""Runs a few steps of a workload on this machine's CPU, to find mistakes before machines are bought.
+"""Runs a few steps of a workload on this machine's CPU, to find mistakes before buying machines.
 
 `python -m node.check ANSWER` reads a JSON question from standard input and writes its answer as
 JSON to the file ANSWER. The question has the `workload` as in a plan, the `folder` with its code,

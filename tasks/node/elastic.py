@@ -1,10 +1,9 @@
-"""The worker of an elastic run: trains with the machines that are there, and resumes from the
-newest checkpoint when they change.
+"""Runs one rank of an elastic run, which resumes from the newest checkpoint when machines change.
 
-torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: the
-ranks that are there share it out as the item's batches say, in as many micro-steps as keep each
-device within its own. The first rank of the item's first node writes checkpoints, notes what
-happened, and in the end the run's record.
+torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
+ranks that are present share it in proportion to the item's batches, in enough micro-steps that no
+device exceeds its batch. The first rank of the item's first node writes the checkpoints, the
+reports of starts, and at the end the run's record.
 
     loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
 """
@@ -45,17 +44,18 @@ from .strategies.refusals import DDP
 from .switches import NONE
 from .worker import lost_peer, wait_for_go
 
-_MARK = struct.Struct("<qd")  # the last step that was done, and when
-_LATE_S = 5.0  # at least, that one worker may come to a meeting after another
+_MARK = struct.Struct("<qd")  # the last finished step, and its time
+_LATE_S = 5.0  # minimum delay of other workers to allow for when workers join
 
 
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
-    """Share `global_batch` in proportion to `batches`, the most samples that each rank takes at
-    once; return each rank's micro-batches.
+    """Share `global_batch` samples among ranks; return the sizes of each rank's micro-batches.
 
-    The largest comes last, which communicates; some may be 0. Samples left over go one by one to
-    the rank that is furthest behind its share: equal ranks differ by at most one sample. Raises
-    ValueError for a batch smaller than the number of ranks.
+    `batches` are the maximum samples of a micro-batch, by rank; shares are proportional to them.
+    All ranks have the same number of micro-batches, and some sizes may be 0. A rank's largest
+    micro-batch comes last, because the last one communicates. Remaining samples go one by one to
+    the rank that is furthest below its share, so equal ranks differ by at most one sample. Raises
+    ValueError if there are fewer samples than ranks.
     """
     if global_batch < len(batches) or min(batches) < 1:
         raise ValueError(
@@ -66,17 +66,17 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     behind = lambda rank: exact[rank] - samples[rank]  # noqa: E731
     while sum(samples) < global_batch:
         samples[max(range(len(samples)), key=behind)] += 1
-    while sum(samples) > global_batch:  # some had to be raised to one sample
+    while sum(samples) > global_batch:  # the minimum of one sample per rank raised some shares
         samples[min((rank for rank, count in enumerate(samples) if count > 1), key=behind)] -= 1
     steps = max(-(-count // most) for count, most in zip(samples, batches, strict=True))
     return [[(count + step) // steps for step in range(steps)] for count in samples]
 
 
 class ElasticRun:
-    """One rank's part in the run, from this start of its worker.
+    """One rank of the run, from one start of its worker by torchrun.
 
-    The leading rank, the first one of the node at which all meet, keeps the last step that was
-    done in `mark_path`, on its node's disk.
+    The leading rank is the first rank of the node at which the nodes meet. It stores the last
+    finished step in `mark_path`, on its node's disk.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
@@ -89,17 +89,19 @@ class ElasticRun:
         self.is_first_of_node = os.environ["LOCAL_RANK"] == "0"
         self.leads = node == self.host and self.is_first_of_node
         self.checkpoints = Checkpoints(Path(plan.checkpoints))
-        self.nodes: list[int] = []  # of each rank, once they met
+        self.nodes: list[int] = []  # the node of each rank; empty until `join`
 
     def built(self) -> LoadedWorkload:
-        """Build the workload; before the first checkpoint, try one pass. Raises what is wrong with
-        it.
+        """Build the workload, and try one pass on the first start.
+
+        Raises ValueError if the item has a strategy or switches that an elastic run does not
+        support, and the errors of `load` and `try_once`.
         """
         item = self.item
         if item.strategy != DDP or item.switches != NONE:
             raise ValueError(
-                f"an elastic run trains in {DDP} without switches: each rank must hold the whole"
-                " state"
+                f"an elastic run supports only {DDP} without switches, since each rank must hold"
+                " the whole state"
             )
         place = (self.node, int(os.environ["RANK"]))
         found = load(self.mailbox, self.plan, item, place=place, device=self.device)
@@ -108,7 +110,7 @@ class ElasticRun:
         return found
 
     def join(self) -> None:
-        """Join the process group of this start. Raises DistError if a rank does not come."""
+        """Join the process group of this start. Raises DistError if a rank joins too late."""
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience = timedelta(seconds=self.patience_s())
@@ -123,11 +125,11 @@ class ElasticRun:
         self.nodes = [int(node) for (node,) in gather([self.node], dist.group.WORLD)]
 
     def patience_s(self) -> float:
-        """Return seconds to wait for the other ranks to join.
+        """Return the seconds to wait for the other ranks to join.
 
-        torchrun does not tell a worker that a machine was lost meanwhile. After a restart all ranks
-        start at once, so the wait is this worker's own start-up time, doubled after each failed
-        rendezvous.
+        torchrun does not notify a worker if a machine is lost before the ranks have joined. After a
+        restart all ranks start at the same time. So the wait is _LATE_S plus the start-up time of
+        this worker, doubled after each failed attempt to join.
         """
         starts = len(self.checkpoints.starts())
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -137,10 +139,11 @@ class ElasticRun:
         return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
     def restore(self, built: LoadedWorkload, rank: int) -> dict[str, Any]:
-        """Restore model and optimizer from the newest checkpoint.
+        """Restore model, optimizer and loss scaler from the newest checkpoint.
 
-        Returns `step`, from which to go on, `restore_s` and `restore_bytes`. Random numbers go on
-        from a seed of rank and step. Raises RuntimeError if ranks found different steps.
+        Returns `step`, the number of finished steps, and `restore_s` and `restore_bytes`, which are
+        None without a checkpoint. The random seed depends on rank and step. Raises RuntimeError if
+        the ranks found checkpoints of different steps.
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
@@ -157,13 +160,14 @@ class ElasticRun:
         steps = sorted({int(step) for (step,) in gather([taken["step"]], dist.group.WORLD)})
         if len(steps) > 1:
             raise RuntimeError(
-                f"ranks found checkpoints of steps {steps}: they see different folders"
+                f"ranks found checkpoints of steps {steps}: all nodes must see the same folder"
             )
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Train to the last step; return the record's values at the leading rank. Raises
-        FloatingPointError.
+        """Train to the last step; return the record's values on the leading rank, else {}.
+
+        Raises FloatingPointError if the loss is not finite at a checkpoint.
         """
         item, nodes, rank = self.item, self.nodes, dist.get_rank()
         samples = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
@@ -210,14 +214,16 @@ class ElasticRun:
     def checkpoint(
         self, built: LoadedWorkload, step: int, partial_loss: float, about: dict[str, Any]
     ) -> None:
-        """Write the state after `step`. Raises FloatingPointError if the loss is no number."""
+        """Write the state after `step` on the leading rank. Every rank must call it.
+
+        `partial_loss` is this rank's part of the step's loss. `about` is stored in the manifest.
+        Raises FloatingPointError if the loss is not finite.
+        """
         loss = sum(mine for (mine,) in gather([partial_loss], dist.group.WORLD))
         if not self.leads:
             return
         if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss} after {step} steps: not a number to train with"
-            )
+            raise FloatingPointError(f"the loss is {loss} after {step} steps: it must be finite")
         state = {
             "step": step,
             "model": built.model.state_dict(),
@@ -227,7 +233,7 @@ class ElasticRun:
         self.checkpoints.write(step, state, loss=loss, **about)
 
     def values(self, built: LoadedWorkload) -> dict[str, Any]:
-        """Return the record's values."""
+        """Return the values of the run's record."""
         written = self.checkpoints.manifests()
         columns = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
         return {
@@ -241,7 +247,10 @@ class ElasticRun:
         }
 
     def wait_for_go(self) -> None:
-        """Report that this node is ready, and wait for the controller; after a restart at once."""
+        """Report that this node is ready, and wait until the controller says go.
+
+        After a restart it returns immediately, since `go-<a>.json` exists.
+        """
         attempt = self.plan.attempt
         if self.is_first_of_node:
             self.put(f"armed-{attempt}.json", {"armed_unix": time.time()})
@@ -251,7 +260,7 @@ class ElasticRun:
             self.put("progress.json", progress)
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
-        """Write the run's record; of a failure, by the rank that failed."""
+        """Write the run's record. If the run failed, the rank that failed writes it."""
         name, threads = name_of(self.device), torch.get_num_threads()
         used = [Devices(name=name, count=count, threads=threads) for count in self.item.used]
         record = record_of(
@@ -265,13 +274,14 @@ class ElasticRun:
         self.put(f"records/{self.item.run_id}.json", record)
 
     def put(self, name: str, body: Any) -> None:
-        """Write into the node's folder, or end with the reason."""
+        """Write `body` into the node's folder; end the process if that fails."""
         report(self.mailbox, self.node, name, body)
 
 
 def main() -> None:
-    """Serve one start. Exits 0 once the steps are done, else with the reason as the log's last
-    line.
+    """Serve one start of a worker.
+
+    Exits 0 after the last step. Otherwise the last line of the log has the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
@@ -287,7 +297,7 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         reason = f"node {node}: {explain(error, plan.workload(run.item))}"
-        if lost_peer(error):  # torchrun starts this again, with those that are left
+        if lost_peer(error):  # torchrun restarts the workers that are left
             leave(EXIT_LOST_PEER, f"a peer of {reason}")
         run.record(reason)
         leave(EXIT_ITEM_FAILED, f"{run.item.run_id} ended on {reason}")

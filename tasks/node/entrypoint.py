@@ -1,6 +1,4 @@
-"""A workload on one rank: its file loaded, its parts checked, one pass tried before
-anybody waits.
-"""
+"""Loads a workload on one rank, checks its parts, and tries one pass before ranks communicate."""
 
 from __future__ import annotations
 
@@ -31,21 +29,22 @@ from .torchvision_operators import declare_what_did_not_load
 BatchMaker = Callable[[int], tuple[Any, Any]]
 
 _CPU = torch.device("cpu")
-# of a traceback that came as text from another process
+# a frame of a traceback that came as text from another process
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class WorkloadError(Exception):
-    """The workload's file does not do what an entrypoint must."""
+    """Raised if the workload's entrypoint breaks its contract."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadedWorkload:
-    """What an entrypoint returned. `loss(model(inputs), target)` is a mean over the batch of
-    `make_batch(batch)`.
+    """The model, loss, batch maker and optimizer that an entrypoint returned.
 
-    All of it lies on `device`, batches too. `loader` is where they come from, if the entrypoint
-    returned one. `waited_s` sums the seconds of waiting for batches, or of making them.
+    `loss(model(inputs), target)` is a mean over the batch `(inputs, target)` of
+    `make_batch(batch)`. All parts and batches are on `device`. `loader` is the source of batches if
+    the entrypoint returned a DataLoader. `waited_s` sums the seconds of waiting for batches or
+    making them.
     """
 
     model: nn.Module
@@ -58,7 +57,7 @@ class LoadedWorkload:
     waited_s: float = 0.0
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
-        """Return the loss of a new batch, by the model or its wrapper."""
+        """Return the loss of a new batch; `module` is the model or its strategy's wrapper."""
         started = time.perf_counter()
         inputs, target = self.make_batch(batch)
         self.waited_s += time.perf_counter() - started
@@ -76,7 +75,7 @@ class LoadedWorkload:
 
     @property
     def parameters(self) -> int:
-        """Number of trained parameters."""
+        """Return the number of elements of all trained weights."""
         return sum(weights.numel() for weights in self.trained)
 
     @property
@@ -93,25 +92,27 @@ def build(
     computing: Arithmetic,
     shared: bool = False,
 ) -> LoadedWorkload:
-    """Load and call the entrypoint: equal weights on every rank, other data on each.
+    """Load and call the entrypoint. Every rank gets equal weights, but draws different data.
 
-    `folder` holds the workload's file, or the folder that its archive was unpacked to.
-    `workload.data` is a folder on this machine (data.data_path).
+    folder: holds the workload's file, or the folder to which its archive was unpacked.
+    workload: its `data` is a folder on this machine (data.data_path).
+    seed: of the weights; the seed of the data depends on `rank` too.
+    shared: True if the strategy shards the model. The model then stays in host memory, since only
+        its shards must fit on a device.
 
-    On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so
-    that plain torch makes everything there. Tensors on other devices are moved. A DataLoader may
-    stand for the batch maker (loader.py); `close` of the result ends its processes. A model that is
-    `shared` out stays in the host's memory: only its shards must fit on a device.
+    A GPU is torch's default device while the entrypoint and its batch maker run, so that new
+    tensors are created there; tensors on other devices are moved. The entrypoint may return a
+    DataLoader instead of a batch maker (loader.py); `close` of the result ends its processes.
 
-    Raises WorkloadError if it does not fit the contract, LoaderError if its loader does not,
-    DataMissing if its data are not on this machine, and the errors of the user's own code.
+    Raises WorkloadError if the entrypoint breaks its contract, LoaderError if the loader cannot be
+    rebuilt, DataMissing if the data are not on this machine, and the errors of the user's code.
     """
     device = computing.device
     torch.manual_seed(seed)
     declare_what_did_not_load()
     module = _module(folder, workload)
     if workload.module:
-        # only the first item of a process imports it: all start from the same numbers
+        # Only the first item of a process imports the module, which may draw random numbers.
         torch.manual_seed(seed)
     with _default(_CPU if shared else device):
         parts = _call(module, workload)
@@ -131,7 +132,7 @@ def build(
             raise WorkloadError(f"{workload.function} must return {what}")
     if not any(weights.requires_grad for weights in model.parameters()):
         raise WorkloadError("the model has no parameter to train")
-    computing.hold()  # a script may ask for faster products
+    computing.hold()  # user code may have set another format of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
@@ -150,23 +151,29 @@ def build(
 
 
 def _call(module: ModuleType, workload: WorkloadFile) -> Any:
-    """Call the entrypoint with what srift.toml gives it. Raises WorkloadError, DataMissing."""
+    """Call the entrypoint with the arguments and data that srift.toml states.
+
+    Raises WorkloadError if there is no such function, and DataMissing if the data are on S3 only.
+    """
     function = getattr(module, workload.function, None)
     if not callable(function):
         raise WorkloadError(
             f"no function {workload.function!r} in the file of workload {workload.name!r}"
         )
     if workload.data.startswith(S3):
-        raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
+        raise DataMissing(f"its data, {workload.data}, are not on this machine")
     return function(**workload.arguments, **({"data": workload.data} if workload.data else {}))
 
 
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
-    """Import the workload's module; of a folder by its name, and once."""
+    """Import the workload's module.
+
+    A module of a folder is imported by its name, so a process imports it once.
+    """
     if workload.module:
         root = str(folder / workload.folder)
         if sys.path[0] != root:
-            # as if a script there ran; processes that load data see it too
+            # as Python does for a script in that folder; loader workers inherit the path
             sys.path.insert(0, root)
         return importlib.import_module(workload.module)
     file = folder / workload.folder / workload.source if workload.folder else folder / workload.file
@@ -174,17 +181,17 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{workload.file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # torch's compiler and processes that load data look for it here
+    # torch's compiler and loader workers look up the module here
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return the line of the workload's code where an error arose, `mine.py, line 14, in
-    make_batch`.
+    """Return where in the workload's code an error arose, as `mine.py, line 14, in make_batch`.
 
-    For an error in another process its text is searched.
+    Errors of loader workers carry their traceback as text, which is searched too. The result is
+    empty if no frame is in the workload's code.
     """
     if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"
@@ -199,18 +206,23 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 
 
 def own_name(file: str, workload: WorkloadFile) -> str:
-    """Return the user's name of `file` if it is of the workload's code; else empty."""
+    """Return the user's name of `file`; empty if it is not part of the workload's code."""
     if workload.folder:
         return file.partition(f"/{workload.folder}/")[2]
     return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
 
 
 def _default(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a GPU is torch's default device."""
     return nullcontext() if device.type == "cpu" else device
 
 
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
-    """Return `make_batch` with its batches on `device`."""
+    """Return `make_batch` with its batches on `device`.
+
+    `made_there` makes `device` torch's default device while `make_batch` runs. A loader's batches
+    are made in host memory instead.
+    """
     if device.type == "cpu":
         return make_batch
 
@@ -223,10 +235,10 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
 
 
 def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
-    """Run one pass without other ranks, so that a mistake fails here and not in a collective.
+    """Run one forward and backward pass on this rank alone, to fail before the first collective.
 
-    Of a `shared` model only a batch is made: all of it may fit on no device. Raises WorkloadError
-    if the loss is no scalar, and what the user's code raises.
+    For a `shared` model it only makes a batch, since the whole model may not fit on a device.
+    Raises WorkloadError if the loss is not a scalar tensor, and the errors of the user's code.
     """
     if shared:
         built.make_batch(batch)

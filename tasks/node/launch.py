@@ -1,10 +1,10 @@
-"""One rank's part in a launch: joining its peers, the groups made of them, waiting for others, and
-reporting.
+"""Represents a launch on one rank: process groups, synchronisation with other ranks, and reports.
 
-Items of one node run side by side: each node has its own processor share, and they use no network.
-An item of several nodes runs alone: everybody waits for the items before it, and for its end, at
-the launch's store, which costs no processor time, for the key that an item's first rank sets. A
-node's devices serve its items one after the other: those that an item leaves idle wait for it too.
+Items of single nodes run at the same time on different nodes, since they use no network. An item of
+several nodes runs alone: every rank waits for all earlier items, and then for the end of the item.
+The devices of a node serve its items one after another; devices that an item does not use wait for
+its end too. To wait, a rank blocks on a key of the launch's store, which costs no CPU time. The
+first rank of an item sets its key.
 """
 
 from __future__ import annotations
@@ -37,27 +37,26 @@ from .strategies import strategy
 from .strategies.refusals import DDP
 
 _DAY = timedelta(days=1)
-_PER_RANK = {"rank_step_s", "rank_compute_s"}  # lists of values, in the sending order
-# torch 2.13 can make groups in any order of ranks
+_PER_RANK = {"rank_step_s", "rank_compute_s"}  # lists of a record in the sending order
+# torch 2.13 and later can create groups with any order of ranks
 _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
-_PAIRS = " pairs"  # no workload's name
+_PAIRS = " pairs"  # an entry of `written` that no workload is called
 
 
 class Launch:
-    """What this rank knows: the plan, its own place, the store that all ranks share, and the groups
-    made of them.
+    """The launch as this rank sees it: the plan, its rank, the shared store and the process groups.
 
-    `devices`: of each rank, what its device is called, and the threads that it computes with.
-    `written`: workloads of which this rank wrote a checkpoint. `pairs`: what was measured between
-    machines, at their first ranks; `order_reason`: why ranks send to each other in the order they
-    do.
+    devices: (name of the device, number of threads) of each rank.
+    written: workloads whose checkpoint this rank has timed.
+    pairs: the measurement of the links between machines, on the first rank of each machine.
+    order_reason: why the sending order of ranks was chosen; empty if it was not changed.
     """
 
     def __init__(self, mailbox: Path, plan: Plan, node: int) -> None:
-        """Join the process group and every item's group, and rehearse once: first use loads much of
-        torch.
+        """Join the process groups of the launch and of each item, and run a tiny step.
 
-        Raises NoSuchDevice if the machine lacks the devices that the plan expects.
+        The first step of a process loads much of torch. Raises NoSuchDevice if the machine lacks
+        the devices that the plan expects.
         """
         self.mailbox, self.plan, self.node = mailbox, plan, node
         self.layout = RankLayout.of(plan)
@@ -67,8 +66,8 @@ class Launch:
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
         self.rank, ranks = dist.get_rank(), range(dist.get_world_size())
-        # torchrun's own store outlives the workers of the other nodes; a second connection, so that
-        # waiting blocks nobody
+        # torchrun's store outlives the workers of other nodes. A second connection to it keeps a
+        # waiting rank from blocking the process groups.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = TCPStore(address, port, is_master=False, timeout=_DAY)
         self.store = PrefixStore(f"srift-{plan.attempt}", store)
@@ -89,7 +88,7 @@ class Launch:
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
-        """Return the group of `ranks`; every rank must call it."""
+        """Create the process group of `ranks`. Every rank must call it."""
         timeout: Any = timedelta(seconds=self.plan.timeout_s)
         group: dist.ProcessGroup = dist.new_group(
             list(ranks), timeout=timeout, backend=backend(self.device), **order
@@ -97,7 +96,10 @@ class Launch:
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Remake groups in the sending order of `go`. Every rank must call it."""
+        """Create the groups again in the sending order of `go`, the content of `go-<a>.json`.
+
+        Does nothing if `go` has no order. Every rank must call it.
+        """
         sending, self.order_reason = tuple(go.get("order") or ()), str(go.get("why") or "")
         if not sending:
             return
@@ -111,7 +113,7 @@ class Launch:
 
     @property
     def reports(self) -> bool:
-        """True for the first rank of a node, which serves every item of it and reports for it."""
+        """True for the first rank of a node, which serves all its items and reports for it."""
         return self.layout.places[self.rank][1] == 0
 
     @property
@@ -123,20 +125,22 @@ class Launch:
         return self.rank == self.layout.ranks(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
-        """The item's process group; None if it has one rank."""
+        """Return the item's process group; None if the item has one rank."""
         ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Reorder the lists of `values` from the sending order to the item's nodes, and add that
-        order.
+        """Return a record's `values` with lists in the order of the item's nodes.
+
+        The measured lists are in the sending order. Also adds the sending order, its reason and the
+        measured links, if an order was chosen for the item.
         """
         found = dict(values)
         if not self.order_reason or len(item.nodes) < LEAST_ORDERED:
             return found
         nodes, ranks = self.layout.placed(item).nodes, self.layout.sending_ranks(item)
         for name in _PER_RANK & values.keys():
-            by_rank = dict(zip(ranks, values[name], strict=False))  # empty without communication
+            by_rank = dict(zip(ranks, values[name], strict=False))  # `values[name]` may be empty
             found[name] = [by_rank[rank] for rank in self.layout.ranks(item) if rank in by_rank]
         if "reference_s" in values:
             by_node = dict(zip(nodes, values["reference_s"], strict=True))
@@ -150,7 +154,7 @@ class Launch:
         return found
 
     def used(self, item: Item) -> list[Devices]:
-        """The devices of `item`, one entry a node."""
+        """Return the devices that `item` uses, with one entry per node."""
         found = []
         for node, count in zip(item.nodes, item.used, strict=True):
             first = self.layout.places.index((node, 0))
@@ -160,14 +164,17 @@ class Launch:
         return found
 
     def wait_for(self, *indices: int) -> None:
-        """Wait until these items are over; exit if the launch is."""
+        """Wait until the items with these indices have ended.
+
+        Ends the process if an item was aborted or the launch's store is gone.
+        """
         for index in indices:
             key = f"item-{index}-done"
             try:
                 self.store.wait([key], _DAY)
                 end = self.store.get(key)
             except dist.DistError as error:
-                leave(EXIT_LOST_PEER, f"the launch's store is gone: {explain(error)}")
+                leave(EXIT_LOST_PEER, f"the launch's store cannot be reached: {explain(error)}")
             if end == b"abort":
                 leave(EXIT_LOST_PEER, f"{self.plan.items[index].run_id} failed on another node")
 
@@ -181,14 +188,15 @@ def load(
     device: torch.device,
     shared: bool = False,
 ) -> LoadedWorkload:
-    """Build the workload of `item` on this node and rank, `place`; archives are unpacked there.
+    """Build the workload of `item` on `place`, this process's (node, rank).
 
-    Raises what is wrong with it.
+    `node.prepare` has unpacked its archive. Raises WorkloadError if the plan lacks the workload,
+    and the errors of `data_path`, `arithmetic` and `build`.
     """
     node, rank = place
     workload = plan.workload(item)
     if workload is None:
-        raise WorkloadError(f"the plan names no workload {item.workload!r}")
+        raise WorkloadError(f"the plan has no workload {item.workload!r}")
     return build(
         mailbox / f"node-{node}" / "scratch" if workload.folder else mailbox,
         replace(workload, data=data_path(mailbox, workload)),
@@ -200,7 +208,10 @@ def load(
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """Run a tiny step: its first use costs a second of a core, which no measurement may."""
+    """Run a tiny step in the group `alone`, which has this rank only.
+
+    The first step of a process takes about a second of a core; no measurement may include it.
+    """
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
     parallel = strategy(DDP)(model, optimizer, alone)
@@ -210,7 +221,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def report(mailbox: Path, node: int, name: str, body: Any) -> None:
-    """Write into the node's folder. End the launch if the disk refuses."""
+    """Write `body` to the file `name` of the node's folder; end the process if that fails."""
     path = mailbox / f"node-{node}" / name
     try:
         write_json(path, body)
@@ -222,13 +233,11 @@ def report(mailbox: Path, node: int, name: str, body: Any) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """Return one line: the kind of error, its first line, and the line of `workload` where it
-    arose.
-    """
+    """Return one line: the error's type, its first line, and where in `workload` it arose."""
     error = in_words(error)
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
     if text and workload is not None and workload.folder:
-        # name a file of the folder as its user knows it
+        # shorten paths to those that the user knows
         text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
     # torch.compile names the backend on the first line, and the error on the second
     words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])

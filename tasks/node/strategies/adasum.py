@@ -4,8 +4,8 @@
 
     Adasum(a, b) = (1 - a.b / 2 |a|^2) a + (1 - a.b / 2 |b|^2) b      for each parameter
 
-Adasum adds orthogonal vectors and averages parallel vectors. If one vector is zero, the result is the
-other vector. Dot products are summed in float64.
+Adasum adds orthogonal vectors and averages parallel vectors. If one vector is zero, the result is
+the other vector. Dot products are summed in float64.
 
 adasum        combines gradients in a hook of DistributedDataParallel, before the optimizer's step
 adasum-delta  each rank takes its optimizer's step; then the changes of the weights are combined

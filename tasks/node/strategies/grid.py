@@ -88,9 +88,9 @@ class Grid:
         return torch.stack(swap(values.chunk(len(peers), dim), peers, self.group)).sum(dim=0)
 
     def turned(self, values: Tensor, split: int, joined: int) -> Tensor:
-        """Send each peer of the row its chunk along `split`; return the chunks received (all-to-all).
+        """Exchange chunks with the peers of the row (an all-to-all).
 
-        The received chunks are concatenated along `joined`.
+        Each peer gets its chunk along `split`. The received chunks are joined along `joined`.
         """
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 

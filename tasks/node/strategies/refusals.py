@@ -122,7 +122,7 @@ def _refuse_tables(name: str, model: nn.Module) -> None:
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose update of a part of the weights differs from that of all weights."""
+    """Refuse an optimizer whose update of a weight may depend on other weights."""
     kind = type(optimizer)
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)

@@ -56,7 +56,7 @@ class Servers:
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """Replace `values` (n,) by their mean over ranks and return them. Every rank must call it."""
+        """Replace `values` (n,) by their mean over ranks; return them. Every rank must call it."""
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         shares = [values[:0]] * ranks
         for server, share in zip(self.ranks, values.tensor_split(len(self.ranks)), strict=True):
