@@ -119,7 +119,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
             settle(workspace, now)
     done = [*done, *collected.notes]
     if collected.new:
-        done.append(f"{collected.new} new rows were loaded into the warehouse")
+        done.append(f"{collected.new} rows were loaded into the warehouse")
     if unswept:
         raise NotSwept(workspace.provider.name, unswept[0].unswept, done)
     return done

@@ -1,11 +1,11 @@
-"""The machines of one launch while it runs, and what to do when some are gone or about to go.
+"""Track the machines of a running launch, and decide what follows the loss of a machine.
 
-`decide` is pure, over what is left to measure:
+`decide` is a pure function of the remaining work. It returns one of:
 
-go on     the notice leaves enough time, or no run that is left needs the machine
+go on     the notice leaves enough time, or no remaining run needs the machine
 replace   request another machine in its place: there is time to start it and to measure with it
-fewer     measure the runs that do not need it, on the other machines
-give up   neither: a row says so
+fewer     measure the remaining runs that do not need the machine
+give up   end the launch, and record the loss in a row
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from .job import POLL_S, Clock
 from .mailbox import Mailbox
 from .outcomes import AttemptEnd
 
-# Of one launch: in a market that takes more machines, start-ups cost too much.
+# Per launch. If a market interrupts more machines, their start-ups cost too much.
 MOST_REPLACEMENTS = 3
-MARGIN_S = 5.0  # before a machine goes: a record is written and carried away
-_OVERHEAD_S = 5.0  # of an item beside its timed steps: building, warming up, agreeing
+MARGIN_S = 5.0  # to write and copy a record before a machine goes
+_OVERHEAD_S = 5.0  # of an item besides its timed steps: build, warm-up, agreement of the ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingWork:
-    """What is left to do, and the means.
+    """The items that a launch still has to measure, and the time that is left for them.
 
-    `items` have no record yet, the one under way first; `under_way_s` is what it still needs.
-    `host` is the node at whose store the attempt under way meets, None between attempts. `seconds`
-    are left of time and money. A new machine takes `start_up_s`; `no_replacement` says why none may
-    be requested.
+    items: items without a record, the item under way first.
+    under_way_s: seconds that the item under way still needs.
+    host: the node that hosts the rendezvous store of the attempt; None between attempts.
+    seconds: until the campaign's time or money is spent.
+    start_up_s: seconds until a new machine can measure.
+    no_replacement: why no other machine may be requested; empty if one may.
     """
 
     items: Sequence[Item]
@@ -46,42 +48,43 @@ class RemainingWork:
 
 
 def expected_s(item: Item) -> float:
-    """Most seconds that an item usually takes."""
+    """Return the seconds that an item usually takes at most."""
     return item.most_s + _OVERHEAD_S
 
 
 def decide(
     lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None
 ) -> tuple[str, str]:
-    """Return what becomes of a launch that loses machines, now or in `leaving_s` seconds, and why.
+    """Return what a launch does after it loses the nodes `lost`, and the reason.
 
-    The first value is one of the words above.
+    leaving_s: seconds until the first of the nodes goes; None if the nodes are already gone.
+    The first value is "go on", "replace", "fewer" or "give up".
     """
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
     if not needing and not (hosts and left.items):
-        return "go on", "no run that is left needs it"
+        return "go on", "no remaining run needs it"
     if leaving_s is not None:
         if not hosts and lost.isdisjoint(left.items[0].needs):
             return "go on", "the run under way does not need it"
         if left.under_way_s + MARGIN_S <= leaving_s:
-            return "go on", "the run under way ends before it goes"
+            return "go on", "the run under way ends before the machine goes"
     shortest_s = min(map(expected_s, needing), default=math.inf)
     if not left.no_replacement and left.start_up_s + shortest_s <= left.seconds:
-        return "replace", f"{len(needing)} runs still need it"
+        return "replace", f"{len(needing)} remaining runs need it"
     if len(needing) < len(left.items):
-        return "fewer", f"{len(needing)} runs left out, the others go on"
+        return "fewer", f"{len(needing)} runs are left out, the remaining runs go on"
     if leaving_s is not None:
-        return "go on", "the time that it stays serves nothing better"
-    why = left.no_replacement or "too little time or money is left to start another"
-    return "give up", f"all runs that are left need it, and {why}"
+        return "go on", "its last seconds have no better use"
+    why = left.no_replacement or "too little time or money is left to start another machine"
+    return "give up", f"all remaining runs need it, and {why}"
 
 
 class Machines:
-    """What the provider and the mailbox say of the machines. At first all are awaited.
+    """The state of a launch's machines, according to the provider and the mailbox.
 
-    Each machine fetches `data` (addresses by digest) after it has reported itself, and is awaited
-    until it has them.
+    A machine is awaited until it has reported itself and fetched `data` (S3 addresses by digest),
+    or failed to fetch them.
     """
 
     def __init__(
@@ -102,11 +105,11 @@ class Machines:
 
     @property
     def here(self) -> list[int]:
-        """Machines that can work, in rank order."""
+        """Return the nodes that can measure, in rank order."""
         return [node for node in range(self.mailbox.nodes) if node not in self.gone | self.awaited]
 
     def all_here(self) -> bool:
-        """True if every awaited machine has reported itself and has its data, or never will."""
+        """Read the machines' reports, and return True if no machine is awaited."""
         addresses = self.running.addresses
         reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
         self.fetching = {node for node in reported if self._lacks_data(node)}
@@ -114,8 +117,10 @@ class Machines:
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
-        """None once all are here; else how it ended. Data may come for as long as time and money
-        last.
+        """Wait until no machine is awaited. Returns None, or why the wait ended early.
+
+        A machine must report itself within `ready_within_s` seconds of the provider. It may fetch
+        data until the campaign's time or money is spent.
         """
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
@@ -125,7 +130,7 @@ class Machines:
             if ended := self.out_of_time():
                 if not self.fetching:
                     return ended
-                reason = f"node {min(self.fetching)} still fetched its data when {ended.reason}"
+                reason = f"node {min(self.fetching)} still fetches its data, and {ended.reason}"
                 return AttemptEnd(how="lost", reason=reason)
             late = self.awaited - self.fetching
             if late and self.clock.monotonic() > give_up:
@@ -140,8 +145,9 @@ class Machines:
         )
 
     def lost(self) -> AttemptEnd | None:
-        """Machines that are gone or have fallen silent. A run under way then was interrupted, not
-        slow.
+        """Return the loss of machines that are gone or send no heartbeat; None if none is lost.
+
+        If the provider interrupted one of the machines, its reason is reported.
         """
         self.states = self.running.nodes()
         dead = {
@@ -161,16 +167,16 @@ class Machines:
         return None
 
     def drop(self, lost: frozenset[int]) -> None:
-        """Expect nothing more of these machines."""
+        """Mark the nodes `lost` as gone, so that nothing waits for them."""
         self.awaited -= lost
         self.fetching -= lost
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Machines that an interruption notice says will go, and in how many seconds the first
-        does.
+        """Return the nodes with an interruption notice, and the seconds until the first one goes.
 
-        A rebalance recommendation takes nothing away yet.
+        The seconds are infinite without a notice. Rebalance recommendations do not count, since
+        they take no machine away.
         """
         going = {
             node: state.leaving_s
@@ -180,14 +186,14 @@ class Machines:
         return frozenset(going), min(going.values(), default=math.inf)
 
     def out_of_time(self) -> AttemptEnd | None:
-        """How it ends if the campaign's time, or its money, is up."""
+        """Return the end of the attempt if the campaign's time or money is spent, else None."""
         if self.clock.monotonic() > self.stop_at:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the end by machines that did not do something in time."""
+    """Return the loss of `nodes` that did not do `what` within `within_s` seconds."""
     named = ", ".join(map(str, sorted(nodes)))
     reason = f"node {named} did not {what} within {within_s:.0f} s"
     return AttemptEnd(how="lost", reason=reason, nodes=tuple(sorted(nodes)))

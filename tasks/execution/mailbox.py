@@ -1,5 +1,6 @@
-"""The controller's half of the mailbox (`node/record.py` describes the files), and the log of a
-launch's machines.
+"""Read and write the mailbox for the controller, and log the machines of a launch.
+
+`node/record.py` describes the files of the mailbox.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from ..providers.base import EndedLease, json_of_node
 from ..workspace.sources import Source
 from .outcomes import Row
 
-SILENT_AFTER_S = 30.0  # a node at a fifth of a core can be late by seconds, never by this much
+SILENT_AFTER_S = 30.0  # a node with a fifth of a core can be seconds late, but never this late
 
 
 class WorkloadChanged(Exception):
-    """A workload's code is no longer the code that the launch was made for."""
+    """The code of a workload changed after the launch was planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mailbox:
-    """A directory shared by the controller and `nodes` machines."""
+    """The directory through which the controller and `nodes` machines exchange files."""
 
     path: Path
     nodes: int
 
     def put_workloads(self, files: Iterable[tuple[WorkloadFile, Source]]) -> None:
-        """Put each workload's code where its `WorkloadFile` says. Raises WorkloadChanged."""
+        """Write each workload's code to the path in its `WorkloadFile`.
+
+        Raises WorkloadChanged if a workload's digest differs from its `WorkloadFile`.
+        """
         for spec, source in files:
             with suppress(FileNotFoundError):
                 contents = source.read()
@@ -43,88 +47,103 @@ class Mailbox:
                     if not (self.path / spec.file).exists():
                         write_file(self.path / spec.file, source.travels_as(contents))
                     continue
-            raise WorkloadChanged(f"code of workload {spec.name} was just changed: refresh again")
+            raise WorkloadChanged(
+                f"the code of workload {spec.name} changed after the refresh began: refresh again"
+            )
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Put what a collector needs to load the runs."""
+        """Write the setups of the runs, which `record_loader` needs to load the records."""
         write_json(self.path / "controller" / "envelopes.json", dict(run_setups))
 
     def put_plan(self, plan: Plan) -> None:
-        """Start another attempt."""
+        """Write `plan`. Agents start an attempt when the plan's number rises."""
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Let the machines fetch data from those addresses, by digest."""
+        """Write the S3 addresses, by digest, of the data that machines fetch."""
         if addresses:
             write_json(self.path / DATA_FILE, {"data": dict(addresses)})
 
     def data_of(self, node: int) -> dict[str, Row]:
-        """Return what the machine reports of the data that it fetches, by digest."""
+        """Return the state of the data that the machine fetches, by digest."""
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
 
     def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
-        """Let the armed workers start. Machines send to each other in `order`; empty: as they
-        come.
+        """Let the armed workers of `attempt` start.
+
+        order: nodes in rank order; empty keeps the order of the plan. why: the reason, for the log.
         """
         body = {"attempt": attempt, "order": list(order), "why": why}
         write_json(self.path / f"go-{attempt}.json", body)
 
     def done(self) -> None:
-        """Let the agents leave."""
+        """Let the agents exit."""
         write_json(self.path / "done.json", {})
 
     def ready_of(self, node: int) -> float:
-        """When the machine reported itself, by the store's clock. Raises OSError before it has."""
+        """Return the Unix time at which the machine reported itself, on the store's clock.
+
+        Raises OSError if the machine has not reported itself.
+        """
         return (self._node(node) / "ready.json").stat().st_mtime
 
     def reported(self, node: int, address: str) -> bool:
-        """True if the machine at `address`, no earlier one in its place, has reported itself."""
+        """Return True if the machine at `address` has reported itself.
+
+        The report of a machine that it replaces does not count.
+        """
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
 
     def forget(self, node: int) -> None:
-        """Delete what a replaced machine reported of itself; its records and logs stay."""
+        """Delete the state files of a replaced machine. Its records and logs stay."""
         armed = (file.name for file in self._node(node).glob("armed-*.json"))
         for name in ("heartbeat.json", "progress.json", "notice.json", DATA_FILE, *armed):
             (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> set[int]:
-        """Nodes whose workers wait for go, or have been let go."""
+        """Return the nodes whose workers joined the process group of `attempt`."""
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Row:
-        """What `node`, the first of the attempt, measured of links between machines."""
+        """Return the links between machines that `node`, the first of the attempt, measured."""
         found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
 
     def finished(self, attempt: int) -> list[Row]:
-        """The content of each `finished-<attempt>.json`, and `node`."""
+        """Return the content of each `finished-<attempt>.json`, with the key `node` added."""
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
 
     def silent(self, now_unix: float) -> set[int]:
-        """Nodes without a heartbeat for SILENT_AFTER_S, by the store's clock."""
+        """Return the nodes whose last heartbeat is older than SILENT_AFTER_S.
+
+        now_unix: the time on the store's clock. A node that never sent a heartbeat is not silent.
+        """
         found = set()
         for node in range(self.nodes):
-            with suppress(FileNotFoundError):  # none before the first
+            with suppress(FileNotFoundError):  # no heartbeat yet
                 beat = (self._node(node) / "heartbeat.json").stat().st_mtime
                 if now_unix - beat > SILENT_AFTER_S:
                     found.add(node)
         return found
 
     def under_way(self, attempt: int) -> set[str]:
-        """Runs that nodes say they have come to."""
+        """Return the ids of the runs that nodes report as under way in `attempt`."""
         found = [self._read(node, "progress.json") for node in range(self.nodes)]
         return {str(body.get("run_id")) for body in found if body.get("attempt") == attempt}
 
     def recorded(self) -> set[str]:
-        """Ids of the runs that have a record, whole or not: loading decides which are sound."""
+        """Return the ids of the runs that have a record file.
+
+        Loading decides later which records are valid.
+        """
         return {file.stem for file in self._records()}
 
     def not_installed(self) -> dict[str, str]:
-        """Digests of workloads whose requirements a machine could not install, with the reason."""
+        """Return why a machine could not install a workload's requirements, by workload digest."""
         bodies = [read_object(file) or {} for file in self._records()]
         return {
             str(body.get("workload_digest")): str(body.get("reason"))
@@ -143,7 +162,7 @@ class Mailbox:
 
 
 def read_object(file: Path) -> Row | None:
-    """A JSON object; None where it is not there yet or is nothing that a node of ours writes."""
+    """Return the JSON object in `file`; None if the file is missing or holds no JSON object."""
     try:
         body = json_of_node(file.read_text())
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
@@ -155,8 +174,9 @@ _FILE = Path("controller") / "machines.json"
 
 
 class MachineLog:
-    """The machines of one launch in rank order, each since it was requested. A full disk costs the
-    log alone.
+    """The machines of one launch and when each was requested, started work and was lost.
+
+    Times are seconds since the launch began. If the disk is full, only the log is lost.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
@@ -164,15 +184,15 @@ class MachineLog:
         self._rows = [_row(node, 0, offer, 0.0) for node, offer in enumerate(cluster.members)]
 
     def write(self) -> None:
-        """Write to disk: the log outlives a controller that dies."""
+        """Write the log to disk, so that it survives the controller."""
         with suppress(OSError):
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, startup_s: float) -> None:
-        """All are armed for the first time, `startup_s` after they were requested.
+        """Note that all machines are armed for the first time, `startup_s` after their request.
 
-        The store's clock says how long before the last each reported itself; torchrun starts on all
-        at once.
+        The start-up of a machine is shorter by the seconds it waited for the last machine's report,
+        because torchrun starts on all machines at once.
         """
         ready = {}
         for row in self._rows:
@@ -182,20 +202,20 @@ class MachineLog:
             self.replaced(node, startup_s - max(ready.values()) + moment)
 
     def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
-        """The machine in that place is gone, so many seconds after the launch began."""
+        """Note that machine `node` was lost `after_s` seconds after the launch began."""
         row = self._newest(node)
         if row["after_s"] is None:
             row |= {"interrupted": interrupted, "after_s": after_s}
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Another machine was requested in that place, so many seconds after the launch began."""
-        self.lost(node, after_s, interrupted=False)  # if it is silent, it is let go now
+        """Note that a machine was requested in place of `node`, `after_s` after the launch began."""
+        self.lost(node, after_s, interrupted=False)  # a silent machine is given up only now
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """The newest machine in that place is at work, so many seconds after the launch began."""
+        """Note that the newest machine `node` started work `at_s` after the launch began."""
         row = self._newest(node)
         startup_s = at_s - row["from_s"]
         row["startup_s"] = startup_s if startup_s > 0 else None
@@ -206,7 +226,7 @@ class MachineLog:
 
 
 def machine_rows(lease: EndedLease, provider: str) -> list[Row]:
-    """Columns of raw_machines of a lease that is over, refresh_id still open."""
+    """Return the rows of raw_machines for an ended lease, without `refresh_id`."""
     rows: list[Row] = (read_object(lease.mailbox / _FILE) or {}).get("machines", [])
     whole_s = (lease.ended_at - lease.started_at).total_seconds()
     for row in rows:

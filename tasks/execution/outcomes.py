@@ -1,4 +1,4 @@
-"""How an attempt ended, and the rows of runs and launches that have no record."""
+"""Describe how an attempt ended, and build the rows of runs and launches without a record."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ RunSetups = Mapping[str, RunSetup]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """How one attempt ended: "finished", "failed" (try again without `culprit`), "lost" (machines),
-    or "time".
+    """The end of one attempt.
 
-    `culprit` is the run at fault, or under way. The launch may continue without the lost `nodes`;
-    a loss without nodes ends it.
+    how: "finished", "failed" (try again without `culprit`), "lost" (of machines) or "time".
+    culprit: id of the run at fault or under way; empty if there is none.
+    interrupted: True if the provider took a machine away.
+    nodes: lost machines, or machines without their devices. A loss without nodes ends the launch.
     """
 
     how: str
@@ -36,7 +37,7 @@ class AttemptEnd:
 
     @property
     def status(self) -> str:
-        """Status of the row that reports this end."""
+        """Return the status of the row that reports this end."""
         return "interrupted" if self.interrupted else "failed"
 
     def __str__(self) -> str:
@@ -44,14 +45,16 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: set[str]) -> AttemptEnd:
-    """Return how a torchrun ended that did not measure all: the node that was hit first explains.
+    """Return how an attempt ended that did not measure all its runs.
 
-    The run that this node names counts before `under_way`.
+    The exit codes of the workers show which node failed first. This node's reason is reported.
+    finished: contents of `finished-<attempt>.json` by node.
+    under_way: run to blame if the node names no run in `planned`.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     if not failed:
         named = ", ".join(str(node["node"]) for node in finished)
-        reason = f"torchrun ended on node {named} before it had measured"
+        reason = f"torchrun ended on node {named} before all runs were measured"
         return AttemptEnd(how="failed", culprit=under_way, reason=reason)
     witness = min(failed, key=lambda node: blame_rank(node.get("worker_exit_code")))
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")
@@ -69,13 +72,13 @@ def blame(finished: Sequence[Row], under_way: str, planned: set[str]) -> Attempt
 
 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
-    """True if every torchrun that failed lost a peer: the node that was hit may never report."""
+    """Return True if every failed torchrun lost a peer. The lost node itself may never report."""
     failed = [node for node in finished if node.get("exit_code") != 0]
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
 
 
 def retry_id(run_id: str) -> str:
-    """Return the id of the next try of an interrupted run, whose interruption has a row."""
+    """Return the id of the next try of an interrupted run. A row reports the interrupted try."""
     return f"{planned_id(run_id)}{_RETRY}{int(run_id.partition(_RETRY)[2] or 1) + 1}"
 
 
@@ -85,7 +88,7 @@ def planned_id(run_id: str) -> str:
 
 
 def full_mailbox(error: OSError, path: Path) -> str:
-    """Return the sentence for a mailbox that did not take a file."""
+    """Return the message for a file that could not be written to the mailbox at `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the mailbox is full: free some space at {path} and refresh again"
     return f"the mailbox at {path} could not be used: {error}"
@@ -106,7 +109,10 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
 ) -> Row:
-    """Return the row of a launch that ended with no run under way; `number` tells several apart."""
+    """Return the row of a launch that ended while no run was under way.
+
+    number: makes the ids of several such rows of a launch distinct.
+    """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}
     setup |= {"cluster": cluster, "kind": "launch"}

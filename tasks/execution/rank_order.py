@@ -1,6 +1,4 @@
-"""The order in which the machines of a launch send to each other, from links measured between
-pairs.
-"""
+"""Choose the rank order of a launch's machines from the measured links between pairs."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from models.planner.placement import Links, Round, choose, halvings, ring
 
 from ..node.record import LEAST_ORDERED, Item
 
-MOST_ORDERED = 16  # machines: 120 pairs, one at a time
-# Of DistributedDataParallel's buckets: what is sent at once, whatever the workload.
+MOST_ORDERED = 16  # machines; their 120 pairs are measured one at a time
+# Bucket size of DistributedDataParallel, the size of one message for every workload.
 _MESSAGE_BYTES = 25 * 2**20
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
@@ -24,7 +22,7 @@ _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
 
 
 class _Pairs(BaseModel):
-    """What `node.probe.pairs` found, as untrusted bytes must be."""
+    """The result of `node.probe.pairs`, validated because nodes are not trusted."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -34,25 +32,26 @@ class _Pairs(BaseModel):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """One for each time that all pairs were measured. Raises ValueError if they are not pairs
-        of `nodes`.
+        """Return the links of each sweep over all pairs.
+
+        Raises ValueError if the pairs are not pairs of `nodes`, or if a time is not positive.
         """
         between = ~np.eye(len(nodes), dtype=bool)
         found = []
         for entry in zip(self.latency_s, self.byte_s, self.sharing, strict=True):
             latency_s, byte_s = np.array(entry[0]), np.array(entry[1])
             if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == between.shape:
-                raise ValueError(f"it is not of nodes {', '.join(map(str, nodes))}")
+                raise ValueError(f"the pairs are not those of nodes {', '.join(map(str, nodes))}")
             if min(latency_s[between].min(), byte_s[between].min()) <= 0:
-                raise ValueError("it has pairs that take no time")
+                raise ValueError("some pairs take no time")
             found.append(Links(latency_s=latency_s, byte_s=byte_s, sharing=entry[2]))
         return found
 
 
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
-    """True if machines must measure their links: there are several orders, and few enough pairs.
+    """Return True if the order of machines can matter and there are few enough pairs to measure.
 
-    Hosts without a network share one address, and have no links.
+    Hosts without a network share one address and have no links.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
         return False
@@ -62,19 +61,20 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """Return `nodes` in the order for the traffic of `items`, and the reason.
+    """Return `nodes` in the fastest order for the traffic of `items`, and the reason.
 
-    An empty order, with the reason, if no order is surely faster or the measurements are not sound.
+    reported: the links that the first node measured.
+    The order is empty if no order is significantly faster or the measurements are invalid.
     """
     try:
         sweeps = _Pairs.model_validate(dict(reported)).sweeps(nodes)
     except ValueError as error:  # pydantic's too
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        return (), f"as they come: the links that node {nodes[0]} reported are not sound: {why}"
+        return (), f"unchanged: the links that node {nodes[0]} reported are invalid: {why}"
     choice = choose(sweeps, traffic(items, len(nodes)))
     order = list(choice.order)
     if not any(item.strategy in COMBINED for item in items):
-        # a ring begins anywhere; the first have the servers
+        # a ring may begin at any machine: keep node 0 first, as parameter servers run on the first
         order = [*order[order.index(0) :], *order[: order.index(0)]]
     if order == list(range(len(nodes))):
         return (), choice.reason
@@ -82,9 +82,10 @@ def sending_order(
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
-    """What each of `items` sends in a step, in messages of one size.
+    """Return the messages that `items` send in a step, all of one size.
 
-    Adasum's halves go from pair to pair; everything else goes round rings, as all-reduces do.
+    Adasum exchanges halves between pairs. Every other strategy sends round a ring, as a ring
+    all-reduce does.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

@@ -1,7 +1,7 @@
-"""Load what an ended lease left in its mailbox: records, the controller's rows, costs, machines.
+"""Load an ended lease from its mailbox: records, the controller's rows, cost and machines.
 
-A record that is truncated or not of the wire's form is moved to `rejected/` of the home and counts
-as a failed run with that reason. It never stops the others. Loading twice changes nothing.
+A record that is truncated or has another form is moved to `rejected/` in the home. Its run counts
+as failed, and the other records are loaded. Loading a lease twice changes nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ from ..workspace.workspace import Workspace
 from .mailbox import machine_rows, read_object
 from .outcomes import Row, RunSetups, launch_row, run_row
 
-_MOST_SAID = 500  # characters of a node's sentence
+_MOST_SAID = 500  # characters of a node's message
 
-Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds that a timestamp can hold
-Whole = Annotated[int, Field(gt=0, lt=2**63)]  # what a bigint can hold
+Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
+Whole = Annotated[int, Field(gt=0, lt=2**63)]  # positive, in the range of a bigint
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
-Spent = Annotated[float, Field(ge=0)]  # seconds, or a spread
+Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
 
 
 class _Wire(BaseModel):
-    """What a node wrote: checked as untrusted bytes must be; keys that are not named here
-    are kept.
-    """
+    """A JSON object from a node, validated because nodes are not trusted. Keeps unknown keys."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
 
@@ -144,7 +142,7 @@ _KINDS: dict[str, type[_Values]] = {
 
 
 class WireDevices(_Wire):
-    """`node.record.Devices`."""
+    """A `node.record.Devices` in a record."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -154,7 +152,7 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """`node.record.Record`, as untrusted bytes must be."""
+    """A `node.record.Record` from a node, validated because nodes are not trusted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -183,7 +181,11 @@ class WireRecord(_Wire):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What was loaded: new rows, all rows by status, dollars, and sentences for the reader."""
+    """The result of loading leases.
+
+    new: rows that the warehouse did not have. by_status: all rows, by status. notes: messages for
+    the user.
+    """
 
     new: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
@@ -191,7 +193,7 @@ class Collected:
     notes: list[str] = field(default_factory=list)
 
     def add(self, other: Collected) -> None:
-        """Count another launch too."""
+        """Add the counts, dollars and notes of `other`."""
         self.new += other.new
         self.by_status.update(other.by_status)
         self.usd += other.usd
@@ -201,10 +203,11 @@ class Collected:
 def load_lease(
     workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime
 ) -> Collected:
-    """Load the mailbox of `lease` in one transaction, for the refresh that bought it.
+    """Load the mailbox of `lease` in one transaction.
 
-    `notes` has a sentence for each rejected record and each machine that left files behind. Raises
-    WarehouseBusy; then nothing was loaded and the records lie where they were.
+    refresh_id: used if the lease's id does not name the refresh that bought it.
+    `notes` of the result has a message for each rejected record and each machine that left files
+    behind. Raises WarehouseBusy if another process writes; nothing is loaded or moved then.
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
@@ -220,16 +223,16 @@ def load_lease(
         if row := read_object(file):
             rows.append(row)
         else:
-            notes.append(f"{file} could not be read, and its row is lost")
+            notes.append(f"{file} could not be read: its row is lost")
     rows += _rows_of_end(lease, run_setups, provider)
     for file, why in refused.items():
         if setup := run_setups.get(file.stem):
             reason = f"its record could not be read: {why}"
             rows.append(run_row(lease.lease_id, file.stem, setup, "failed", reason))
-    found: dict[str, Row] = {}  # of several for a run, a measurement counts before a failure
+    found: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
-    refresh_id = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
+    refresh_id = lease.lease_id.rpartition("-")[0] or refresh_id  # another refresh may load it
     columns = asdict(lease) | {"provider": provider}
     del columns["mailbox"], columns["refusals"]
     with workspace.warehouse.transact() as connection:
@@ -245,7 +248,7 @@ def load_lease(
 
 
 def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
-    """Return rows of the run under way when a lease was reaped, and of refused requests."""
+    """Return a row for the run that was under way if the lease was reaped, and one per refusal."""
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
     left = [item["run_id"] for item in planned if item["run_id"] in run_setups.keys() - recorded]
@@ -261,9 +264,9 @@ def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> lis
 
 
 def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
-    """Return the sound record in `file` with its setup. Raises ValueError."""
+    """Return the record in `file` with its setup. Raises ValueError if the record is invalid."""
     try:
-        # a loss may be NaN, which JSON lacks: unknown; a NaN time is then missing and refused below
+        # NaN becomes None: an unknown loss is valid, an unknown time is refused below
         body = json_of_node(file.read_text(), parse_constant=lambda _: None)
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # raises for lone surrogates
         record = WireRecord.model_validate(body)
@@ -280,16 +283,16 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         [Devices(**device) for device in setup.get("expected_devices", ())],
         [Devices(**device.model_dump()) for device in record.devices],
     )
-    # the lease is that of its machine, whatever the record says
+    # the mailbox decides which lease this is, not the record
     found = record.model_dump() | {"setup": setup, "lease_id": lease_id}
     return found | ({"wrong_device": wrong} if wrong else {})
 
 
 def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move `file` into `folder` with a note; return the note."""
+    """Move `file` into `folder` beside a text file with the reason. Returns the message."""
     node = file.parents[1].name
     target = folder / f"{node}-{file.name}"
-    sentence = f"record {file.stem} of {node} was not loaded: {reason}; it lies in {target}"
+    sentence = f"record {file.stem} of {node} was not loaded: {reason}. It was moved to {target}"
     with suppress(OSError):  # a full disk must not stop the load
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(file, target)
@@ -298,7 +301,7 @@ def _quarantine(file: Path, reason: str, folder: Path) -> str:
 
 
 def _left_behind(file: Path) -> str:
-    """Return what a machine says of files that it did not upload: untrusted words."""
-    reason = str((read_object(file) or {}).get("reason", "it does not say which"))
+    """Return the message for files that a machine did not upload. The reason is untrusted text."""
+    reason = str((read_object(file) or {}).get("reason", "no reason given"))
     printable = "".join(letter for letter in reason[:_MOST_SAID] if letter.isprintable())
     return f"{file.parent.name} left files behind: {printable}"

@@ -1,7 +1,7 @@
-"""Run one job on an acquired cluster: attempt after attempt, without a run at fault, with fewer or
-other machines.
+"""Run one job on an acquired cluster, in as many attempts as it needs.
 
-What comes back lies in the mailbox; `collect` loads it.
+A new attempt leaves out a run at fault, or uses fewer or other machines after a loss. Nodes write
+their records to the mailbox; `collect` loads them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from .mailbox import MachineLog, Mailbox
 from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, planned_id, retry_id, run_row
 from .rank_order import links_matter, sending_order
 
-COMPILE_S = 600.0  # more for a collective, where ranks that compile wait for each other
-MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
+COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
+MOST_ATTEMPTS = 3  # attempts that end by a fault of a run; losses of machines do not count
 ARMED_WITHIN_S = 90.0
-PEERS_REPORT_WITHIN_S = 5.0  # after the first node that failed: the one that was hit must be heard
-MOST_ELASTIC_REPLACEMENTS = 20  # of one launch
-LOSS_KNOWN_WITHIN_S = 45.0  # for the provider or a missed heartbeat to name the lost node
+PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, since the cause may be on another node
+MOST_ELASTIC_REPLACEMENTS = 20  # per launch
+LOSS_KNOWN_WITHIN_S = 45.0  # for the provider or a missed heartbeat to identify the lost node
 
 
 class Session:
-    """One acquired cluster at work on one job, until all is recorded or `stop_at` (on the clock of
-    `laps`).
+    """The work of one acquired cluster on one job, until all runs are recorded or time is up.
+
+    stop_at: seconds on the clock of `laps`. If the machines cost more than the requested ones, the
+    session stops earlier, so that it spends the same dollars.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Session:
             running, self.mailbox, stop_at=stop_at, clock=self.clock, data=job.fetched
         )
         self.log = MachineLog(self.mailbox, running.cluster)
-        self.joining: set[int] = set()  # replacements that are not at work yet
+        self.joining: set[int] = set()  # replacements that have not started work
         self.run_setups = with_acquired(
             job.run_setups, job.items, running.cluster, running.image_id
         )
@@ -65,11 +67,12 @@ class Session:
         self.attempts = self.replaced = 0
         self.faults: Counter[Any] = Counter()  # by process key
         self.no_replacement = ""
-        self.start_up_s = running.ready_within_s / 2  # until this launch's is known
+        self.start_up_s = running.ready_within_s / 2  # estimate until this launch's is measured
 
     def prepare(self) -> None:
-        """Write what a collector needs should this process die; have data fetched; hand out
-        workloads.
+        """Write the setups, data addresses, machines and workloads to the mailbox.
+
+        A collector can load the launch even if this process dies.
         """
         self.mailbox.put_setups(self.run_setups)
         self.mailbox.put_data(self.job.fetched)
@@ -78,7 +81,7 @@ class Session:
         self.laps.lap("start hosts")
 
     def serve(self) -> None:
-        """Run attempt after attempt, until nothing is left to gain."""
+        """Run attempts until no run remains, or the launch ends by a loss or by time."""
         losses: list[str] = []
         while self.remaining:
             if self.attempt is not None:
@@ -99,8 +102,9 @@ class Session:
         return None
 
     def lose(self, ended: AttemptEnd) -> None:
-        """End the launch: the run under way, or the launch if there is none, gets a row with the
-        reason.
+        """End the launch. Adds a row with the reason, unless time is up.
+
+        The row belongs to the run under way, or to the launch if there is none.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -108,8 +112,8 @@ class Session:
             self._add_row(replace(ended, culprit=ended.culprit or under_way))
 
     def finish(self) -> None:
-        """Let the agents leave, and sum up the launch."""
-        with suppress(OSError):  # a full disk: they are ended with their machines
+        """Let the agents exit, and set dollars, records and lacking data of `served`."""
+        with suppress(OSError):  # on a full disk, agents end with their machines
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
@@ -126,7 +130,7 @@ class Session:
                 self.served.lacked_data[spec.name] = why
 
     def plan(self, items: Sequence[Item], **more: Any) -> Plan:
-        """Write the plan of another attempt; `more` are fields of the plan."""
+        """Write and return the plan of another attempt. `more`: further fields of `Plan`."""
         self.attempts += 1
         names = {item.workload for item in items}
         compiled = any(Mode(switches=item.switches).compiled for item in items)
@@ -148,7 +152,10 @@ class Session:
     def remaining_work(
         self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
     ) -> RemainingWork:
-        """What is left: `items`, the one under way first, then those of later attempts."""
+        """Return the work that remains: `items` of this attempt, then items of later attempts.
+
+        under_way_s: seconds that the first item still needs. host: node of the rendezvous store.
+        """
         spent = f"{MOST_REPLACEMENTS} machines were replaced already"
         later = self._without({item.run_id for item in items} | self.mailbox.recorded())
         return RemainingWork(
@@ -162,8 +169,10 @@ class Session:
         )
 
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
-        """Decide what follows the loss of `ended.nodes`, and see to rows, other machines, and what
-        is left to do.
+        """Decide what follows the loss of `ended.nodes`, and do it.
+
+        Requests other machines, adds a row for the loss and updates `remaining`. Returns the
+        decision and its reason, as `decide` does.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -180,7 +189,7 @@ class Session:
         return decision
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
-        """Note the loss of machines of an elastic run, which goes on, and request replacements."""
+        """Record the loss of machines of an elastic run, which goes on. Requests replacements."""
         now_unix = self.running.now_unix()
         losses = list(self.run_setups[run_id].get("losses", ()))
         losses += [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -192,13 +201,17 @@ class Session:
                 self._replace(node)
 
     def at_work(self, node: int, waited_s: float = 0.0) -> None:
-        """Note that a replacement is at work, after it waited so long for other machines."""
+        """Note that a replacement started work.
+
+        waited_s: seconds that it waited for other machines, which are not part of its start-up.
+        """
         self.joining.discard(node)
         self.log.replaced(node, self._since_began_s() - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Go on without the run at fault, and without its kind of process after MOST_ATTEMPTS
-        faults.
+        """Drop the run at fault.
+
+        After MOST_ATTEMPTS faults, drops every run with the same process key.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -209,13 +222,14 @@ class Session:
             ended = replace(ended, culprit=first.run_id)
         if ended.culprit not in self.mailbox.recorded() and (ended.culprit or last):
             self._add_row(ended)
-        self.machines.gone |= set(ended.nodes)  # they lack the devices that they were bought for
+        self.machines.gone |= set(ended.nodes)  # machines without the devices they were bought with
         self.served.lacked_devices |= bool(ended.nodes)
         self.remaining = self._possible(self._without({ended.culprit}))
         if last:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
+        """Mark the nodes `lost` as gone, and log the machines that ended."""
         self.machines.drop(lost)
         self.joining -= lost
         for node in lost:
@@ -225,10 +239,13 @@ class Session:
                 self.log.lost(node, self._since_began_s(), interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait for machines on their way, unless those that are here can measure meanwhile."""
+        """Wait for requested machines, unless the present machines can measure a remaining run.
+
+        Returns None, or why the wait ended early.
+        """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
-        if self.attempt is not None:  # a new machine must not meet an attempt that lost another
+        if self.attempt is not None:  # so that a new machine does not join the previous attempt
             self.plan([])
         ended = self.machines.wait_for_all()
         self.laps.lap("start hosts")
@@ -237,6 +254,7 @@ class Session:
         return ended
 
     def _run_attempt(self) -> AttemptEnd:
+        """Run one attempt of the runnable items that can share a torchrun."""
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
             self.at_work(node, max(0.0, waited_s))
@@ -252,31 +270,34 @@ class Session:
         return ended
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
-        """Items of the same key can share one torchrun."""
+        """Return a key; items with the same key can share one torchrun."""
         if item.kind == ELASTIC:
             return (planned_id(item.run_id),)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
         return next((spec.process_key for spec in specs), ())
 
     def _runnable(self) -> list[Item]:
+        """Return the remaining items whose machines are all present."""
         here = set(self.machines.here)
         return [item for item in self.remaining if here.issuperset(item.needs)]
 
     def _possible(self, items: Iterable[Item]) -> list[Item]:
+        """Return the items that need no lost machine."""
         return [item for item in items if self.machines.gone.isdisjoint(item.needs)]
 
     def _without(self, run_ids: set[str]) -> list[Item]:
+        """Return the remaining items except `run_ids`."""
         return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, node: int) -> bool:
-        """Request another machine in the place of `node`; whether it is on the way."""
+        """Request another machine in the place of `node`. Returns True if it was requested."""
         requested_s = self._since_began_s()
         try:
             if not self.running.replace(node):
-                self.no_replacement = "no other machine is to be had"
+                self.no_replacement = "no other machine is available"
                 return False
         except ProviderError as error:
-            self.no_replacement = f"none could be requested: {error}"
+            self.no_replacement = f"no other machine could be requested: {error}"
             return False
         self.mailbox.forget(node)
         self.replaced += 1
@@ -290,7 +311,7 @@ class Session:
         return True
 
     def _retry(self, run_id: str) -> None:
-        """Let the interrupted run be tried under another id: its row reports the interruption."""
+        """Give the interrupted run another id for its retry. A row reports the interrupted try."""
         for place, item in enumerate(self.remaining):
             if item.run_id == run_id:
                 self.remaining[place] = again = replace(item, run_id=retry_id(run_id))
@@ -298,9 +319,9 @@ class Session:
                 self.mailbox.put_setups(self.run_setups)
 
     def _add_row(self, ended: AttemptEnd) -> None:
-        """Add a row for the run under way, or for the launch if there is none.
+        """Add a row for the run `ended.culprit`, or for the launch if there is no such run.
 
-        It is written to disk at once, and outlives a controller that is killed later.
+        The row is written to disk at once, so that it survives the controller.
         """
         lease_id, run_id, why = self.job.lease_id, ended.culprit, (ended.status, ended.reason)
         if run_id and run_id not in self.mailbox.recorded():
@@ -312,13 +333,15 @@ class Session:
         write_rows(self.served)
 
     def _since_began_s(self) -> float:
-        return self.clock.monotonic() - self.laps.began_s  # as the lease: before the request
+        return (
+            self.clock.monotonic() - self.laps.began_s
+        )  # the lease also starts before the request
 
 
 class _Attempt:
-    """One torchrun of `items` on the machines that they need.
+    """One torchrun of `items` on the machines that these items need.
 
-    An elastic one goes on with fewer machines, and with replacements of lost ones.
+    An elastic run goes on with fewer machines, and includes replacements of lost machines.
     """
 
     def __init__(self, session: Session, items: Sequence[Item]) -> None:
@@ -334,15 +357,15 @@ class _Attempt:
         self._at, self._since = "", 0.0
 
     def run(self) -> AttemptEnd:
-        """Run it to the last record, or to what ended it before."""
+        """Run until the last record is written or the attempt ends early. Returns how it ended."""
         first, checkpoints = self.session.attempts == 0, ""
-        if self.elastic:  # the planned id: a retry resumes
+        if self.elastic:  # by the planned id, so that a retry resumes from the checkpoints
             assert self.running.checkpoints is not None  # job_of refuses an elastic run elsewhere
             checkpoints = str(self.running.checkpoints / planned_id(self.items[0].run_id))
         plan = self.session.plan(
             self.items,
             join_s=max(60.0, self.running.ready_within_s / 2),
-            patience_s=self.session.job.patience_s if first else 0.0,  # it may be spent
+            patience_s=self.session.job.patience_s if first else 0.0,  # may be spent by then
             ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
             pairs=links_matter(self.items, self.running.addresses),
             checkpoints=checkpoints,
@@ -354,19 +377,22 @@ class _Attempt:
             self.session.laps.lap("measure" if self.is_measuring else "launch torchrun")
 
     def under_way(self) -> str:
-        """The run that the nodes say they are at, else the first without a record; "" before any
-        began.
+        """Return the id of the run that nodes report as under way.
+
+        If no node reports a run, returns the first run without a record. Returns "" before the
+        first run starts.
         """
         reported = self.mailbox.under_way(self.number)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
         return found[0].run_id if found and self.is_measuring else ""
 
     def _missing(self) -> list[Item]:
-        """Items that have no record yet, in order."""
+        """Return the items without a record, in order."""
         recorded = self.mailbox.recorded()
         return [item for item in self.items if item.run_id not in recorded]
 
     def _until_ended(self, plan: Plan) -> AttemptEnd:
+        """Poll machines and mailbox until the attempt ends. Returns how it ended."""
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
@@ -378,9 +404,8 @@ class _Attempt:
             if not self.is_measuring and armed >= here:
                 self._go(plan)
             finished = self.mailbox.finished(self.number)
-            if (
-                self.elastic and self.is_measuring
-            ):  # torchrun ends where the others meet, and only there
+            # only the rendezvous host reports the end of an elastic torchrun
+            if self.elastic and self.is_measuring:
                 finished, here = [end for end in finished if end["node"] == self.host], {self.host}
             if any(end.get("exit_code") != 0 for end in finished):
                 failed_at = min(failed_at, now)
@@ -389,7 +414,7 @@ class _Attempt:
             if len(finished) >= len(here) or now > failed_at + patience_s:
                 planned = {item.run_id for item in self.items} if self.is_measuring else set()
                 ended = blame(finished, missing[0].run_id if self.is_measuring else "", planned)
-                # a node lost while the others meet may end their torchrun: another resumes
+                # a node lost during the rendezvous may end torchrun: the next attempt resumes
                 return replace(ended, culprit="") if self.elastic and lost_peers else ended
             if not self.is_measuring and now > arm_by:
                 return is_late(here - armed, "start torchrun", within_s)
@@ -399,7 +424,7 @@ class _Attempt:
         return AttemptEnd(how="finished")
 
     def _go(self, plan: Plan) -> None:
-        """Let the armed workers start."""
+        """Let the armed workers start, and start the clocks of shares, log and planned losses."""
         session, self.is_measuring = self.session, True
         session.laps.lap("launch torchrun")
         if self.number == 1:
@@ -414,8 +439,9 @@ class _Attempt:
         self.lose_at = self.clock.monotonic() + lose_after_s
 
     def _follow(self, run_id: str, armed: set[int]) -> None:
-        """Report the run under way. Welcome replacements of an elastic one, and take a machine away
-        when that is planned.
+        """Report the run under way.
+
+        For an elastic run, also note replacements that joined and take away a machine if planned.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -427,10 +453,10 @@ class _Attempt:
         self.machines.all_here()
         for node in session.joining & armed:
             session.at_work(node)
-            self.running.settle()  # the share of the machine that joined
+            self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Machines that are lost, or about to be, if that ends this attempt."""
+        """Return the end of this attempt if machines are lost or about to go, else None."""
         session, lost = self.session, self.machines.lost()
         if lost is not None:
             needed = {self.host, *(node for item in missing for node in item.needs)}
@@ -446,12 +472,13 @@ class _Attempt:
         left = session.remaining_work(missing, self._needs_s(missing[0]), self.host)
         if decide(going, left, leaving_s)[0] == "go on":
             return None
-        reason = f"node {min(going)}: it goes in {leaving_s:.0f} s, says its interruption notice"
+        reason = f"node {min(going)}: it goes in {leaving_s:.0f} s by its interruption notice"
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
 
     def _needs_s(self, item: Item) -> float:
-        """Seconds that the run under way still needs; a late one may be measured again while
-        patience lasts.
+        """Return the seconds that the run under way, `item`, still needs.
+
+        A late run is being repeated, which can last until the patience is spent.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -463,6 +490,9 @@ class _Attempt:
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
-    """When to stop on machines that cost more than those requested: with the same dollars."""
+    """Return `stop_at`, or an earlier time if the machines cost more than the requested ones.
+
+    The seconds shrink in proportion to the price, so that the dollars stay the same.
+    """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

@@ -112,10 +112,10 @@ def failed(run_id: str) -> Step:
 
 
 GONE = "node 1: taken"
-GIVEN_UP = f"{GONE}; all runs that are left need it, and no other machine is to be had"
+GIVEN_UP = f"{GONE}; all remaining runs need it, and no other machine is available"
 SIGKILL = "node 1: its rank was killed (SIGKILL): out of memory, or killed by a user"
 LATE = "node 1 did not report itself within 60 s"
-NOTICE = "node 1: it goes in 8 s, says its interruption notice"
+NOTICE = "node 1: it goes in 8 s by its interruption notice"
 NO_TORCH = "node 0: no module named torch"
 GOES = (ready, armed(1))
 HIT = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
