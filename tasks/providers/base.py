@@ -1,10 +1,10 @@
-"""The contract of a provider of machines, and its errors.
+"""Define the interface of a provider of machines, and its errors.
 
 ProviderError
-+-- NoCapacity       no machines at the moment: recorded as a row, not a failure of the flow
++-- NoCapacity       no machines at the moment; the refusal becomes a row and the flow continues
 +-- NotSupported     this machine or account can never serve the request
-+-- LeaseUnreadable  a lease file exists and cannot be read; its machines may run
-+-- NotSwept         the reaper could not look everywhere; carries what it ended
++-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still run
++-- NotSwept         the reaper could not check every region and lease; lists what it ended
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
-MAX_JSON_DEPTH = 32  # records are six deep; json and DuckDB recurse by level
+MAX_JSON_DEPTH = 32  # records have six levels; json and DuckDB recurse at each level
 
 
 class ProviderError(Exception):
-    """A request to a provider failed; the message says what to do."""
+    """A failed request to a provider. The message says what to do."""
 
     exit_code = 1
 
@@ -33,17 +33,18 @@ class NoCapacity(ProviderError):
 
 
 class NotSupported(ProviderError):
-    """The provider can never serve the request here."""
+    """The provider can never serve the request on this machine or account."""
 
 
 class LeaseUnreadable(ProviderError):
-    """A lease file cannot be read."""
+    """A lease file exists but cannot be read."""
 
 
 class NotSwept(ProviderError):
-    """The reaper could not look everywhere. `unswept`: region or lease -> reason.
+    """The reaper could not check every region and lease.
 
-    `done`: a sentence for each thing that it ended. `provider`: empty for several.
+    `unswept` maps each unchecked region or lease to the reason. `done` has a sentence for
+    everything that the reaper ended. `provider` is empty if several providers are concerned.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -54,14 +55,14 @@ class NotSwept(ProviderError):
         reasons = "".join(f"\n  {name}: {why}" for name, why in self.unswept.items())
         command = "srift reap" + (f" --provider {self.provider}" if self.provider else "")
         return (
-            f"the reaper could not look everywhere:{reasons}\n"
+            f"the reaper could not check everything:{reasons}\n"
             f"Machines past their deadline may still run there. Fix this and run `{command}`."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Machines that a controller holds. `problem`: why the lease file cannot be read."""
+    """Machines that a controller holds. `problem` says why the lease file is unreadable."""
 
     lease_id: str
     provider: str
@@ -74,17 +75,17 @@ class Lease:
     problem: str = ""
 
     def usd_until(self, now: datetime) -> float | None:
-        """Dollars from the start to `now` or the deadline; None if the price is unknown."""
+        """Return dollars from the start to `now`, at most to the deadline; None without a price."""
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedLease:
-    """A lease without machines whose mailbox may not be loaded yet.
+    """A lease that no longer holds machines. Its mailbox may not be loaded yet.
 
-    `outcome`: "released", "reaped", or "refused" if there never were machines. `refusals`: a
-    sentence for each refused request.
+    `outcome` is "released", "reaped", or "refused" if the lease never held machines. `refusals` has
+    a sentence for each refused request.
     """
 
     lease_id: str
@@ -100,10 +101,10 @@ class EndedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """The provider's view of one machine. `reason`: why it is not alive.
+    """The state of one machine, as its provider reports it.
 
-    `leaving_s`: seconds until an announced end. `notice`: "interruption", or "rebalance", which is
-    a warning only.
+    `reason` says why the machine is not alive. `leaving_s` is the number of seconds until an
+    announced end. `notice` is "interruption", or "rebalance", which is only a warning.
     """
 
     alive: bool
@@ -116,8 +117,9 @@ class NodeState:
 class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
-    `cluster` has the zones and prices of the machines. A machine that has not reported within
-    `ready_within_s` is lost. `checkpoints`: a folder that all machines share, if there is one.
+    `cluster` has the zones and prices of the machines. A machine that does not report within
+    `ready_within_s` seconds counts as lost. `checkpoints` is a folder that all machines share, or
+    None.
     """
 
     lease_id: str
@@ -126,10 +128,10 @@ class RunningCluster(Protocol):
     addresses: list[str]
     ready_within_s: float
     checkpoints: Path | None
-    image_id: str  # of all machines; "" if the provider has no images
+    image_id: str  # image of all machines; "" if the provider has no images
 
     def settle(self) -> None:
-        """Apply the CPU shares of the instance types, once every worker is armed."""
+        """Apply the CPU shares of the instance types. Called once all workers wait for `go`."""
         return
 
     def unsettle(self) -> None:
@@ -137,102 +139,109 @@ class RunningCluster(Protocol):
         return
 
     def nodes(self) -> Sequence[NodeState]:
-        """State of each machine, in rank order."""
+        """Return the state of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """Clock of the mailbox store, by which liveness is judged."""
+        """Return the Unix time of the mailbox's store, by which liveness is judged."""
 
     def usd_so_far(self) -> float | None:
-        """Dollars since the machines were acquired; None if a price is unknown."""
+        """Return the dollars since the machines were acquired; None if a price is unknown."""
 
     def replace(self, node: int) -> bool:
-        """Replace a lost or leaving machine; False if there is none to replace it.
+        """Replace a lost or leaving machine; return False if no machine can replace it.
 
-        Afterwards `addresses`, `nodes()`, `cluster` and the node's mailbox folder are the new
-        machine's.
+        Afterwards `addresses`, `nodes()`, `cluster` and the node's mailbox folder belong to the
+        new machine.
         """
 
     def revoke(self, index: int) -> None:
-        """Take a machine away as its market would. Does nothing where the market is a real one."""
+        """End a machine as its spot market would. Does nothing if the market is a real market."""
         return
 
 
 class Provider(Protocol):
-    """A source of machines. Methods with a body are optional."""
+    """A source of machines. Methods with a body need no override."""
 
     name: str
 
     def instance_types(self) -> list[InstanceType]:
-        """Types that can be launched here. Raises ProviderError if nobody answers."""
+        """Return the types that can be launched here. Raises ProviderError without an answer."""
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Every type in every market at `now`. Raises ProviderError if nobody answers."""
+        """Return every type in every market at `now`. Raises ProviderError without an answer."""
 
     def limits(self) -> list[str]:
-        """Sentences on what this provider cannot do here and how to fix it."""
+        """Return sentences on what this provider cannot do here and how to fix it."""
 
     def fits(self, cluster: Cluster) -> str:
-        """Why the cluster can never be acquired on idle machines; empty if it can."""
+        """Return why the cluster cannot be acquired even on idle machines; "" if it can."""
 
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> AbstractContextManager[RunningCluster]:
-        """Machines with agents, released on exit. Raises NoCapacity or NotSupported."""
+        """Acquire machines with agents; release them on exit. Raises NoCapacity, NotSupported."""
 
     def leases(self) -> list[Lease]:
-        """Held leases, and each unreadable lease with its `problem`."""
+        """Return the held leases, and each unreadable lease with its `problem`."""
 
     def ended(self) -> list[EndedLease]:
-        """Leases that ended and are not forgotten."""
+        """Return the leases that ended and are not forgotten."""
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End what outlived its deadline or controller; a sentence for each thing ended.
+        """End what outlived its deadline or controller; return a sentence for everything ended.
 
-        Raises NotSwept, after everything else is done, if something could not be looked at.
+        `all_of_them` ends every lease. Raises NotSwept if a region or lease could not be checked,
+        after everything else is done.
         """
 
     def closed(self) -> list[EndedLease]:
-        """As `ended`, also leases whose uploads are not fetched yet. Raises LeaseUnreadable."""
+        """Return the leases that ended, including leases whose uploads are not fetched yet.
+
+        Raises LeaseUnreadable if a lease file cannot be read.
+        """
         return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Why this installation would not launch the cluster; empty if it would."""
+        """Return why this installation would not launch the cluster; "" if it would."""
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """`offers` at this installation's own prices, with storage and other costs; idempotent."""
+        """Return `offers` at this installation's prices, with all other costs. Idempotent."""
         return list(offers)
 
     def packaged_types(self) -> list[InstanceType]:
-        """Types of the dated snapshot that comes with the package."""
+        """Return the types of the dated snapshot that comes with the package."""
         return []
 
     def packaged_offers(self) -> list[Offer]:
-        """Offers of the dated snapshot that comes with the package."""
+        """Return the offers of the dated snapshot that comes with the package."""
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
-        """Zone -> 1 (unlikely) to 10 that a spot request for `count` machines is served.
+        """Return by zone the score, 1 (unlikely) to 10, of a spot request for `count` machines.
 
-        Empty if this provider has no scores. Raises ProviderError.
+        Empty if this provider has no scores. Raises ProviderError if the request fails.
         """
         return {}
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Regions that the reaper has not looked through since `moment`."""
+        """Return the regions that the reaper has not checked since `moment`."""
         return []
 
     def was_used(self) -> bool:
-        """Whether this home may have left machines or leases here."""
+        """True if this home may have left machines or leases at this provider."""
         return True
 
 
 def json_of_node(text: str, **options: Any) -> Any:
-    """`json.loads` for text from a node. Raises ValueError, also beyond MAX_JSON_DEPTH levels."""
-    too_deep = ValueError(f"it is nested more than {MAX_JSON_DEPTH} deep")
+    """Parse JSON text from a node; `options` are those of `json.loads`.
+
+    Raises ValueError if the text is not JSON or has more than MAX_JSON_DEPTH levels.
+    """
+    too_deep = ValueError(f"it has more than {MAX_JSON_DEPTH} nested levels")
     try:
         body = json.loads(text, **options)
     except RecursionError:

@@ -1,7 +1,7 @@
-"""Leases on disk, one directory each. lease.json is written before any machine is asked for.
+"""Store each lease in a directory. lease.json is written before machines are requested.
 
-<root>/<lease_id>/lease.json   what was started, and how it ended
-                  mailbox/     what the nodes report; kept until it is loaded
+<root>/<lease_id>/lease.json   what was started, and how the lease ended
+                  mailbox/     reports of the nodes, kept until they are loaded
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
-    """Content of every lease.json. `ended_at`, `usd` and `outcome` are set at the end."""
+    """The fields of every lease.json. `ended_at`, `usd` and `outcome` are set at the end."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -60,7 +60,10 @@ class HeldLease:
     def new(
         cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **fields: Any
     ) -> Self:
-        """A lease of `cluster` from `now`, held by this process."""
+        """Return a lease of `cluster` from `now` on, held by this process.
+
+        The deadline is `deadline_s` after `now`. `fields` are the fields of a subclass.
+        """
         return cls(
             lease_id=lease_id,
             cluster=cluster.name,
@@ -75,6 +78,7 @@ class HeldLease:
 
     @property
     def controller_alive(self) -> bool:
+        """True if the process that holds the lease still runs."""
         return self.boot_id == boot_id() and is_running(self.controller)
 
     @property
@@ -82,7 +86,7 @@ class HeldLease:
         return self.ended_at is None
 
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
-        """Why the reaper ends this lease; empty if it does not."""
+        """Return why the reaper ends this lease; "" if it does not."""
         if not self.controller_alive:
             return f"its controller (process {self.controller.pid}) is gone"
         if now >= self.deadline_at:
@@ -90,6 +94,7 @@ class HeldLease:
         return "all leases are to be ended" if all_of_them else ""
 
     def held(self, provider: str) -> Lease:
+        """Return the lease without the fields of a single provider."""
         return Lease(
             lease_id=self.lease_id,
             provider=provider,
@@ -102,6 +107,7 @@ class HeldLease:
         )
 
     def over(self, mailbox: Path) -> EndedLease:
+        """Return the ended lease with its mailbox."""
         assert self.ended_at is not None
         return EndedLease(
             lease_id=self.lease_id,
@@ -128,7 +134,7 @@ class LeaseFolder(Generic[L]):
         self._schema = TypeAdapter(self.kind)
 
     def directory(self, lease_id: str) -> Path:
-        """Raises ProviderError if the id is not a plain name."""
+        """Return a lease's directory. Raises ProviderError if the id is not a plain name."""
         if NAME.match(lease_id) is None:
             raise ProviderError(f"lease id {lease_id!r} must be letters, digits, '_', '.' and '-'")
         return self.root / lease_id
@@ -138,14 +144,20 @@ class LeaseFolder(Generic[L]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One acquisition or reaping at a time in this home; the lock ends with its process."""
+        """Hold the lock of this home, so that one process at a time acquires or reaps.
+
+        The lock ends with its process.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def create(self, lease: L) -> Path:
-        """Make the lease's directory with lease.json. Raises ProviderError if it exists."""
+        """Create the lease's directory with lease.json.
+
+        Raises ProviderError if the directory exists or cannot be written.
+        """
         directory = self.directory(lease.lease_id)
         try:
             directory.mkdir()
@@ -161,16 +173,16 @@ class LeaseFolder(Generic[L]):
         return directory
 
     def write(self, lease: L) -> None:
-        """Raises OSError; then the file is as it was."""
+        """Write lease.json. If this raises OSError, the old file stays."""
         replace_durably(self.directory(lease.lease_id) / "lease.json", asdict(lease))
 
     def read(self, lease_id: str) -> L | None:
-        """None if there is no lease of that id. Raises LeaseUnreadable."""
+        """Return a lease, or None without its file. Raises LeaseUnreadable if the file is bad."""
         path = self.directory(lease_id) / "lease.json"
         try:
             lease = self._schema.validate_json(path.read_bytes())
             if lease.lease_id != lease_id:
-                raise ValueError(f"it is of lease {lease.lease_id}")
+                raise ValueError(f"it belongs to lease {lease.lease_id}")
             return lease
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -181,12 +193,12 @@ class LeaseFolder(Generic[L]):
             ) from error
 
     def ids(self) -> list[str]:
-        """Every lease that has a directory, ended or not."""
+        """Return the ids of all leases that have a directory, ended or not."""
         paths = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Every readable lease, ended or not; and by id why the others cannot be read."""
+        """Return every readable lease, ended or not, and the error of each unreadable lease by id."""
         found: list[L] = []
         unreadable: dict[str, LeaseUnreadable] = {}
         for lease_id in self.ids():
@@ -202,14 +214,14 @@ class LeaseFolder(Generic[L]):
         return self.read_all()[0]
 
     def known(self) -> list[L]:
-        """Every lease, ended or not. Raises LeaseUnreadable if any cannot be read."""
+        """Return every lease, ended or not. Raises LeaseUnreadable if any cannot be read."""
         found, unreadable = self.read_all()
         for error in unreadable.values():
             raise error
         return found
 
     def held(self, provider: str) -> list[Lease]:
-        """Held leases, and unreadable ones, whose controller and dollars are unknown."""
+        """Return held leases, and unreadable leases, whose dollars and controller are unknown."""
         found, unreadable = self.read_all()
         held = [lease.held(provider) for lease in found if lease.is_held]
         for lease_id, error in unreadable.items():
@@ -229,24 +241,25 @@ class LeaseFolder(Generic[L]):
         return held
 
     def over(self, leases: Iterable[L]) -> list[EndedLease]:
-        """Those of `leases` that ended."""
+        """Return the leases among `leases` that ended."""
         return [lease.over(self.mailbox(lease.lease_id)) for lease in leases if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
-        """Delete a lease's directory, mailbox included, if it is there."""
+        """Delete a lease's directory, mailbox included, if it exists."""
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
     def forget_ended(self, lease_id: str) -> None:
-        """As `forget`. Raises ProviderError while the lease is held or unreadable."""
+        """Forget an ended lease. Raises ProviderError while the lease is held or unreadable."""
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
-            raise ProviderError(f"lease {lease_id} is still held; end it first: srift reap")
+            raise ProviderError(f"lease {lease_id} is still held. Run `srift reap` to end it first")
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> Path | None:
-        """Forget a directory without lease.json; move records to home/rejected.
+        """Delete a directory without lease.json, but keep its records under home/rejected.
 
-        Returns the mailbox's new place. Raises ProviderError if it cannot be moved.
+        Return the new path of the mailbox, or None without records. Raises ProviderError if the
+        mailbox cannot be moved.
         """
         mailbox, target = self.mailbox(lease_id), None
         if any(mailbox.glob("node-*/records/*.json")):
@@ -263,20 +276,20 @@ class LeaseFolder(Generic[L]):
 
 
 def replace_durably(path: Path, body: Any) -> None:
-    """Write JSON with fsync and rename. Raises OSError; then `path` is as it was."""
+    """Replace the JSON file at `path` atomically. If this raises OSError, the old file stays."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w") as file:
             json.dump(body, file, default=datetime.isoformat, indent=1)
             file.flush()
-            os.fsync(file.fileno())  # a rename alone may survive a power loss without its content
+            os.fsync(file.fileno())  # without fsync, a power loss may leave a renamed file empty
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a JSON file cannot be read, in one line."""
+    """Return in one line why a JSON file cannot be read."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ValidationError):

@@ -1,1 +1,1 @@
-"""Machines of this computer: network namespaces with CPU shares."""
+"""The local provider: hosts on this computer, as network namespaces with CPU shares."""

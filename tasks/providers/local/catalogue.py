@@ -1,6 +1,4 @@
-"""What this machine can offer: the local types that can be enforced here, the clusters that fit,
-and who holds the cores now.
-"""
+"""Decide what this machine can offer: instance types, clusters that fit, and free cores."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from tasks.providers.local import network as local_hosts
 from tasks.providers.local.processes import hosts
 from tasks.providers.local.settings import LocalInstanceType
 
-SPARE_CORES = 0.25  # for the controller and the system, beside what is measured
+SPARE_CORES = 0.25  # left for the controller and the system
 
 
 class LocalMachine:
@@ -30,16 +28,16 @@ class LocalMachine:
 
     @cached_property
     def isolation(self) -> local_hosts.Isolation:
-        """What separates hosts here; tried once."""
+        """Return how hosts are separated here; detected once."""
         return local_hosts.detect()
 
     @cached_property
     def shares(self) -> local_cpu.CpuShares:
-        """How CPU shares are enforced here; tried once."""
+        """Return how CPU shares are enforced here; detected once."""
         return local_cpu.detect()
 
     def instance_types(self) -> list[InstanceType]:
-        """Types whose share can be enforced and that fit on this machine."""
+        """Return the types that fit on this machine and whose CPU share can be enforced."""
         return [
             InstanceType(
                 name=name,
@@ -56,7 +54,7 @@ class LocalMachine:
         ]
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Every type on demand and on the spot market, at the prices of `srift.toml`."""
+        """Return every type on demand and on spot, at the prices of `srift.toml`."""
         offers: list[Offer] = []
         for instance_type in self.instance_types():
             spec = self._specs[instance_type.name]
@@ -80,11 +78,11 @@ class LocalMachine:
         return offers
 
     def replaces(self, name: str) -> bool:
-        """Whether lost spot hosts of this type are replaced."""
+        """True if lost spot hosts of this type are replaced."""
         return self._specs[name].spot_replaced
 
     def limits(self) -> list[str]:
-        """Return what cannot be done here, why, and how to change that."""
+        """Return sentences on what cannot be done here, why, and how to change that."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -104,21 +102,22 @@ class LocalMachine:
         for offer in cluster.members:
             name = offer.instance_type.name
             if name not in self._specs:
-                return f"{name} is no local instance type; there are {', '.join(self._specs)}."
+                return f"{name} is not a local instance type; the local types are {', '.join(self._specs)}."
             if why := self._why_not(name):
                 return f"{name} is not on offer: {why}"
         if len(cluster.members) > 1 and not self.isolation.namespaces:
             return (
-                "Several hosts need a network each, which cannot be had here; see `srift status`."
+                "Several hosts need a network each, and this machine has none; see `srift status`."
             )
         cores = cores_of(cluster)
         if cores > most_cores() + 1e-9:
-            return f"{cluster.name} takes {cores:g} cores, and {most_cores():g} may be shared out."
+            return f"{cluster.name} needs {cores:g} cores; this machine offers {most_cores():g}."
         return ""
 
     def refuse_if_taken(self, wanted: float) -> None:
-        """Raise NoCapacity if the hosts alive here, of any home or user, leave less than
-        `wanted`.
+        """Raise NoCapacity if the hosts here leave fewer than `wanted` cores.
+
+        The hosts of all homes and users count.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -126,15 +125,16 @@ class LocalMachine:
             held = Counter(mark.lease_id for mark in alive)
             by = ", ".join(f"{lease_id} ({count})" for lease_id, count in sorted(held.items()))
             raise NoCapacity(
-                f"{wanted or taken:g} cores wanted, {most_cores():g} may be shared out; alive are"
+                f"{wanted or taken:g} cores wanted, this machine offers {most_cores():g}; running are"
                 f" the hosts of {by}. `srift reap` ends hosts without a controller."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(
-                "hosts without a network of their own run one at a time, and one is running"
+                "hosts without separate networks run one at a time, and another host is running"
             )
 
     def _why_not(self, name: str) -> str:
+        """Return why a type is not on offer here; "" if it is."""
         cores = self._specs[name].cores
         if not self.shares.enforces(cores):
             return (
@@ -144,22 +144,22 @@ class LocalMachine:
             )
         if cores > most_cores() + 1e-9:
             return (
-                f"This machine shares out {most_cores():g} of {_usable_cores():g} cores."
-                " Use a machine with more."
+                f"This machine offers {most_cores():g} of its {_usable_cores():g} cores."
+                " Use a machine with more cores."
             )
         return ""
 
 
 def cores_of(cluster: Cluster) -> float:
-    """Cores that a cluster's hosts take together."""
+    """Return the cores that the hosts of a cluster need together."""
     return sum(offer.instance_type.cores for offer in cluster.members)
 
 
 def _usable_cores() -> float:
-    """Cores that our affinity (taskset, a cpuset) and our quota leave us."""
+    """Return the cores that affinity (taskset, a cpuset) and quota leave to this process."""
     return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
 
 
 def most_cores() -> float:
-    """Cores that hosts may share out on this machine."""
+    """Return the cores that all hosts on this machine may use together."""
     return _usable_cores() - SPARE_CORES

@@ -1,6 +1,4 @@
-"""One acquired local cluster: starting its hosts, watching and revoking them, and leaving nothing
-behind.
-"""
+"""Run one acquired local cluster: start, watch and revoke its hosts, and clean up."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tasks.providers.local.network import Host, HostNetwork, HostPlan
 from tasks.providers.local.processes import HostMark, end, identify
 
 _LOG_TAIL = 300  # characters
-_CARRIED = ("HOME", "LANG")  # no credentials and no settings of ours reach a host
+_CARRIED = ("HOME", "LANG")  # no credentials or settings of the controller reach a host
 
 
 class LocalCluster(RunningCluster):
@@ -54,15 +52,18 @@ class LocalCluster(RunningCluster):
         }
         self.network = HostNetwork(machine.isolation, environment)
         self._hosts: list[Host] = []
-        self._started = 0  # hosts, also those that were replaced
+        self._started = 0  # number of hosts started, replaced hosts included
         self._revoked: dict[int, str] = {}
-        # Held while a host is ended or started: a new host must not be ended with the old one.
+        # Held while a host is ended or started: ending the old host must not end its replacement.
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._began = time.monotonic()
 
     def start(self, node_package: Path) -> None:
-        """Start every host; agents wait for `go`. Raises ProviderError, OSError; then `release`."""
+        """Start every host with an agent that waits for `go`.
+
+        Raises ProviderError or OSError if a host cannot be started; then call `release`.
+        """
         scratch = self._directory / "scratch"
         scratch.mkdir()
         self.mailbox.mkdir()
@@ -73,7 +74,7 @@ class LocalCluster(RunningCluster):
             self._start_host(index)
 
     def go(self) -> None:
-        """Let the agents start. From here on money runs and spot hosts may be taken away."""
+        """Let the agents start. From now on hosts cost money and spot hosts may be revoked."""
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
@@ -81,7 +82,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Put the CPU shares in force, each on its own cores as far as they go."""
+        """Apply the CPU shares, each on separate cores as far as possible."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         placed = place(shares, promised_to_others(self.lease_id))
         for index, cores in enumerate(shares):
@@ -96,15 +97,15 @@ class LocalCluster(RunningCluster):
             return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
-        """This machine's clock: the mailbox lies on it."""
+        """Return this machine's clock, since the mailbox lies on this machine."""
         return time.time()
 
     def replace(self, node: int) -> bool:
-        """Start another host, at another address, where srift.toml allows it."""
+        """Start another host at another address, if srift.toml allows it."""
         instance = self.cluster.members[node].instance_type
         if not self._machine.replaces(instance.name) or self.network.switch is None:
             return False
-        self.revoke(node, "let go for another in its place")
+        self.revoke(node, "released for its replacement")
         try:
             with self._lock, self._store.locked():
                 self._machine.refuse_if_taken(instance.cores)
@@ -112,7 +113,7 @@ class LocalCluster(RunningCluster):
         except NoCapacity:
             return False
         except OSError as error:
-            raise ProviderError(f"another host could not be started: {error}") from error
+            raise ProviderError(f"the replacement could not be started: {error}") from error
         self._hosts[node].go()
         drawn = draw_revocations(self.cluster, self._seed + self._started).get(node)
         if drawn is not None:
@@ -120,12 +121,12 @@ class LocalCluster(RunningCluster):
         return True
 
     def usd_so_far(self) -> float | None:
-        """Dollars since the agents were let go."""
+        """Return the dollars since `go`; None if a price is unknown."""
         price = self.cluster.usd_per_hour
         return None if price is None else price * (time.monotonic() - self._began) / 3600
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
-        """Take a host away as a spot market does: at once, with everything that runs on it."""
+        """End a host as a spot market does: at once, with all its processes."""
         with self._lock:
             host = self._hosts[index]
             if index in self._revoked or host.process.poll() is not None:
@@ -135,8 +136,9 @@ class LocalCluster(RunningCluster):
             end(self._machine.shares.members(self._name(index)))
 
     def release(self) -> None:
-        """End all that was started and wait until it is gone. May be called at any stage, and
-        again.
+        """End all hosts and the network, and wait until they are gone.
+
+        May be called at any stage, and repeatedly.
         """
         self._over.set()
         try:
@@ -145,7 +147,7 @@ class LocalCluster(RunningCluster):
             self.network.close()
 
     def _start_host(self, index: int) -> None:
-        """Start the first or the next host of a place. Raises ProviderError or OSError."""
+        """Start host `index`, or its replacement. Raises ProviderError or OSError."""
         instance = self.cluster.members[index].instance_type
         self._started += 1
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
@@ -192,7 +194,7 @@ class LocalCluster(RunningCluster):
         return f": {text[-_LOG_TAIL:]}" if text else ""
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Take away the host that is in this place now, unless it is gone before."""
+        """Revoke the current host `index` after `after_s` seconds, unless it ends before."""
         host = self._hosts[index]
 
         def revoke() -> None:
@@ -214,7 +216,7 @@ class LocalCluster(RunningCluster):
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Draw when each spot host is taken away: exponential, at its offer's interruptions an hour."""
+    """Draw the seconds until each spot host is revoked: exponential, at its offer's rate."""
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]
     return {

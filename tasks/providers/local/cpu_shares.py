@@ -1,9 +1,8 @@
-"""CPU shares of local hosts: by quota where control groups can be written (v1 or v2), else whole
-cores by affinity.
+"""Enforce the CPU shares of local hosts: cgroup quotas (v1 or v2) if possible, else whole cores.
 
-A quota is in force only while it is settled: starting up is not what is measured. With it goes the
-greatest weight there is, so that whatever else runs on the machine waits for a measurement. An
-affinity holds from the beginning, since a whole core costs a starting host nothing.
+A quota applies only during a measurement, since start-up is not measured. With the quota, a host
+gets the greatest CPU weight, so that other programs on the machine wait for the measurement. The
+affinity to whole cores applies from the beginning, since it does not slow down a starting host.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from pathlib import Path
 from tasks.providers.base import NoCapacity
 from tasks.providers.local.processes import Process, end, hosts, identify
 
-_PERIOD_US = 10_000  # short, so that steps stay smooth
+_PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses less
-_REMOVED_S = 3.0  # a group of processes that were killed can be removed within
+_REMOVED_S = 3.0  # most seconds until a group of killed processes can be removed
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """Whole cores, each host on its own from `add` on: all that an ordinary user can enforce.
+    """Whole cores for each host, from `add` on: all that an ordinary user can enforce.
 
-    `why_not`: why no parts of a core can be enforced.
+    `why_not` says why parts of a core cannot be enforced.
     """
 
     why_not: str
@@ -39,7 +38,7 @@ class Affinity:
         return cores >= 1 and float(cores).is_integer()
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Pin the processes to cores that no other host is pinned to. Raises NoCapacity."""
+        """Pin the processes to cores without another host. Raises NoCapacity if too few are free."""
         usable = os.sched_getaffinity(0)
         free = set(usable)
         for pid in {pid for others in hosts().values() for pid in others} - set(pids):
@@ -47,9 +46,7 @@ class Affinity:
                 pinned = os.sched_getaffinity(pid)
                 free -= pinned if len(pinned) < len(usable) else set()
         if len(free) < cores:
-            raise NoCapacity(
-                f"{int(cores)} whole cores wanted, {len(free)} not given to another host"
-            )
+            raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} without another host")
         for pid in pids:
             os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
@@ -68,7 +65,7 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Quotas on groups below `base`, a directory of a cgroup hierarchy of this version."""
+    """CPU quotas on groups below `base`, a directory of a cgroup hierarchy of version 1 or 2."""
 
     version: int
     base: Path
@@ -78,28 +75,28 @@ class Cgroups:
         return cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Put a host's first processes under control; what they start follows. Raises OSError."""
+        """Move a host's first processes into its group; children follow. Raises OSError."""
         group = self.base / name
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
-        """Limit the host to `cores` (None: full speed) on the `usable` ones. Raises OSError."""
+        """Limit the host to `cores` (None: no limit) on the CPUs `usable`. Raises OSError."""
         self._write_quota(self.base / name, cores)
         for process in self.members(name):
-            with suppress(FileNotFoundError):  # it has just ended
+            with suppress(FileNotFoundError):  # the process has just ended
                 for thread in Path(f"/proc/{process.pid}/task").iterdir():
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), usable)
 
     def members(self, name: str) -> list[Process]:
-        """Return the processes of a host, with all that they have started."""
+        """Return the processes of a host, child processes included."""
         pids = (int(word) for word in _words(self.base / name / "cgroup.procs"))
         return [process for process in map(identify, pids) if process is not None]
 
     def remove(self, prefix: str) -> int:
-        """End the hosts whose names start with `prefix` and remove their groups; return how many.
+        """End the hosts whose names start with `prefix`, remove their groups, return their number.
 
         Raises OSError if a group stays busy.
         """
@@ -129,7 +126,7 @@ class Cgroups:
             (group / "cpu.max").write_text(f"{quota_us or 'max'} {period_us}")
             (group / "cpu.weight").write_text("10000" if quota_us else "100")
             return
-        # Lifted first: no pair of an old quota and a new period is ever in force.
+        # Lift the quota first, so that an old quota never applies with a new period.
         (group / "cpu.cfs_quota_us").write_text("-1")
         (group / "cpu.cfs_period_us").write_text(str(period_us))
         (group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
@@ -140,11 +137,11 @@ CpuShares = Affinity | Cgroups
 
 
 def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
-    """Return the first way that works: a quota on a group made for the purpose, else affinity."""
+    """Return Cgroups if a quota can be set on a test group, else Affinity with the reasons."""
     reasons: list[str] = []
     name = f"srift-try-{os.getpid()}"
     for version, top, home in _hierarchies(mounts, own):
-        # Below our own group first, so that limits on us hold.
+        # Try this process's group first, so that its limits apply to the hosts too.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
         for base in filter(Path.is_dir, bases):
             groups = Cgroups(version, base)
@@ -167,7 +164,7 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
 
 @cache
 def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
-    """Return the cores that the quotas on our group and those above it leave; inf without one."""
+    """Return the cores that cgroup quotas leave to this process; inf without a quota."""
     least = math.inf
     for version, top, home in _hierarchies(mounts, own):
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -179,7 +176,7 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
 
 
 def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield each mounted hierarchy with a cpu controller: version, top, our own group in it."""
+    """Yield version, mount point and this process's group of each hierarchy for CPU quotas."""
     paths = {
         controller: path.lstrip("/")
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines())
@@ -202,11 +199,11 @@ def _words(path: Path) -> list[str]:
 
 
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
-    """Return cores for each share; `promised` has every usable core with what others hold of it.
+    """Return the set of cores for each share.
 
-    A share of more than one core gets as many whole ones. Packing is not always possible: those
-    that would share a core promised more than once over get every core, and the scheduler spreads
-    them.
+    `promised` maps every usable core to the share of it that other leases hold. A share of more
+    than one core gets that many whole cores, rounded up. If more than a whole core would be
+    promised of a core, its hosts may use every core, and the scheduler spreads them.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
@@ -220,7 +217,7 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return the shares of each core that hosts of other leases are pinned to."""
+    """Return the share of each usable core that hosts of other leases hold."""
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():
         with suppress(OSError):

@@ -1,8 +1,7 @@
-"""Leases of local hosts: what belongs to each, found by names and marks, and how all of it is
-ended.
+"""Store the leases of local hosts, and end everything that belongs to a lease.
 
-leases/<lease_id>/ also holds code/node/: the agent's copy, so that an edit of the checkout never
-reaches a running host.
+Processes and CPU groups of a lease are found by names and marks. leases/<lease_id>/ also holds
+code/node/, a copy of the agent, so that an edit of the checkout never reaches a running host.
 """
 
 from __future__ import annotations
@@ -20,24 +19,23 @@ from tasks.providers.leases import NAME, HeldLease, LeaseFolder
 from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.processes import Process, end, started_from
 
-_ROUNDS = 5  # of looking for what was started while others were being ended
+_ROUNDS = 5  # searches for processes that were started while others were killed
 
 
 class LeaseStore(LeaseFolder[HeldLease]):
-    """The leases of one home. `token` tells its hosts and groups from those of other homes."""
+    """The leases of one home. `token` is part of the names of its hosts and CPU groups."""
 
     kind = HeldLease
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases")
         self.token = sha256(os.fsencode(self.root)).hexdigest()[:8]
-        self.prefix = f"srift-{self.token}-"  # of the names of this home's CPU groups
+        self.prefix = f"srift-{self.token}-"  # names of this home's CPU groups start with it
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill all processes of a lease and remove its CPU groups; return how many of each there
-        were.
+        """Kill all processes of a lease and remove its CPU groups; return both numbers.
 
-        Raises ProviderError naming a group that stays busy.
+        Raises ProviderError if a CPU group stays busy.
         """
         killed: set[Process] = set()
         code = self.directory(lease_id) / "code"
@@ -55,8 +53,9 @@ class LeaseStore(LeaseFolder[HeldLease]):
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> None:
-        """Mark a lease ended and delete its code; its mailbox stays. A full disk leaves it to the
-        reaper.
+        """Mark a lease ended and delete its code; its mailbox stays.
+
+        If the disk is full, the lease stays open and the reaper ends it later.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
@@ -68,7 +67,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Lease ids of this home's processes and CPU groups, with or without a lease folder."""
+        """Return the lease ids of this home's processes and CPU groups, with or without a folder."""
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)
         }

@@ -1,8 +1,8 @@
-"""Local hosts as namespaces: a switch (a bridge in a network namespace) and hosts joined to it by
-shaped links.
+"""Run local hosts in namespaces and join them by shaped links to a switch.
 
-Nothing is named and nothing stands in the machine's own network namespace: links and namespaces end
-with the processes that hold them. An ordinary user gets the same inside a user namespace.
+The switch is a bridge in a network namespace. Namespaces have no names, and no link lies in the
+machine's network namespace, so that all end with the processes that hold them. An ordinary user
+gets the same inside a user namespace.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tasks.providers.base import ProviderError
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-# In each script the shell stays the first process and collects orphans.
+# In each script the shell stays the first process and reaps orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
 _AGENT = '"$@" </dev/null; exit $?'
 _HOLDER = {"root": ("unshare", "--net"), "user": ("unshare", "-Urnm")}
 _BRIDGE = "ip link set lo up && ip link add br0 type bridge && ip link set br0 up"
-# A kernel without IPv6 refuses `addrgenmode`, and gives the link no IPv6 address anyway.
+# A kernel without IPv6 refuses `addrgenmode`; it gives the link no IPv6 address anyway.
 _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
-_LEAST_BURST_BYTES = 65_536  # one segment as the kernel hands it over before splitting
+_LEAST_BURST_BYTES = 65_536  # one segment before the kernel splits it
 _START_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What separates hosts here: "root" or "user" namespaces, or "none" and why."""
+    """How hosts are separated: `kind` is "root" or "user" (namespaces), or "none"."""
 
     kind: str
     why_not: str = ""
@@ -50,14 +50,14 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """One host to start. Its `mark` shows in the command line."""
+    """A host to start. `mark` appears in its command line."""
 
     mark: str
     address: str
     bandwidth_gbps: float
     command: Sequence[str]
     log: Path
-    prefix: int = 24  # bits of the address that name the network
+    prefix: int = 24  # network bits of the address
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class Host:
 
     def go(self) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it died while it waited; its state shows that
+        with suppress(BrokenPipeError):  # the host died while it waited, as its state shows
             self.process.stdin.write(b"go\n")
             self.process.stdin.close()
 
 
 class HostNetwork:
-    """Hosts of one lease; with namespaces, shaped links join them to one bridge."""
+    """The hosts of one lease. With namespaces, shaped links join the hosts to one bridge."""
 
     def __init__(self, isolation: Isolation, environment: Mapping[str, str]) -> None:
         self._isolation = isolation
@@ -88,7 +88,7 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that holds the bridge. Raises ProviderError; then `close`."""
+        """Start the process that holds the bridge. If this raises ProviderError, call `close`."""
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
             self.switch = self._spawn(holder, log)
@@ -96,7 +96,7 @@ class HostNetwork:
             self.run(_BRIDGE)
 
     def start(self, plan: HostPlan) -> Host:
-        """Start a host that waits for `go`, then runs its agent. Raises ProviderError."""
+        """Start a host that waits for `go` and then runs its agent. Raises ProviderError."""
         agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", plan.mark, *plan.command)
         if self.switch is None:
             process = self._spawn(agent, plan.log)
@@ -118,7 +118,7 @@ class HostNetwork:
         return host
 
     def run(self, script: str) -> None:
-        """Run a shell script beside the bridge. Raises ProviderError with what it printed."""
+        """Run a shell script in the bridge's namespace. Raises ProviderError with its output."""
         assert self.switch is not None
         enter = ("nsenter", *self._into_user, "-t", str(self.switch.pid), "-n", "sh", "-c", script)
         done = _shell(enter)
@@ -128,7 +128,7 @@ class HostNetwork:
             )
 
     def close(self) -> None:
-        """Kill all that was started, and wait until it is gone."""
+        """Kill all processes that were started, and wait until they are gone."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -142,7 +142,7 @@ class HostNetwork:
         return ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()
 
     def _spawn(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start in another session, so that Ctrl-C in a terminal reaches the controller alone."""
+        """Start a process in another session, so that Ctrl-C reaches only the controller."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
@@ -158,7 +158,7 @@ class HostNetwork:
 
 
 def detect() -> Isolation:
-    """Return the first kind of isolation in which a host can be made (about 20 ms each)."""
+    """Return the first kind of isolation in which a host can be started (20 ms per trial)."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
@@ -177,7 +177,7 @@ def detect() -> Isolation:
 
 
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """Return `command` without a network or sight of other processes, where namespaces work."""
+    """Return `command` in namespaces without a network or other processes, if namespaces work."""
     if not isolation.namespaces:
         return list(command)
     user = _HOLDER["user"] if isolation.kind == "user" else ()
@@ -190,13 +190,13 @@ def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _tbf(bandwidth_gbps: float) -> str:
-    """Token bucket of one direction. It must hold what one timer tick lets through."""
+    """Return the token bucket of one direction. It must hold the bytes of one timer tick."""
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 
 
 def _await_namespaces(holder: subprocess.Popen[bytes]) -> None:
-    """Wait until `holder` has its network and is root in it. Raises ProviderError."""
+    """Wait until `holder` is root in its network namespace. Raises ProviderError if it fails."""
     until = time.monotonic() + _START_S
     process, mine = Path(f"/proc/{holder.pid}"), os.readlink("/proc/self/ns/net")
     while time.monotonic() < until and holder.poll() is None:
@@ -208,7 +208,10 @@ def _await_namespaces(holder: subprocess.Popen[bytes]) -> None:
 
 
 def _first_inside(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the first process inside a host's namespaces. Raises ProviderError."""
+    """Return the PID of the first process in a host's namespaces, once it runs.
+
+    Raises ProviderError if the process does not appear within _START_S.
+    """
     until = time.monotonic() + _START_S
     while time.monotonic() < until and process.poll() is None:
         for child in psutil.Process(process.pid).children():

@@ -1,7 +1,7 @@
-"""Processes by number and start time, so that a recycled number is never mistaken for ours.
+"""Find and kill processes by PID and start time, so that a recycled PID is never mistaken.
 
-All that a lease starts has a PYTHONPATH in the lease's folder, and the first processes of a host
-carry a mark in their command line. Both find what a crash left unrecorded.
+Every process of a lease has a PYTHONPATH in the lease's folder. The first processes of a host carry
+a mark in their command line. Both identify processes that a crash left unrecorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GONE = (ProcessLookupError, FileNotFoundError, PermissionError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process. `start_ticks`: clock ticks since boot, field 22 of /proc/PID/stat."""
+    """A process. `start_ticks` is its start in ticks since boot: field 22 of /proc/PID/stat."""
 
     pid: int
     start_ticks: int
@@ -32,7 +32,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMark:
-    """A host's mark in its command line, which every user can read. `cores` is its CPU share."""
+    """A host's mark in its command line, which every user can read. `cores` is a CPU share."""
 
     home: str
     lease_id: str
@@ -44,7 +44,7 @@ class HostMark:
 
     @classmethod
     def parse(cls, text: str) -> HostMark | None:
-        """Parse one argument of a command line; None if it is no mark."""
+        """Return the mark in one argument of a command line; None if the argument is no mark."""
         try:
             mark, home, lease_id, index, cores = text.split(":")
             if mark == _MARK:
@@ -55,12 +55,12 @@ class HostMark:
 
 
 def boot_id() -> str:
-    """Return the id of this boot: process numbers of another boot mean nothing."""
+    """Return the id of this boot. PIDs of another boot mean nothing."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> Process | None:
-    """Return the process that has this number now; None for none or a zombie."""
+    """Return the process that has this PID now; None for no process or a zombie."""
     try:
         # The name before the last parenthesis may hold spaces.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -76,7 +76,7 @@ def myself() -> Process:
 
 
 def is_running(process: Process) -> bool:
-    """True if this process, not a later one of the same number, still runs."""
+    """True if this process still runs; False if a later process has its PID."""
     return identify(process.pid) == process
 
 
@@ -89,7 +89,7 @@ def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Return every host on this machine, of any home and user, with its first process numbers."""
+    """Return every host on this machine, of any home and user, with its first PIDs."""
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):
         for mark in map(HostMark.parse, found.info["cmdline"] or ()):
@@ -99,14 +99,17 @@ def hosts() -> dict[HostMark, list[int]]:
 
 
 def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Process]:
-    """Kill these, wait, and return those that ran. A recycled number is left alone."""
+    """Kill `processes`, wait at most `within_s` seconds, and return the killed processes.
+
+    A later process with a recycled PID is left alone.
+    """
     killed: list[tuple[Process, int]] = []
     with ExitStack() as handles:
         for process in processes:
             with suppress(*_GONE):
                 handle = os.pidfd_open(process.pid)
                 handles.callback(os.close, handle)
-                # An open handle names one process, so what is identified now is what is killed.
+                # An open handle refers to one process: exactly the identified process is killed.
                 if is_running(process):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     killed.append((process, handle))

@@ -1,8 +1,7 @@
-"""The local provider: real hosts on one Linux machine, with CPU shares, shaped links and
-revocations.
+"""Provide real hosts on one Linux machine, with CPU shares, shaped links and revocations.
 
-Its prices are illustrative. Nothing is installed and nothing outlives the processes but the lease's
-directory.
+Prices are illustrative. Nothing is installed, and only the lease's directory outlives the
+processes.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ from tasks.providers.local.settings import LocalInstanceType
 
 
 class LocalProvider(LocalMachine, Provider):
-    """Hosts on this machine, leases under `home`/leases. `python` runs a copy of `node_package` on
-    each host.
+    """Hosts on this machine, with leases under `home`/leases.
+
+    `python` runs a copy of `node_package` on each host.
     """
 
     name = "local"
@@ -54,8 +54,8 @@ class LocalProvider(LocalMachine, Provider):
     ) -> Iterator[LocalCluster]:
         """Start hosts with agents; on exit only the mailbox is left (see `forget`).
 
-        Raises NotSupported if they can never be had here, NoCapacity while other hosts hold the
-        cores, and ProviderError if hosts cannot be started.
+        Raises NoCapacity if the cores do not suffice or other hosts hold them, NotSupported if the
+        hosts can never run here, and ProviderError if hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -70,8 +70,8 @@ class LocalProvider(LocalMachine, Provider):
         try:
             with self.store.locked():
                 running.start(self._node_package)
-                # Checked again with our own hosts waiting: a controller of another home may have
-                # come at the same moment.
+                # Check again while these hosts wait: a controller of another home may have started
+                # hosts at the same moment.
                 self.refuse_if_taken(0.0)
                 running.go()
             yielded = True
@@ -91,7 +91,7 @@ class LocalProvider(LocalMachine, Provider):
         return self.store.held("local")
 
     def ended(self) -> list[EndedLease]:
-        """Leases that are over and not forgotten, also those of a killed controller."""
+        """Return the leases that ended and are not forgotten, also of a killed controller."""
         return self.store.over(self.store.all())
 
     def forget(self, lease_id: str) -> None:
@@ -101,7 +101,8 @@ class LocalProvider(LocalMachine, Provider):
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End leases without a controller or past their deadline, and processes of no lease.
 
-        Raises NotSwept at the end if a lease cannot be read; its hosts are left alone.
+        Return a sentence for each. Raises NotSwept at the end if a lease cannot be read; hosts of
+        that lease are left alone.
         """
         if not self.store.root.is_dir():
             return []
@@ -122,12 +123,16 @@ class LocalProvider(LocalMachine, Provider):
         return sentences
 
     def _end(self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool) -> str:
-        """End a lease that is due and return a sentence on it; "" if nothing was done."""
+        """End a lease that is due and return a sentence about it; "" if nothing was done."""
         cluster = f" ({lease.cluster})" if lease is not None else ""
         if lease is None:
-            why = "nothing tells who holds it"
+            why = "its holder is unknown"
         else:
-            why = "it was over" if lease.ended_at else lease.why_end(now, all_of_them=all_of_them)
+            why = (
+                "it had ended already"
+                if lease.ended_at
+                else lease.why_end(now, all_of_them=all_of_them)
+            )
         if not why:
             return ""
         processes, groups = self.store.end(lease_id, self.shares)

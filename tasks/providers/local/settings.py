@@ -1,6 +1,4 @@
-"""The section [local] of srift.toml: the hosts on offer here, their illustrative prices and
-interruptions.
-"""
+"""Define the section [local] of srift.toml: hosts, illustrative prices and interruptions."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 class LocalInstanceType(BaseModel):
     """A local host: CPU share, memory, bandwidth, and illustrative prices.
 
-    `spot_replaced`: whether a lost spot host is replaced at once.
+    `spot_replaced` is True if a lost spot host is replaced at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
