@@ -1,12 +1,12 @@
-"""A workload's own DataLoader: rebuilt for a batch size, watched, and ended.
+"""Rebuilds a workload's DataLoader for a batch size, watches its workers, and ends them.
 
-The user's settings stay, but for the batch size, a long timeout and, of a dataset with indices, the
-order: drawn from a seed, another on each rank. Data that end begin again; samples that fill no
-batch are left out.
+The rebuilt loader keeps the user's settings, except for the batch size, the timeout (at most
+_MAX_WAIT_S) and the order of a dataset with indices: samples are drawn with a seed that differs on
+each rank. When the data end, the loader starts again. An incomplete last batch is dropped.
 
-A training has more later epochs than first ones, which fill a cache (data_cache.py). So later
-epochs are timed: a few samples are read beforehand, into caches with room for as large a share of
-these as of all.
+Most epochs of a training find a full cache (data_cache.py), so steps are timed as in later epochs.
+For that a few samples are read beforehand. The caches then have room for as large a share of these
+samples as they would have of the whole dataset.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from .processes import die_with_parent
 
-# Seconds to wait for a batch at most. It is shorter than Plan.timeout_s, so that the rank whose
-# loader hangs reports it before the collective of the other ranks ends.
+# Maximum seconds to wait for a batch. It is shorter than Plan.timeout_s, so that the rank with the
+# hanging loader reports the problem before the collective of the other ranks times out.
 _MAX_WAIT_S = 45.0
-_EXIT_S = 2.0  # for workers to end in, after torch has ended them
-_TRACEBACK = "Original Traceback"  # torch's words before a worker's error
-_READ_S, _MAX_READ = 1.0, 256  # seconds and samples to read beforehand, twice
-_MAX_ITEMS, _MAX_OBJECTS = 1000, 100_000  # to search for caches: of one list, and in all
+_EXIT_S = 2.0  # for a worker to exit after torch has shut it down
+_TRACEBACK = "Original Traceback"  # what torch writes before a worker's traceback
+_READ_S, _MAX_READ = 1.0, 256  # limits of the samples to read beforehand, twice
+_MAX_ITEMS, _MAX_OBJECTS = 1000, 100_000  # limits of the search for caches: per list, and in all
 _KEPT = ("collate_fn", "pin_memory", "generator", "in_order")
 _KEPT_WITH_WORKERS = (
     "num_workers",
@@ -47,22 +47,24 @@ _KEPT_WITH_WORKERS = (
 
 
 class LoaderError(Exception):
-    """The loader fails."""
+    """Raised if the loader gives no batch, a wrong batch, or cannot be rebuilt."""
 
 
 class Loader:
-    """Batches of a rank: `loader(batch)` waits for the next batch of that many samples.
+    """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
-    `workers` is the number of processes that the user set; `in_process` loads without them.
-
-    Raises LoaderError if the samples of a batch cannot be set.
+    `workers` is the user's number of worker processes. If `in_process` is True, this process loads
+    the batches itself. The constructor raises LoaderError if `given` has an `__iter__` of its own
+    or no `batch_size`, so that the batch size cannot be changed.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
         self.given, self.seed = given, seed
         self.workers = given.num_workers
         self.in_process = False
-        self._places: Sequence[int] = ()  # samples to draw from; empty: all
+        self._places: Sequence[
+            int
+        ] = ()  # indices of the samples to draw from; empty means all samples
         self._batch = 0
         self._iterator: Iterator[Any] | None = None
         self._rebuilt: DataLoader[Any] | None = None
@@ -76,36 +78,35 @@ class Loader:
             raise LoaderError("its loader has no batch_size. Give its DataLoader a batch_size")
 
     def __call__(self, batch: int) -> tuple[Any, Any]:
-        """(inputs, target) of `batch` samples.
+        """Return (inputs, target) of `batch` samples.
 
-        Raises LoaderError if they do not come or are something else, and the errors of the user's
-        code in this process.
+        Raises LoaderError if no such batch arrives, and the errors of user code in this process.
         """
         if self._rebuilt is None or self._batch != batch:
             self.close()
             self._batch, self._rebuilt = batch, self._rebuild(batch)
         try:
             made = None if self._iterator is None else next(self._iterator, None)
-            if made is None:  # at the start, and when the data end
+            if made is None:  # at the start, and after the last batch of the data
                 self._start()
                 made = next(self._iterator, None)  # type: ignore[arg-type]
         except Exception as error:
             raise in_words(error) from error
         if made is None:
-            raise LoaderError(f"its loader ends before it gives {batch} samples in any worker")
+            raise LoaderError(f"its loader ends before any worker has {batch} samples")
         if not isinstance(made, tuple | list) or len(made) != 2:
             raise LoaderError(
                 f"its loader gives {type(made).__name__} as a batch, not a pair (inputs, target)"
             )
         for name, part in zip(("inputs", "target"), made, strict=True):
             if batch not in sizes(part):
-                raise LoaderError(f"the {name} of its loader are not of {batch} samples")
+                raise LoaderError(f"the {name} of its loader do not have {batch} samples")
         return made[0], made[1]
 
     def as_in_later_epochs(self) -> None:
-        """Make a dataset with a cache behave as in epochs after the first.
+        """Fill the dataset's caches, so that the next batches cost as much as in later epochs.
 
-        Raises what the user's code raises.
+        Does nothing if the dataset has no cache. Raises the errors of the dataset.
         """
         dataset: Any = self.given.dataset
         caches = [] if isinstance(dataset, IterableDataset) else list(_caches(dataset))
@@ -127,19 +128,21 @@ class Loader:
             dataset[place]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the workers; torch reports those that have ended at the next batch."""
+        """Send a signal to the workers. torch reports dead workers at the next batch."""
         for process in self._processes:
             with suppress(ProcessLookupError, TypeError):
                 os.kill(process.pid, number)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End the workers; the next batch starts anew."""
+        """End the workers; the next batch starts new workers."""
         self.signal(signal.SIGCONT)
         iterator: Any = self._iterator
         processes = self._processes
         self._iterator, self._rebuilt, self._processes = None, None, []
         with worker_deaths_ignored():
-            if hasattr(iterator, "_shutdown_workers"):  # torch calls it when nobody iterates
+            if hasattr(
+                iterator, "_shutdown_workers"
+            ):  # torch calls this only when the iterator is deleted
                 iterator._shutdown_workers()
         for process in processes:
             process.join(_EXIT_S)
@@ -147,6 +150,10 @@ class Loader:
             process.join()
 
     def _rebuild(self, batch: int) -> DataLoader[Any]:
+        """Return a DataLoader with the user's settings for `batch` samples.
+
+        Raises LoaderError if the dataset has no length or fewer samples than a batch.
+        """
         given, dataset = self.given, self.given.dataset
         options: dict[str, Any] = {name: getattr(given, name) for name in _KEPT}
         if self.workers and not self.in_process:
@@ -166,6 +173,7 @@ class Loader:
         return DataLoader(dataset, batch_size=batch, drop_last=True, **options)
 
     def _start(self) -> None:
+        """Start to iterate, and collect the worker processes."""
         before = set(multiprocessing.active_children())
         self._iterator = iter(self._rebuilt)  # type: ignore[arg-type]
         persistent = [process for process in self._processes if process.is_alive()]
@@ -176,7 +184,7 @@ class Loader:
 
 
 class _Draws(Sampler[int]):
-    """Samples drawn without end."""
+    """An endless random order of the indices `places`, drawn with replacement."""
 
     def __init__(self, places: Sequence[int], generator: torch.Generator) -> None:
         self.places, self.generator = places, generator
@@ -188,9 +196,9 @@ class _Draws(Sampler[int]):
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
-    """The user's `worker_init_fn`, in a process that ends with its rank.
+    """Start a loader worker: it ends with its rank, and then runs the user's `worker_init_fn`.
 
-    The worker makes the sockets by which it returns batches in `folder`.
+    The worker creates the sockets through which it returns batches in `folder`.
     """
     die_with_parent()
     tempfile.tempdir = folder
@@ -200,15 +208,19 @@ def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int)
 
 @cache
 def _folder_of_sockets() -> str:
-    """A short path of the temporary folder: a socket's has 107 characters at most [unix(7)]."""
+    """Return a short path to the temporary folder.
+
+    The path of a socket has at most 107 characters [unix(7)].
+    """
     folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY)
     return f"/proc/{os.getpid()}/fd/{folder}"
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """The caches in a dataset, and in everything with a __getitem__ that it is made of.
+    """Yield the caches in a dataset and in its attributes that have a `__getitem__`.
 
-    Users have copies of data_cache.py, so the type does not show it.
+    A cache is recognised by its method `begin_part`, since users have copies of data_cache.py with
+    another type.
     """
     seen: set[int] = set()
     left: deque[Any] = deque([dataset])
@@ -226,7 +238,7 @@ def _caches(dataset: Any) -> Iterator[Any]:
 
 
 def sizes(data: Any) -> Iterator[int]:
-    """All sizes of the tensors in `data`, inputs or targets, and the lengths of its lists."""
+    """Yield all sizes of tensors in `data`, inputs or targets, and the lengths of its lists."""
     if isinstance(data, Tensor):
         yield from data.shape
     elif isinstance(data, Mapping):
@@ -239,7 +251,10 @@ def sizes(data: Any) -> Iterator[int]:
 
 
 def in_words(error: BaseException) -> BaseException:
-    """A LoaderError for torch's errors of workers, which can come in any step; else `error`."""
+    """Return a LoaderError with a plain message for torch's errors of workers, else `error`.
+
+    torch can raise such an error in any step.
+    """
     text = str(error).strip()
     if isinstance(error, LoaderError) or not text:
         return error
@@ -255,7 +270,10 @@ def in_words(error: BaseException) -> BaseException:
 
 @contextmanager
 def worker_deaths_ignored() -> Iterator[None]:
-    """Inside, torch's signal handler does not raise: it would hide the error being reported."""
+    """Disable torch's handler of dead workers inside this context.
+
+    Otherwise the handler could raise and hide the error that is being reported.
+    """
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
@@ -265,7 +283,10 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Workers run inside and stand still afterwards, so that they load in measured time only."""
+    """Let the workers run inside this context, and stop them at its end.
+
+    So workers load only while steps are measured.
+    """
     if loader is not None:
         loader.signal(signal.SIGCONT)
     yield

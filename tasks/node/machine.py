@@ -1,5 +1,6 @@
-"""This machine: a fingerprint, by which only measurements of like machines are pooled, and
-interfaces.
+"""Describes this machine: processor, cores, GPUs, network interface and fingerprint.
+
+Only measurements of machines with the same fingerprint are pooled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def cpu() -> str:
-    """The processor's name."""
+    """Return the processor's model name, or its architecture if the kernel names no model."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -26,18 +27,19 @@ def cpu() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use. Two threads of one core count once."""
+    """Return the number of physical cores that this process may use."""
     threads = os.sched_getaffinity(0)
     siblings = [_CPUS / f"cpu{thread}" / "topology" / "thread_siblings_list" for thread in threads]
     try:
         return len({file.read_text() for file in siblings})
-    except OSError:  # the kernel hides them
+    except OSError:  # the kernel hides the topology
         return len(threads)
 
 
 def gpus() -> list[str]:
-    """Models of the NVIDIA GPUs by their driver; none without a driver, or where they must not be
-    used.
+    """Return the models of the NVIDIA GPUs as their driver names them.
+
+    The list is empty without a driver, and if CUDA_VISIBLE_DEVICES is empty.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
@@ -47,13 +49,13 @@ def gpus() -> list[str]:
 
 
 def fingerprint() -> str:
-    """Twelve hex digits of processor, core count, architecture and GPUs."""
+    """Return twelve hex digits, a hash of processor, core count, architecture and GPUs."""
     described = "|".join([cpu(), str(os.cpu_count()), platform.machine(), *gpus()])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def torch_version() -> str:
-    """The installed torch's version, without importing it; empty if there is none."""
+    """Return the version of the installed torch without importing it; empty if there is none."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -61,7 +63,7 @@ def torch_version() -> str:
 
 
 def interface_of(address: str) -> str:
-    """Name of the interface with IPv4 `address`; `lo` if there is none."""
+    """Return the name of the network interface with IPv4 `address`; `lo` if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:

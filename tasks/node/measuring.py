@@ -1,10 +1,10 @@
-"""How a measurement is taken: ranks start together, stop when it is precise, and repeat what the
-host disturbed.
+"""Controls a measurement: ranks start together, repeat disturbed blocks, and stop when precise.
 
-/proc/stat counts a virtual processor as stolen while it could run and may not [proc(5)]; a step
-then takes as long as the host's other guests make it. Hosts steal for seconds to minutes, so
-waiting helps; the stolen share of what is kept goes into the record. Caches and clock rates that
-neighbours share do not show there: fixed work beside each block (reference.py) shows them.
+/proc/stat counts time as stolen while a virtual CPU is ready to run but the host does not run it
+[proc(5)]. Stolen time makes steps slower. Hosts steal for seconds to minutes, so repeating helps.
+The stolen share of the kept blocks goes into the record. Stolen time does not show that neighbours
+use shared caches or lower the clock rate. The fixed work beside each block shows these
+(reference.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch.distributed as dist
 
 from .reference import Reference
 
-DISTURBED = 0.1  # stolen share of processor time: repeated runs of a setup differ by as much
-_MIN_TICKS = 20.0  # below it one stolen tick says nothing
+DISTURBED = 0.1  # stolen share of CPU time: repeated runs of a setup differ by as much
+_MIN_TICKS = 20.0  # with fewer ticks the stolen share is too uncertain
 MEDIAN_ERROR = 0.015  # relative standard error of the median of a steady measurement
-DRIFT = 0.04  # relative difference of the medians of both halves while it warms up
+DRIFT = 0.04  # relative difference of the medians of both halves: above it, steps still warm up
 _IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
 _MEDIAN_TO_MEAN = 1.2533  # standard error of the median over the mean's: sqrt(pi / 2)
 _STAT = Path("/proc/stat")
@@ -34,10 +34,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Patience:
-    """Seconds left for repeating measurements; ticks stolen and wanted in the kept ones.
+    """Repeats disturbed measurements while time is left, and collects figures of the kept blocks.
 
-    Ticks are of the machine with the largest stolen share of each block. `references` are mean
-    seconds of the fixed work beside each kept block, by rank.
+    left_s: seconds left for repeated measurements.
+    taken, wanted: CPU ticks stolen by the host, and wanted by its processors, summed over kept
+        blocks. Each block counts the machine with the largest stolen share.
+    reference: the fixed work to run beside each block; None for no such work.
+    references: mean seconds of the fixed work beside each kept block: (blocks, ranks).
     """
 
     left_s: float = 0.0
@@ -48,20 +51,20 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Stolen share of the processor time of the item's kept blocks."""
+        """Return the stolen share of the CPU time of the item's kept blocks."""
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Begin another item."""
+        """Forget the figures of the previous item; the seconds left stay."""
         self.taken = self.wanted = 0.0
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
-        """Values of a record about the fixed work; empty if a rank does none.
+        """Return the values of a record about the fixed work; empty if a rank runs none.
 
-        `used` are the devices of each machine. `reference_s` is the median over blocks of each
-        machine's slowest device, `reference_spread` the root mean square over devices of the
-        relative standard deviation of a block.
+        `used` lists the number of devices of each machine. `reference_s` is the median over blocks
+        of each machine's slowest device. `reference_spread` is the root mean square over devices of
+        the relative standard deviation of a block. `reference_blocks` is the number of blocks.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank or min(map(min, by_rank)) <= 0:
@@ -78,9 +81,10 @@ class Patience:
     def undisturbed(
         self, measure: Callable[[], _Result], group: dist.ProcessGroup | None
     ) -> _Result:
-        """Repeat `measure` until no machine of `group` is disturbed or a patience is spent.
+        """Repeat `measure` until no machine of `group` is disturbed or a rank's time is spent.
 
-        Ranks decide alike, by the same numbers.
+        Returns the result of the last repetition. All ranks decide by the same gathered numbers, so
+        they repeat equally often.
         """
         while True:
             reference_s = self._reference_s()
@@ -106,11 +110,14 @@ class Patience:
 
 
 def processor_ticks() -> tuple[float, float]:
-    """Ticks since this machine started: stolen by its host, and wanted by its processors."""
+    """Return (stolen, wanted) CPU ticks since this machine started.
+
+    Stolen ticks were taken by the host; wanted ticks were used or stolen.
+    """
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
         user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
-    except (OSError, ValueError):  # a kernel that does not count them
+    except (OSError, ValueError):  # this kernel does not count stolen time
         return 0.0, 0.0
     return stolen, user + nice + system + interrupts + soft + stolen
 
@@ -120,7 +127,7 @@ def _share(stolen: float, wanted: float) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Interquartile range over the median."""
+    """Return the interquartile range divided by the median."""
     if len(values) < 2:
         return 0.0
     low, middle, high = quantiles(values, n=4, method="inclusive")
@@ -128,15 +135,16 @@ def spread(values: Sequence[float]) -> float:
 
 
 def median_error(values: Sequence[float]) -> float:
-    """Relative standard error of the median, from the interquartile range."""
+    """Estimate the relative standard error of the median from the interquartile range."""
     return _MEDIAN_TO_MEAN * spread(values) / _IQR_TO_SIGMA / math.sqrt(len(values))
 
 
 def central(values: Sequence[float]) -> list[int]:
-    """Indices of the middle half of `values` by size; their mean is the interquartile mean.
+    """Return the indices of the middle half of `values` by size.
 
-    A CPU quota makes short intervals two-valued (run through, or wait for the next period). The
-    median jumps between the two values; a mean of the middle does not.
+    The mean of these values is the interquartile mean. Under a CPU quota short intervals take one
+    of two values: they run without a pause, or wait for the next period. The median jumps between
+    the two values; the interquartile mean does not.
     """
     order = sorted(range(len(values)), key=values.__getitem__)
     cut = len(order) // 4
@@ -144,7 +152,7 @@ def central(values: Sequence[float]) -> list[int]:
 
 
 def drift(values: Sequence[float]) -> float:
-    """Relative difference of the medians of both halves; 0 for fewer than four values."""
+    """Return the relative difference of the medians of both halves; 0 for fewer than 4 values."""
     half = len(values) // 2
     if half < 2:
         return 0.0
@@ -154,24 +162,28 @@ def drift(values: Sequence[float]) -> float:
 def enough(
     seconds: Sequence[float], *, least: int, most: int, elapsed_s: float, most_s: float
 ) -> bool:
-    """Whether the median is precise and does not drift, or `most` steps or `most_s` are spent."""
+    """Return True if the measurement can stop.
+
+    It stops after `most` steps or `most_s` seconds, or after at least `least` steps once the median
+    is precise and does not drift. `seconds` are those of each step.
+    """
     if not seconds or len(seconds) >= most or elapsed_s >= most_s:
         return bool(seconds)
     return len(seconds) >= least and median_error(seconds) < MEDIAN_ERROR and drift(seconds) < DRIFT
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int) -> int:
-    """Steps of the next block: half of `least`, but never beyond `most`."""
+    """Return the steps of the next block: half of `least`, but at most `most` steps in total."""
     return max(1, min(max(2, least // 2), most - len(seconds)))
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each step at its slowest rank."""
+    """Return the seconds of each step on its slowest rank, from lists by rank."""
     return [max(step) for step in zip(*by_rank, strict=True)]
 
 
 def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
-    """The numbers of every rank of `group`, or this process's alone."""
+    """Return the numbers of every rank of `group`, in rank order; without a group, `[mine]`."""
     if group is None:
         return [list(mine)]
     numbers = torch.tensor(list(mine), dtype=torch.float64)
@@ -181,6 +193,6 @@ def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[
 
 
 def meet(group: dist.ProcessGroup | None) -> None:
-    """Wait for all ranks of `group`."""
+    """Wait at a barrier for all ranks of `group`."""
     if group is not None:
         dist.barrier(group=group)

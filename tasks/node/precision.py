@@ -1,9 +1,9 @@
-"""Numeric formats of a run.
+"""Sets the numeric format of a run.
 
-fp32   32 bits; TF32, which torch has on for convolutions by default, is off
-tf32   products of 32-bit numbers on tensor cores that drop 13 bits of each factor (from Ampere on)
-bf16   torch's autocast: products in bfloat16, weights, sums and gradients in 32 bits
-fp16   autocast to float16, with the loss scaled so that small gradients stay above 0
+fp32   32 bits; TF32, which torch enables for convolutions by default, is off
+tf32   products of 32-bit numbers on tensor cores, which drop 13 bits of each factor (since Ampere)
+bf16   torch's autocast: products in bfloat16; weights, sums and gradients in 32 bits
+fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ _CPU = torch.device("cpu")
 
 
 class NoSuchPrecision(ValueError):
-    """This device lacks the precision."""
+    """Raised if the device does not support the precision."""
 
 
 @dataclass(slots=True)
 class Arithmetic:
-    """How a workload computes on a device; `scaler` scales the loss in fp16, and else nothing."""
+    """The precision in which a workload computes on a device.
+
+    `scaler` scales the loss in fp16, and does nothing in other precisions.
+    """
 
     precision: str = "fp32"
     device: torch.device = _CPU
@@ -37,12 +40,12 @@ class Arithmetic:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == SCALED)
 
     def hold(self) -> None:
-        """Set this process's format of 32-bit products, whatever other code has set."""
+        """Set this process's format of 32-bit products, which other code may have changed."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 
     def forward(self) -> AbstractContextManager[object]:
-        """Context of the forward pass and the loss."""
+        """Return the autocast context for the forward pass and the loss."""
         dtype = _AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
@@ -50,13 +53,13 @@ class Arithmetic:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer's step, unless scaled gradients overflow; then halve the scale."""
+        """Take the optimizer's step; if scaled gradients overflow, halve the scale instead."""
         self.scaler.step(optimizer)
         self.scaler.update()
 
     @property
     def scale(self) -> float:
-        """Factor of the loss."""
+        """Return the factor by which the loss is scaled."""
         return float(self.scaler.get_scale())
 
 

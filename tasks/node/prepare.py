@@ -1,9 +1,8 @@
-"""A machine made ready for a launch: devices found, folders unpacked, requirements installed.
-Standard library.
+"""Prepares a machine for a launch: checks devices, unpacks folders, installs requirements.
 
-`python -m node.prepare PYTHON ...` becomes that command, under the Python of the workloads'
-environment, in their folder and with their variables. If that fails, every run of the plan that
-needs the machine fails.
+`python -m node.prepare PYTHON ...` then becomes the command `PYTHON ...`, with the Python of the
+workloads' environment, in their folder and with their environment variables. If the preparation
+fails, every run of the plan that needs the machine fails. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +19,11 @@ from .requirements import NotInstalled, environment_of, install, installed, unpa
 
 
 def lacking_devices(plan: Plan, node: int, scratch: Path) -> str:
-    """Wait for the devices of `node`, but in one attempt only; return why they are not there."""
+    """Wait for the devices of `node`; return why they are missing, or an empty text.
+
+    Only the first attempt waits for a driver, and later attempts check once. `scratch` keeps a mark
+    of the first attempt.
+    """
     waited = scratch / "waited-for-devices"
     reason = wait_for_devices(
         plan.expected[node],
@@ -33,8 +36,10 @@ def lacking_devices(plan: Plan, node: int, scratch: Path) -> str:
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
-    """Return the Python that runs `workload`, whose folder is unpacked below `scratch`. Raises
-    NotInstalled, OSError.
+    """Return the Python that runs `workload`, and unpack its folder below `scratch`.
+
+    Raises NotInstalled if the requirements cannot be installed or their environment is gone, and
+    OSError if the folder cannot be unpacked.
     """
     if workload.folder:
         unpacked = scratch / workload.folder
@@ -54,7 +59,7 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 
 
 def main() -> NoReturn:
-    """Become the command, or leave with the reason as the last line."""
+    """Become the command, or fail the node's runs and end with the reason as the last line."""
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"
     if plan.expected[node].checked:
@@ -64,7 +69,9 @@ def main() -> NoReturn:
     needed = {item.workload for item in plan.items if node in item.nodes}
     python, environment = sys.argv[1], dict(os.environ)
     try:
-        for workload in plan.workloads:  # of one process key: the same folder, Python, variables
+        for (
+            workload
+        ) in plan.workloads:  # they have equal process keys: the same folder, Python and variables
             if workload.name in needed:
                 python = python_of(mailbox, scratch, workload)
                 environment |= workload.env
@@ -72,7 +79,7 @@ def main() -> NoReturn:
                     os.chdir(scratch / workload.folder)
     except (NotInstalled, OSError) as error:
         cause = INSTALL if isinstance(error, NotInstalled) and error.passing else ""
-        reason = f"the workload could not be made ready: {error}"
+        reason = f"the workload could not be prepared: {error}"
         fail_runs(mailbox, plan, node, code=EXIT_ITEM_FAILED, reason=reason, cause=cause)
     os.execve(python, [python, *sys.argv[2:]], environment)
 

@@ -1,4 +1,4 @@
-"""Measures links: all-reduce seconds over message sizes, and messages between two machines."""
+"""Measures network links: all-reduces by message size, and messages between pairs of machines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .measuring import Patience, gather, meet
 from .record import Item
 from .strategies.messages import exchange
 
-_SIZE_S = 0.6  # to spend on a message size
+_SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
 
-SWEEPS = 3  # over all pairs: two choose an order, the third judges it
-_PAIR_S = 0.01  # of a message between two machines
+SWEEPS = 3  # over all pairs: two sweeps choose an order of ranks, the third judges it
+_PAIR_S = 0.01  # seconds that a message between two machines should take
 _MIN_BYTES, _MAX_BYTES = 2**16, 2**26
 _EMPTIES = 5
 
@@ -32,9 +32,10 @@ Matrix = list[list[float]]
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
 ) -> tuple[dict[str, Any], str]:
-    """Values of a probe record: `rows` of bytes, seconds, spread, repeats.
+    """Return the values of a probe record, or {} and the reason why there are none.
 
-    Seconds are the interquartile mean of the slowest rank.
+    `rows` has one entry per message size: bytes, seconds, spread and repeats. The seconds are the
+    interquartile mean over all-reduces of the seconds on the slowest rank.
     """
     if group is None:
         return {}, "a probe needs at least two devices"
@@ -57,7 +58,10 @@ def probe(
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
-    """Seconds of each all-reduce at its slowest rank, back to back after a common start."""
+    """Return the seconds of each of `repeats` all-reduces on its slowest rank.
+
+    The all-reduces run back to back after a barrier.
+    """
     mine = []
     meet(group)
     for _ in range(repeats):
@@ -68,12 +72,16 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
 
 
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Seconds between each two of the n ranks of `group`, one of each machine, all others idle.
+    """Measure the links between the n ranks of a gloo `group`, one rank of each machine.
 
-    `latency_s` and `byte_s`: (SWEEPS, n, n) of an empty message and of a further byte, both ends
-    sending, at the slower end. `sharing`: (SWEEPS) how much the slowest disjoint pairs wait for
-    each other when all send: 0 not at all, 1 as on one link. `took_s`: seconds of all this.
-    Every rank of `group` must call it, on gloo.
+    One pair exchanges messages at a time, and all other ranks are idle. Every rank of `group` must
+    call it. Returns:
+
+    latency_s: (SWEEPS, n, n) seconds of a one-byte message while both ends send, at the slower end.
+    byte_s: (SWEEPS, n, n) seconds of each further byte.
+    sharing: (SWEEPS) how much the slowest disjoint pairs delay each other when all send at once: 0
+        means not at all, 1 means as if they shared one link.
+    took_s: seconds of the whole measurement.
     """
     began = time.monotonic()
     links = _Links(group)
@@ -85,7 +93,9 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
         latency, byte = (median(sweep[i][j] for sweep in kind) for kind in (latency_s, byte_s))
         alone_s[i, j] = latency + sizes[i][j] * byte
         slowness[i, j] = alone_s[i, j] / sizes[i][j]
-    together: dict[Pair, float] = {}  # the slowest pair, the slowest of the other machines, ...
+    together: dict[
+        Pair, float
+    ] = {}  # the slowest pair, then the slowest pair of the other machines, ...
     for pair in sorted(slowness, key=lambda pair: (-slowness[pair], pair)):
         if not any(set(pair) & set(other) for other in together):
             together[pair] = alone_s[pair]
@@ -95,14 +105,17 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 class _Links:
-    """This rank's links to the others of `group`; `sizes` are bytes of the messages to each."""
+    """This rank's links to the other ranks of `group`.
+
+    `sizes` are the bytes of a measured message to each rank; 0 until the first sweep.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank = group, dist.get_rank(group)
         self.sizes = [0] * dist.get_world_size(group)
 
     def sweep(self) -> tuple[Matrix, Matrix]:
-        """Latency and seconds a byte of each pair, one pair after the other."""
+        """Return the latency and the seconds per byte of each pair: two (n, n) matrices."""
         latency_s, byte_s = [0.0] * len(self.sizes), [0.0] * len(self.sizes)
         for pair in combinations(range(len(self.sizes)), 2):
             meet(self.group)
@@ -115,7 +128,10 @@ class _Links:
         return self._slower(latency_s), self._slower(byte_s)
 
     def sharing(self, together: dict[Pair, float]) -> float:
-        """How much pairs wait for each other when all send at once; alone they take so long."""
+        """Return how much the pairs delay each other when all send at once, from 0 to 1.
+
+        `together` has the seconds that each pair takes alone.
+        """
         mine_s = 0.0
         meet(self.group)
         for pair in together:
@@ -127,13 +143,13 @@ class _Links:
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
 
     def _slower(self, mine: list[float]) -> Matrix:
-        """(n, n) the larger of the measurements of both ends."""
+        """Return the larger of the measurements of both ends of each link: (n, n)."""
         rows = gather(mine, self.group)
         columns = zip(*rows, strict=True)
         return [list(map(max, row, column)) for row, column in zip(rows, columns, strict=True)]
 
     def _size(self, peer: int) -> int:
-        """Bytes that take about _PAIR_S; both ends find the same."""
+        """Return the bytes of a message that takes about _PAIR_S; both ends find the same size."""
         size = _MIN_BYTES
         while size < _MAX_BYTES:
             mine = torch.tensor([self._steady_s(size, peer)], dtype=torch.float64)
@@ -145,7 +161,10 @@ class _Links:
         return size
 
     def _steady_s(self, size: int, peer: int) -> float:
-        """The faster of two messages after a first: a rate limit lets the first bytes pass."""
+        """Return the seconds of the faster of two messages.
+
+        A message before them does not count, since rate limits let the first bytes pass.
+        """
         self._exchange_s(size, peer)
         return min(self._exchange_s(size, peer) for _ in range(2))
 

@@ -1,7 +1,7 @@
-"""Processes of a node: ending with their parent, and how a log says that they ended. Standard
-library.
+"""Ends processes of a node with their parents, and finds in a log why a worker ended.
 
-torchrun gives each worker its own session: killing a group is not enough.
+torchrun gives each worker its own session, so killing a process group is not enough. Imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -24,30 +24,33 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. A change of user undoes it."""
+    """Have the kernel kill this process when its parent ends.
+
+    Call it after a change of the process's user, which clears the setting.
+    """
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended in between
+    if os.getppid() != parent:  # the parent ended before the setting took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def seconds_since_start() -> float:
-    """Age of this process."""
+    """Return the age of this process in seconds."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose parent ends."""
+    """Make this process the parent of each descendant whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids below `root`, parents before children."""
+    """Return the ids of all descendants of process `root`, parents before children."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended in between
+            with contextlib.suppress(OSError):  # the process ended in the meantime
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found = [root]
@@ -57,7 +60,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants() -> None:
-    """Kill and reap everything below this process, in any session."""
+    """Kill and reap all descendants of this process, in any session."""
     while True:
         for process in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -70,37 +73,43 @@ def end_descendants() -> None:
 
 
 def gain_nothing() -> None:
-    """Let no program that this process runs gain rights: set-uid bits count for nothing."""
+    """Prevent this process and its descendants from gaining rights, for example by set-uid bits."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE = 3, 4, 5, 6
 FAULTS = (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE)
-# torchrun names the ranks that it lost twice: the first one at once, and all of them at its end
+# torchrun logs failed ranks twice: the first failure immediately, and all failures at its end
 _WORKER_EXIT = re.compile(r"\bexitcode\s*: (-?\d+)")
 _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 
 def blame_rank(code: Any) -> int:
-    """Order of exit codes: a fault of the item first, then an unexplained end, then a lost peer."""
+    """Return the sort key of an exit code; the lowest key is the most likely cause of a failure.
+
+    0: a fault of the item or a signal. 1: another exit code. 2: a lost peer.
+    """
     if code == EXIT_LOST_PEER:
         return 2
     return 0 if code in FAULTS or (isinstance(code, int) and code < 0) else 1
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """Exit at once, with the line that the agent finds in the log.
+    """Print `message` in the form that the agent finds in the log, and exit immediately.
 
-    Closed sockets wake the ranks that still wait for this one.
+    The exit closes this rank's sockets, which wakes the ranks that wait for it.
     """
     print(f"srift[{code}]: {message}", file=sys.stderr, flush=True)
     os._exit(code)
 
 
 def worker_exit_code(log: str) -> int | None:
-    """Return torchrun's exit code of the rank that was hit first; None if it names none."""
+    """Return the exit code of the rank that caused the failure, from torchrun's log.
+
+    Returns None if the log has no exit code.
+    """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
-    # torchrun ends the neighbours of a rank that it lost by SIGTERM, and lists them too
+    # torchrun ends the other ranks of the node by SIGTERM and lists them too, so they come last
     return min(
         reversed(codes),
         key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code),
@@ -109,7 +118,11 @@ def worker_exit_code(log: str) -> int | None:
 
 
 def exit_reason(log: str, worker_code: int | None) -> str:
-    """Return the last line of a worker with that code, else of any, else the exit code."""
+    """Return the reason of a failure from a log.
+
+    It is the last message that a worker printed with `worker_code`, else that of any worker, else
+    a sentence with the exit code.
+    """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines
     if matching:

@@ -1,4 +1,4 @@
-"""Profiles a workload on one device: seconds of each part of a step, and of each bucket."""
+"""Profiles a workload on one device: seconds of the parts of a step, and its gradient buckets."""
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 
@@ -24,7 +24,7 @@ from .measuring import Patience
 from .record import Item
 from .strategies.tensor import volumes
 
-_BATCH_S, _BUCKETS_S = 1.0, 0.8  # to spend on a batch size, and on the buckets
+_BATCH_S, _BUCKETS_S = 1.0, 0.8  # seconds to spend on each batch size, and on the buckets
 _BURN_IN, _REBUILD, _MIN_REPEATS, _MAX_REPEATS = 1, 2, 3, 25
 
 Profile = dict[str, Any]
@@ -33,9 +33,11 @@ Profile = dict[str, Any]
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
 ) -> tuple[Profile, str]:
-    """Values of a profile record. `group` holds this rank alone, since buckets need a DDP.
+    """Return the values of a profile record; the reason is always empty.
 
-    A loader's batches are made in this process: their cost is measured apart from the device's.
+    `group` contains only this rank; the measurement of buckets needs it for DDP. Batches of a
+    loader are made in this process, so that their cost is measured apart from the device's. Batch
+    sizes that exceed the GPU's memory are left out.
     """
     rows: list[Profile] = []
     if built.loader is not None:
@@ -45,7 +47,7 @@ def profile(
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
-        except torch.OutOfMemoryError:  # of a GPU: smaller batches were measured
+        except torch.OutOfMemoryError:  # the smaller batch sizes were measured
             if not rows:
                 raise
             break
@@ -70,11 +72,12 @@ def profile(
 
 
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
-    """Forward, backward and optimizer seconds and peak memory of one batch.
+    """Measure forward, backward and optimizer seconds and peak memory of one batch size.
 
-    The parts are means over the repeats whose sum lies in the middle half, so that they add up to a
-    typical step. As in a measured step, forward includes `input_s`, for making the batch, and the
-    clearing of gradients. `loading` is the cost of a sample of each batch.
+    The parts are means over the repeats whose total lies in the middle half, so that the parts add
+    up to a typical step. As in a measured step, the forward seconds include clearing the gradients
+    and `input_s`, the seconds to make the batch. `loading` lists the results of `_loading` for each
+    repeat.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -113,8 +116,10 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 
 
 def _thread_counters() -> list[float]:
-    """Of this thread: seconds, those of a processor, those of waiting for one; bytes asked for by
-    reads, and bytes that storage was read for. What the kernel hides is 0 [proc(5)].
+    """Return counters of this thread: three of seconds and two of bytes.
+
+    Wall-clock time, CPU time, time queued for a CPU, bytes requested by read calls, and bytes
+    fetched from storage. A counter that the kernel hides is 0 [proc(5)].
     """
     thread, queued_s, asked, stored = Path("/proc/thread-self"), 0.0, 0.0, 0.0
     with suppress(OSError):
@@ -126,9 +131,10 @@ def _thread_counters() -> list[float]:
 
 
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float, float]:
-    """Seconds of a processor, of waiting for storage, and bytes, of a sample.
+    """Return (CPU seconds, seconds of waiting for storage, bytes) per sample.
 
-    Mapped files are read without being asked for; files in memory are asked for alone.
+    The bytes are the larger of requested and fetched bytes: memory-mapped files are fetched without
+    read calls, and files in the page cache are requested without a fetch.
     """
     wall_s, processor_s, queued_s, asked, stored = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
@@ -137,7 +143,11 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Count repeats until `max_s` are spent, but `_MIN_REPEATS` beside those left out."""
+    """Yield repeat numbers until `max_s` seconds are spent.
+
+    Yields at least `_MIN_REPEATS` and at most `_MAX_REPEATS` repeats after the first `left_out`,
+    which the caller ignores.
+    """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
         if repeat >= left_out + _MIN_REPEATS and clock_s() - started > max_s:
@@ -146,7 +156,7 @@ def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Itera
 
 
 def _flops(built: LoadedWorkload, batch: int) -> float:
-    """Floating-point operations of forward and backward, for one sample, as torch counts them."""
+    """Return the FLOPs of the forward and backward pass per sample, as torch counts them."""
     inputs, target = built.make_batch(batch)
     with FlopCounterMode(display=False) as counter:
         built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
@@ -155,7 +165,7 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 
 
 def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
-    """Elements that tensor parallelism exchanges: weights, and activations of one sample."""
+    """Return the elements that tensor parallelism exchanges: weights, and those per sample."""
     with torch.no_grad():
         found = volumes(built.model, lambda: built.model(built.make_batch(batch)[0]))
     return {
@@ -164,9 +174,10 @@ def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
-    """Bytes of each bucket and the fraction of the backward time at which it is ready.
+    """Return the bytes of each gradient bucket, and when it is ready in the backward pass.
 
-    DDP rebuilds its buckets after the first pass, so the first two are left out.
+    `ready_fraction` is a share of the backward seconds. The first two passes are left out, since
+    DDP rebuilds its buckets after the first pass.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

@@ -1,29 +1,31 @@
-"""The wire: the plan that a controller writes and the records that nodes write back, as JSON.
+"""Defines the plan that a controller writes, the records that nodes write back, and their JSON.
 
-Standard library only. Files of the mailbox, a directory or, for EC2, a prefix of S3; `a` is the
-attempt, counted from 1:
+Imports only the standard library. The mailbox is a directory or, for EC2, an S3 prefix. These are
+its files; `a` is the number of the attempt, from 1:
 
     controller
         plan.json           the Plan; rewritten with a higher attempt to try again
-        go-<a>.json         start measuring; `order`: nodes in the order of ranks, or empty; `why`
-        done.json           leave
+        go-<a>.json         starts the measurement; `order`: nodes in the sending order of ranks, or
+                            empty; `why`: the reason for the order
+        done.json           ends the agents
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
-        data.json           addresses of S3 that machines fetch
+        data.json           S3 addresses that machines download
     node-<i>/, agent
-        ready.json          address, torch's version, fingerprint
+        ready.json          address, torch_version, fingerprint
         heartbeat.json      rewritten every second
-        finished-<a>.json   exit_code of torchrun, worker_exit_code (negative: a signal; else as in
-                            processes.py), reason, run_id, log_tail
+        finished-<a>.json   exit_code of torchrun, worker_exit_code (a negative code is a signal;
+                            others are in processes.py), reason, run_id, log_tail
         log-<a>.txt         torchrun's output
     node-<i>/, worker
-        armed-<a>.json      process group joined, waiting for go; the first machine adds `pairs`,
-                            the links that probe.pairs measured, if the plan asks for them
-        progress.json       attempt, run_id and index of the item under way
-        records/<run_id>.json   a record, by the run's first node or by the node that failed
+        armed-<a>.json      the rank has joined the process group and waits for go; the first
+                            machine adds `pairs`, the links that probe.pairs measured, if the plan
+                            asks for them
+        progress.json       attempt, run_id and index of the current item
+        records/<run_id>.json   a record, from the run's first node or from the node that failed
     node-<i>/, courier
-        data.json           progress of the data that it fetches
-        notice.json         EC2's notice that the machine goes
-        refused.json        why files of this machine were left behind
+        data.json           progress of the downloads
+        notice.json         EC2's notice that it takes the machine back
+        refused.json        why files of this machine were not uploaded
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ from .processes import EXIT_MAILBOX, leave
 
 LEARN = "learn"
 ELASTIC = "elastic"
-TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all of their devices together
-CPU = "cpu"  # a machine's processor, as torch names that kind of device
-MACHINE, DATA, INSTALL = "machine", "data", "install"  # of a failure's cause
-_DATA_MISSING = "DataMissing: "  # a reason that data.py gave begins so, after launch.explain
+TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all their devices together
+CPU = "cpu"  # torch's name of a processor as a device
+MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
+_DATA_MISSING = "DataMissing: "  # how launch.explain begins the reason of a DataMissing
 _PACKED = ".tar.gz"
-ANY = "any"  # whatever there is: of machines that only stand in for others, as in an emulation
+ANY = "any"  # any device: for machines that stand in for others, as in an emulation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +58,12 @@ class WorkloadFile:
     source: the user's name of the file, for messages.
     file: a Python file, or an archive. The node unpacks an archive and imports `module` with the
         folder on Python's path; without a `module` it loads the file `source` of the folder.
-    requirements: the requirements file in the archive.
-    requirements_digest: of all that installing reads.
+    requirements: path of the requirements file in the archive.
+    requirements_digest: hash of all files that pip reads.
     environment: the folder of the installed requirements; empty if the node installs them.
-    env: variables that the code sees.
-    data: a folder, or an address of S3, whose place on the machine the function gets as its
-        argument `data` (data.py); empty if it takes none. `data_digest` names it.
+    env: environment variables that the code sees.
+    data: a folder or an S3 address; empty if the function takes no data. The function gets the
+        folder on the machine as its argument `data` (data.py). `data_digest` identifies the data.
     """
 
     name: str
@@ -80,22 +82,25 @@ class WorkloadFile:
 
     @property
     def folder(self) -> str:
-        """The unpacked folder's name; empty if `file` is no archive."""
+        """Return the name of the unpacked folder; empty if `file` is not an archive."""
         return self.file.removesuffix(_PACKED) if self.file.endswith(_PACKED) else ""
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Workloads with equal keys can share a process; an empty key shares with any plain one."""
+        """Return a key that is equal for workloads that can share a process.
+
+        The key is empty for a workload that needs no folder, requirements or variables.
+        """
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices of one kind on one machine: name, number, and the threads of each of its ranks.
+    """Devices of one kind on one machine: their name and number, and the threads of each rank.
 
     A plan states the devices that the machine was bought for, by the provider's name, CPU or ANY;
-    `threads` 0 means one for each core. A record states the devices of a run, by torch's names.
+    0 `threads` means one thread per core. A record states the devices of a run, by torch's names.
     """
 
     name: str
@@ -104,27 +109,28 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """True if a machine must look for them before it starts."""
+        """True if a machine must check that it has these GPUs before it starts."""
         return self.name not in (CPU, ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A run. `kind` is one of TRAINING, profile or probe.
+    """A run of a plan. Its `kind` is profile, probe or one of TRAINING: train, learn or elastic.
 
-    nodes: take part, by index in ascending order.
-    devices: used on each of `nodes`, the first ones of the machine; empty: one each. A node starts
-        as many ranks as its largest item has devices there.
-    batches: of train, learn and elastic, samples per device and micro-step, by node. Of profile,
-        which runs on one device of one node, the batch sizes to profile.
-    message_bytes: of probe, the sizes to all-reduce.
+    nodes: indices of the nodes that take part, in ascending order.
+    devices: the number of devices used on each of `nodes`, the first devices of the machine; empty
+        means one each. A node starts as many ranks as its largest item has devices there.
+    batches: for train, learn and elastic, the samples per device and micro-step, by node. For
+        profile, which runs on one device of one node, the batch sizes to profile.
+    message_bytes: for probe, the message sizes to all-reduce.
 
-    learn trains as train does: `most_steps` in `windows` of equal length, from `seed`, or as many
-    as fit in `most_s` seconds. Losses of the same seed, nodes, devices and batches can be compared.
+    A learn item records losses: it takes `most_steps` steps from `seed`, in `windows` of equal
+    length, or as many windows as fit in `most_s` seconds. Losses of items with the same seed,
+    nodes, devices and batches can be compared.
 
-    elastic trains as train does, and is the only item of its plan. The nodes that are there share
-    out the global batch, with a checkpoint every `checkpoint_every` of `most_steps`. When a node is
-    lost, the others wait `wait_s` for a replacement. The first node must stay.
+    An elastic item is the only item of its plan. The nodes that are present share the global batch,
+    and write a checkpoint every `checkpoint_every` of `most_steps` steps. When a node is lost, the
+    other nodes wait `wait_s` seconds for a replacement. The first node must not be lost.
     """
 
     run_id: str
@@ -149,33 +155,35 @@ class Item:
 
     @property
     def used(self) -> list[int]:
+        """Return the number of devices used on each of `nodes`."""
         return self.devices or [1] * len(self.nodes)
 
     @property
     def needs(self) -> list[int]:
-        """Nodes without which it cannot run."""
+        """Return the nodes without which the item cannot run."""
         return self.nodes[:1] if self.kind == ELASTIC else self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one launch serves: its nodes' addresses, the workloads' files, and the items in order.
+    """The work of one launch: the nodes' addresses, the workloads' files, and the items in order.
 
-    expected: the devices that each node was bought for. It measures on those or fails.
-    timeout_s: of one collective: a lost link must not hang for half an hour.
-    join_s: how long nodes wait for each other at the start: a new machine reads torch from a slow
-        disk. A node that looks for its devices before may take as long for that.
-    prepare_s: for nodes that install requirements.
-    patience_s: for repeating disturbed measurements (measuring.py).
-    ranks: the nodes that take part in this attempt, in ascending order; empty: all.
-    pairs: True if machines first measure the links between each two of them.
-    checkpoints: the folder of an elastic item, which all nodes see and which outlives them.
+    expected: the devices that each node was bought for. A node without them fails.
+    port: torchrun's port on the first node; the number of the attempt is added.
+    timeout_s: limit of one collective. By default torch would wait for half an hour.
+    join_s: seconds that nodes wait for each other at the start, since a new machine reads torch
+        from a slow disk. The check of a node's devices may take as long again.
+    prepare_s: seconds for nodes to install requirements.
+    patience_s: seconds for repeating disturbed measurements (measuring.py).
+    ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
+    pairs: True if the machines first measure the link of each pair of machines.
+    checkpoints: the checkpoint folder of an elastic item. All nodes see it, and it outlives them.
     """
 
     lease_id: str
     attempt: int
     addresses: list[str]
-    expected: list[Devices]  # without a default: whoever makes a plan decides
+    expected: list[Devices]  # no default, so that each caller decides
     workloads: list[WorkloadFile]
     items: list[Item]
     port: int = 29500
@@ -189,34 +197,35 @@ class Plan:
 
     @property
     def elastic(self) -> Item | None:
-        """The elastic item, which is the only one of its plan; None if it is another plan."""
+        """Return the elastic item, the only item of its plan; None in other plans."""
         return next((item for item in self.items if item.kind == ELASTIC), None)
 
     def workload(self, item: Item) -> WorkloadFile | None:
-        """The item's workload; None for a probe."""
+        """Return the item's workload; None for a probe."""
         return next((file for file in self.workloads if file.name == item.workload), None)
 
     @property
     def meet_s(self) -> float:
-        """Seconds that a node waits for the others' torchrun: they may check devices and
-        install.
+        """Return the seconds that a node waits for the torchrun of the other nodes.
+
+        The other nodes may check devices and install requirements first.
         """
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
 
-LEAST_ORDERED = 4  # machines: in a ring of fewer each has the same neighbours in any order
+LEAST_ORDERED = 4  # machines; with fewer, each has the same neighbours in a ring of any order
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """The ranks of torchrun, node by node: `devices` of each node that takes part, by its index in
-    the cluster.
+    """The assignment of torchrun's ranks to nodes and devices.
 
-    Ranks count through the devices of the first node that takes part, then of the second, as
-    torchrun's static rendezvous numbers them. A node has as many ranks as the item that uses most
-    of its devices needs. Those of an item of LEAST_ORDERED nodes or more send to each other in the
-    order of nodes `sending`; empty: as they come.
+    devices: the number of ranks on each node that takes part, by the node's index in the cluster. A
+        node has as many ranks as the item that uses most of its devices needs. Ranks are numbered
+        node by node, as in torchrun's static rendezvous.
+    sending: the order of nodes in which the ranks of an item send to each other, for items of
+        LEAST_ORDERED nodes or more; empty means the order of ranks.
     """
 
     devices: Mapping[int, int]
@@ -224,8 +233,9 @@ class RankLayout:
 
     @classmethod
     def of(cls, plan: Plan) -> RankLayout:
-        """Return the layout of `plan`. Raises ValueError if an item needs a node that takes no
-        part.
+        """Return the layout of `plan`.
+
+        Raises ValueError if an item needs a node that does not take part in the attempt.
         """
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:
@@ -238,16 +248,16 @@ class RankLayout:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """(node, device) of each rank."""
+        """Return (node, device) of each rank."""
         return [(node, device) for node, count in self.devices.items() for device in range(count)]
 
     @property
     def host(self) -> int:
-        """The node at which the others meet."""
+        """Return the node at which the nodes meet: the first that takes part."""
         return next(iter(self.devices))
 
     def ranks(self, item: Item) -> tuple[int, ...]:
-        """Ranks of `item`, in ascending order: the first devices of each of its nodes."""
+        """Return the ranks of `item` in ascending order: the first devices of each of its nodes."""
         used = dict(zip(item.nodes, item.used, strict=True))
         return tuple(
             rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0)
@@ -265,18 +275,18 @@ class RankLayout:
         return replace(item, **moved)  # type: ignore[arg-type]
 
     def sending_ranks(self, item: Item) -> tuple[int, ...]:
-        """Ranks of `item` in the sending order."""
+        """Return the ranks of `item` in the sending order."""
         ranks, nodes = self.ranks(item), self.placed(item).nodes
         return tuple(sorted(ranks, key=lambda rank: nodes.index(self.places[rank][0])))
 
     def label(self, rank: int) -> str:
-        """A rank's node, and its device if the node has several at work."""
+        """Return the name of a rank in messages: its node, and its device if there are several."""
         node, device = self.places[rank]
         return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
 
 
 def plan_from_json(text: str) -> Plan:
-    """Parse a plan. Raises TypeError or KeyError for unknown fields."""
+    """Parse a plan. Raises TypeError for unknown fields, and KeyError for missing lists."""
     body = json.loads(text)
     for name, kind in (("workloads", WorkloadFile), ("items", Item), ("expected", Devices)):
         body[name] = [kind(**fields) for fields in body[name]]
@@ -284,7 +294,7 @@ def plan_from_json(text: str) -> Plan:
 
 
 def task_of_process() -> tuple[Path, Plan, int]:
-    """Return mailbox, plan and node, which the agent states in this process's environment."""
+    """Return (mailbox, plan, node) from the environment variables that the agent sets."""
     plan = plan_from_json(Path(os.environ["SRIFT_PLAN"]).read_text())
     return Path(os.environ["SRIFT_MAILBOX"]), plan, int(os.environ["SRIFT_NODE"])
 
@@ -298,12 +308,12 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> dict[str, Any]:
-    """Return the record of `item`: "failed" if there is a `problem`, else "measured".
+    """Return the record of `item`, with status "failed" if there is a `problem`, else "measured".
 
-    In `problem`, the kind of an error stands before its message. `devices` served the run, one
-    entry a node. `cause` of a failure: MACHINE if the machine lacked its devices, DATA if the
-    workload's data were not on it, INSTALL if no index answered or the time was up. "": the
-    workload is at fault. tasks/execution/record_loader.py has the types.
+    `problem` is the reason from launch.explain. `devices` are the devices that served the run, one
+    entry per node. The record's `cause` of a failure is DATA if the workload's data were missing,
+    else empty, which blames the workload; `fail_runs` sets other causes. The types of the fields
+    are in tasks/execution/record_loader.py.
     """
     workload = plan.workload(item)
     return {
@@ -328,7 +338,11 @@ def record_of(
 def fail_runs(
     mailbox: Path, plan: Plan, node: int, *, code: int, reason: str, cause: str
 ) -> NoReturn:
-    """Write a failed record for each run that needs `node`, and end with `code`."""
+    """Write a failed record for each run on `node`, and exit with `code`.
+
+    `cause` is MACHINE if the machine lacks its devices, INSTALL if the package index did not answer
+    or the time was up, and empty if the workload is at fault.
+    """
     try:
         for item in plan.items:
             if node in item.nodes:
@@ -342,14 +356,15 @@ def fail_runs(
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write a dictionary or a dataclass as `write_file` does. Raises OSError."""
+    """Write a dictionary or a dataclass as JSON with `write_file`. Raises OSError if that fails."""
     write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError.
+    """Write `content` to `path` such that a reader sees the whole file or none.
 
-    No link in the folder is followed.
+    The content goes to a temporary file in the same folder, is flushed to disk, and is renamed. The
+    call follows no symbolic link in the folder. Raises OSError if a step fails.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")

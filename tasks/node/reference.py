@@ -1,9 +1,8 @@
-"""Fixed work beside each measured block: its seconds say how fast this machine is at the moment,
-whatever is trained.
+"""Times fixed work before and after each measured block, to see how fast the machine is then.
 
-A few products of small matrices and copies of memory, the same on every machine of a kind and
-beside every workload: neighbours, caches and clock rates make them slower as they make training
-slower. Two figures of one machine type are compared with each other, never those of two types.
+The work consists of products of small matrices and copies of memory. It is the same on every
+machine of a type, for every workload. Neighbours, shared caches and clock rates slow down the work
+as they slow down training. Compare its seconds only between machines of one type.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import torch
 
 from .device import now
 
-# Rows of the square matrices, MiB to copy, products in a row, and rounds of both: about 5 ms of one
-# core, 20 of a T4. Changing one of them makes all references before incomparable.
+# Rows of the square matrices, MiB to copy, products per round, and rounds: about 5 ms on one core,
+# and 20 ms on a T4. After a change of a number, older references are not comparable.
 _CPU = (256, 8, 4, 3)
 _CUDA = (2048, 32, 1, 4)
 _MOST_REPEATS = 100
-_LEAST_S = 0.05  # several periods of a CPU quota, which would show in a shorter time
+_LEAST_S = 0.05  # several periods of a CPU quota, which would distort a shorter time
 
 
 class Reference:
-    """The work and its memory, on the threads that a rank has when it starts."""
+    """The fixed work on a device, with its memory and the number of threads at its creation."""
 
     def __init__(self, device: torch.device) -> None:
         rows, mebibytes, self.products, self.rounds = _CUDA if device.type == "cuda" else _CPU
@@ -33,10 +32,11 @@ class Reference:
         self.seconds()
 
     def seconds(self) -> float:
-        """Mean seconds of the work, with the same threads and full float32 products whatever a
-        workload has set.
+        """Return the mean seconds of the work.
 
-        The first run does not count: the caches hold the data of the workload.
+        It always runs with the same threads and with float32 products, and then restores the
+        workload's settings. The first repetition does not count, since the caches still hold the
+        workload's data.
         """
         threads = self.threads
         before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
