@@ -3,13 +3,9 @@
 The fake of AWS asks here before it answers, so that no call of any test escapes.
 """
 
-from __future__ import annotations
-
 from functools import cache
-from typing import Any
 
 from botocore import xform_name
-from botocore.model import OperationModel, ServiceModel
 from botocore.session import Session
 from botocore.validate import ParamValidator
 
@@ -22,14 +18,14 @@ _IAM_SERVICES = {"service-quotas": "servicequotas"}
 _VALIDATOR = ParamValidator()
 
 
-def operation(service: str, method: str) -> OperationModel:
+def operation(service, method):
     """botocore's model of a client's method. Raises AssertionError if there is none."""
     names = _methods(service)
     assert method in names, f"boto3's client of {service} has no {method}"
     return _service(service).operation_model(names[method])
 
 
-def valid(service: str, method: str, words: dict[str, Any]) -> None:
+def valid(service, method, words):
     """Raises AssertionError with botocore's report where AWS would not take the request."""
     shape = operation(service, method).input_shape
     if shape is None:
@@ -40,22 +36,22 @@ def valid(service: str, method: str, words: dict[str, Any]) -> None:
 
 
 @cache
-def iam_action(service: str, method: str) -> str:
+def iam_action(service, method):
     """The action by which IAM allows a call."""
     name = operation(service, method).name
     return _IAM_NAMES.get((service, name), f"{_IAM_SERVICES.get(service, service)}:{name}")
 
 
 @cache
-def _service(service: str) -> ServiceModel:
+def _service(service):
     return _session().get_service_model(service)
 
 
 @cache
-def _methods(service: str) -> dict[str, str]:
+def _methods(service):
     return {xform_name(name): name for name in _service(service).operation_names}
 
 
 @cache
-def _session() -> Session:
+def _session():
     return Session()

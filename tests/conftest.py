@@ -3,18 +3,14 @@
 Set when this file is read, because Prefect looks at its environment once, at import.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -54,29 +50,29 @@ NO_DOWNLOADS["threads"] = (
 class SmallDisk:
     """The file system at `place`, which can be filled to its last byte and made read-only."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place):
         self.place = place
         self._ballast = place / "ballast"
 
-    def fill(self) -> None:
+    def fill(self):
         with self._ballast.open("ab", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4096))
 
-    def free(self) -> None:
+    def free(self):
         self._ballast.unlink()
 
-    def make_read_only(self) -> None:
+    def make_read_only(self):
         subprocess.run(["mount", "-o", "remount,ro", str(self.place)], check=True)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Whatever the run has started ends when the run is ended."""
     if not hasattr(config, "workerinput"):  # a worker of xdist is the controller's to end
         config.pluginmanager.register(Leftovers(SESSION))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Allow sockets in tests of real hosts; skip tests that spend money."""
     for item in items:
         cloud = item.get_closest_marker("cloud") is not None
@@ -87,19 +83,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=order_of)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """What was imported so far is never looked through for garbage; what tests make is."""
     gc.enable()
     gc.freeze()
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+def pytest_xdist_make_scheduler(config, log):
     """`make test` works in several processes; tests that start hosts are all in one of them."""
     return Lanes(config, log)
 
 
 @pytest.fixture
-def own_environment() -> Iterator[None]:
+def own_environment():
     """What a command sets for itself, as for Prefect, does not outlive the test."""
     before = dict(os.environ)
     yield
@@ -108,7 +104,7 @@ def own_environment() -> Iterator[None]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+def small_disk(tmp_path):
     """A file system of 24 MiB; only root may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
@@ -124,7 +120,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(monkeypatch):
     """A client of an S3 on loopback, which the environment names for other processes too."""
     import boto3
     from moto.server import ThreadedMotoServer
@@ -147,7 +143,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def no_credentials(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_credentials(own_environment, monkeypatch, tmp_path):
     """Neither variables nor files nor a machine's metadata tell of an account of AWS."""
     for name in (
         "AWS_PROFILE",

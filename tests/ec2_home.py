@@ -1,16 +1,11 @@
 """A home on AWS in memory, whose controllers die and whose mirrors sync by hand; a project."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from models.domain.cluster import Cluster, Offer
-from tasks.providers.ec2.attempts import LEAST_BILLED_S, Attempt, attempts
+from models.domain.cluster import Cluster
+from tasks.providers.ec2.attempts import LEAST_BILLED_S, attempts
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.prices import most_usd_per_hour_beside
 from tasks.providers.ec2.provider import Ec2Provider
@@ -20,7 +15,7 @@ from tests.fake_ec2 import FakeAws, Killed
 BOOT_S = 180.0  # until a machine sets its own end, at most
 
 
-def worst_usd(found: Sequence[Attempt], volume_gib: int, deadline_s: float) -> float:
+def worst_usd(found, volume_gib, deadline_s):
     """The most that all attempts can cost, whatever becomes of the controller.
 
     The dearest attempt to the end, and a minute of every other: an attempt's machines are gone
@@ -35,7 +30,7 @@ def worst_usd(found: Sequence[Attempt], volume_gib: int, deadline_s: float) -> f
     return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
 
 
-def project(folder: Path, *lines: str) -> Path:
+def project(folder, *lines):
     """A srift.toml that names what the account in memory has."""
     (folder / "work.py").write_text(
         "def build():\n    raise AssertionError('runs on nodes only')\n"
@@ -52,7 +47,7 @@ CHOICES = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*",), bu
 class Home:
     """One home on one world; `provider` is made anew after each death, as a new process would."""
 
-    def __init__(self, path: Path, world: FakeAws | None = None, choices: Ec2 = CHOICES) -> None:
+    def __init__(self, path, world=None, choices=CHOICES):
         self.path, self.world, self.choices = path, world or FakeAws(), choices
         self.threaded = False
         self.package = path / "node"
@@ -61,12 +56,12 @@ class Home:
         self.leases = Ec2Leases(path)
         self.provider = self.controller()
 
-    def choose(self, **terms: Any) -> None:
+    def choose(self, **terms):
         """Another controller, after [ec2] was changed."""
         self.choices = Ec2.model_validate(self.choices.model_dump() | terms)
         self.provider = self.controller()
 
-    def controller(self) -> Ec2Provider:
+    def controller(self):
         return Ec2Provider(
             self.choices,
             self.world.clients,
@@ -76,14 +71,12 @@ class Home:
             threaded=self.threaded,
         )
 
-    def attempts(self, cluster: Cluster) -> list[Attempt]:
+    def attempts(self, cluster):
         """What `acquire` would ask for."""
         zones = [f"{cluster.members[0].region}{letter}" for letter in "abc"]
         return attempts(cluster, self.provider._known_offers(), zones, self.choices.markets)
 
-    def offer(
-        self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a"
-    ) -> Offer:
+    def offer(self, name="g4dn.12xlarge", market="spot", zone="us-east-1a"):
         [found] = [
             offer
             for offer in self.provider.offers(self.world.now)
@@ -92,28 +85,28 @@ class Home:
         ]
         return found
 
-    def two(self, market: str = "spot") -> Cluster:
+    def two(self, market="spot"):
         return Cluster.of((2, self.offer(market=market)))
 
-    def mixed(self) -> Cluster:
+    def mixed(self):
         """Two groups: two machines of one type, one of another."""
         return Cluster.of((2, self.offer()), (1, self.offer("g4dn.xlarge")))
 
-    def acquire(self, cluster: Cluster, lease_id: str = "r-1", deadline_s: float = 1800.0) -> Any:
+    def acquire(self, cluster, lease_id="r-1", deadline_s=1800.0):
         return self.provider.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=1)
 
-    def reap(self) -> list[str]:
+    def reap(self):
         return self.provider.reap(self.world.now)
 
-    def upload(self, instance_id: str, name: str, body: Any) -> None:
+    def upload(self, instance_id, name, body):
         """A machine of lease r-1 uploads a file."""
         self.world.s3.upload(self.world.now, "r-1", instance_id, name, body)
 
-    def reads(self, instance_id: str, name: str) -> Any:
+    def reads(self, instance_id, name):
         """What a machine of lease r-1 reads from the controller."""
         return self.world.s3.read("r-1", instance_id, name)
 
-    def die(self) -> None:
+    def die(self):
         """The controller is gone, and another one comes."""
         for lease_id in self.leases.ids():
             file = self.leases.directory(lease_id) / "lease.json"
@@ -125,11 +118,11 @@ class Home:
         self.world.revive()
         self.provider = self.controller()
 
-    def killed_in(self, cluster: Cluster, lease_id: str = "r-1") -> None:
+    def killed_in(self, cluster, lease_id="r-1"):
         """Acquire with a fault that kills."""
         with suppress(Killed), self.acquire(cluster, lease_id):
             raise AssertionError("nothing killed it")
         self.die()
 
-    def records(self, lease_id: str = "r-1") -> set[str]:
+    def records(self, lease_id="r-1"):
         return {file.stem for file in self.leases.mailbox(lease_id).glob("node-*/records/*.json")}

@@ -40,7 +40,7 @@ class Fault:
     skip: int = 0
     when: Callable[[dict[str, Any]], bool] = lambda words: True
 
-    def strikes(self, action: str, words: dict[str, Any]) -> bool:
+    def strikes(self, action, words):
         if self.times < 1 or self.action not in ("", action) or not self.when(words):
             return False
         if self.skip:
@@ -69,27 +69,27 @@ class Instance:
     reason: str = ""
 
     @property
-    def user_data(self) -> str:
+    def user_data(self):
         return base64.b64decode(self.request["UserData"]).decode()
 
-    def ends_itself_at(self) -> datetime | None:
+    def ends_itself_at(self):
         minutes = re.search(r"shutdown -h \+(\d+)", self.user_data)
         assert minutes is not None
         if self.deaf or self.boot_s == float("inf"):
             return None
         return self.launched_at + timedelta(seconds=self.boot_s, minutes=int(minutes[1]))
 
-    def end(self, at: datetime, reason: str) -> None:
+    def end(self, at, reason):
         if self.ended_at is None:
             self.ended_at, self.reason = at, reason
 
-    def state(self, now: datetime) -> str:
+    def state(self, now):
         if self.ended_at is not None:
             return "shutting-down" if now < self.ended_at + timedelta(seconds=30) else "terminated"
         runs = (now - self.launched_at).total_seconds() >= self.boot_s
         return "running" if runs else "pending"
 
-    def described(self, now: datetime) -> dict[str, Any]:
+    def described(self, now):
         ended = f"User initiated ({self.ended_at:%Y-%m-%d %H:%M:%S} GMT)" if self.ended_at else ""
         return {
             "InstanceId": self.instance_id,
@@ -126,10 +126,10 @@ class FakeAws:
     s3: FakeS3 = field(default_factory=FakeS3)
 
     @property
-    def clock(self) -> AwsClock:
+    def clock(self):
         return AwsClock(now=lambda: self.now, sleep=self.pass_s)
 
-    def pass_s(self, seconds: float) -> None:
+    def pass_s(self, seconds):
         """Time goes by; machines whose time is up end themselves."""
         self.now += timedelta(seconds=seconds)
         for machine in self.instances.values():
@@ -137,32 +137,32 @@ class FakeAws:
             if ends is not None and ends <= self.now:
                 machine.end(ends, "Client.InstanceInitiatedShutdown")
 
-    def alive(self) -> list[Instance]:
+    def alive(self):
         return [machine for machine in self.instances.values() if machine.ended_at is None]
 
-    def bought(self) -> int:
+    def bought(self):
         """Machines ever launched."""
         return len(self.instances)
 
-    def count(self, action: str) -> int:
+    def count(self, action):
         return sum(one == action for one, _ in self.calls)
 
-    def interrupt(self, instance_id: str) -> None:
+    def interrupt(self, instance_id):
         """The spot market takes it back."""
         self.instances[instance_id].end(self.now, "Server.SpotInstanceTermination")
 
-    def forget(self) -> None:
+    def forget(self):
         """Machines that are long gone are known no more."""
         self.instances.clear()
 
-    def revive(self) -> None:
+    def revive(self):
         """Another controller comes."""
         self.dead = False
 
-    def clients(self, service: str, region: str) -> Any:
+    def clients(self, service, region):
         return _Client(self, service, region)
 
-    def serve(self, service: str, region: str, method: str, words: dict[str, Any]) -> Any:
+    def serve(self, service, region, method, words):
         action = aws_model.iam_action(service, method)
         if self.dead:
             raise Killed(action)
@@ -187,7 +187,7 @@ class FakeAws:
             self._strike(fault, action)
         return answer
 
-    def _strike(self, fault: Fault, name: str) -> None:
+    def _strike(self, fault, name):
         if fault.code == KILLED:
             self.dead = True
             raise Killed(name)
@@ -195,7 +195,7 @@ class FakeAws:
             raise ReadTimeoutError(endpoint_url="https://aws.example")
         raise client_error(fault.code, name)
 
-    def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
+    def _create_fleet(self, *, region, now, **words):
         """The same token buys nothing twice, and a failure is final for its token."""
         token, asked = words["ClientToken"], repr(sorted(words.items()))
         if token not in self.tokens:
@@ -207,7 +207,7 @@ class FakeAws:
             raise client_error("IdempotentParameterMismatch", "CreateFleet")
         return self.tokens[token][1]
 
-    def _fleet(self, region: str, words: dict[str, Any]) -> tuple[list[str], list[str]]:
+    def _fleet(self, region, words):
         """Machines in the cheapest place that has all of them, or an error for each place."""
         failures = self.fleet_errors.pop(0) if self.fleet_errors else []
         if failures and not self.unheard:
@@ -232,16 +232,14 @@ class FakeAws:
                 return ([], failures) if failures else (ids, [])
         return [], codes
 
-    def _lacks(self, zone: str, market: str, count: int) -> bool:
+    def _lacks(self, zone, market, count):
         """Whether there is no such capacity; else it is taken."""
         left = self.capacity.get((zone, market), 10**6)
         if left >= count:
             self.capacity[zone, market] = left - count
         return left < count
 
-    def _launch(
-        self, region: str, zone: str, market: str, name: str, count: int, request: Any
-    ) -> list[str]:
+    def _launch(self, region, zone, market, name, count, request):
         tagged = {one["ResourceType"]: one["Tags"] for one in request["TagSpecifications"]}
         ids = []
         for _ in range(count):
@@ -261,9 +259,7 @@ class FakeAws:
             )
         return ids
 
-    def _describe_instances(
-        self, *, region: str, now: datetime, Filters: list[Any], **_: Any
-    ) -> Any:
+    def _describe_instances(self, *, region, now, Filters, **_):
         shown = now - timedelta(seconds=self.lag_s)
         described = [
             one.described(now)
@@ -273,9 +269,7 @@ class FakeAws:
         found = [instance for instance in described if matches(instance, Filters)]
         return {"Reservations": [{"Instances": found}]}
 
-    def _terminate_instances(
-        self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any
-    ) -> Any:
+    def _terminate_instances(self, *, region, now, InstanceIds, **_):
         shown = now - timedelta(seconds=self.lag_s)
         for machine in map(self.instances.get, InstanceIds):
             if machine is None or machine.region != region or machine.launched_at > shown:
@@ -288,11 +282,11 @@ class FakeAws:
 class _Client:
     """A client of boto3 that retries as its standard mode does."""
 
-    def __init__(self, world: FakeAws, service: str, region: str) -> None:
+    def __init__(self, world, service, region):
         self._world, self._place = world, (service, region)
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(**words: Any) -> Any:
+    def __getattr__(self, method):
+        def call(**words):
             for attempt in range(ATTEMPTS - 1):
                 try:
                     return self._world.serve(*self._place, method, words)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -46,7 +45,7 @@ ANSWERS = {
 }
 
 
-def matches(described: dict[str, Any], filters: Sequence[dict[str, Any]]) -> bool:
+def matches(described, filters):
     """Whether AWS's filters let it through."""
     state = described.get("State")
     values = {
@@ -59,7 +58,7 @@ def matches(described: dict[str, Any], filters: Sequence[dict[str, Any]]) -> boo
     return all(values.get(each["Name"]) in each["Values"] for each in filters)
 
 
-def client_error(code: str, operation: str) -> ClientError:
+def client_error(code, operation):
     """As boto3 raises it, with a message that must not be repeated."""
     return ClientError({"Error": {"Code": code, "Message": "very-secret-key was wrong"}}, operation)
 
@@ -86,10 +85,10 @@ class Account:
     groups: dict[Key, dict[str, Any]] = field(default_factory=dict)
     placements: dict[Key, dict[str, Any]] = field(default_factory=dict)
 
-    def zone_of(self, subnet: str) -> str:
+    def zone_of(self, subnet):
         return self.subnet_names.get(subnet, subnet.removeprefix("subnet-"))
 
-    def describe_subnets(self, *, region: str, Filters: list[Any], **_: Any) -> Any:
+    def describe_subnets(self, *, region, Filters, **_):
         zones = {f"subnet-{region}{zone}": f"{region}{zone}" for zone in ZONES} | self.subnet_names
         tags = [{"Key": "srift:deployment", "Value": "srift"}] if self.tagged else []
         found = [
@@ -98,16 +97,14 @@ class Account:
         ]
         return {"Subnets": [one for one in found if matches(one, Filters)]}
 
-    def describe_instance_types(self, *, InstanceTypes: list[str], **_: Any) -> Any:
+    def describe_instance_types(self, *, InstanceTypes, **_):
         return {"InstanceTypes": [INSTANCE_TYPES[name] for name in InstanceTypes]}
 
-    def describe_instance_type_offerings(
-        self, *, region: str, NextToken: str = "0", **_: Any
-    ) -> Any:
+    def describe_instance_type_offerings(self, *, region, NextToken="0", **_):
         rows = [{"InstanceType": name, "Location": region} for name in self.usd.get(region, ())]
         return self._paged("InstanceTypeOfferings", rows, NextToken)
 
-    def get_products(self, *, Filters: list[Any], NextToken: str = "0", **_: Any) -> Any:
+    def get_products(self, *, Filters, NextToken="0", **_):
         [region] = [each["Value"] for each in Filters if each["Field"] == "regionCode"]
         products = []
         for name, usd in self.usd.get(region, {}).items():
@@ -120,12 +117,12 @@ class Account:
     def describe_spot_price_history(
         self,
         *,
-        region: str,
-        now: datetime,
-        InstanceTypes: list[str] | None = None,
-        NextToken: str = "0",
-        **_: Any,
-    ) -> Any:
+        region,
+        now,
+        InstanceTypes=None,
+        NextToken="0",
+        **_,
+    ):
         zones = [zone for zone in self.spot if zone.startswith(region)]
         known = {
             (name, zone): self.spot[zone] for name in self.usd.get(region, ()) for zone in zones
@@ -140,32 +137,32 @@ class Account:
         ]
         return self._paged("SpotPriceHistory", rows, NextToken)
 
-    def _paged(self, key: str, rows: list[Any], token: str) -> Any:
+    def _paged(self, key, rows, token):
         first = int(token)
         more = {"NextToken": str(first + self.page)} if len(rows) > first + self.page else {}
         return {key: rows[first : first + self.page], **more}
 
-    def authorize_security_group_ingress(self, *, way: str = "in", **words: Any) -> Any:
+    def authorize_security_group_ingress(self, *, way="in", **words):
         self.groups[words["region"], words["GroupId"]][way] += words["IpPermissions"]
         return {}
 
-    def authorize_security_group_egress(self, **words: Any) -> Any:
+    def authorize_security_group_egress(self, **words):
         return self.authorize_security_group_ingress(way="out", **words)
 
-    def revoke_security_group_egress(self, *, region: str, GroupId: str, **_: Any) -> Any:
+    def revoke_security_group_egress(self, *, region, GroupId, **_):
         group = self.groups[region, GroupId]
         group["out"] = [one for one in group["out"] if one != "everything"]
         return {}
 
-    def __getattr__(self, method: str) -> Any:
+    def __getattr__(self, method):
         """Creates, describes or deletes launch templates, placement and security groups."""
         verb, _, thing = method.partition("_")
         if thing.rstrip("s") not in _MADE:
             raise AttributeError(method)
         table, key, kind, duplicate = _MADE[thing.rstrip("s")]
-        made: dict[Key, Any] = getattr(self, table)
+        made = getattr(self, table)
 
-        def call(*, region: str, now: datetime, **words: Any) -> Any:
+        def call(*, region, now, **words):
             if verb == "describe":
                 here = [each for (place, _), each in made.items() if place == region]
                 return {kind: [each for each in here if matches(each, words["Filters"])]}

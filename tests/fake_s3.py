@@ -8,7 +8,6 @@ import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.utils import format_datetime
-from typing import Any
 
 from botocore.exceptions import ClientError
 from botocore.response import StreamingBody
@@ -29,23 +28,21 @@ class FakeS3:
     skew_s: float = 0.0
     cut: int = 0
 
-    def upload(self, now: datetime, lease_id: str, instance_id: str, name: str, body: Any) -> None:
+    def upload(self, now, lease_id, instance_id, name, body):
         """As a node's courier does it."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         key = f"srift/leases/{lease_id}/{ROLE}:{instance_id}/out/{name}"
         self.objects[key] = (content, self._clock(now))
 
-    def read(self, lease_id: str, instance_id: str, name: str) -> Any:
+    def read(self, lease_id, instance_id, name):
         """What the controller has written for a node."""
         content, _ = self.objects[f"srift/leases/{lease_id}/{ROLE}:{instance_id}/in/{name}"]
         return json.loads(content)
 
-    def get_bucket_location(self, *, now: datetime, Bucket: str, **_: Any) -> Any:
+    def get_bucket_location(self, *, now, Bucket, **_):
         return self._answer(Bucket, now) | {"LocationConstraint": None}
 
-    def list_objects_v2(
-        self, *, now: datetime, Bucket: str, Prefix: str, ContinuationToken: str = "", **_: Any
-    ) -> Any:
+    def list_objects_v2(self, *, now, Bucket, Prefix, ContinuationToken="", **_):
         answer = self._answer(Bucket, now)
         below = sorted(key for key in self.objects if key.startswith(Prefix))
         keys = [key for key in below if key > ContinuationToken]
@@ -57,7 +54,7 @@ class FakeS3:
         ]
         return answer | ({"NextContinuationToken": some[-1]} if len(keys) > len(some) else {})
 
-    def get_object(self, *, now: datetime, Bucket: str, Key: str, **_: Any) -> Any:
+    def get_object(self, *, now, Bucket, Key, **_):
         answer = self._answer(Bucket, now)
         if Key not in self.objects:
             raise ClientError({"Error": {"Code": "NoSuchKey", "Message": Key}}, "GetObject")
@@ -69,27 +66,27 @@ class FakeS3:
         body = StreamingBody(io.BytesIO(content), whole)
         return answer | {"Body": body, "ContentLength": whole, "LastModified": moment}
 
-    def put_object(self, *, now: datetime, Bucket: str, Key: str, Body: bytes, **_: Any) -> Any:
+    def put_object(self, *, now, Bucket, Key, Body, **_):
         self.objects[Key] = (Body, self._clock(now))
         return self._answer(Bucket, now)
 
-    def delete_object(self, *, now: datetime, Bucket: str, Key: str, **_: Any) -> Any:
+    def delete_object(self, *, now, Bucket, Key, **_):
         del self.objects[Key]
         return self._answer(Bucket, now)
 
-    def _clock(self, now: datetime) -> datetime:
+    def _clock(self, now):
         return (now + timedelta(seconds=self.skew_s)).replace(microsecond=0)
 
-    def _answer(self, bucket: str, now: datetime) -> dict[str, Any]:
+    def _answer(self, bucket, now):
         if bucket not in self.buckets:
             raise ClientError({"Error": {"Code": "NoSuchBucket", "Message": bucket}}, "an action")
         return self.headers(now)
 
-    def headers(self, now: datetime) -> dict[str, Any]:
+    def headers(self, now):
         """What every answer of AWS has."""
         date = format_datetime(self._clock(now), usegmt=True)
         return {"ResponseMetadata": {"HTTPHeaders": {"date": date}}}
 
 
-def _etag(content: bytes) -> str:
+def _etag(content):
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'

@@ -1,20 +1,15 @@
 """A provider without machines: a script tells, poll by poll, what its nodes do."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.execution.job import Clock, Job
-from tasks.node.record import CPU, Devices, Item, write_json
+from tasks.node.record import CPU, Devices, write_json
 from tasks.providers.base import (
     EndedLease,
-    Lease,
     NoCapacity,
     NodeState,
     Provider,
@@ -35,7 +30,7 @@ SMALL = InstanceType(
 )
 
 
-def offer(usd_per_hour: float | None = 3.6) -> Offer:
+def offer(usd_per_hour=3.6):
     return Offer(
         instance_type=SMALL,
         market="spot",
@@ -47,9 +42,9 @@ def offer(usd_per_hour: float | None = 3.6) -> Offer:
     )
 
 
-def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
+def job_of(items, count=2, **changes):
     """What one launch of `count` machines is to run."""
-    whole: dict[str, Any] = {
+    whole = {
         "lease_id": "r-00",
         "cluster": Cluster.of((count, offer())),
         "expected": (Devices(name=CPU, count=1),) * count,
@@ -65,37 +60,35 @@ def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
 class FakeCluster(RunningCluster):
     """Machines whose `script` is called once a poll; afterwards they do nothing."""
 
-    def __init__(
-        self, lease_id: str, cluster: Cluster, mailbox: Path, script: Sequence[Step]
-    ) -> None:
+    def __init__(self, lease_id, cluster, mailbox, script):
         self.lease_id, self.cluster, self.mailbox = lease_id, cluster, mailbox
         self.addresses = [f"10.0.0.{n + 1}" for n in range(len(cluster.members))]
         self.states = [NodeState(alive=True)] * len(cluster.members)
         self.script = iter(script)
-        self.settled: list[bool] = []
+        self.settled = []
         self.ready_within_s = 60.0
-        self.checkpoints: Path | None = None
+        self.checkpoints = None
         self.image_id = "ami-1"
         self.for_sale = 0  # machines that can be had in place of others
-        self.replaced: list[int] = []
+        self.replaced = []
 
-    def settle(self) -> None:
+    def settle(self):
         self.settled.append(True)
 
-    def unsettle(self) -> None:
+    def unsettle(self):
         self.settled.append(False)
 
-    def nodes(self) -> Sequence[NodeState]:
+    def nodes(self):
         next(self.script, lambda _: None)(self)
         return self.states
 
-    def now_unix(self) -> float:
+    def now_unix(self):
         return 0.0
 
-    def usd_so_far(self) -> float | None:
+    def usd_so_far(self):
         return 0.5
 
-    def replace(self, node: int) -> bool:
+    def replace(self, node):
         if len(self.replaced) >= self.for_sale:
             return False
         self.replaced.append(node)
@@ -105,14 +98,14 @@ class FakeCluster(RunningCluster):
         ]
         return True
 
-    def say(self, name: str, node: int, **body: Any) -> None:
+    def say(self, name, node, **body):
         write_json(self.mailbox / f"node-{node}" / name, body)
 
-    def everyone(self, name: str, **body: Any) -> None:
+    def everyone(self, name, **body):
         for node in range(len(self.states)):
             self.say(name, node, **body)
 
-    def report(self, run_id: str, **changes: Any) -> None:
+    def report(self, run_id, **changes):
         write_json(
             self.mailbox / "node-0" / "records" / f"{run_id}.json", record(run_id, **changes)
         )
@@ -121,20 +114,20 @@ class FakeCluster(RunningCluster):
 Step = Callable[[FakeCluster], object]
 
 
-def ready(cluster: FakeCluster) -> None:
+def ready(cluster):
     for node, address in enumerate(cluster.addresses):
         cluster.say("ready.json", node, address=address)
 
 
-def armed(attempt: int) -> Step:
+def armed(attempt):
     return lambda cluster: cluster.everyone(f"armed-{attempt}.json")
 
 
-def reported(*run_ids: str) -> Step:
+def reported(*run_ids):
     return lambda cluster: [cluster.report(run_id) for run_id in run_ids]
 
 
-def finished(attempt: int, node: int | None = None, **body: Any) -> Step:
+def finished(attempt, node=None, **body):
     whole = {
         "exit_code": 0,
         "worker_exit_code": 0,
@@ -148,8 +141,8 @@ def finished(attempt: int, node: int | None = None, **body: Any) -> Step:
     )
 
 
-def fails(error: BaseException) -> Step:
-    def step(_: FakeCluster) -> None:
+def fails(error):
+    def step(_):
         raise error
 
     return step
@@ -162,21 +155,19 @@ class FakeProvider(Provider):
 
     def __init__(
         self,
-        home: Path,
-        *scripts: Sequence[Step],
-        refusal: str = "",
-        acquired: Step = lambda _: None,
-    ) -> None:
+        home,
+        *scripts,
+        refusal="",
+        acquired=lambda _: None,
+    ):
         self.home, self.scripts, self.refusal = home, iter(scripts), refusal
         self.acquired = acquired
-        self.over: list[EndedLease] = []
-        self.held: list[str] = []
-        self.clusters: list[FakeCluster] = []
+        self.over = []
+        self.held = []
+        self.clusters = []
 
     @contextmanager
-    def acquire(
-        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
-    ) -> Iterator[FakeCluster]:
+    def acquire(self, cluster, *, lease_id, deadline_s, seed):
         if self.refusal:
             raise NoCapacity(self.refusal)
         mailbox = self.home / "leases" / lease_id / "mailbox"
@@ -190,7 +181,7 @@ class FakeProvider(Provider):
             self.held.remove(lease_id)
             self.end(lease_id, mailbox, "released")
 
-    def end(self, lease_id: str, mailbox: Path, outcome: str) -> None:
+    def end(self, lease_id, mailbox, outcome):
         self.over.append(
             EndedLease(
                 lease_id=lease_id,
@@ -204,39 +195,39 @@ class FakeProvider(Provider):
             )
         )
 
-    def ended(self) -> list[EndedLease]:
+    def ended(self):
         return list(self.over)
 
-    def forget(self, lease_id: str) -> None:
+    def forget(self, lease_id):
         if lease_id in self.held:
             raise ProviderError(f"{lease_id} is held")
         shutil.rmtree(self.home / "leases" / lease_id)
         self.over = [lease for lease in self.over if lease.lease_id != lease_id]
 
-    def reap(self, now: Any, *, all_of_them: bool = False) -> list[str]:
+    def reap(self, now, *, all_of_them=False):
         return []
 
-    def leases(self) -> list[Lease]:
+    def leases(self):
         return []
 
-    def instance_types(self) -> list[InstanceType]:
+    def instance_types(self):
         return [SMALL]
 
-    def offers(self, now: Any) -> list[Offer]:
+    def offers(self, now):
         return [offer()]
 
-    def limits(self) -> list[str]:
+    def limits(self):
         return []
 
-    def fits(self, cluster: Cluster) -> str:
+    def fits(self, cluster):
         return ""
 
 
-def fast() -> Clock:
+def fast():
     """A clock that runs by being slept on."""
     passed = [0.0]
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         passed[0] += seconds
 
     return Clock(monotonic=lambda: passed[0], sleep=sleep)

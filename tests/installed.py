@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from models.domain.cluster import Cluster, InstanceType, Offer
-from models.step_time.dataset import TrainingData
-from models.step_time.model import StepTimeModel, fit
+from models.domain.cluster import InstanceType, Offer
+from models.step_time.model import fit
 from tasks.market import offers as prices
 from tasks.providers.base import (
     EndedLease,
@@ -28,7 +27,6 @@ from tasks.providers.base import (
     NotSwept,
     Provider,
     ProviderError,
-    RunningCluster,
 )
 from tasks.recommendation import publication as publish
 from tasks.recommendation import recommend
@@ -72,7 +70,7 @@ class DescribedMachines(Provider):
     reaped: list[datetime] = field(default_factory=list)
     unswept: Mapping[str, str] = field(default_factory=dict)
 
-    def instance_types(self) -> list[InstanceType]:
+    def instance_types(self):
         return [
             InstanceType(
                 name=name,
@@ -87,7 +85,7 @@ class DescribedMachines(Provider):
             for name, (cores, gbps) in TYPES.items()
         ]
 
-    def offers(self, now: datetime) -> list[Offer]:
+    def offers(self, now):
         if self.down:
             raise ProviderError(self.down)
         return [
@@ -106,10 +104,10 @@ class DescribedMachines(Provider):
             for market in ("on-demand", "spot")
         ]
 
-    def limits(self) -> list[str]:
+    def limits(self):
         return []
 
-    def fits(self, cluster: Cluster) -> str:
+    def fits(self, cluster):
         return (
             ""
             if sum(one.instance_type.cores for one in cluster.members) <= 1.75
@@ -117,22 +115,20 @@ class DescribedMachines(Provider):
         )
 
     @contextmanager
-    def acquire(
-        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
-    ) -> Iterator[RunningCluster]:
+    def acquire(self, cluster, *, lease_id, deadline_s, seed):
         raise AssertionError("a test of words and tables wanted machines")
         yield
 
-    def leases(self) -> list[Lease]:
+    def leases(self):
         return list(self.held)
 
-    def ended(self) -> list[EndedLease]:
+    def ended(self):
         return list(self.over)
 
-    def forget(self, lease_id: str) -> None:
+    def forget(self, lease_id):
         """Nothing is held."""
 
-    def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
+    def reap(self, now, *, all_of_them=False):
         self.reaped.append(now)
         if self.unswept:
             raise NotSwept(self.name, self.unswept, ["machine i-1: it was ended"])
@@ -146,7 +142,7 @@ stale_after_days = 36500  # the described runs are all of one noon
 """
 
 
-def write_project(folder: Path, *workloads: str) -> Path:
+def write_project(folder, *workloads):
     """A srift.toml with `workloads` (conv and lm unless named) and the file that they name."""
     (folder / "work.py").write_text(_BUILD)
     named = workloads or tuple(SAMPLES)
@@ -158,7 +154,7 @@ def write_project(folder: Path, *workloads: str) -> Path:
     return folder / "srift.toml"
 
 
-def install(folder: Path, *workloads: str, provider: DescribedMachines | None = None) -> Workspace:
+def install(folder, *workloads, provider=None):
     """An installation in `folder` with an empty warehouse; nothing is registered or published."""
     settings = load_settings(write_project(folder, *workloads)).model_copy(
         update={"home": folder / "state"}
@@ -170,7 +166,7 @@ def install(folder: Path, *workloads: str, provider: DescribedMachines | None = 
 
 
 @cache
-def measured() -> TrainingData:
+def measured():
     """What the synthetic world's runs left behind, of the workloads conv and lm, all measured at
     noon.
     """
@@ -189,29 +185,29 @@ def measured() -> TrainingData:
 
 
 @cache
-def model() -> StepTimeModel:
+def model():
     """Fitted once a session."""
     return fit(measured(), seed=1)
 
 
-def champion(version: int = 3) -> Champion:
+def champion(version=3):
     return Champion(version=version, model=model())
 
 
-def provenance(refresh_id: str = "refresh-1") -> Provenance:
+def provenance(refresh_id="refresh-1"):
     return Provenance(
         training_digest="d1", training_rows=90, code_commit="abc", seed=1, refresh_id=refresh_id
     )
 
 
-def scores(mean_error: float = 0.05) -> pd.DataFrame:
+def scores(mean_error=0.05):
     figures = {"median_error": 0.04, "p90_error": 0.1, "coverage_90": 0.9, "median_width": 0.2}
     row = {"split": "workload", "rows": 20, "mean_error": mean_error, **figures}
     return pd.DataFrame([row | {"group": group} for group in ("conv", "all")])
 
 
 @cache
-def furnished() -> Path:
+def furnished():
     """A project's folder whose state/ has the model registered as champion, prices of noon, and a
     published table.
 
@@ -225,7 +221,7 @@ def furnished() -> Path:
     return folder
 
 
-def furnish(folder: Path) -> None:
+def furnish(folder):
     """What `furnished` has, in a new folder, to be written to."""
     folder.mkdir()
     here = install(folder)

@@ -5,11 +5,8 @@ Hosts of two tests at once would not fit this machine's cores; those of the emul
 share of them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
-import pytest
 from xdist.scheduler import LoadFileScheduling
 
 EMULATED = ("test_emulated_ec2.py",)
@@ -20,7 +17,7 @@ HOSTS = (
 )
 
 
-def lane(path: str) -> str:
+def lane(path):
     """What the tests of the file at `path` stay together with: "emulated", "hosts", or the file
     alone.
     """
@@ -31,7 +28,7 @@ def lane(path: str) -> str:
     return path
 
 
-def order_of(item: pytest.Item) -> int:
+def order_of(item):
     """Where an item stands: what takes longest and cannot be divided comes first, then what waits
     for processes.
     """
@@ -44,5 +41,5 @@ def order_of(item: pytest.Item) -> int:
 class Lanes(LoadFileScheduling):
     """Hands out files in the order in which they were collected, hosts' tests to one process."""
 
-    def _split_scope(self, nodeid: str) -> str:
+    def _split_scope(self, nodeid):
         return lane(str(super()._split_scope(nodeid)))

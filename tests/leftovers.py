@@ -5,23 +5,18 @@ A process is this run's if its environment or command line holds the run's name,
 run. Hosts have an environment of their own, which names their lease's folder.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
-from tasks.providers.local.processes import Process, end, identify
+from tasks.providers.local.processes import end, identify
 
 RUN = "PYTEST_RUN_OF_SRIFT"  # workers of xdist inherit the controller's
 _ROUNDS = 5  # what is being ended may start one more
 
 
-def name_run(folder: Path) -> None:
+def name_run(folder):
     """Mark every process that is started from now on as one of the run in `folder`."""
     os.environ.setdefault(RUN, str(folder))
 
@@ -31,24 +26,24 @@ class Leftovers:
     an interrupt is ended.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         self._interrupted = False
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # fixtures clean up first
 
-    def pytest_keyboard_interrupt(self) -> None:
+    def pytest_keyboard_interrupt(self):
         self._interrupted = True
 
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
+    def pytest_unconfigure(self, config):
         if self._interrupted:
             base = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
             end_all([self._folder, base])
 
 
-def end_all(folders: list[Path]) -> list[int]:
+def end_all(folders):
     """End what belongs to this run, or works in one of its `folders`; return process numbers."""
     marks = [os.environ[RUN], *map(str, folders)]
-    ended: list[int] = []
+    ended = []
     for _ in range(_ROUNDS):
         left = list(_of_run([mark.encode() for mark in marks]))
         if not left:
@@ -57,7 +52,7 @@ def end_all(folders: list[Path]) -> list[int]:
     return ended
 
 
-def _of_run(marks: list[bytes]) -> Iterator[Process]:
+def _of_run(marks):
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) not in (os.getpid(), os.getppid()):
             process = identify(int(entry.name))

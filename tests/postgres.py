@@ -1,13 +1,10 @@
 """A PostgreSQL server of a test, on a Unix socket; skips if PostgreSQL is not installed."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -17,7 +14,7 @@ import pytest
 USER = "srift"
 
 
-def _programs() -> Path | None:
+def _programs():
     """The folder of initdb and its like: Debian keeps them out of PATH."""
     found = shutil.which("initdb")
     folders = (
@@ -28,7 +25,7 @@ def _programs() -> Path | None:
     return folders[-1] if folders and (folders[-1] / "initdb").exists() else None
 
 
-def _as_ordinary_user(folder: Path) -> list[str]:
+def _as_ordinary_user(folder):
     """PostgreSQL refuses to be run by root."""
     if os.getuid():
         return []
@@ -41,7 +38,7 @@ def _as_ordinary_user(folder: Path) -> list[str]:
 
 
 @contextmanager
-def server() -> Iterator[str]:
+def server():
     """Yield the folder of its socket. PGPASSFILE holds the password it asks for."""
     programs = _programs()
     if programs is None:
@@ -53,7 +50,7 @@ def server() -> Iterator[str]:
         Path(name).chmod(0o755)
         who = _as_ordinary_user(folder)
 
-        def run(program: str, *words: str) -> None:
+        def run(program, *words):
             line = [*who, str(programs / program), "--pgdata", str(folder / "data"), *words]
             subprocess.run(line, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=120)
 
@@ -80,7 +77,7 @@ def server() -> Iterator[str]:
             run("pg_ctl", "--wait", "--mode", "immediate", "stop")
 
 
-def create(socket_folder: str, database: str) -> None:
+def create(socket_folder, database):
     """An empty database."""
     programs = _programs()
     assert programs is not None

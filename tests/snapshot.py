@@ -3,16 +3,12 @@
 From two packages of the extra `snapshot`, moto and apache-libcloud.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
@@ -31,12 +27,12 @@ _SOURCES = {
 
 
 def combined(
-    answers: Iterable[Mapping[str, Any]],
-    offered: Mapping[str, set[str]],
-    list_prices: Mapping[str, Mapping[str, Any]],
-) -> dict[str, list[Any]]:
+    answers,
+    offered,
+    list_prices,
+):
     """`instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region."""
-    rows: dict[str, list[Any]] = {}
+    rows = {}
     for kind in described(answers):
         usd = {region: None for region, names in offered.items() if kind.name in names}
         for region, text in list_prices.get(kind.name, {}).items():
@@ -47,7 +43,7 @@ def combined(
     return rows
 
 
-def make(today: datetime) -> dict[str, Any]:
+def make(today):
     """The file's object from the installed packages. Raises PackageNotFoundError."""
     libcloud = metadata.distribution("apache-libcloud")
     prices = json.loads(Path(str(libcloud.locate_file("libcloud/data/pricing.json"))).read_text())
@@ -70,7 +66,7 @@ def make(today: datetime) -> dict[str, Any]:
     }
 
 
-def _source(package: str, what: str) -> dict[str, str]:
+def _source(package, what):
     """A source with its NOTICE, as the licence asks."""
     notices = [file.read_text() for file in metadata.files(package) or () if file.name == "NOTICE"]
     found = {

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -35,14 +34,14 @@ each_document = pytest.mark.parametrize(
 )
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """Of the headings of a page, as GitHub makes them."""
     text = _BLOCK.sub("", path.read_text())
     heads = [line.lstrip("#").strip().lower() for line in text.splitlines() if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in heads}
 
 
-def typed(path: Path) -> Iterator[str]:
+def typed(path):
     """Return the commands in a page's console blocks, and in sentences if they have options."""
     text = path.read_text()
     for language, body in _BLOCK.findall(text):

@@ -1,7 +1,5 @@
 """docs/from-your-script.md: its scripts train, and pass the check as workloads."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -27,7 +25,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_the_page_shows_the_files() -> None:
+def test_the_page_shows_the_files():
     scripts = "".join(path.read_text() for path in EXAMPLES.glob("*.py"))
     shown = re.findall(r"```(python|toml)\n(.*?)```", PAGE, re.DOTALL)
     assert len(shown) == 2 * len(SCRIPTS) + 1
@@ -35,7 +33,7 @@ def test_the_page_shows_the_files() -> None:
         assert text in (scripts if language == "python" else (EXAMPLES / "srift.toml").read_text())
 
 
-def run(*command: str, folder: Path) -> str:
+def run(*command, folder):
     done = subprocess.run(
         [sys.executable, "-c", *command], cwd=folder, capture_output=True, text=True, timeout=300
     )
@@ -44,13 +42,13 @@ def run(*command: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_script_trains(name: str, tmp_path: Path) -> None:
+def test_the_script_trains(name, tmp_path):
     script, *words = SCRIPTS[name]
     printed = run(RUN, str(EXAMPLES / script), *words, folder=tmp_path)
     assert "loss" in printed or "max_epochs=1" in printed
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_workload_passes_the_check(name: str) -> None:
+def test_the_workload_passes_the_check(name):
     printed = run("from flows.cli import main; main()", "check", name, folder=EXAMPLES)
     assert re.findall(r"^(fp32|bf16) ", printed, re.MULTILINE) == ["fp32", "bf16"]

@@ -1,13 +1,10 @@
 """The structure that no linter checks: what rooms import, what is installed, what is pinned."""
 
-from __future__ import annotations
-
 import ast
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("flows", "tasks", "models", "warehouse")
@@ -20,20 +17,20 @@ NODE_FOLDERS = {
 }
 
 
-def sources(*folders: str) -> list[Path]:
+def sources(*folders):
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def name(path: Path) -> str:
+def name(path):
     return str(path.relative_to(ROOT))
 
 
 @cache
-def nodes(path: Path) -> list[Any]:
+def nodes(path):
     return list(ast.walk(ast.parse(path.read_text())))
 
 
-def foreign(package: str, allowed: set[str]) -> dict[str, set[str]]:
+def foreign(package, allowed):
     """Return what each file imports beyond the standard library, `allowed` and the package."""
     found = {}
     for path in sources(package):
@@ -49,28 +46,28 @@ def foreign(package: str, allowed: set[str]) -> dict[str, set[str]]:
     return found
 
 
-def compares_a_provider(node: ast.AST) -> bool:
+def compares_a_provider(node):
     inside = ast.walk(node) if isinstance(node, ast.Compare | ast.MatchValue) else ()
     return any(isinstance(one, ast.Constant) and one.value in ("ec2", "local") for one in inside)
 
 
-def test_nothing_branches_on_the_name_of_a_provider() -> None:
+def test_nothing_branches_on_the_name_of_a_provider():
     """Elsewhere `spends_money` tells; in the settings `[local]` is a section."""
     files = [path for path in sources(*ROOMS) if not name(path).startswith("tasks/providers/")]
     found = [name(path) for path in files for node in nodes(path) if compares_a_provider(node)]
     assert set(found) <= {"tasks/workspace/settings.py"}
 
 
-def test_a_machine_needs_torch_and_nothing_else() -> None:
+def test_a_machine_needs_torch_and_nothing_else():
     for file, wrong in foreign("tasks/node", NODE_MAY_IMPORT).items():
         assert wrong <= NODE_FOLDERS.get(str(Path(file).parent), set()), file
 
 
-def test_models_can_be_copied_under_another_name() -> None:
+def test_models_can_be_copied_under_another_name():
     assert foreign("models", MODELS_MAY_IMPORT) == {}
 
 
-def test_every_module_and_data_file_is_installed() -> None:
+def test_every_module_and_data_file_is_installed():
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     for room in ROOMS:
         patterns = tools["package-data"].get(room, [])
@@ -82,7 +79,7 @@ def test_every_module_and_data_file_is_installed() -> None:
         assert (path.parent / "__init__.py").exists(), name(path)
 
 
-def test_every_pin_is_public_and_exact() -> None:
+def test_every_pin_is_public_and_exact():
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         package, equals, version = line.partition("==")
         exact = bool(package and equals) and not set(version) & set("+/@*")

@@ -1,12 +1,9 @@
 """`examples/reading` as they stand there, on a published table: what each prints."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "reading"
 HOME = "state"
 
 
-def printed(*words: str | Path) -> str:
+def printed(*words):
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -25,13 +22,13 @@ def printed(*words: str | Path) -> str:
 
 
 @pytest.fixture
-def published() -> Path:
+def published():
     return furnished() / HOME / "published"
 
 
 def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(
-    published: Path,
-) -> None:
+    published,
+):
     shell = shutil.which("duckdb", path=str(Path(sys.executable).parent))
     assert shell is not None
     asked = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")
@@ -43,14 +40,14 @@ def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(
     assert float(found["usd"]) <= float(found["usd_with_90_percent"])
 
 
-def test_the_table_is_joined_with_ones_own(published: Path, tmp_path: Path) -> None:
+def test_the_table_is_joined_with_ones_own(published, tmp_path):
     (tmp_path / "own.csv").write_text("workload,team\nconv,vision\nnobody,none\n")
     lines = printed(EXAMPLES / "join.py", published, tmp_path / "own.csv").splitlines()
     assert lines and all(line.startswith("vision  conv  ") for line in lines)
 
 
 @pytest.mark.enable_socket
-def test_the_table_is_read_from_a_bucket(published: Path, s3: Any) -> None:
+def test_the_table_is_read_from_a_bucket(published, s3):
     s3.create_bucket(Bucket="company")
     for file in published.glob("*.parquet"):
         s3.upload_file(str(file), "company", f"srift/{file.name}")
@@ -58,7 +55,7 @@ def test_the_table_is_read_from_a_bucket(published: Path, s3: Any) -> None:
     assert "conv" in text and "s.small" in text
 
 
-def test_the_model_in_force_answers_a_program_that_has_only_mlflow() -> None:
+def test_the_model_in_force_answers_a_program_that_has_only_mlflow():
     said = printed(EXAMPLES / "predict.py", furnished() / HOME, "conv", "1xs.small", "2xs.small")
     assert [line.partition(":")[0] for line in said.splitlines()] == ["1xs.small", "2xs.small"]
     assert "s a step (" in said

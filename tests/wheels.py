@@ -1,12 +1,9 @@
 """Wheels made on the spot, so that installing needs no index."""
 
-from __future__ import annotations
-
 import zipfile
-from pathlib import Path
 
 
-def wheel(folder: Path, name: str, version: str, code: str, *requires: str) -> Path:
+def wheel(folder, name, version, code, *requires):
     """A wheel in `folder` of one module called `name` with that code."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"

@@ -1,13 +1,9 @@
 """The invariants that hold after every scenario; a sentence for each that is broken."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
-from tests.chaos.controller import Campaigns
 from tests.chaos.world import sound
 
 TAKEN = "Server.SpotInstanceTermination"
@@ -19,30 +15,30 @@ Row = dict[str, Any]
 class Checks:
     """The world after a scenario, and the rows of the warehouse by run and by lease."""
 
-    def __init__(self, campaigns: Campaigns) -> None:
+    def __init__(self, campaigns):
         self.campaigns, self.world = campaigns, campaigns.world
-        self.runs: dict[str, list[Row]] = defaultdict(list)
-        self.of_lease: dict[str, list[Row]] = defaultdict(list)
+        self.runs = defaultdict(list)
+        self.of_lease = defaultdict(list)
         for row in campaigns.warehouse.select("raw_runs").to_dict("records"):
             self.runs[row["run_id"]].append(row)
             self.of_lease[row["lease_id"]].append(row)
-        self.ledger: dict[str, list[Row]] = defaultdict(list)
+        self.ledger = defaultdict(list)
         for lease in campaigns.warehouse.select("raw_leases").to_dict("records"):
             self.ledger[lease["lease_id"]].append(lease)
 
-    def complaints(self) -> list[str]:
+    def complaints(self):
         """Return a sentence for each broken invariant."""
         checks = (self.machines, self.records, self.money, self.outcomes, self.rows, self.leftovers)
         return [*self.campaigns.wrong, *(sentence for check in checks for sentence in check())]
 
-    def machines(self) -> Iterator[str]:
+    def machines(self):
         """No machine outlives its deadline or the last reaping."""
         if self.world.overdue:
             yield f"alive past the deadline: {', '.join(sorted(self.world.overdue))}"
         if alive := self.world.alive():
             yield f"alive after the last reaping: {', '.join(one.instance_id for one in alive)}"
 
-    def records(self) -> Iterator[str]:
+    def records(self):
         """An uploaded record is in the warehouse once, as it was; a broken one is a failed row."""
         for (lease_id, run_id), contents in self.world.uploaded().items():
             found = self.runs.get(run_id, [])
@@ -60,7 +56,7 @@ class Checks:
             if len(rows) > 1:
                 yield f"{name} is {len(rows)} times in the warehouse"
 
-    def money(self) -> Iterator[str]:
+    def money(self):
         """By the bill of the world: within the caps, and all of it in the ledger."""
         bills, month_usd = self.world.bills(), self.world.month_usd
         for refresh_id, cap_usd in self.campaigns.caps.items():
@@ -74,7 +70,7 @@ class Checks:
             if not recorded[0] >= usd - ROUNDING_USD:
                 yield f"lease {lease_id} cost ${usd:.4f}, and the ledger says {recorded[0]}"
 
-    def outcomes(self) -> Iterator[str]:
+    def outcomes(self):
         """Every launch that lost runs or machines, or was refused, has rows that explain it."""
         throttled = THROTTLED & {*self.world.kinds}
         for lease_id, (launch, outcome) in self.campaigns.served.items():
@@ -103,7 +99,7 @@ class Checks:
             if self._machines_of(lease_id) and lease_id not in self.ledger:
                 yield f"{lease_id} had machines when its controller was killed, and has no row"
 
-    def rows(self) -> Iterator[str]:
+    def rows(self):
         """Reasons are given and true, and a processor in place of a GPU counts as no measurement."""
         dumb = {"hangs", "mute", "uploads fail"} & {
             trouble.kind
@@ -119,13 +115,13 @@ class Checks:
             if on_processor and not row["wrong_device"]:
                 yield f"{run_id} was measured on a processor where a GPU was bought, and counts"
 
-    def leftovers(self) -> Iterator[str]:
+    def leftovers(self):
         provider, account = self.campaigns.home.provider, self.world.account
         if left := [lease.lease_id for lease in (*provider.leases(), *provider.ended())]:
             yield f"leases that are not loaded and forgotten: {left}"
         if account.templates or account.groups or account.placements:
             yield "groups or templates were left in the account"
 
-    def _machines_of(self, lease_id: str) -> list[Any]:
+    def _machines_of(self, lease_id):
         machines = self.world.instances.values()
         return [one for one in machines if one.tags["srift:lease"] == lease_id]

@@ -3,21 +3,17 @@
 Only the orders are scripted; caps, launches, loading and reaping are real.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch, end_and_collect
@@ -26,7 +22,6 @@ from tasks.providers.base import NotSwept
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import load_settings
 from tasks.workspace.workspace import Workspace
-from tests.chaos.world import ChaosAws, Order
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws, Killed
 from tests.installed import write_project
@@ -34,7 +29,7 @@ from tests.warehouse.builders import fresh
 from warehouse.database import Warehouse
 
 CHOICES = Ec2(regions=("us-east-1",), instance_types=("g4dn.*",), bucket="mailbox")
-_BATCHES: dict[str, tuple[int, ...]] = {"profile": (4, 8), "probe": ()}
+_BATCHES = {"profile": (4, 8), "probe": ()}
 
 
 class Campaigns:
@@ -44,7 +39,7 @@ class Campaigns:
     `wrong`: what must never happen, seen while it happened.
     """
 
-    def __init__(self, world: ChaosAws, folder: Path) -> None:
+    def __init__(self, world, folder):
         self.folder, self.world = folder, world
         state = folder / "state"
         state.mkdir()
@@ -53,20 +48,20 @@ class Campaigns:
         choices = CHOICES.model_copy(update={"max_usd_per_month": world.month_usd})
         self.home = Home(state, world, choices)
         self.warehouse = Warehouse(state / "warehouse.duckdb")
-        self.caps: dict[str, float] = {}
-        self.started: dict[str, PlannedLaunch] = {}
-        self.served: dict[str, tuple[PlannedLaunch, str]] = {}
+        self.caps = {}
+        self.started = {}
+        self.served = {}
         self.todo = list(world.orders)
-        self.wrong: list[str] = []
+        self.wrong = []
         world.visit = self.visit
 
     @property
-    def here(self) -> Workspace:
+    def here(self):
         settings = load_settings(self.folder / "srift.toml")
         settings = settings.model_copy(update={"home": self.home.path, "ec2": self.home.choices})
         return Workspace(settings=settings, warehouse=self.warehouse, provider=self.home.provider)
 
-    def run(self) -> None:
+    def run(self):
         """Refresh after refresh, one more after every death, until all orders are served."""
         while True:
             try:
@@ -82,7 +77,7 @@ class Campaigns:
                     self.world.unreadable = False
                     self.fail_to_read()
 
-    def refresh(self) -> bool:
+    def refresh(self):
         """As flows/refresh.py: reap, then measure under a cap. False if the reaper was blind."""
         world, here = self.world, self.here
         refresh_id = f"r{len(self.caps)}"
@@ -101,7 +96,7 @@ class Campaigns:
             self.todo.pop(0)
         return True
 
-    def visit(self) -> None:
+    def visit(self):
         """Another process reaps while a controller has its machines, and can read no lease."""
         now = self.world.now
         alive = [
@@ -116,7 +111,7 @@ class Campaigns:
             names = ", ".join(sorted(machine.instance_id for machine in ended))
             self.wrong.append(f"{names} ended as orphans, and their controller lived")
 
-    def fail_to_read(self) -> None:
+    def fail_to_read(self):
         """No lease can be read: nothing is ended, nothing bought, until a person fixes it."""
         world = self.world
         with self._unreadable() as files:
@@ -138,7 +133,7 @@ class Campaigns:
                 world.revive()
         self.home.die()
 
-    def mend(self) -> None:
+    def mend(self):
         """AWS answers again, and the reaper comes until nothing can be unsettled."""
         world = self.world
         world.faults.clear()
@@ -151,7 +146,7 @@ class Campaigns:
             world.pass_s(wait_s)
         self.wrong += [problem] if problem else []
 
-    def _reap(self) -> str:
+    def _reap(self):
         """End and load what is over; why the reaper could not look everywhere."""
         try:
             sentences = end_and_collect(self.here, self.world.now)
@@ -162,7 +157,7 @@ class Campaigns:
             self.world.note(f"reaped: {sentence}")
         return ""
 
-    def _measure(self, here: Workspace, launch: PlannedLaunch, lease_id: str, tally: Tally) -> None:
+    def _measure(self, here, launch, lease_id, tally):
         """As flows/measure.py, for one launch."""
         self.started[lease_id] = launch
         served = serve_launch(here, launch, lease_id, tally)
@@ -174,12 +169,12 @@ class Campaigns:
         tally.add(served, collected, load_s=0.0)
 
     @contextmanager
-    def _unreadable(self) -> Iterator[list[Path]]:
+    def _unreadable(self):
         """Yield the lease files, which are as a newer version would have written them."""
         leases = self.home.leases
         files = [leases.directory(lease_id) / "lease.json" for lease_id in leases.ids()]
 
-        def rewrite(**more: Any) -> None:
+        def rewrite(**more):
             for file in filter(Path.is_file, files):
                 body = json.loads(file.read_text())
                 body.pop("of_a_newer_version", None)
@@ -190,7 +185,7 @@ class Campaigns:
         rewrite()
 
 
-def launch_of(order: Order) -> PlannedLaunch:
+def launch_of(order):
     """What the campaign would plan, at the prices that it knows."""
     known = {
         offer.instance_type.name: offer
@@ -216,13 +211,13 @@ def launch_of(order: Order) -> PlannedLaunch:
     return PlannedLaunch(cluster=cluster, items=items, est_s=est_s, est_usd=usd, reason="chaos")
 
 
-def known_offers() -> list[Offer]:
+def known_offers():
     """Prices as the warehouse has them."""
     return _template()[1]
 
 
 @cache
-def _template() -> tuple[Path, list[Offer]]:
+def _template():
     """A project whose warehouse knows types and prices, and these; made once a process."""
     root = Path(tempfile.mkdtemp(prefix="srift-chaos-"))
     atexit.register(shutil.rmtree, root)

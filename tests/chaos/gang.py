@@ -1,19 +1,17 @@
 """One torchrun over several machines: armed, item after item, lost peers."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
-from tasks.node.record import Item, Plan, RankLayout
+from tasks.node.record import RankLayout
 from tests.warehouse.builders import PROFILE, ROWS, record
 
 if TYPE_CHECKING:
-    from tests.chaos.node import Node
+    pass
 
 ARM_S, GO_S = 6.0, 300.0  # a torchrun starts in so many seconds, and waits so long for its go
-VALUES: dict[str, dict[str, Any]] = {
+VALUES = {
     "profile": PROFILE,
     "probe": {"rows": [{"bytes": 4096, "seconds": 0.001}]},
 }
@@ -22,23 +20,23 @@ VALUES: dict[str, dict[str, Any]] = {
 class Gang:
     """The attempt `plan` over the nodes that have joined it. `item_s`: seconds of each item."""
 
-    def __init__(self, plan: Plan, item_s: float) -> None:
+    def __init__(self, plan, item_s):
         self.plan, self.item_s = plan, item_s
         self.layout = RankLayout.of(plan)
-        self.members: dict[int, Node] = {}
-        self.item: Item | None = None
+        self.members = {}
+        self.item = None
         self.over = self.armed = False
         self._left = list(plan.items)
         self._began = False
         self._since_s = 0.0  # the first member came, or the item began
-        self._hurt_s: float | None = None
+        self._hurt_s = None
 
-    def join(self, rank: int, node: Node, now_s: float) -> None:
+    def join(self, rank, node, now_s):
         """A node has started its part."""
         self._since_s = self._since_s or now_s
         self.members[rank] = node
 
-    def step(self, now_s: float) -> None:
+    def step(self, now_s):
         if self.over or not self.members:
             return
         if not self._began:
@@ -53,7 +51,7 @@ class Gang:
         elif now_s >= self._since_s + self.item_s:
             self._finish(self.item, now_s)
 
-    def _begin(self, now_s: float) -> None:
+    def _begin(self, now_s):
         """Arm once everybody came, start once everybody reads the go, or give up."""
         attempt, nodes = self.plan.attempt, list(self.members.values())
         whole = set(self.members) == set(self.layout.devices) and all(map(self._works, nodes))
@@ -67,21 +65,21 @@ class Gang:
         elif now_s >= self._since_s + (GO_S if self.armed else self.plan.meet_s):
             self._end(1, EXIT_LOST_PEER, "nobody else came")
 
-    def _absent(self) -> list[int]:
+    def _absent(self):
         """Ranks that the item under way needs and that are gone; at the end, of all."""
         needed = {*self.item.nodes, self.layout.host} if self.item else set(self.members)
         return [rank for rank in needed if not self._works(self.members[rank])]
 
-    def _works(self, node: Node) -> bool:
+    def _works(self, node):
         return node.works and node.gang is self
 
-    def _start_next(self, now_s: float) -> None:
+    def _start_next(self, now_s):
         index = len(self.plan.items) - len(self._left)
         self.item, self._since_s = self._left.pop(0) if self._left else None, now_s
         for rank in self.item.nodes if self.item else ():
             self.members[rank].progress(self.plan.attempt, self.item.run_id, index)
 
-    def _finish(self, item: Item, now_s: float) -> None:
+    def _finish(self, item, now_s):
         first = self.members[item.nodes[0]]
         if first.crashes(item.run_id):
             self._end(1, EXIT_ITEM_FAILED, "the workload raised ValueError", item.run_id)
@@ -92,14 +90,14 @@ class Gang:
         first.record(item.run_id, body | {"devices": devices})
         self._start_next(now_s)
 
-    def _end(self, code: int, worker_code: int, reason: str, culprit: str = "") -> None:
+    def _end(self, code, worker_code, reason, culprit=""):
         self.over = True
         for node in self.members.values():
             if self._works(node):
                 node.finish(self.plan.attempt, code, worker_code, reason, culprit)
 
 
-def record_of(plan: Plan, item: Item, unix: float) -> dict[str, Any]:
+def record_of(plan, item, unix):
     """As the worker writes it, by a clock that may be wrong."""
     return record(
         item.run_id,

@@ -1,15 +1,10 @@
 """Puts the controller on the simulated clock, and lets it die at any write to its disk."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
-from models.domain.cluster import Offer
 from tasks.campaign import budget, campaign
 from tasks.execution import job, mailbox
 from tasks.execution.job import Clock
@@ -17,7 +12,6 @@ from tasks.providers.ec2 import mailbox_s3
 from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.leases import LeaseFolder
 from tests.chaos.node import MOST_FILES
-from tests.chaos.world import ChaosAws
 from warehouse.database import Warehouse
 
 _STEPS = (
@@ -30,7 +24,7 @@ _STEPS = (
 
 
 @contextmanager
-def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
+def mortal(world, offers):
     """Nothing sleeps, nothing is synced to a disk, and after a death nothing is written any more.
 
     `offers` are the prices that the warehouse knows.
@@ -38,11 +32,11 @@ def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
 
     class Moment(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        def now(cls, tz=None):  # type: ignore[override]
             return world.now
 
     clock = Clock(monotonic=lambda: world.elapsed_s, sleep=world.sleep)
-    replaced: list[tuple[Any, str, Any]] = [
+    replaced = [
         (campaign, "datetime", Moment),
         (campaign, "Clock", lambda: clock),
         (budget, "time", SimpleNamespace(monotonic=clock.monotonic)),
@@ -62,8 +56,8 @@ def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
         yield
 
 
-def _stepped(world: ChaosAws, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
-    def step(*args: Any, **words: Any) -> Any:
+def _stepped(world, name, act):
+    def step(*args, **words):
         world.step(name)
         done = act(*args, **words)
         world.step(name, after=True)
@@ -72,11 +66,11 @@ def _stepped(world: ChaosAws, name: str, act: Callable[..., Any]) -> Callable[..
     return step
 
 
-def _transact(world: ChaosAws, transact: Callable[..., Any]) -> Callable[..., Any]:
+def _transact(world, transact):
     """Killed before anything is written, before it is committed, or right after."""
 
     @contextmanager
-    def stepped(self: Warehouse) -> Iterator[Any]:
+    def stepped(self):
         world.step("warehouse:begin")
         with transact(self) as connection:
             yield connection
@@ -86,11 +80,11 @@ def _transact(world: ChaosAws, transact: Callable[..., Any]) -> Callable[..., An
     return stepped
 
 
-def _mirrored(world: ChaosAws, acquire: Callable[..., Any]) -> Callable[..., Any]:
+def _mirrored(world, acquire):
     """The rounds of a cluster's mirror are the world's."""
 
     @contextmanager
-    def acquired(*args: Any, **words: Any) -> Iterator[Any]:
+    def acquired(*args, **words):
         with acquire(*args, **words) as running, world.mirrored(running.mirror):
             yield running
 

@@ -6,18 +6,17 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from models.campaign.budget import LATE_S
 from tasks.node.device_check import DEVICES_WITHIN_S, missing_devices
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import MACHINE, Plan, plan_from_json
+from tasks.node.record import MACHINE, plan_from_json
 from tests.chaos.gang import Gang, record_of
-from tests.fake_ec2 import Instance
 from tests.fake_s3 import ROLE
 
 if TYPE_CHECKING:
-    from tests.chaos.world import ChaosAws
+    pass
 
 STAGES = ("booted", "ready", "armed", "running", "finished", "done")
 MOST_FILES, FLOOD = 60, 80  # of one machine that the mirror takes here, and of a flood
@@ -40,7 +39,7 @@ class Trouble:
 class Node:
     """`instance` with its troubles. `step()` is a second; records are uploaded first."""
 
-    def __init__(self, world: ChaosAws, instance: Instance, troubles: list[Trouble]) -> None:
+    def __init__(self, world, instance, troubles):
         self.world, self.instance, self.troubles = world, instance, troubles
         self.kinds = {trouble.kind for trouble in troubles}
         self.lease_id = instance.tags["srift:lease"]
@@ -48,40 +47,40 @@ class Node:
         self.skew_s = world.rng.choice(skews)
         self.start_s, self.item_s = world.rng.uniform(3.0, 15.0), world.rng.uniform(4.0, 11.0)
         self.ends_at = instance.ends_itself_at()
-        self.rank: int | None = None
-        self.gang: Gang | None = None
+        self.rank = None
+        self.gang = None
         self.attempt = 0
         # A plan whose devices are missing, why, and until when the agent waits for them.
-        self.device_wait: tuple[Plan, str, float] | None = None
-        self.reached: dict[str, float] = {}
+        self.device_wait = None
+        self.reached = {}
         self.hung = self.leaving = False
-        self.waiting: dict[str, bytes] = {}
-        self.sent: set[str] = set()
+        self.waiting = {}
+        self.sent = set()
         self.first_record = ""
         self._goes_s = float("inf")
         self._beat_s = self._retry_s = 0.0
-        self._manifest: dict[str, str] = {}
+        self._manifest = {}
         self._plan = b""
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self.instance.ended_at is None
 
     @property
-    def device(self) -> str:
+    def device(self):
         """As torch names it: a GPU that its driver does not bring up leaves the processor."""
         return "cpu" if {"no devices", "wrong device"} & self.kinds else "Tesla T4"
 
     @property
-    def works(self) -> bool:
+    def works(self):
         """Whether it takes part in a run."""
         return self.alive and not self.hung and not self.leaving
 
-    def clock_unix(self) -> float:
+    def clock_unix(self):
         """The time by its own clock."""
         return self.world.now.timestamp() + self.skew_s
 
-    def step(self) -> None:
+    def step(self):
         """A second of its life."""
         world, one = self.world, self.instance
         now_s = world.elapsed_s
@@ -113,14 +112,14 @@ class Node:
         if self.leaving and not self.waiting:
             one.end(world.now, "Client.InstanceInitiatedShutdown")
 
-    def say(self, name: str, body: dict[str, Any]) -> None:
+    def say(self, name, body):
         """Write a file into its folder, from where it is carried."""
         self.waiting[name] = json.dumps(body).encode()
         stage = name.partition("-")[0].removesuffix(".json")
         if stage in STAGES:
             self._reach(stage)
 
-    def record(self, run_id: str, body: dict[str, Any]) -> None:
+    def record(self, run_id, body):
         """Write a record, the first as garbage if that is its trouble. An upload is final."""
         if run_id in self.sent:
             return
@@ -132,17 +131,17 @@ class Node:
         self.first_record = self.first_record or run_id
         self.waiting[f"records/{run_id}.json"] = content
 
-    def crashes(self, run_id: str) -> bool:
+    def crashes(self, run_id):
         """Whether the workload fails here: the first run of such a machine, and only that."""
         fails = "crash" in self.kinds and not self.first_record
         self.first_record = self.first_record or (run_id if fails else "")
         return fails
 
-    def progress(self, attempt: int, run_id: str, index: int) -> None:
+    def progress(self, attempt, run_id, index):
         self._reach("running")
         self.say("progress.json", {"attempt": attempt, "run_id": run_id, "index": index})
 
-    def finish(self, attempt: int, code: int, worker_code: int, reason: str, run: str = "") -> None:
+    def finish(self, attempt, code, worker_code, reason, run=""):
         """Its torchrun has ended."""
         body = {
             "attempt": attempt,
@@ -156,20 +155,20 @@ class Node:
         self.say(f"finished-{attempt}.json", body)
         self.gang = None
 
-    def reads(self, name: str) -> bool:
+    def reads(self, name):
         """Whether the controller's file has come here, whole and as the manifest names it."""
         content = self._object(name)
         return bool(content) and self._manifest.get(name) == hashlib.sha256(content).hexdigest()
 
-    def _reach(self, stage: str) -> None:
+    def _reach(self, stage):
         self.reached.setdefault(stage, self.world.elapsed_s)
 
-    def _object(self, name: str) -> bytes:
+    def _object(self, name):
         key = f"srift/leases/{self.lease_id}/{ROLE}:{self.instance.instance_id}/in/{name}"
         content, _ = self.world.s3.objects.get(key, (b"", None))
         return content
 
-    def _listen(self, now_s: float) -> None:
+    def _listen(self, now_s):
         """Follow the controller's files: a rank, then a plan, at last the end."""
         self._manifest = json.loads(self._object("manifest.json") or b'{"files": {}}')["files"]
         if self.rank is None:
@@ -185,7 +184,7 @@ class Node:
             self._plan = self._object("plan.json")
             self._follow(plan_from_json(self._plan.decode()), now_s)
 
-    def _follow(self, plan: Plan, now_s: float) -> None:
+    def _follow(self, plan, now_s):
         """Take part in a new attempt, unless devices are missing."""
         if plan.attempt <= self.attempt:
             return
@@ -205,7 +204,7 @@ class Node:
         self.gang = self.world.gangs.setdefault(key, Gang(plan, self.item_s))
         self.gang.join(self.rank, self, now_s)
 
-    def _give_up_devices(self, now_s: float) -> None:
+    def _give_up_devices(self, now_s):
         """Its runs fail once it has waited for its devices in vain, as prepare.py has it."""
         if self.device_wait is None or now_s < self.device_wait[2] or not self.works:
             return
@@ -217,7 +216,7 @@ class Node:
                 self.record(item.run_id, record_of(plan, item, self.clock_unix()) | failed)
         self.finish(plan.attempt, EXIT_NO_DEVICE, EXIT_NO_DEVICE, reason)
 
-    def _suffer(self, now_s: float) -> None:
+    def _suffer(self, now_s):
         """Let the troubles that are due happen."""
         for trouble in list(self.troubles):
             since_s = self.reached.get(trouble.stage)
@@ -249,11 +248,11 @@ class Node:
         if now_s >= self._goes_s:
             self.world.interrupt(self.instance.instance_id)
 
-    def _warn(self, kind: str, at: str) -> None:
+    def _warn(self, kind, at):
         body = {"kind": kind, "action": "terminate", "at": at, "seen_unix": self.clock_unix()}
         self.waiting["notice.json"] = json.dumps(body).encode()
 
-    def _flood(self) -> None:
+    def _flood(self):
         """Its own folder, and by a detour that IAM's stars allow, those of the others."""
         mine = self.instance.instance_id
         for number in range(FLOOD):
@@ -263,10 +262,10 @@ class Node:
                     detour = f"{ROLE}:{mine}/out/{number:04}.json"
                     self._upload(other.instance.instance_id, detour, b"{}")
 
-    def _upload(self, instance_id: str, name: str, content: bytes) -> None:
+    def _upload(self, instance_id, name, content):
         self.world.s3.upload(self.world.now, self.lease_id, instance_id, name, content)
 
-    def _carry(self, now_s: float) -> None:
+    def _carry(self, now_s):
         """Records first; a store that refuses is asked again, longer and longer."""
         if now_s < self._retry_s:
             return
@@ -282,7 +281,7 @@ class Node:
                 if "twice" in self.kinds:
                     self._repeat(name, content)
 
-    def _repeat(self, name: str, content: bytes) -> None:
+    def _repeat(self, name, content):
         """The same record a second time, under its own name and another machine's."""
         self.kinds.discard("twice")
         self.waiting[name] = content

@@ -26,7 +26,7 @@ class Result:
     log: list[str]
 
 
-def run(seed: int, number: int) -> Result:
+def run(seed, number):
     world = scenario(seed, number)
     folder = TemporaryDirectory(prefix="srift-chaos-", dir=_MEMORY if _MEMORY.is_dir() else None)
     with folder as path, mortal(world, known_offers()), redirect_stderr(StringIO()):

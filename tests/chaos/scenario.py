@@ -1,11 +1,8 @@
 """A seeded scenario: what is measured, under which caps, and everything that goes wrong."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from tests.chaos.node import STAGES, Trouble
 from tests.chaos.world import ChaosAws, Death, Order, is_sweep
@@ -39,21 +36,21 @@ STEPS = (
 )
 
 
-def choose(world: ChaosAws, rng: random.Random, **values: Sequence[Any]) -> None:
+def choose(world, rng, **values):
     """Set fields of the world, or of its S3, to one of some values each."""
     for name, some in values.items():
         setattr(world if hasattr(world, name) else world.s3, name, rng.choice(some))
 
 
 def befall(
-    world: ChaosAws,
-    rng: random.Random,
+    world,
+    rng,
     *,
-    kinds: Sequence[str],
-    most: int = 1,
-    stages: Sequence[str] = STAGES,
-    machines: Sequence[int] = (0, 0, 1, 1, 2, 3),
-) -> None:
+    kinds,
+    most=1,
+    stages=STAGES,
+    machines=(0, 0, 1, 1, 2, 3),
+):
     """Up to `most` machines suffer one of `kinds`, also machines of a later launch."""
     for _ in range(rng.randint(1, most)):
         stage = rng.choice(stages)
@@ -62,7 +59,7 @@ def befall(
         world.troubles.append(Trouble(machine=machine, kind=kind, stage=stage, after_s=after_s))
 
 
-def every(world: ChaosAws, rng: random.Random, *, kinds: Sequence[str], share: float = 1.0) -> None:
+def every(world, rng, *, kinds, share=1.0):
     """Each of the first machines suffers each of `kinds`, or a `share` of them."""
     for machine in range(4):
         for kind in kinds:
@@ -71,16 +68,16 @@ def every(world: ChaosAws, rng: random.Random, *, kinds: Sequence[str], share: f
 
 
 def refuse(
-    world: ChaosAws,
-    rng: random.Random,
+    world,
+    rng,
     *,
-    actions: Sequence[str],
-    codes: Sequence[str],
-    most: int = 1,
-    times: Sequence[int] = (1,),
-    skips: Sequence[int] = (0,),
-    **options: Any,
-) -> None:
+    actions,
+    codes,
+    most=1,
+    times=(1,),
+    skips=(0,),
+    **options,
+):
     """AWS refuses up to `most` actions; with `afters`, some of them after it has served them."""
     afters = options.pop("afters", (False,))
     for _ in range(rng.randint(1, most)):
@@ -96,13 +93,13 @@ def refuse(
 
 
 def kill(
-    world: ChaosAws,
-    rng: random.Random,
+    world,
+    rng,
     *,
-    names: Sequence[str] = STEPS,
-    away_s: Sequence[float] = (2.0, 60.0, 400.0),
-    by_hand: bool = False,
-) -> None:
+    names=STEPS,
+    away_s=(2.0, 60.0, 400.0),
+    by_hand=False,
+):
     """Kill the controller up to three times."""
     for _ in range(rng.choice([1, 1, 2, 3])):
         name = rng.choice(names)
@@ -116,18 +113,18 @@ def kill(
         world.deaths.append(death)
 
 
-def limit(world: ChaosAws, rng: random.Random, *, counts: Sequence[int]) -> None:
+def limit(world, rng, *, counts):
     """Each zone and market has so many machines."""
     world.capacity |= {(zone, market): rng.choice(counts) for zone in ZONES for market in MARKETS}
 
 
-def second_group(world: ChaosAws, rng: random.Random) -> None:
+def second_group(world, rng):
     mixed = ((2, "g4dn.12xlarge"), (1, "g4dn.xlarge"))
     runs = (("profile", (2,)), ("train", (0, 1)), ("train", (0, 1, 2)))
     world.orders[0] = Order(types=mixed, market="spot", runs=runs)
 
 
-def many_tries(world: ChaosAws, rng: random.Random) -> None:
+def many_tries(world, rng):
     """Fleets fail, requests are throttled throughout, and the last request gets no answer."""
     world.fleet_errors = [["InternalError"], ["InternalError"]]
     code = rng.choice(["RequestLimitExceeded", "Throttling"])
@@ -136,11 +133,11 @@ def many_tries(world: ChaosAws, rng: random.Random) -> None:
     world.faults.append(Fault(action=_FLEET[0], code=SILENT, after=True, skip=2))
 
 
-def dearer(world: ChaosAws, rng: random.Random) -> None:
+def dearer(world, rng):
     world.account.spot |= {zone: round(rng.uniform(0.8, 3.9), 2) for zone in ZONES}
 
 
-def not_found_yet(world: ChaosAws, rng: random.Random) -> None:
+def not_found_yet(world, rng):
     for action, code in rng.sample(_NOT_FOUND_YET, rng.randint(1, 3)):
         world.faults.append(Fault(action=action, code=code, skip=rng.randint(0, 1)))
 
@@ -174,7 +171,7 @@ _DEVICES = ("no devices", "no devices", "wrong device")
 _BROKEN = ("uploads fail", "garbage", "crash")
 
 Effect = Callable[[ChaosAws, random.Random], None]
-KINDS: dict[str, tuple[Effect, ...]] = {
+KINDS = {
     "capacity refused": (partial(limit, counts=(0, 0, 1, 2, 3, 99, 99, 99)),),
     "second group of a mixed cluster refused": (second_group, partial(limit, counts=(2, 2, 99))),
     "throttling": (
@@ -253,18 +250,18 @@ _TYPES = (
 )
 
 
-def order(rng: random.Random) -> Order:
+def order(rng):
     """One to three machines, and what to measure on them."""
     types = rng.choice(_TYPES)
     whole = tuple(range(sum(count for count, _ in types)))
-    runs: list[tuple[str, tuple[int, ...]]] = [("profile", (rng.choice(whole),)), ("train", whole)]
+    runs = [("profile", (rng.choice(whole),)), ("train", whole)]
     if len(whole) > 1:
         runs += [("probe", whole), ("train", whole[:-1])]
     rng.shuffle(runs)
     return Order(types=types, market=rng.choice(["spot", *MARKETS]), runs=tuple(runs))
 
 
-def scenario(seed: int, number: int) -> ChaosAws:
+def scenario(seed, number):
     """The n-th world of a seed: its first kind in turn, and up to two others."""
     rng = random.Random(f"{seed}/{number}")
     names = list(KINDS)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 from tasks.providers.ec2.errors import kind_of
 from tasks.providers.ec2.mailbox_s3 import Mirror
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 from tests.chaos.gang import Gang
 from tests.chaos.node import NESTED, Node, Trouble
-from tests.fake_ec2 import NOON, FakeAws, Fault, Killed
+from tests.fake_ec2 import NOON, FakeAws, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD
 
 TURN_S = 1.0  # of a mirror, of a node and of the world
@@ -40,7 +39,7 @@ class Death:
     away_s: float
     by_hand: bool = False
 
-    def strikes(self, name: str, after: bool) -> bool:
+    def strikes(self, name, after):
         if after != self.after or self.name not in ("", name):
             return False
         self.nth -= 1
@@ -89,11 +88,11 @@ class ChaosAws(FakeAws):
     _syncing: bool = False
 
     @property
-    def elapsed_s(self) -> float:
+    def elapsed_s(self):
         """As a monotonic clock."""
         return (self.now - NOON).total_seconds() + 1000.0
 
-    def pass_s(self, seconds: float) -> None:
+    def pass_s(self, seconds):
         """Let time go by, a second at a time while a machine lives or may still upload."""
         while seconds > 1e-9:
             machines = self.instances.values()
@@ -112,14 +111,14 @@ class ChaosAws(FakeAws):
                     self.visit_at_s = self.visit_at_s[1:]
                     self.visit()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         """The controller pauses, for a second at least."""
         if not self.dead:
             self.pass_s(max(TURN_S, seconds))
         if self.dead:
             raise Killed("asleep")
 
-    def step(self, name: str, after: bool = False) -> None:
+    def step(self, name, after=False):
         """Something that the controller does; it may die here."""
         if self.dead:
             raise Killed(name)
@@ -134,7 +133,7 @@ class ChaosAws(FakeAws):
         raise Killed(name)
 
     @contextmanager
-    def mirrored(self, mirror: Mirror) -> Iterator[None]:
+    def mirrored(self, mirror):
         """The mirror's thread runs."""
         self.mirrors.append(mirror)
         try:
@@ -142,7 +141,7 @@ class ChaosAws(FakeAws):
         finally:
             self.mirrors.remove(mirror)
 
-    def serve(self, service: str, region: str, method: str, words: dict[str, Any]) -> Any:
+    def serve(self, service, region, method, words):
         name = f"{service}:{method}"
         self.step(name)
         answer = FakeAws.serve(self, service, region, method, words)
@@ -154,13 +153,13 @@ class ChaosAws(FakeAws):
             self.refused |= {tags["srift:lease"]} if kinds & {"capacity", "final"} else set()
         return answer
 
-    def note(self, sentence: str) -> None:
+    def note(self, sentence):
         """For whoever looks at a failing seed."""
         self.log.append(f"{self.now:%H:%M:%S} {sentence}")
 
-    def bills(self) -> dict[str, float]:
+    def bills(self):
         """Dollars of each lease by the lives of its machines, a minute at least."""
-        bills: dict[str, float] = {}
+        bills = {}
         for one in self.instances.values():
             seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
             usd = self.usd_per_hour[one.instance_id] * max(60.0, seconds) / 3600
@@ -168,9 +167,9 @@ class ChaosAws(FakeAws):
             bills[lease_id] = bills.get(lease_id, 0.0) + usd
         return bills
 
-    def uploaded(self) -> dict[tuple[str, str], list[bytes]]:
+    def uploaded(self):
         """Every record in the store: (lease, run) -> what machines sent of it."""
-        found: dict[tuple[str, str], list[bytes]] = {}
+        found = {}
         for key, (content, _) in self.s3.objects.items():
             head, _, name = key.partition("/out/records/")
             if name:
@@ -178,14 +177,12 @@ class ChaosAws(FakeAws):
                 found.setdefault(run, []).append(content)
         return found
 
-    def _strike(self, fault: Fault, name: str) -> None:
+    def _strike(self, fault, name):
         self.unswept += fault.when is is_sweep
         self.note(f"{name} answered with {fault.code}")
         FakeAws._strike(self, fault, name)
 
-    def _launch(
-        self, region: str, zone: str, market: str, name: str, count: int, request: Any
-    ) -> list[str]:
+    def _launch(self, region, zone, market, name, count, request):
         ids = FakeAws._launch(self, region, zone, market, name, count, request)
         usd = self.account.spot[zone] if market == "spot" else ON_DEMAND_USD
         for instance_id in ids:
@@ -198,7 +195,7 @@ class ChaosAws(FakeAws):
         self.note(f"launched {count} {name} {market} in {zone} for {instance.tags['srift:lease']}")
         return ids
 
-    def _describe_instances(self, *, now: datetime, **words: Any) -> Any:
+    def _describe_instances(self, *, now, **words):
         answer = FakeAws._describe_instances(self, now=now, **words)
         [group] = answer["Reservations"]
         group["Instances"] = [
@@ -208,7 +205,7 @@ class ChaosAws(FakeAws):
         ]
         return answer
 
-    def _sync_mirrors(self) -> None:
+    def _sync_mirrors(self):
         if self._syncing or self.dead:
             return
         self._syncing = True
@@ -219,13 +216,13 @@ class ChaosAws(FakeAws):
             self._syncing = False
 
 
-def is_sweep(words: dict[str, Any]) -> bool:
+def is_sweep(words):
     """True if DescribeInstances is the reaper's search of a region."""
     names = {each["Name"] for each in words.get("Filters", ())}
     return names == {"tag:srift:deployment", "instance-state-name"}
 
 
-def sound(content: bytes) -> bool:
+def sound(content):
     """Whether a record is whole and not nested."""
     try:
         return NESTED not in content and bool(json.loads(content)["run_id"])

@@ -1,18 +1,14 @@
 """A home on a full or read-only disk, or with a damaged file: exit 1, and the file is named."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import duckdb
 import pytest
 
-from tests.conftest import SmallDisk
 from tests.flows.test_cli import ASK, ROWS, assert_fails, enter, printed, srift, without_a_server
 from tests.installed import DescribedMachines, furnished
 from warehouse.database import Warehouse
@@ -26,39 +22,37 @@ FULL = SimpleNamespace(total=2**30, used=2**30, free=0)
 
 
 @pytest.fixture(autouse=True)
-def described_machines(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def described_machines(own_environment, monkeypatch):
     machines = "tasks.providers.local.provider.LocalProvider"
     monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
 
 
 @pytest.fixture
-def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def used(tmp_path, monkeypatch):
     """A copy of a project with a champion and a published table."""
     return enter(Path(shutil.copytree(furnished(), tmp_path / "used")), monkeypatch)
 
 
 @pytest.fixture
-def on_small_disk(small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
+def on_small_disk(small_disk, monkeypatch):
     enter(Path(shutil.copytree(furnished(), small_disk.place / "used")), monkeypatch)
     yield small_disk
     monkeypatch.chdir("/")
 
 
-def findings() -> dict[str, str]:
+def findings():
     found = srift("doctor", "--json")
     body = json.loads(found.stdout)
     assert found.exit_code == (0 if body["well"] else 1)
     return {one["check"]: one["status"] for one in body["findings"]}
 
 
-def test_a_sound_home_is_well(used: Path) -> None:
+def test_a_sound_home_is_well(used):
     assert {findings()[check] for check in ("home", *FILES.values())} == {"ok"}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(
-    used: Path, name: str
-) -> None:
+def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(used, name):
     file = used / "state" / name
     file.write_bytes(b"\xa5" * 100 + file.read_bytes()[100:])
     assert [check for check, status in findings().items() if status == "wrong"] == [FILES[name]]
@@ -67,7 +61,7 @@ def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(
     assert_fails(srift(*words), 1, "damaged")
 
 
-def test_a_damaged_warehouse_is_restored(used: Path) -> None:
+def test_a_damaged_warehouse_is_restored(used):
     store, before = Warehouse(used / "state" / "warehouse.duckdb"), printed("workloads")
     store.back_up()
     store.path.write_bytes(b"\xa5" * 100 + store.path.read_bytes()[100:])
@@ -76,14 +70,14 @@ def test_a_damaged_warehouse_is_restored(used: Path) -> None:
     assert findings()["warehouse"] == "ok" and printed("workloads") == before
 
 
-def test_a_read_only_home_can_be_read(on_small_disk: SmallDisk) -> None:
+def test_a_read_only_home_can_be_read(on_small_disk):
     on_small_disk.make_read_only()
     assert printed("table") and srift("status").exit_code == 0
     assert findings()["home"] == "wrong"
     assert_fails(srift("refresh"), 1, "SRIFT_HOME")
 
 
-def test_a_full_disk_is_named_and_nothing_is_lost(on_small_disk: SmallDisk) -> None:
+def test_a_full_disk_is_named_and_nothing_is_lost(on_small_disk):
     Path("rows.csv").write_text(ROWS)
     on_small_disk.fill()
     assert_fails(srift("refresh"), 1, "disk")
@@ -110,12 +104,10 @@ Http500.__module__ = "prefect.exceptions"
         Http500("Server error '500 Internal Server Error'"),
     ],
 )
-def test_a_disk_that_fills_up_during_a_refresh_exits_1(
-    used: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_disk_that_fills_up_during_a_refresh_exits_1(used, monkeypatch, error):
     without_a_server(monkeypatch)
 
-    def stumble(*_: object, **__: object) -> None:
+    def stumble(*_, **__):
         monkeypatch.setattr(shutil, "disk_usage", lambda _: FULL)
         if isinstance(error, Http500):
             raise error

@@ -1,7 +1,5 @@
 """The command `srift`: exit codes, JSON, and what each command reads and writes."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -9,12 +7,9 @@ import stat
 import subprocess
 import sys
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
-from click.testing import Result
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -25,31 +20,31 @@ ASK = ("recommend", "conv", "--deadline", "90m")
 
 
 @pytest.fixture(autouse=True)
-def described_machines(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def described_machines(own_environment, monkeypatch):
     machines = "tasks.providers.local.provider.LocalProvider"
     monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
 
 
 @pytest.fixture
-def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def new(tmp_path, monkeypatch):
     """A project in which nothing has run."""
     write_project(tmp_path)
     return enter(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> Path:
+def used(monkeypatch):
     """A project with a champion and a published table; read only."""
     return enter(furnished(), monkeypatch)
 
 
-def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def enter(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("SRIFT_HOME", str(folder / "state"))
     return folder
 
 
-def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_a_server(monkeypatch):
     """Run `srift refresh` as a plain function."""
     import flows.refresh
 
@@ -57,25 +52,25 @@ def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)
 
 
-def srift(*words: str) -> Result:
+def srift(*words):
     return CliRunner().invoke(app, list(words))
 
 
-def printed(*words: str) -> Any:
+def printed(*words):
     """Return the command's JSON, which must be all of standard output."""
     result = srift(*words, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout, parse_constant=lambda word: pytest.fail(word))
 
 
-def assert_fails(result: Result, code: int, *words: str) -> None:
+def assert_fails(result, code, *words):
     assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
     assert isinstance(result.exception, SystemExit) and result.stdout == ""
     for word in words:
         assert word in result.stderr
 
 
-def test_every_command_and_option_has_help_and_json() -> None:
+def test_every_command_and_option_has_help_and_json():
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         assert command.help and srift(name, "--help").exit_code == 0
         assert "--json" in {option for one in command.params for option in one.opts}
@@ -114,14 +109,12 @@ def test_every_command_and_option_has_help_and_json() -> None:
         "table --jso",
     ],
 )
-def test_misuse_exits_2(used: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+def test_misuse_exits_2(used, monkeypatch, words):
     without_a_server(monkeypatch)
     assert_fails(srift(*words.split()), 2)
 
 
-def test_outside_a_project_and_with_wrong_settings_it_exits_2(
-    new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outside_a_project_and_with_wrong_settings_it_exits_2(new, monkeypatch):
     (new / "srift.toml").write_text("[campaign]\nmax_uds = 3\n")
     for words in ("refresh", "table", "status", "reap", "import x", "backtest x y"):
         assert_fails(srift(*words.split()), 2, "campaign.max_uds")
@@ -129,7 +122,7 @@ def test_outside_a_project_and_with_wrong_settings_it_exits_2(
     assert_fails(srift("status"), 2, str(new))
 
 
-def test_a_second_refresh_of_a_home_exits_1(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_refresh_of_a_home_exits_1(new, monkeypatch):
     own_server = "tasks.workspace.prefect_server.own_server"
     monkeypatch.setattr(own_server, lambda: pytest.fail("Prefect was started"))
     (new / "state").mkdir()
@@ -141,10 +134,8 @@ def test_a_second_refresh_of_a_home_exits_1(new: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_ctrl_c_exits_1_and_a_bug_keeps_its_traceback(
-    new: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    def stumble(*_: object) -> None:
+def test_ctrl_c_exits_1_and_a_bug_keeps_its_traceback(new, monkeypatch, error):
+    def stumble(*_):
         raise error
 
     without_a_server(monkeypatch)
@@ -156,16 +147,14 @@ def test_ctrl_c_exits_1_and_a_bug_keeps_its_traceback(
         assert_fails(found, 1, "interrupted")
 
 
-def test_the_home_is_its_owners_and_the_credential_is_shown_to_nobody(
-    new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_home_is_its_owners_and_the_credential_is_shown_to_nobody(new, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     assert srift("status").exit_code == 0
     assert stat.S_IMODE((new / "state").stat().st_mode) == 0o700
     assert "PREFECT_API_AUTH_STRING" not in os.environ
 
 
-def test_the_table_is_filtered_and_sorted(used: Path) -> None:
+def test_the_table_is_filtered_and_sorted(used):
     firsts = {(row["workload"], row["goal"]) for row in printed("table") if row["rank"] == 1}
     assert len(firsts) == 8
     rows = printed("table", "lm", "--sort", "-usd")
@@ -176,7 +165,7 @@ def test_the_table_is_filtered_and_sorted(used: Path) -> None:
     assert "\x1b" not in shown and "conv" not in shown
 
 
-def test_offers_are_filtered_and_sorted(used: Path) -> None:
+def test_offers_are_filtered_and_sorted(used):
     rows = printed("offers", "--market", "spot", "--sort", "-usd_per_hour")
     prices = [row["usd_per_hour"] for row in rows]
     assert {row["market"] for row in rows} == {"spot"} and prices == sorted(prices, reverse=True)
@@ -184,7 +173,7 @@ def test_offers_are_filtered_and_sorted(used: Path) -> None:
     assert_fails(srift("offers", "--zone", "nowhere"), 1, "nowhere")
 
 
-def test_recommend_answers_for_a_deadline_and_a_budget(used: Path) -> None:
+def test_recommend_answers_for_a_deadline_and_a_budget(used):
     rows = printed(*ASK, "--top", "3", "--pilots", "2")
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) <= 3
     assert {row["constraint_hours"] for row in rows} == {1.5}
@@ -197,9 +186,7 @@ def test_recommend_answers_for_a_deadline_and_a_budget(used: Path) -> None:
     assert {row["market"] for row in budget} == {"on-demand"}
 
 
-def test_a_reaping_that_could_not_look_exits_1_and_prints_what_it_ended(
-    new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reaping_that_could_not_look_exits_1_and_prints_what_it_ended(new, monkeypatch):
     blind = DescribedMachines(unswept={"us-east-1": "expired"})
     monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
     result = srift("reap", "--json")
@@ -209,7 +196,7 @@ def test_a_reaping_that_could_not_look_exits_1_and_prints_what_it_ended(
     }
 
 
-def test_a_reaping_looks_at_every_provider_that_was_used(new: Path, no_credentials: None) -> None:
+def test_a_reaping_looks_at_every_provider_that_was_used(new, no_credentials):
     with (new / "srift.toml").open("a") as file:
         file.write('\n[ec2]\nbucket = "mine-1"\nregions = ["us-east-1"]\n')
     assert printed("reap") == {"ended": [], "not_swept": {}}
@@ -221,7 +208,7 @@ def test_a_reaping_looks_at_every_provider_that_was_used(new: Path, no_credentia
     assert json.loads(result.stdout)["not_swept"].keys() == {"us-east-1"}
 
 
-def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
+def test_a_dry_run_starts_nothing_and_writes_nothing(new):
     before = sorted(new.rglob("*"))
     launches = printed("refresh", "--dry-run")
     assert launches and all(launch["items"] and launch["reason"] for launch in launches)
@@ -229,7 +216,7 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
     assert sorted(new.rglob("*")) == before
 
 
-def test_an_import_is_loaded_once_listed_and_undone(new: Path) -> None:
+def test_an_import_is_loaded_once_listed_and_undone(new):
     assert printed("forget", "--list") == []
     (new / "rows.csv").write_text(ROWS)
     found = [printed("import", "rows.csv", *more)["new"] for more in (("--dry-run",), (), ())]
@@ -239,14 +226,14 @@ def test_an_import_is_loaded_once_listed_and_undone(new: Path) -> None:
     assert printed("import", "rows.csv")["rows"] == 2
 
 
-def test_a_file_that_cannot_be_imported_exits_1_and_loads_nothing(new: Path) -> None:
+def test_a_file_that_cannot_be_imported_exits_1_and_loads_nothing(new):
     assert_fails(srift("import", "none.csv"), 1, "none.csv")
     (new / "rows.csv").write_text(ROWS + "conv,2xs.small,16,500\n")
     assert_fails(srift("import", "rows.csv"), 1, "--force")
     assert printed("import", "rows.csv", "--force")["new"] == 3
 
 
-def test_a_backtest_reports_and_writes_its_predictions_alone(new: Path) -> None:
+def test_a_backtest_reports_and_writes_its_predictions_alone(new):
     (new / "train.csv").write_text(ROWS)
     (new / "test.csv").write_text(ROWS.replace("2xs.small", "3xs.small") + "gpt,1xs.small,16,0.5\n")
     found = printed("backtest", "train.csv", "test.csv", "--predictions", "out.csv")
@@ -270,7 +257,7 @@ def test_a_backtest_reports_and_writes_its_predictions_alone(new: Path) -> None:
         ),
     ],
 )
-def test_commands_import_only_what_they_need(command: str, heavy: str) -> None:
+def test_commands_import_only_what_they_need(command, heavy):
     code = f"import sys; {command}; print([m for m in {heavy.split()} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

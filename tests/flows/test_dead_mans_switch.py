@@ -1,13 +1,9 @@
 """deployments/dead-mans-switch.yaml: its code against emulated EC2, its rights, its template."""
 
-from __future__ import annotations
-
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -25,21 +21,21 @@ class _CloudFormation(yaml.SafeLoader):
     """YAML with the short forms of CloudFormation's functions, as {"Ref": ...}."""
 
 
-def _function(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+def _function(loader, suffix, node):
     if isinstance(node, yaml.ScalarNode):
         return {suffix: loader.construct_scalar(node)}
     return {suffix: loader.construct_sequence(node, deep=True)}  # type: ignore[arg-type]
 
 
 _CloudFormation.add_multi_constructor("!", _function)
-TEMPLATE: dict[str, Any] = yaml.load(FILE.read_text(), _CloudFormation)
-SOURCE: str = TEMPLATE["Resources"]["Switch"]["Properties"]["Code"]["ZipFile"]
-LAMBDA: dict[str, Any] = {}
+TEMPLATE = yaml.load(FILE.read_text(), _CloudFormation)
+SOURCE = TEMPLATE["Resources"]["Switch"]["Properties"]["Code"]["ZipFile"]
+LAMBDA = {}
 exec(compile(SOURCE, str(FILE), "exec"), LAMBDA)
 
 
 @pytest.fixture
-def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def aws(no_credentials, monkeypatch):
     variables = {"DEPLOYMENT": "ours", "GRACE_MINUTES": "5", "OLDEST_HOURS": "169"}
     variables |= {"REGIONS": f"{HERE},{ELSEWHERE}"}
     variables |= {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "x"}
@@ -49,7 +45,7 @@ def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-def launch(overdue_s: float, region: str = HERE, deployment: str = "ours") -> str:
+def launch(overdue_s, region=HERE, deployment="ours"):
     """Start a machine whose deadline was so many seconds ago."""
     values = {"srift:deadline": str(int(time.time() - overdue_s)), "srift:deployment": deployment}
     tags = [{"Key": key, "Value": value} for key, value in values.items() if value]
@@ -62,13 +58,13 @@ def launch(overdue_s: float, region: str = HERE, deployment: str = "ours") -> st
     return str(made["Instances"][0]["InstanceId"])
 
 
-def alive(region: str) -> set[str]:
+def alive(region):
     found = boto3.client("ec2", region_name=region).describe_instances()["Reservations"]
     instances = [one for reservation in found for one in reservation["Instances"]]
     return {one["InstanceId"] for one in instances if one["State"]["Name"] == "running"}
 
 
-def test_overdue_machines_of_this_deployment_are_ended_in_every_region(aws: None) -> None:
+def test_overdue_machines_of_this_deployment_are_ended_in_every_region(aws):
     overdue = {launch(400), launch(9999, ELSEWHERE)}
     kept = {
         launch(-60),
@@ -84,7 +80,7 @@ def test_overdue_machines_of_this_deployment_are_ended_in_every_region(aws: None
 @pytest.mark.parametrize(
     "deadline", [None, "", "soon", "nan", "-1", "12", "1e9", "\u0661" * 10, "9999999999"]
 )
-def test_an_unreadable_deadline_counts_by_age(deadline: str | None) -> None:
+def test_an_unreadable_deadline_counts_by_age(deadline):
     now = int(time.time())
     tags = [] if deadline is None else [{"Key": "srift:deadline", "Value": deadline}]
     for age_h, ended in ((168, False), (169, True)):
@@ -92,21 +88,19 @@ def test_an_unreadable_deadline_counts_by_age(deadline: str | None) -> None:
         assert bool(LAMBDA["why"](instance, now, 300.0, 169 * HOUR)) == ended
 
 
-def test_no_launch_may_be_that_old() -> None:
+def test_no_launch_may_be_that_old():
     longest = max(one.le for one in Ec2.model_fields["max_minutes"].metadata if hasattr(one, "le"))
     assert TEMPLATE["Parameters"]["OldestHours"]["Default"] * 60 > longest
 
 
-def test_a_failing_region_and_machine_do_not_save_the_others(
-    aws: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_region_and_machine_do_not_save_the_others(aws, monkeypatch):
     guarded, overdue = launch(9999), launch(9999, ELSEWHERE)
     real = boto3.client
     real("ec2", region_name=HERE).modify_instance_attribute(
         InstanceId=guarded, DisableApiTermination={"Value": True}
     )
 
-    def client(service: str, region_name: str) -> Any:
+    def client(service, region_name):
         if region_name == "nowhere":
             raise RuntimeError
         return real(service, region_name=region_name)
@@ -119,7 +113,7 @@ def test_a_failing_region_and_machine_do_not_save_the_others(
     assert overdue not in alive(ELSEWHERE)
 
 
-def test_its_role_may_end_only_what_carries_the_tag() -> None:
+def test_its_role_may_end_only_what_carries_the_tag():
     (policy,) = TEMPLATE["Resources"]["Role"]["Properties"]["Policies"]
     look, end, log = policy["PolicyDocument"]["Statement"]
     assert set(re.findall(r"ec2\.([a-z]+_[a-z]+s)\(", SOURCE)) == {"terminate_instances"}

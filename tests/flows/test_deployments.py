@@ -15,10 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -38,9 +36,7 @@ from tests.flows.visitors import (
 ROOT = Path(__file__).resolve().parents[2]
 UP = ROOT / "deployments" / "up.py"
 AUTOMATIONS = ROOT / "deployments" / "automations.py"
-DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(
-    (ROOT / "deployments" / "prefect.yaml").read_text()
-)["deployments"]
+DEPLOYMENTS = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
 TOML = """
 [local.instance_types."lc.small"]
 cores = 0.1
@@ -91,8 +87,8 @@ NIGHTLY = next(one for one in DEPLOYMENTS if one["name"] == "refresh-nightly")
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: str(one["name"]))
 def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(
-    deployment: dict[str, Any],
-) -> None:
+    deployment,
+):
     module, _, function = deployment["entrypoint"].rpartition(".")
     flow = getattr(importlib.import_module(module), function)
     parameters = deployment.get("parameters", {})
@@ -108,7 +104,7 @@ def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(
 class Session:
     """A running `make up`."""
 
-    def __init__(self, project: Path) -> None:
+    def __init__(self, project):
         self.project, self.home = project, project / "state"
         probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         self.ports = [int(probe.getsockname()[1]) for probe in probes]
@@ -126,7 +122,7 @@ class Session:
             self.env.pop(name, None)
         self.process = self.start("--fire", NIGHTLY["name"], "--fire", "hanging")
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words):
         prefect, mlflow = map(str, self.ports)
         line = [sys.executable, str(UP), "--prefect-file", str(self.project / "prefect.yaml")]
         line += ["--prefect-port", prefect, "--mlflow-port", mlflow, *words]
@@ -137,17 +133,17 @@ class Session:
                 return process
         raise AssertionError(process.wait())
 
-    def stop(self) -> None:
+    def stop(self):
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=240)
         assert self.process.returncode == 0
 
     @property
-    def credential(self) -> str:
+    def credential(self):
         return (self.home / FILE).read_text().strip()
 
     @property
-    def operator(self) -> dict[str, str]:
+    def operator(self):
         """The environment of a program that knows the credential."""
         return self.env | {
             "PREFECT_HOME": str(self.home / "prefect"),
@@ -155,13 +151,13 @@ class Session:
             "PREFECT_API_AUTH_STRING": self.credential,
         }
 
-    def run(self, *words: str) -> str:
+    def run(self, *words):
         line = [sys.executable, *words]
         done = subprocess.run(line, env=self.operator, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def ask(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
+    def ask(self, path, body, method="POST"):
         for _ in range(30):  # SQLite is busy at times
             request = (method, f"/api{path}", body)
             answer = self.servers["prefect"].ask(request, {}, self.credential)
@@ -171,27 +167,27 @@ class Session:
         assert answer.is_success, answer.text
         return answer.json() if answer.text else None
 
-    def deployments(self) -> dict[str, Any]:
+    def deployments(self):
         return {one["name"]: one for one in self.ask("/deployments/filter", {})}
 
-    def set_active(self, name: str, active: bool) -> None:
+    def set_active(self, name, active):
         deployment = self.deployments()[name]
         (schedule,) = deployment["schedules"]
         path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
         self.ask(path, {"active": active}, "PATCH")
 
-    def processes(self) -> Iterator[psutil.Process]:
+    def processes(self):
         for process in psutil.process_iter(["environ"]):
             if (process.info["environ"] or {}).get("SRIFT_HOME") == str(self.home):
                 yield process
 
-    def nothing_was_planted(self) -> None:
+    def nothing_was_planted(self):
         for server in self.servers.values():
             text = server.ask(server.read, {}, self.credential).text
             assert server.secret in text and "planted" not in text
 
 
-def wait_for(found: Callable[[], bool]) -> None:
+def wait_for(found):
     end = time.monotonic() + 300
     while not found():
         assert time.monotonic() < end
@@ -199,7 +195,7 @@ def wait_for(found: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
+def session():
     """`make up` in a folder that every user may enter; the tests below share it in order."""
     project = Path(tempfile.mkdtemp(prefix="srift-served-"))
     project.chmod(0o755)
@@ -219,7 +215,7 @@ def session() -> Iterator[Session]:
         shutil.rmtree(project)
 
 
-def slow(test: Callable[..., None]) -> Callable[..., None]:
+def slow(test):
     return pytest.mark.slow(pytest.mark.local(test))
 
 
@@ -275,7 +271,7 @@ def test_a_killed_run_is_crashed_by_its_missing_heartbeat(session: Session) -> N
     os.kill(int(mark.read_text()), signal.SIGKILL)
     where = {"deployments": {"id": {"any_": [session.deployments()["hanging"]["id"]]}}}
 
-    def crashed() -> bool:
+    def crashed():
         (run,) = session.ask("/flow_runs/filter", where)
         return bool(run["state_type"] == "CRASHED")
 
@@ -303,10 +299,10 @@ announce_changes("local", [row])
 
 @slow
 def test_automations_are_installed_once_and_notify(session: Session) -> None:
-    got: queue.Queue[dict[str, str]] = queue.Queue()
+    got = queue.Queue()
 
     class Hook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             got.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.end_headers()
@@ -361,9 +357,7 @@ def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_s
 
 @pytest.mark.local
 @pytest.mark.parametrize("words", [["--fire", "none"], []])
-def test_make_up_refuses_an_unknown_deployment_and_a_wrong_project(
-    tmp_path: Path, words: list[str]
-) -> None:
+def test_make_up_refuses_an_unknown_deployment_and_a_wrong_project(tmp_path, words):
     (tmp_path / "srift.toml").write_text("[wrong]\n")
     env = {**os.environ, "SRIFT_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, str(UP), *words], env=env, capture_output=True)

@@ -1,11 +1,7 @@
 """EC2's market: all types of some regions are read, stored and published from emulated AWS."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import duckdb
 import pandas as pd
@@ -44,7 +40,7 @@ goals = [{ goal = "cheapest_within_deadline", hours = 40 }]
 """
 
 
-def write_measurements(file: Path) -> None:
+def write_measurements(file):
     """Write runs of a synthetic network."""
     devices = {one.name: one.devices for one in packaged().instance_types}
     rows = [
@@ -58,7 +54,7 @@ def write_measurements(file: Path) -> None:
 
 
 @pytest.fixture
-def account() -> Account:
+def account():
     usd = {region: dict(packaged().usd[region]) | dict.fromkeys(UNPRICED) for region in REGIONS}
     spot = {
         region: {(name, f"{region}{zone}"): 0.4 * price for zone in "abc" for name, price in known}
@@ -68,7 +64,7 @@ def account() -> Account:
     return Account(usd=usd, spot_usd=spot)
 
 
-def take_prices(workspace: Workspace, account: Account, name: str) -> Workspace:
+def take_prices(workspace, account, name):
     """As the flow `market`, with a provider that has asked nothing yet."""
     home, choices = workspace.home, Ec2(regions=REGIONS, instance_types=("*",))
     provider = Ec2Provider(choices, FakeAws(account=account).clients, home=home, node_package=home)
@@ -78,7 +74,7 @@ def take_prices(workspace: Workspace, account: Account, name: str) -> Workspace:
     return here
 
 
-def publish(here: Workspace, champion: Champion, name: str) -> pd.DataFrame:
+def publish(here, champion, name):
     """As the flow `publish`; return what a reader of the file sees."""
     runs = mart(here.warehouse, "runs", provider="ec2")
     rows = recommend.recommend_all(here, champion, prices.current_offers(here), runs)
@@ -88,14 +84,12 @@ def publish(here: Workspace, champion: Champion, name: str) -> pd.DataFrame:
         return file.execute("select * from recommendations order by goal, rank").df()
 
 
-def test_prices_of_the_market_are_those_of_the_published_table(
-    tmp_path: Path, account: Account
-) -> None:
+def test_prices_of_the_market_are_those_of_the_published_table(tmp_path, account):
     (tmp_path / "srift.toml").write_text(TOML)
     home = tmp_path / "state"
     home.mkdir()
     settings = load_settings(tmp_path / "srift.toml").model_copy(update={"home": home})
-    unused: Any = None
+    unused = None
     workspace = Workspace(settings=settings, warehouse=fresh(home), provider=unused)
     here = take_prices(workspace, account, "first")
     write_measurements(tmp_path / "rows.csv")

@@ -1,21 +1,16 @@
 """`srift measure`: named machines and pilots, under the caps of a campaign."""
 
-from __future__ import annotations
-
 import importlib
 import json
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 from prefect import Task
 
 from models.campaign.budget import Allowance
-from models.domain.cluster import Cluster
 from tasks.campaign.named import Wish, clusters_of
 from tasks.workspace.workspace import open_workspace
-from tests.fakes import FakeCluster, FakeProvider, armed, ready
+from tests.fakes import FakeProvider, armed, ready
 from tests.flows.test_cli import assert_fails, enter, printed, srift
 from tests.installed import DescribedMachines, furnish, furnished, write_project
 from tests.warehouse.builders import NOON, PROFILE
@@ -26,7 +21,7 @@ LOCAL = "tasks.providers.local.provider.LocalProvider"
 MEASURED = {"step_s": 0.1234, "parameters": 10, "gradient_bytes": 40}
 
 
-def report(cluster: FakeCluster) -> None:
+def report(cluster):
     """Each run of the plan is measured."""
     plan = json.loads((cluster.mailbox / "plan.json").read_text())
     digest = plan["workloads"][0]["digest"]
@@ -38,19 +33,19 @@ def report(cluster: FakeCluster) -> None:
 class Measuring(DescribedMachines):
     """Machines that measure whatever they are given."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home):
         super().__init__()
         self.fake, self.requested = FakeProvider(home), list[str]()
         self.ended, self.forget = self.fake.ended, self.fake.forget  # type: ignore[method-assign]
 
-    def acquire(self, cluster: Cluster, **words: Any) -> AbstractContextManager[Any]:
+    def acquire(self, cluster, **words):
         self.requested.append(cluster.name)
         self.fake.scripts = iter([[ready, armed(1), report]])
         return self.fake.acquire(cluster, **words)
 
 
 @pytest.fixture
-def described(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def described(own_environment, monkeypatch):
     """Machines are described, and flows run as plain functions."""
     monkeypatch.setattr(LOCAL, lambda *_, **__: DescribedMachines())
     monkeypatch.setattr(Task, "__call__", lambda self, *a, **k: self.fn(*a, **k))
@@ -60,7 +55,7 @@ def described(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def machines(described: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measuring:
+def machines(described, monkeypatch, tmp_path):
     """Machines of a project with a champion of conv and lm."""
     furnish(tmp_path / "project")
     made = Measuring(tmp_path / "project" / "state")
@@ -70,8 +65,8 @@ def machines(described: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_named_machines_are_measured_beside_predictions_and_nothing_is_published(
-    machines: Measuring,
-) -> None:
+    machines,
+):
     before = printed("table")
     found = printed("measure", "conv", "--on", "2xs.small", "--on", "1xs.large")
     assert machines.requested == ["2xs.small", "1xs.large"]
@@ -92,9 +87,7 @@ def test_named_machines_are_measured_beside_predictions_and_nothing_is_published
 
 
 @pytest.mark.parametrize("cap", [("--max-usd", "0.00001"), ()])
-def test_what_a_cap_does_not_pay_for_is_not_launched(
-    machines: Measuring, monkeypatch: pytest.MonkeyPatch, cap: tuple[str, ...]
-) -> None:
+def test_what_a_cap_does_not_pay_for_is_not_launched(machines, monkeypatch, cap):
     if not cap:  # of the worst case
         refused = Allowance(refusal="the month is over its cap")
         monkeypatch.setattr("tasks.campaign.campaign.allowance", lambda *_: refused)
@@ -114,17 +107,15 @@ def test_what_a_cap_does_not_pay_for_is_not_launched(
         ("conv --on 1xs.small --provider ec3", "'ec2'"),
     ],
 )
-def test_misuse_is_refused_before_anything_starts(
-    described: None, monkeypatch: pytest.MonkeyPatch, words: str, hint: str
-) -> None:
+def test_misuse_is_refused_before_anything_starts(described, monkeypatch, words, hint):
     enter(furnished(), monkeypatch)
     monkeypatch.setattr(flow, "reap", lambda *_: pytest.fail("something was started"))
     assert_fails(srift("measure", *words.split()), 2, hint)
 
 
 def test_types_sold_on_demand_alone_are_bought_so_and_a_cluster_in_two_spellings_once(
-    described: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    described, monkeypatch
+):
     enter(furnished(), monkeypatch)
     here = open_workspace("local")
     offers = [
@@ -137,9 +128,7 @@ def test_types_sold_on_demand_alone_are_bought_so_and_a_cluster_in_two_spellings
     assert found == [("1xs.large", "on-demand"), ("2xs.small", "spot")]
 
 
-def test_without_names_the_pilots_of_recommend_are_measured(
-    described: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_names_the_pilots_of_recommend_are_measured(described, monkeypatch):
     """The first goal with a constraint of srift.toml is 4 hours."""
     enter(furnished(), monkeypatch)
     [first, *_] = printed("recommend", "conv", "--deadline", "4h", "--pilots", "2")
@@ -149,8 +138,8 @@ def test_without_names_the_pilots_of_recommend_are_measured(
 
 
 def test_a_dry_run_starts_nothing_and_plans_profiles_of_an_unprofiled_workload_first(
-    described: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    described, monkeypatch, tmp_path
+):
     write_project(tmp_path)
     enter(tmp_path, monkeypatch)
     [launch] = printed("measure", "conv", "--on", "1xs.small+1xs.large", "--dry-run")

@@ -3,8 +3,6 @@
 Write it anew with `python -m tests.flows.test_messages`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -39,7 +37,7 @@ COMMANDS = (
 )
 
 
-def transcript() -> str:
+def transcript():
     """Return each command with its exit code and all that it prints."""
     parts = []
     for command in COMMANDS:
@@ -49,9 +47,7 @@ def transcript() -> str:
     return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
 
 
-def test_messages_are_those_that_are_stored(
-    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_messages_are_those_that_are_stored(own_environment, monkeypatch, tmp_path):
     machines = "tasks.providers.local.provider.LocalProvider"
     monkeypatch.setattr(machines, lambda *_, **__: DescribedMachines())
     write_project(tmp_path)

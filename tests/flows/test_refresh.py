@@ -1,14 +1,9 @@
 """What a refresh checks first: the account, the cap, the reaper, and the home's lock."""
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prefect.states import State
@@ -27,7 +22,7 @@ STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings")
 
 
 @pytest.fixture
-def folder(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def folder(no_credentials, monkeypatch, tmp_path):
     """A project on EC2 without credentials."""
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
@@ -35,19 +30,19 @@ def folder(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     return tmp_path
 
 
-def replace_steps(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], Any]) -> None:
+def replace_steps(monkeypatch, act):
     """Each step of a refresh calls `act` with its name."""
     for step in STEPS:
         monkeypatch.setattr(flow, step, lambda *_, step=step, **__: act(step) or {"seconds": {}})
 
 
 @pytest.fixture
-def steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def steps(folder, monkeypatch):
     """The steps that a refresh on EC2 reaches, in order; the reaper fails."""
     (folder / "state").mkdir()
-    reached: list[str] = []
+    reached = []
 
-    def act(step: str) -> None:
+    def act(step):
         reached.append(step)
         if step == "reap":
             raise NotSwept("ec2", {"us-east-1": "the AWS session has expired"})
@@ -57,9 +52,7 @@ def steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reached
 
 
-def test_nothing_starts_before_account_cap_and_bucket_are_checked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_starts_before_account_cap_and_bucket_are_checked(folder, monkeypatch):
     replace_steps(monkeypatch, pytest.fail)
     with pytest.raises(ProviderError):
         refresh("ec2", 5.0)
@@ -72,16 +65,16 @@ def test_nothing_starts_before_account_cap_and_bucket_are_checked(
     assert not (folder / "state").exists()
 
 
-def test_a_paid_refresh_ends_where_the_reaper_could_not_look(steps: list[str]) -> None:
+def test_a_paid_refresh_ends_where_the_reaper_could_not_look(steps):
     with pytest.raises(NotSwept):
         refresh("ec2", 5.0)
     assert steps == ["reap"]
 
 
 def test_a_refresh_that_buys_nothing_continues_and_a_full_disk_costs_its_backup_only(
-    steps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(_: Warehouse) -> None:
+    steps, monkeypatch, capsys
+):
+    def full(_):
         raise DiskFull("the backup failed")
 
     monkeypatch.setattr(Warehouse, "back_up", full)
@@ -93,26 +86,26 @@ def test_a_refresh_that_buys_nothing_continues_and_a_full_disk_costs_its_backup_
 
 @pytest.mark.parametrize(("minutes", "refused"), [(59, False), (61, True), (None, True)])
 def test_nothing_is_bought_unless_every_region_was_swept_within_the_hour(
-    tmp_path: Path, minutes: int | None, refused: bool
-) -> None:
+    tmp_path, minutes, refused
+):
     home = Home(tmp_path)
     now = home.world.now
     if minutes is not None:
         home.leases.note_swept(home.choices.regions, now - timedelta(minutes=minutes))
         home.leases.note_swept(["us-east-1"], now)
-    here: Any = SimpleNamespace(provider=home.provider)
+    here = SimpleNamespace(provider=home.provider)
     with pytest.raises(ProviderError, match="eu-west-1") if refused else nullcontext():
         refuse_unless_swept(here, now)
 
 
-def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(folder: Path) -> None:
+def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(folder):
     with pytest.raises(ProviderError):
         importlib.import_module("flows.measure").measure.fn("r-1", "ec2", 5.0)
 
 
 def test_a_second_refresh_of_a_home_is_cancelled_with_the_reason_and_does_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, monkeypatch
+):
     write_project(folder)
     replace_steps(monkeypatch, pytest.fail)
     monkeypatch.setattr(flow, "refuse_unless_well", lambda *_: None)

@@ -1,13 +1,9 @@
 """[shared]: PostgreSQL and DuckLake in place of the home's files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import boto3
 import pytest
@@ -24,20 +20,20 @@ psycopg2 = pytest.importorskip("psycopg2")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server():
     with postgres.server() as folder:
         for database in ("team", "team_mlflow", "team_prefect"):
             postgres.create(folder, database)
         yield folder
 
 
-def section(server: str, data: str = "files") -> str:
+def section(server, data="files"):
     user = f'user = "{postgres.USER}"\ndatabase = "team"'
     return f'[shared]\nhost = "{server}"\n{user}\ndata = "{data}"\n'
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(monkeypatch):
     """A bucket of a fake S3."""
     s3 = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     s3.start()
@@ -51,14 +47,12 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     s3.stop()
 
 
-def keys(bucket: str) -> list[str]:
+def keys(bucket):
     found = boto3.client("s3", region_name="us-east-1").list_objects_v2(Bucket=bucket)
     return [one["Key"] for one in found.get("Contents", ())]
 
 
-def test_registered_models_may_lie_in_s3(
-    own_environment: None, server: str, bucket: str, tmp_path: Path
-) -> None:
+def test_registered_models_may_lie_in_s3(own_environment, server, bucket, tmp_path):
     (tmp_path / "srift.toml").write_text(section(server, f"s3://{bucket}/srift"))
     load_settings(tmp_path / "srift.toml").set_server_variables()
     version = registry.log_challenger(
@@ -91,7 +85,7 @@ with own_server():
 """
 
 
-def test_prefect_keeps_its_history_in_postgresql(server: str, tmp_path: Path) -> None:
+def test_prefect_keeps_its_history_in_postgresql(server, tmp_path):
     (tmp_path / "srift.toml").write_text(section(server))
     env = dict(os.environ)
     env |= dict.fromkeys(("SRIFT_ROOT", "SRIFT_HOME", "PREFECT_HOME"), str(tmp_path))

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,9 +31,7 @@ class Server:
     create: tuple[str, str, Body]
     secret: str
 
-    def ask(
-        self, request: tuple[str, str, Body], headers: Mapping[str, str], credential: str = ""
-    ) -> httpx.Response:
+    def ask(self, request, headers, credential=""):
         method, path, body = request
         user, _, password = credential.partition(":")
         with httpx.Client(trust_env=False, timeout=60) as client:
@@ -43,7 +40,7 @@ class Server:
             return client.request(method, url, json=body, headers=headers, auth=auth)
 
 
-def servers(prefect_port: int, mlflow_port: int) -> dict[str, Server]:
+def servers(prefect_port, mlflow_port):
     pools, experiments = "/api/work_pools/", "/api/2.0/mlflow/experiments/"
     return {
         "prefect": Server(
@@ -76,10 +73,10 @@ print(json.dumps({
 """
 
 
-def as_another_user(home: Path, pids: list[int], urls: list[str]) -> dict[str, Any]:
+def as_another_user(home, pids, urls):
     """Return what the user `nobody` reads of the home, the processes and the servers."""
     line = [str(DEBIANS_PYTHON), "-c", ANOTHER_USER, json.dumps([str(home), pids, urls])]
-    identity: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
     done = subprocess.run(line, cwd="/", env={}, capture_output=True, check=True, **identity)
     return dict(json.loads(done.stdout))
 
@@ -101,7 +98,7 @@ TRY = """async ({url, read: [method, path, body], create: [, where, made]}) => {
 
 
 @contextmanager
-def foreign_page(folder: Path) -> Iterator[int]:
+def foreign_page(folder):
     """Serve a page of somebody else on this machine."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -110,7 +107,7 @@ def foreign_page(folder: Path) -> Iterator[int]:
         server.shutdown()
 
 
-def in_a_browser(asked: dict[str, Server], credential: str, folder: Path) -> list[Any]:
+def in_a_browser(asked, credential, folder):
     """Log in to both pages, then return what foreign pages in the same browser read."""
     from playwright.sync_api import sync_playwright
 
@@ -118,7 +115,7 @@ def in_a_browser(asked: dict[str, Server], credential: str, folder: Path) -> lis
     words = [*QUIET.split(), "--host-resolver-rules=MAP evil.example 127.0.0.1"]
     with foreign_page(folder) as port, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
-        known: Any = {"username": user, "password": password, "origin": asked["mlflow"].url}
+        known = {"username": user, "password": password, "origin": asked["mlflow"].url}
         context = browser.new_context(http_credentials=known)
         context.set_default_timeout(120_000)
         page = context.new_page()

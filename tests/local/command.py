@@ -7,11 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import left_over, wait_for
@@ -21,7 +19,7 @@ SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
 OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "COVERAGE", "PYTEST")
 
 
-def known(home: Path) -> dict[str, str]:
+def known(home):
     """Return status by run of the warehouse."""
     records = Warehouse(home / "warehouse.duckdb").select("raw_runs")
     return dict(zip(records["run_id"], records["status"], strict=True))
@@ -35,7 +33,7 @@ class Project:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @classmethod
-    def made(cls, folder: Path, files: Mapping[str, str]) -> Iterator[Project]:
+    def made(cls, folder, files):
         """Yield a project with `files`, and end what its commands left running."""
         for name, text in ({"jobs/__init__.py": ""} | dict(files)).items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -50,10 +48,10 @@ class Project:
             LocalProvider(project.home, {}, folder, "").reap(datetime.now(UTC), all_of_them=True)
 
     @property
-    def home(self) -> Path:
+    def home(self):
         return self.folder / "state"
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words):
         """Start the command in a process group of its own, without a terminal."""
         outside = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         process = subprocess.Popen(
@@ -70,16 +68,16 @@ class Project:
         self.started.append(process)
         return process
 
-    def run(self, *words: str) -> tuple[int, str, str]:
+    def run(self, *words):
         process = self.start(*words)
         out, err = process.communicate(timeout=600.0)
         return process.returncode, out, err
 
-    def json(self, *words: str) -> Any:
+    def json(self, *words):
         code, out, err = self.run(*words, "--json")
         assert code == 0, err
         return json.loads(out)
 
-    def nothing_is_left(self) -> None:
+    def nothing_is_left(self):
         """Wait: a server that the command started may end a moment after it."""
         wait_for(lambda: not left_over(self.home), 60.0, lambda: left_over(self.home))

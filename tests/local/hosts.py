@@ -1,17 +1,13 @@
 """What the tests of real hosts share: a provider with stand-in agents, and jobs for its hosts."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +15,6 @@ import pytest
 from models.domain.cluster import Cluster
 from tasks import node
 from tasks.providers.local import cpu_shares as local_cpu
-from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.network import Isolation, detect
 from tasks.providers.local.processes import hosts
@@ -36,7 +31,7 @@ needs_network = pytest.mark.skipif(
 needs_quota = pytest.mark.skipif(bool(SHARES.why_not), reason=f"no CPU quotas: {SHARES.why_not}")
 
 
-def instance_type(**changes: float) -> LocalInstanceType:
+def instance_type(**changes):
     stated = {"cores": SHARE, "memory_gib": 1.0, "bandwidth_gbps": 0.2, "usd_per_hour": 0.036}
     return LocalInstanceType(**stated | {"spot_usd_per_hour": 0.018} | changes)
 
@@ -50,25 +45,25 @@ TYPES = {
 }
 
 
-def provider(home: Path, kind: str = "") -> LocalProvider:
+def provider(home, kind=""):
     made = LocalProvider(home, TYPES, HERE / "standin" / "node", sys.executable)
     if kind:
         made.isolation = Isolation(kind=kind)
     return made
 
 
-def real_provider(home: Path) -> LocalProvider:
+def real_provider(home):
     """With the agents that measure, not stand-ins."""
     return LocalProvider(home, TYPES, Path(node.__file__).parent, sys.executable)
 
 
-def cluster(local: LocalProvider, *names: str, market: str = "on-demand") -> Cluster:
+def cluster(local, *names, market="on-demand"):
     offers = {(one.instance_type.name, one.market): one for one in local.offers(datetime.now(UTC))}
     return Cluster(members=tuple(offers[name, market] for name in names))
 
 
 @contextmanager
-def acquired(local: LocalProvider, *names: str, lease_id: str = "lease") -> Iterator[LocalCluster]:
+def acquired(local, *names, lease_id="lease"):
     """Acquire hosts that have reported themselves."""
     hosts = cluster(local, *names)
     with local.acquire(hosts, lease_id=lease_id, deadline_s=600, seed=1) as running:
@@ -76,9 +71,7 @@ def acquired(local: LocalProvider, *names: str, lease_id: str = "lease") -> Iter
         yield running
 
 
-def wait_for(
-    answer: Callable[[], Any], within_s: float = 60.0, why: Callable[[], Any] = lambda: ""
-) -> Any:
+def wait_for(answer, within_s=60.0, why=lambda: ""):
     until = time.monotonic() + within_s
     while not (value := answer()):
         assert time.monotonic() < until, f"not within {within_s} s: {why() or answer}"
@@ -86,14 +79,14 @@ def wait_for(
     return value
 
 
-def ready(running: LocalCluster) -> list[dict[str, Any]]:
+def ready(running):
     nodes = range(len(running.addresses))
     files = [running.mailbox / f"node-{node}" / "ready.json" for node in nodes]
     wait_for(lambda: all(file.exists() for file in files))
     return [json.loads(file.read_text()) for file in files]
 
 
-def post(running: LocalCluster, node: int, **job: Any) -> Path:
+def post(running, node, **job):
     """Give a node its next job; return the file of the answer."""
     folder = running.mailbox / f"node-{node}"
     number = len(list(folder.glob("job-*.json")))
@@ -102,13 +95,13 @@ def post(running: LocalCluster, node: int, **job: Any) -> Path:
     return folder / f"answer-{number}.json"
 
 
-def ask(running: LocalCluster, node: int, **job: Any) -> dict[str, Any]:
+def ask(running, node, **job):
     answer = post(running, node, **job)
     wait_for(answer.exists)
     return dict(json.loads(answer.read_text()))
 
 
-def best(measure: Callable[[], float], enough: float) -> float:
+def best(measure, enough):
     """Return the highest of up to fifteen tries: a busy machine only reduces a rate or a share."""
     highest = 0.0
     for _ in range(15):
@@ -118,17 +111,17 @@ def best(measure: Callable[[], float], enough: float) -> float:
     return highest
 
 
-def rate_gbps(running: LocalCluster, sender: int, receiver: int) -> float:
+def rate_gbps(running, sender, receiver):
     size = 10_000_000
     answer = ask(running, sender, kind="send", address=running.addresses[receiver], count=size)
     return float(size * 8 / answer["seconds"] / 1e9)
 
 
-def share(running: LocalCluster, seconds: float = 0.6) -> float:
+def share(running, seconds=0.6):
     return float(ask(running, 0, kind="burn", seconds=seconds)["share"])
 
 
-def left_over(of: LocalProvider | Path) -> list[str]:
+def left_over(of):
     """What should not be there after an end: processes that name this home, marked hosts, CPU
     groups.
     """
@@ -144,5 +137,5 @@ def left_over(of: LocalProvider | Path) -> list[str]:
     return found
 
 
-def links() -> list[str]:
+def links():
     return sorted(os.listdir("/sys/class/net"))

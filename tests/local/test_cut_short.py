@@ -2,12 +2,9 @@
 is left running.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,7 +27,7 @@ SLOW = TINY.replace("import torch", "import os, time, torch").replace(
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
     tiny = SLOW.replace("{hold!r}", repr(str(folder / "hold")))
     toml = PROJECT.replace("max_minutes = 2.0", "max_minutes = 20.0")
@@ -38,11 +35,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 
 @pytest.fixture
-def refresh(home: Project) -> Iterator[Refresh]:
+def refresh(home):
     """A refresh, held after its first record, and its records."""
     process = home.start("refresh")
 
-    def recorded() -> set[str]:
+    def recorded():
         assert process.poll() is None, process.communicate()[1]
         return {file.stem for file in home.home.glob("leases/*/mailbox/node-*/records/*.json")}
 
@@ -52,7 +49,7 @@ def refresh(home: Project) -> Iterator[Refresh]:
     (home.folder / "hold").unlink()
 
 
-def test_ctrl_c_loads_what_was_reported_and_leaves_nothing(home: Project, refresh: Refresh) -> None:
+def test_ctrl_c_loads_what_was_reported_and_leaves_nothing(home, refresh):
     process, reported = refresh
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
     _, err = process.communicate(timeout=200.0)
@@ -63,9 +60,7 @@ def test_ctrl_c_loads_what_was_reported_and_leaves_nothing(home: Project, refres
     assert "interrupted" in runs.values()
 
 
-def test_the_reaper_loads_a_killed_refresh_and_leaves_a_live_one_alone(
-    home: Project, refresh: Refresh
-) -> None:
+def test_the_reaper_loads_a_killed_refresh_and_leaves_a_live_one_alone(home, refresh):
     process, reported = refresh
     code, _, err = home.run("refresh")
     assert code == 1 and "nothing was started" in err and "Traceback" not in err

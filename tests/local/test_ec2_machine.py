@@ -2,8 +2,6 @@
 machine goes off.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -14,10 +12,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -59,7 +55,7 @@ pytestmark = [
 class Machine:
     """Two network namespaces: AWS's stand-in in one, and the machine, still off, in the other."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base):
         self.base, self.cloud = base, base / "cloud"
         self.cloud.mkdir(mode=0o700)  # root's: the store is not on the machine
         bucket = self.cloud / "bucket" / "srift"
@@ -67,9 +63,9 @@ class Machine:
         for name, value in METADATA.items():
             self.metadata(name, value)
         self.program("shutdown", f'echo "$*" >> {base}/shutdowns')
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes = []
 
-    def plug_in(self) -> None:
+    def plug_in(self):
         mine = os.readlink("/proc/self/ns/net")
         for _ in range(2):
             holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
@@ -85,7 +81,7 @@ class Machine:
         with cloud.stdout or io.BytesIO() as output:
             assert output.readline() == b"ready\n"
 
-    def unplug(self) -> None:
+    def unplug(self):
         """End all processes with everything below them."""
         for process in self.processes:
             for pid in [*descendants(process.pid), process.pid]:
@@ -93,12 +89,12 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             process.wait()
 
-    def inside(self, place: int, *command: str, **options: Any) -> subprocess.Popen[bytes]:
+    def inside(self, place, *command, **options):
         enter = ("nsenter", "-t", str(self.processes[place].pid), "-n")
         self.processes.append(subprocess.Popen([*enter, *command], **options))
         return self.processes[-1]
 
-    def boot(self, **changed: Any) -> subprocess.Popen[bytes]:
+    def boot(self, **changed):
         """Run the user-data. `shutdown` is a stand-in: it must never be this machine's own."""
         path = f"{self.base / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin"
         assert shutil.which("shutdown", path=path) == str(self.base / "bin" / "shutdown")
@@ -120,24 +116,24 @@ class Machine:
                 1, *command, env=environment, stdout=console, stderr=subprocess.STDOUT
             )
 
-    def upload(self, content: bytes, digest: str = "") -> str:
+    def upload(self, content, digest=""):
         digest = digest or hashlib.sha256(content).hexdigest()
         self.code.mkdir(parents=True, exist_ok=True)
         (self.code / f"{digest}.tar.gz").write_bytes(content)
         return digest
 
-    def metadata(self, name: str, value: str) -> None:
+    def metadata(self, name, value):
         path = self.cloud / "meta-data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(value)
 
-    def program(self, name: str, script: str) -> None:
+    def program(self, name, script):
         file = self.base / "bin" / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
 
-    def brings(self, **bodies: object) -> None:
+    def brings(self, **bodies):
         """As the controller does: the files, then the manifest that names them."""
         files = {f"{name}.json": json.dumps(body) for name, body in bodies.items()}
         digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
@@ -146,15 +142,15 @@ class Machine:
         for name, text in files.items():
             (self.own / "in" / name).write_text(text)
 
-    def out(self, name: str) -> Any:
+    def out(self, name):
         path = self.own / "out" / name
         return json.loads(path.read_text()) if path.is_file() else None
 
-    def shutdowns(self) -> list[str]:
+    def shutdowns(self):
         return (self.base / "shutdowns").read_text().splitlines()
 
 
-def archive() -> bytes:
+def archive():
     """The package `node`, whose agent is a stand-in."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w:gz") as tar:
@@ -166,7 +162,7 @@ def archive() -> bytes:
 
 
 @pytest.fixture
-def rented() -> Iterator[Machine]:
+def rented():
     base = Path(tempfile.mkdtemp(prefix="srift-machine-"))  # pytest's are closed to other users
     base.chmod(0o755)
     machine = Machine(base)
@@ -178,7 +174,7 @@ def rented() -> Iterator[Machine]:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def test_a_machine_serves_as_a_user_without_rights_and_then_goes_off(rented: Machine) -> None:
+def test_a_machine_serves_as_a_user_without_rights_and_then_goes_off(rented):
     booted = rented.boot()
     wait_for(lambda: rented.out("booted.json"))
     rented.brings(node={"node": 0, "nodes": 1})
@@ -207,7 +203,7 @@ def test_a_machine_serves_as_a_user_without_rights_and_then_goes_off(rented: Mac
     assert not (rented.own / "out" / "secret.json").exists()
 
 
-def test_where_no_rule_holds_no_code_of_the_users_runs(rented: Machine) -> None:
+def test_where_no_rule_holds_no_code_of_the_users_runs(rented):
     for tool in ("ip", "iptables"):
         rented.program(tool, "exit 0")  # succeeds and does nothing
     rented.brings(node={"node": 0, "nodes": 1})
@@ -224,9 +220,7 @@ def test_where_no_rule_holds_no_code_of_the_users_runs(rented: Machine) -> None:
         ({"python": "/opt/none/python3"}, "no /opt/none/python3"),
     ],
 )
-def test_a_machine_that_cannot_start_reports_why_and_goes_off(
-    rented: Machine, changed: dict[str, str], reason: str
-) -> None:
+def test_a_machine_that_cannot_start_reports_why_and_goes_off(rented, changed, reason):
     rented.upload(b"another archive", "0" * 64)
     rented.boot(**changed).wait(30)
     assert reason in rented.out("failed.json")["reason"]

@@ -6,23 +6,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
 from tasks.execution.collect import collect
-from tasks.execution.job import Served
 from tasks.providers.local import catalogue as local_catalogue
-from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.provider import LocalProvider
-from tasks.workspace.workspace import Workspace
 from tests.local.hosts import left_over
 from tests.local.test_failures import PROJECT, TINY, here, job, needs_two_hosts
 from tests.warehouse.builders import NOON, TYPES
@@ -39,12 +34,12 @@ SLOW = TINY.replace("import torch", "import time\nimport torch").replace(
 
 
 @pytest.fixture(params=["fewer", "replaced"])
-def outcome(request: pytest.FixtureRequest) -> str:
+def outcome(request):
     return str(request.param)
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str) -> Iterator[Path]:
+def project(tmp_path, monkeypatch, outcome):
     replaced = str(outcome == "replaced").lower()
     stated = f"usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_replaced = {replaced}"
     (tmp_path / "srift.toml").write_text(PROJECT.replace("usd_per_hour = 0.05", stated))
@@ -60,11 +55,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str) -> It
 class Loss:
     """Takes a cluster's second host away once so many checkpoints were written."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after):
         self.after = after
-        self.cluster: LocalCluster | None = None
+        self.cluster = None
 
-    def watch(self, run_id: str, _done: int, _usd: float | None) -> None:
+    def watch(self, run_id, _done, _usd):
         assert self.cluster is not None and self.cluster.checkpoints is not None
         if (
             self.after
@@ -73,16 +68,16 @@ class Loss:
             self.after = 0
             self.cluster.revoke(1)
 
-    def acquired(self, acquire: Callable[..., Any]) -> Callable[..., Any]:
+    def acquired(self, acquire):
         @contextmanager
-        def acquired(*arguments: Any, **named: Any) -> Iterator[LocalCluster]:
+        def acquired(*arguments, **named):
             with acquire(*arguments, **named) as self.cluster:
                 yield self.cluster
 
         return acquired
 
 
-def served(installation: Workspace, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> Served:
+def served(installation, loss, monkeypatch):
     run = {"kind": "elastic", "most_steps": STEPS, "checkpoint_every": EVERY, "wait_s": 30.0}
     offers = {one.market: one for one in installation.provider.offers(datetime.now(UTC))}
     cluster = Cluster(members=(offers["on-demand"], offers["spot"]))

@@ -2,12 +2,9 @@
 whole of it.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -26,8 +23,8 @@ pytestmark = [pytest.mark.local, pytest.mark.slow, needs_machines]
 
 
 def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     campaigns = [
         Campaign(market="spot", machines=2, code="repository"),
         Campaign(market="on-demand", machines=2, types=UNEQUAL),
@@ -60,8 +57,8 @@ def build(data):
 
 
 def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     near = tmp_path / "project" / "near"
     with World(seed=5) as world:
         operator = Operator(folder=tmp_path / "project", world=world)

@@ -1,10 +1,6 @@
 """The main job as a stranger runs it. Hosts, torchrun, measurements, model and table are real."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
 import duckdb
 import pandas as pd
@@ -85,19 +81,19 @@ def build(width: int = 128):
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+def project(tmp_path_factory):
     why = lambda: f"another controller holds this machine's cores: {list(hosts())}"  # noqa: E731
     wait_for(lambda: not hosts(), 60.0, why)
     files = {"jobs/mine.py": OWN_WORKLOAD, "srift.toml": PROJECT}
     yield from Project.made(tmp_path_factory.mktemp("stranger"), files)
 
 
-def rows(project: Project, query: str, file: str = "published/recommendations") -> list[Any]:
+def rows(project, query, file="published/recommendations"):
     with duckdb.connect(str(project.home / f"{file}.duckdb"), read_only=True) as connection:
         return connection.execute(query).fetchall()
 
 
-def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
+def test_a_refresh_measures_registers_and_publishes(project):
     code, out, err = project.run("refresh")
     assert code == 0 and "Traceback" not in err and "it/s" not in err, err
     assert "\x1b" not in out + err and "prices are illustrative" in out
@@ -122,7 +118,7 @@ def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
     assert {path.name for path in project.folder.iterdir()} == {"srift.toml", "jobs", "state"}
 
 
-def test_the_table_is_read_and_the_champion_asked(project: Project) -> None:
+def test_the_table_is_read_and_the_champion_asked(project):
     table = project.json("table")
     assert [(len(table),)] == rows(project, "select count(*) from recommendations")
     first, *_ = project.json("recommend", "mine", "--deadline", "2h", "--top", "2")
@@ -132,7 +128,7 @@ def test_the_table_is_read_and_the_champion_asked(project: Project) -> None:
     assert [first[key] for key in keys] in [[row[key] for key in keys] for row in table]
 
 
-def test_a_refresh_without_dollars_measures_nothing_and_publishes_anew(project: Project) -> None:
+def test_a_refresh_without_dollars_measures_nothing_and_publishes_anew(project):
     measured = known(project.home)
     outcome = project.json("refresh", "--max-usd", "0")
     assert outcome["measured"]["launches"] == 0 and known(project.home) == measured

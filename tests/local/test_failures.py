@@ -6,11 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ from models.domain.cluster import Cluster
 from tasks import node
 from tasks.campaign.campaign import serve
 from tasks.execution.collect import collect
-from tasks.execution.job import Job
 from tasks.execution.mailbox import Mailbox
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.local import cpu_shares as local_cpu
@@ -27,7 +24,7 @@ from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.network import detect
 from tasks.providers.local.processes import started_from
 from tasks.providers.local.provider import LocalProvider
-from tasks.workspace.settings import Settings, load_settings
+from tasks.workspace.settings import load_settings
 from tasks.workspace.sources import digest_of, file_source
 from tasks.workspace.workspace import Workspace
 from tests.fakes import job_of
@@ -69,7 +66,7 @@ goals = [{{ goal = "cheapest" }}]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def project(tmp_path, monkeypatch):
     (tmp_path / "srift.toml").write_text(PROJECT)
     (tmp_path / "tiny.py").write_text(TINY)
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
@@ -77,8 +74,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     here(tmp_path).provider.reap(datetime.now(UTC), all_of_them=True)
 
 
-def here(project: Path) -> Workspace:
-    settings: Settings = load_settings(project / "srift.toml")
+def here(project):
+    settings = load_settings(project / "srift.toml")
     package = Path(node.__file__).parent
     provider = LocalProvider(settings.home, settings.local.instance_types, package, sys.executable)
     warehouse = Warehouse(settings.home / "warehouse.duckdb")
@@ -86,9 +83,7 @@ def here(project: Path) -> Workspace:
     return Workspace(settings=settings, warehouse=warehouse, provider=provider)
 
 
-def job(
-    installation: Workspace, count: int, runs: dict[str, dict[str, Any]], text: str = TINY
-) -> Job:
+def job(installation, count, runs, text=TINY):
     """Return short runs of the workload tiny, whose file is `text`, on `count` hosts, each changed
     as `runs` says.
     """
@@ -119,7 +114,7 @@ def job(
 ENDLESS = {"least_steps": 1_000_000, "most_steps": 1_000_000, "most_s": 60.0}
 
 
-def kill_a_rank(cluster: LocalCluster) -> None:
+def kill_a_rank(cluster):
     for process, _ in started_from(cluster.mailbox.parent / "code"):
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         if b"node.worker" in words and b"torch.distributed.run" not in words:
@@ -134,14 +129,14 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(
 ) -> None:
     installation = here(project)
     accidents = {"killed": kill_a_rank, "revoked": lambda cluster: cluster.revoke(1)}
-    clusters: list[LocalCluster] = []
+    clusters = []
     init = LocalCluster.__init__
 
-    def noted(self: LocalCluster, *arguments: Any, **named: Any) -> None:
+    def noted(self, *arguments, **named):
         init(self, *arguments, **named)
         clusters.append(self)
 
-    def watch(run_id: str, done: int, usd: float | None) -> None:
+    def watch(run_id, done, usd):
         """Let the accident happen once the nodes are at the run."""
         [cluster] = clusters
         reports = Mailbox(path=cluster.mailbox, nodes=2)

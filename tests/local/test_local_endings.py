@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -32,9 +31,7 @@ pytestmark = pytest.mark.local
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_an_error_in_a_lease_leaves_nothing_but_the_mailbox(
-    local: LocalProvider, failure: type[BaseException]
-) -> None:
+def test_an_error_in_a_lease_leaves_nothing_but_the_mailbox(local, failure):
     with pytest.raises(failure), acquired(local, "narrow") as running:
         assert [lease.lease_id for lease in local.leases()] == ["lease"]
         assert running.usd_so_far() is not None
@@ -83,9 +80,7 @@ def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(
     assert left_over(local) == []
 
 
-def test_two_controllers_share_the_machine_until_it_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_controllers_share_the_machine_until_it_is_full(tmp_path, monkeypatch):
     busy = sum(mark.cores for mark in hosts())
     monkeypatch.setattr(local_catalogue, "most_cores", lambda: busy + 1.5 * SHARE)
     one, other = provider(tmp_path / "one"), provider(tmp_path / "other")
@@ -115,9 +110,7 @@ with hosts.acquired(hosts.provider(Path(sys.argv[1])), *names, lease_id="orphan"
 """
 
 
-def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(
-    local: LocalProvider, tmp_path: Path
-) -> None:
+def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(local, tmp_path):
     command = [sys.executable, "-c", CONTROLLER, str(tmp_path), str(HERE.parent.parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
         assert controller.stdout is not None and controller.stdout.readline() == "ready\n"
@@ -134,7 +127,7 @@ def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(
     assert ended.outcome == "reaped" and (ended.mailbox / "node-0" / "ready.json").exists()
 
 
-def test_a_lease_past_its_deadline_is_ended_under_its_controller(local: LocalProvider) -> None:
+def test_a_lease_past_its_deadline_is_ended_under_its_controller(local):
     with acquired(local, "narrow") as running:
         [sentence] = local.reap(datetime.now(UTC) + timedelta(seconds=601))
         assert "deadline" in sentence and not running.nodes()[0].alive
@@ -142,7 +135,7 @@ def test_a_lease_past_its_deadline_is_ended_under_its_controller(local: LocalPro
     assert [ended.outcome for ended in local.ended()] == ["reaped"]
 
 
-def test_processes_without_a_lease_file_are_ended(local: LocalProvider) -> None:
+def test_processes_without_a_lease_file_are_ended(local):
     with acquired(local, "narrow"):
         (local.store.directory("lease") / "lease.json").unlink()
         [sentence] = local.reap(datetime.now(UTC))

@@ -60,9 +60,7 @@ def test_a_share_is_in_force_between_settle_and_unsettle_only(local: LocalProvid
     assert min(free, again) >= 0.2
 
 
-def test_nothing_of_the_controllers_settings_and_credentials_reaches_a_host(
-    local: LocalProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_controllers_settings_and_credentials_reaches_a_host(local, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not for you")
     monkeypatch.setenv("SRIFT_HOME", "nor this")
     with local.acquire(cluster(local, "narrow"), lease_id="bare", deadline_s=60, seed=1) as running:

@@ -2,8 +2,6 @@
 mailbox.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -11,10 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,7 +65,7 @@ QUICK = {"warmup_steps": 2, "least_steps": 8, "most_steps": 12, "most_s": 2.0}
 LONGER = QUICK | {"least_steps": 10, "most_steps": 14}
 
 
-def workload(file: str, name: str = "", **arguments: object) -> WorkloadFile:
+def workload(file, name="", **arguments):
     """The workload in `file`; two samples' kinds in `two`, a fault `at` a batch in `faulty`, a
     built-in in `wide`.
     """
@@ -78,7 +74,7 @@ def workload(file: str, name: str = "", **arguments: object) -> WorkloadFile:
     return WorkloadFile(name=name, digest=name, file=path, function="build", arguments=arguments)
 
 
-def train(run_id: str, workload: str, nodes: list[int], batches: list[int], **changes: Any) -> Item:
+def train(run_id, workload, nodes, batches, **changes):
     options = {"kind": "train"} | QUICK | changes
     return Item(run_id=run_id, workload=workload, nodes=nodes, batches=batches, **options)
 
@@ -86,7 +82,7 @@ def train(run_id: str, workload: str, nodes: list[int], batches: list[int], **ch
 class Agents:
     """Two agents on loopback, and the controller's side of their mailbox."""
 
-    def __init__(self, mailbox: Path, package_parent: Path) -> None:
+    def __init__(self, mailbox, package_parent):
         self.mailbox, self.port = mailbox, free_port()
         environment = {
             **os.environ,
@@ -101,11 +97,11 @@ class Agents:
 
     def plan(
         self,
-        attempt: int,
-        workloads: list[WorkloadFile],
-        items: list[Item],
-        ranks: tuple[int, ...] = (0, 1),
-    ) -> None:
+        attempt,
+        workloads,
+        items,
+        ranks=(0, 1),
+    ):
         """Ask for `items`, and give the go once the workers of `ranks` are armed."""
         plan = Plan(
             lease_id="lease",
@@ -122,22 +118,22 @@ class Agents:
         self.wait_for_files(f"armed-{attempt}.json", ranks)
         write_json(self.mailbox / f"go-{attempt}.json", {})
 
-    def wait_for_files(self, name: str, nodes: tuple[int, ...]) -> list[Path]:
+    def wait_for_files(self, name, nodes):
         paths = [self.mailbox / f"node-{node}" / name for node in nodes]
         self.wait_for(lambda: all(path.exists() for path in paths))
         return paths
 
-    def finished(self, attempt: int, ranks: tuple[int, ...] = (0, 1)) -> list[dict[str, Any]]:
+    def finished(self, attempt, ranks=(0, 1)):
         """How the nodes' launches ended."""
         paths = self.wait_for_files(f"finished-{attempt}.json", ranks)
         return [json.loads(path.read_text()) for path in paths]
 
-    def records(self) -> dict[str, dict[str, Any]]:
+    def records(self):
         """Every record in the mailbox, by run."""
         paths = self.mailbox.glob("node-*/records/*.json")
         return {path.stem: json.loads(path.read_text()) for path in paths}
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition):
         """Look until `condition` holds; fail with the logs when patience ends."""
         until = time.monotonic() + PATIENCE_S
         while not condition():
@@ -148,7 +144,7 @@ class Agents:
             time.sleep(0.05)
 
 
-def free_port() -> int:
+def free_port():
     """A port that nobody listens on now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -156,7 +152,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
+def agents(tmp_path):
     """Agents that run a copy of the package, as on a machine; ended whatever happens."""
     mailbox, package = tmp_path / "mailbox", Path(node.__file__).parent
     (mailbox / "workloads").mkdir(parents=True)
@@ -176,8 +172,8 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 
 def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_only_its_own(
-    agents: Agents,
-) -> None:
+    agents,
+):
     workloads = [
         workload("two"),
         workload("wide", width=700, frames=1),
@@ -240,7 +236,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert [process.wait(timeout=10) for process in agents.processes] == [0, 0]
 
 
-def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents: Agents) -> None:
+def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents):
     wide, forever = workload("wide"), {"least_steps": 9999, "most_steps": 9999, "most_s": 60.0}
     long = train("long", "wide", [0, 1], [4, 4], **forever)
     agents.plan(1, [wide], [long])
@@ -265,8 +261,8 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
 
 
 def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devices_than_it_says(
-    agents: Agents,
-) -> None:
+    agents,
+):
     mixed = train("mixed", "two", [0, 1], [3, 2], devices=[2, 1], accumulation_steps=2, **LONGER)
     within = train("within", "two", [0], [4], devices=[2], **LONGER)
     beside = train("beside", "two", [1], [8], **LONGER)
@@ -296,12 +292,12 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
 
 
-def under_way(progress: Path) -> str:
+def under_way(progress):
     """Run that a worker reports."""
     return str(json.loads(progress.read_text())["run_id"]) if progress.exists() else ""
 
 
-def command_line(process: int) -> bytes:
+def command_line(process):
     """Arguments of a process, joined by zero bytes; empty if it is gone."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes()
@@ -310,9 +306,9 @@ def command_line(process: int) -> bytes:
 
 
 def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_number_ends_it(
-    agents: Agents,
-) -> None:
-    changes: dict[str, dict[str, Any]] = {
+    agents,
+):
+    changes = {
         "one": {},
         "again": {},
         "other": {"seed": 2},

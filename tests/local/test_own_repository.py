@@ -2,12 +2,9 @@
 requirements that clash.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -60,7 +57,7 @@ usd_per_hour = 0.05
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, monkeypatch):
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("SECRET", "x")
     files = {"train/__init__.py": "", "train/run.py": TRAIN, "train/net.py": TINY, "config.txt": ""}
@@ -76,8 +73,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_repository_is_measured_and_clashing_requirements_cost_their_own_runs_alone(
-    project: Path,
-) -> None:
+    project,
+):
     installation = here(project)
     settings = installation.settings
     [(name, why)] = not_installable(settings).items()

@@ -27,7 +27,7 @@ def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(
     hosts = Hosts(name="", gbps=(), rack=RACK, uplink_gbps=0.02)
     plain = LocalCluster.go
 
-    def go(running: LocalCluster) -> None:
+    def go(running):
         running.network.run(rewired(hosts))
         plain(running)
 

@@ -1,7 +1,5 @@
 """Every strategy on eight ranks of this machine: checks that each rank makes, in one order."""
 
-from __future__ import annotations
-
 import copy
 import json
 import multiprocessing
@@ -11,18 +9,16 @@ import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tasks.node.strategies import communicates_always, strategy
@@ -46,7 +42,7 @@ ROUNDS, VALUES, DENSITY = 6, 5003, 0.05  # of MSTopK
 class Mixed(nn.Module):
     """Tables, linear runs among layers that stay whole, a frozen weight and a free parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words, self.bag = nn.Embedding(50, 16, padding_idx=0), nn.EmbeddingBag(40, 16)
         self.run = nn.Sequential(
@@ -64,7 +60,7 @@ class Mixed(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
         self.factor = 1.0
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         hidden = self.words(inputs[:, :3] % 50).sum(dim=1) + self.bag(inputs[:, 2:])
         return self.run(hidden).mean(dim=1) * self.scale * self.factor
 
@@ -72,7 +68,7 @@ class Mixed(nn.Module):
 class Encoders(nn.Module):
     """Masked layers with samples first and second, norms before and after, a frozen one in eval."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, activation="gelu")
         self.words = nn.Embedding(50, 16)
@@ -85,7 +81,7 @@ class Encoders(nn.Module):
         self.language = LanguageModel(50, 5, 16, 1)
         self.factor = 1.0
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         words = self.words(inputs)
         padding = (inputs > 40).index_fill(1, torch.tensor([0]), False)
         text = (words + self.frozen(words, src_key_padding_mask=padding)).transpose(0, 1)
@@ -96,23 +92,23 @@ class Encoders(nn.Module):
         return found * self.factor
 
 
-def batch_of(rank: int, step: int, samples: int = BATCH) -> Tensor:
+def batch_of(rank, step, samples=BATCH):
     """Indices (samples, 5)."""
     random = torch.Generator().manual_seed(100 * rank + step)
     return torch.randint(40, (samples, 5), generator=random)
 
 
-def loss_of(module: Any, inputs: Tensor) -> Tensor:
+def loss_of(module, inputs):
     return ((module(inputs) - inputs.double().mean(dim=1) / 20) ** 2).mean()
 
 
-def adagrad(model: nn.Module, *, clips: bool) -> torch.optim.Optimizer:
+def adagrad(model, *, clips):
     """Has states before the first step, and may clip in a hook."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [{"params": weights[:2], "lr": 0.02}, {"params": weights[2:]}]
     optimizer = torch.optim.Adagrad(groups, lr=0.05, initial_accumulator_value=1.0)
 
-    def clip(*_: object) -> None:
+    def clip(*_):
         nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
     if clips:
@@ -120,41 +116,39 @@ def adagrad(model: nn.Module, *, clips: bool) -> torch.optim.Optimizer:
     return optimizer
 
 
-def weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def weights_of(optimizer):
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
-def numbers_of_states(optimizer: Any) -> int:
+def numbers_of_states(optimizer):
     inner = getattr(optimizer.step, "__self__", optimizer)
     states = getattr(inner, "optim", inner).state.values()
     return sum(local(value).numel() for state in states for value in state.values() if value.dim())
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor):
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def flat(weights: Sequence[Tensor]) -> Tensor:
+def flat(weights):
     """What this rank holds of them."""
     return torch.cat([local(weight).detach().flatten() for weight in weights])
 
 
-def is_on_all_ranks(values: Tensor, group: Any) -> bool:
+def is_on_all_ranks(values, group):
     """Whether all ranks have the same bits."""
     every = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, values, group=group)
     return all(torch.equal(values, theirs) for theirs in every)
 
 
-def wrapped(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: Any) -> Any:
+def wrapped(name, model, optimizer, group):
     ranks = dist.get_world_size(group)
     machines = (2, 2) if name == "ddp-mstopk" else (1,) * ranks
     return strategy(name, machines=machines)(model, optimizer, group)
 
 
-def trains_as_one_process(
-    group: Any, name: str, kind: Any = Mixed, samples: Sequence[int] = (BATCH,) * WORLD
-) -> None:
+def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     """Unless it is lossy; with its share of weights and states. A NaN on a rank reaches all."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(rank)  # ranks begin with the first's weights
@@ -170,7 +164,7 @@ def trains_as_one_process(
     )
     module = wrapped(name, model, optimizer, group)
 
-    def step(number: int) -> None:
+    def step(number):
         optimizer.zero_grad()
         reference.zero_grad()
         for micro in range(2):
@@ -215,7 +209,7 @@ def trains_as_one_process(
     assert name in TENSOR or not flat(held).isfinite().all()
 
 
-def is_refused(group: Any, name: str, change: Callable[[Any, Tensor], Tensor]) -> None:
+def is_refused(group, name, change):
     """On all ranks, in the first two steps, if `change` makes a batch from the model and a batch."""
     model = Mixed()
     module = wrapped(name, model, torch.optim.SGD(model.parameters(), lr=0.1), group)
@@ -224,21 +218,21 @@ def is_refused(group: Any, name: str, change: Callable[[Any, Tensor], Tensor]) -
             loss_of(module, change(model, batch_of(0, step))).backward()
 
 
-def weighted(model: Mixed, inputs: Tensor) -> Tensor:
+def weighted(model, inputs):
     model.bag.register_forward_pre_hook(lambda _, given: (given[0], None, given[0] / 1))
     return inputs
 
 
-def longer(_: Mixed, inputs: Tensor) -> Tensor:
+def longer(_, inputs):
     return torch.cat([inputs] * 2) if dist.get_rank() == 3 else inputs
 
 
-def changing(model: Any, inputs: Tensor) -> Tensor:
+def changing(model, inputs):
     model.calls = getattr(model, "calls", 0) + 1
     return inputs[: 5 - model.calls]
 
 
-def steps_are_adasum(group: Any, name: str) -> None:
+def steps_are_adasum(group, name):
     """A step of two micro-steps, against the definition."""
     torch.manual_seed(0)
     model = Mixed().double()
@@ -260,7 +254,7 @@ def steps_are_adasum(group: Any, name: str) -> None:
             assert np.abs(change - expected).max() < 1e-10
 
 
-def adasum(vectors: Sequence[Any]) -> Any:
+def adasum(vectors):
     """The definition, for one parameter of 2^m ranks."""
     if len(vectors) == 1:
         return vectors[0]
@@ -270,18 +264,18 @@ def adasum(vectors: Sequence[Any]) -> Any:
     return (1 - product / (2 * first or 1)) * a + (1 - product / (2 * second or 1)) * b
 
 
-def vector(rank: int) -> Tensor:
+def vector(rank):
     """What a rank has for Adasum: parameters of several scales, some zero on most ranks."""
     random = torch.Generator().manual_seed(rank)
     parts = [10.0**place * torch.randn(size, generator=random) for place, size in enumerate(SIZES)]
     return torch.cat([part * (rank == 1 or place > 2) for place, part in enumerate(parts)])
 
 
-def sent_bytes(act: Callable[[], object]) -> Counter[int]:
+def sent_bytes(act):
     """Bytes that this rank sends to each other."""
     sent, plain = Counter[int](), dist.batch_isend_irecv
 
-    def send(operations: Any) -> Any:
+    def send(operations):
         for each in operations:
             sent[each.group_peer] += each.tensor.nbytes * (each.op is dist.isend)
         return plain(operations)
@@ -292,7 +286,7 @@ def sent_bytes(act: Callable[[], object]) -> Counter[int]:
     return sent
 
 
-def combines_by_adasum(group: Any, world: int) -> None:
+def combines_by_adasum(group, world):
     """To rounding, and sends the bytes of the formula."""
     values = vector(dist.get_rank())
     sent = sent_bytes(lambda: combine(values, SIZES, group))
@@ -305,18 +299,18 @@ def combines_by_adasum(group: Any, world: int) -> None:
         assert np.abs(own.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
-def gradient(rank: int, turn: int) -> Tensor:
+def gradient(rank, turn):
     return torch.randn(VALUES, generator=torch.Generator().manual_seed(100 * rank + turn))
 
 
-def sends_the_largest_entries_and_keeps_the_rest(group: Any, machines: tuple[int, ...]) -> None:
+def sends_the_largest_entries_and_keeps_the_rest(group, machines):
     """MSTopK against NumPy, and bytes inside a machine and between machines."""
     devices, own = machines[0], dist.get_rank(group)
     share = ceil(VALUES / devices)
     residual = np.zeros((len(machines), devices, share))
     state, sent = SparseExchange(group, machines, density=DENSITY), Counter[int]()
     for turn in range(ROUNDS):
-        sums: list[Tensor] = []
+        sums = []
         sent += sent_bytes(lambda: sums.append(state.summed(0, gradient(own, turn))))  # noqa: B023
         total = np.zeros((devices, share))
         for machine, left in enumerate(residual):
@@ -337,7 +331,7 @@ def sends_the_largest_entries_and_keeps_the_rest(group: Any, machines: tuple[int
     assert inside == pytest.approx(ROUNDS * 2 * (devices - 1) / devices * 4 * VALUES, rel=0.02)
 
 
-def misses_a_rank_within_the_timeout(*groups: Any) -> None:
+def misses_a_rank_within_the_timeout(*groups):
     modules = []
     for name, group in zip(("ps-1", "tensor-1d", "adasum"), groups, strict=True):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -347,7 +341,7 @@ def misses_a_rank_within_the_timeout(*groups: Any) -> None:
             module(torch.ones(2, 4)).sum().backward()
 
 
-CHECKS: list[tuple[int, Any, tuple[Any, ...]]] = [
+CHECKS = [
     (WORLD, trains_as_one_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
     *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),
@@ -364,7 +358,7 @@ CHECKS: list[tuple[int, Any, tuple[Any, ...]]] = [
 ]
 
 
-def serve(rank: int, port: int, answer: Path) -> None:
+def serve(rank, port, answer):
     """Make the checks of one rank, and write those that fail."""
     torch.set_num_threads(1)
     address, patience = f"tcp://127.0.0.1:{port}", timedelta(seconds=60)
@@ -385,7 +379,7 @@ def serve(rank: int, port: int, answer: Path) -> None:
     dist.barrier()
 
 
-def main(port: int, answer: Path) -> None:
+def main(port, answer):
     """All ranks, forked, so that torch is loaded once."""
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=serve, args=(rank, port, answer)) for rank in range(WORLD)]
@@ -397,7 +391,7 @@ def main(port: int, answer: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def failures(tmp_path_factory):
     """Of each rank, by the place of the check."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -420,7 +414,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("place", range(len(CHECKS)), ids=NAMES)
-def test_each_rank(failures: list[dict[str, str]], place: int) -> None:
+def test_each_rank(failures, place):
     failed = [of_rank[str(place)] for of_rank in failures if str(place) in of_rank]
     assert not failed, failed[0]
 

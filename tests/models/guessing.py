@@ -1,14 +1,12 @@
 """Four networks on made-up GPUs, and one of which only facts are known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
 import pandas as pd
 
 from models.step_time.dataset import TrainingData
-from models.step_time.model import StepTimeModel, fit
+from models.step_time.model import fit
 from tests.benchmarks import synthetic_market as synthetic
 from tests.models.planning import workload
 
@@ -17,12 +15,12 @@ FLOPS = {"a": 2e9, "b": 8e9, "c": 3e10, "d": 1e11}
 TYPES = [one for one in synthetic.types() if one.devices == 1]
 
 
-def seconds(flops: float, batch: float, tflops: float) -> float:
+def seconds(flops, batch, tflops):
     return 0.002 + flops * batch / (0.4 * tflops * 1e12)
 
 
 @cache
-def data() -> TrainingData:
+def data():
     """Four networks on each type with one device, at an efficiency of four tenths."""
     rows = [
         (
@@ -54,11 +52,11 @@ def data() -> TrainingData:
 
 
 @cache
-def model() -> StepTimeModel:
+def model():
     return fit(data(), seed=1)
 
 
-def asked(name: str, cluster: str, batch: int) -> pd.DataFrame:
+def asked(name, cluster, batch):
     return pd.DataFrame(
         [{"workload": name, "cluster": cluster, "batch_per_device": str(batch), "provider": "ec2"}]
     )

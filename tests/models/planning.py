@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 import pandas as pd
 
-from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
-from models.domain.workload import Goal, Mode, Workload
-from models.step_time.setup_arrays import SetupArrays, read_setups
+from models.domain.cluster import InstanceType, Offer, parse_cluster, parse_numbers
+from models.domain.workload import Mode, Workload
+from models.step_time.setup_arrays import read_setups
 
 PLAIN = Mode()
 
@@ -24,7 +23,7 @@ AS_OF = datetime(2026, 11, 20, tzinfo=UTC)
 NOTHING = pd.DataFrame()
 
 
-def machine(name: str, *, devices: int = 1) -> InstanceType:
+def machine(name, *, devices=1):
     return InstanceType(
         name=name,
         provider="local",
@@ -37,9 +36,9 @@ def machine(name: str, *, devices: int = 1) -> InstanceType:
     )
 
 
-def offer(name: str, market: str = "on-demand", **changes: object) -> Offer:
+def offer(name, market="on-demand", **changes):
     spot = market == "spot"
-    values: dict[str, object] = {
+    values = {
         "instance_type": machine(name),
         "market": market,
         "zone": "local-a",
@@ -51,22 +50,22 @@ def offer(name: str, market: str = "on-demand", **changes: object) -> Offer:
     return Offer(**(values | changes))  # type: ignore[arg-type]
 
 
-def offers(*markets: str) -> list[Offer]:
+def offers(*markets):
     return [offer(name, market) for name in CORES for market in markets or ("on-demand", "spot")]
 
 
-def cores_fit(cluster: Cluster) -> str:
+def cores_fit(cluster):
     cores = sum(one.instance_type.cores for one in cluster.members)
     return "" if cores <= 1.75 + 1e-9 else f"{cores} cores of 1.75"
 
 
 def workload(
-    name: str = "mlp",
-    least: int = 64,
-    most: int | None = None,
-    *goals: Goal,
-    samples: int = 600_000,
-) -> Workload:
+    name="mlp",
+    least=64,
+    most=None,
+    *goals,
+    samples=600_000,
+):
     return Workload(
         name=name,
         digest="d" * 12,
@@ -86,7 +85,7 @@ WORKLOADS = (
 )
 
 
-def linear_step(rows: Sequence[float]) -> pd.DataFrame:
+def linear_step(rows):
     """Predictions of these seconds a step."""
     step_s = np.array(rows, dtype=float)
     seconds = {"step_s": step_s, "step_low_s": 0.9 * step_s, "step_high_s": 1.1 * step_s}
@@ -103,24 +102,22 @@ class LineModel:
     shared: float = 0.05
     own: float = 0.02
 
-    def compute_line(
-        self, workload: str, instance_type: str, mode: Mode = PLAIN
-    ) -> tuple[float, float]:
+    def compute_line(self, workload, instance_type, mode=PLAIN):
         return (self.a, self.k / CORES[instance_type])
 
     def peak_bytes(
         self,
-        workload: str,
-        instance_type: str,
-        batch: int,
-        ranks: int = 1,
+        workload,
+        instance_type,
+        batch,
+        ranks=1,
         *,
-        mode: Mode = PLAIN,
-        accumulates: bool = False,
-    ) -> float:
+        mode=PLAIN,
+        accumulates=False,
+    ):
         return np.nan
 
-    def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
+    def predict(self, setups):
         steps = []
         for row in setups.to_dict("records"):
             names = parse_cluster(row["cluster"])
@@ -132,13 +129,13 @@ class LineModel:
             steps.append(compute * row.get("accumulation_steps", 1) + ring)
         return linear_step(steps).set_index(setups.index)
 
-    def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> np.ndarray:
+    def draws(self, setups, *, count, seed):
         rng = np.random.default_rng(seed)
         together, alone = rng.standard_normal(count), rng.standard_normal((len(setups), count))
         errors = self.shared * together + self.own * alone
         return self.predict(setups)["step_s"].to_numpy()[:, None] * np.exp(errors)
 
-    def joint(self, setups: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def joint(self, setups):
         """All err together, and each setup by itself, however often it is listed."""
         names = [
             f"{row['workload']} {sorted(parse_cluster(row['cluster']))} {row['batch_per_device']} "
@@ -150,7 +147,7 @@ class LineModel:
         return mean, self.shared**2 + self.own**2 * same, np.full(len(names), 0.02**2)
 
 
-def frame(setups: Sequence[object]) -> pd.DataFrame:
+def frame(setups):
     return pd.DataFrame([setup.row() for setup in setups])  # type: ignore[attr-defined]
 
 
@@ -167,33 +164,31 @@ class JointModel(LineModel):
     slower: float = 0.3
     own: float = 0.1
 
-    def compute_line(
-        self, workload: str, instance_type: str, mode: Mode = PLAIN
-    ) -> tuple[float, float]:
+    def compute_line(self, workload, instance_type, mode=PLAIN):
         return self.lines[instance_type]
 
     def peak_bytes(
         self,
-        workload: str,
-        instance_type: str,
-        batch: int,
-        ranks: int = 1,
+        workload,
+        instance_type,
+        batch,
+        ranks=1,
         *,
-        mode: Mode = PLAIN,
-        accumulates: bool = False,
-    ) -> float:
+        mode=PLAIN,
+        accumulates=False,
+    ):
         return self.memory[instance_type] * batch
 
-    def formula_seconds(self, arrays: SetupArrays) -> np.ndarray:
+    def formula_seconds(self, arrays):
         return np.array([self._seconds(row) for row in self._rows(arrays)])
 
-    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+    def predict_arrays(self, arrays):
         rows = self._rows(arrays)
         return linear_step(
             [self._seconds(row) * (1 + self.slower * self._chance(row).random()) for row in rows]
         )
 
-    def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> np.ndarray:
+    def draw_arrays(self, arrays, *, count, seed):
         together = self.shared * np.random.default_rng(seed).standard_normal(count // 2)
         alone = [
             self.own * self._chance(row, seed).standard_normal(count // 2)
@@ -203,25 +198,25 @@ class JointModel(LineModel):
         step = self.predict_arrays(arrays)["step_s"].to_numpy(float)
         return step[:, None] * np.exp(np.concatenate([off, -off], axis=1))
 
-    def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
+    def predict(self, setups):
         return self.predict_arrays(read_setups(setups, {}))
 
-    def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> np.ndarray:
+    def draws(self, setups, *, count, seed):
         return self.draw_arrays(read_setups(setups, {}), count=count, seed=seed)
 
-    def _rows(self, arrays: SetupArrays) -> list[tuple[object, ...]]:
+    def _rows(self, arrays):
         """(steps, ((type, devices, batch), machines) in order): equal for equal setups."""
-        found: list[tuple[object, ...]] = []
+        found = []
         columns = (arrays.kind, arrays.layout, arrays.batch, arrays.count, arrays.accumulation)
         for *members, steps in zip(*(one.tolist() for one in columns), strict=True):
-            counted: Counter[tuple[str, float, float]] = Counter()
+            counted = Counter()
             for kind, devices, batch, number in zip(*members, strict=True):
                 if kind >= 0:
                     counted[arrays.names[kind], devices, batch] += number
             found.append((steps, tuple(sorted(counted.items()))))
         return found
 
-    def _seconds(self, row: tuple[object, ...]) -> float:
+    def _seconds(self, row):
         steps, members = row
         compute = max(
             self.lines[name][0] + self.lines[name][1] * batch for (name, _, batch), _ in members
@@ -230,5 +225,5 @@ class JointModel(LineModel):
         ring = 0.05 * (ranks - 1) / ranks / min(self.gbps[name] for (name, _, _), _ in members)
         return steps * compute + ring
 
-    def _chance(self, row: tuple[object, ...], seed: int = 0) -> np.random.Generator:
+    def _chance(self, row, seed=0):
         return np.random.default_rng([seed, zlib.crc32(repr(row).encode())])

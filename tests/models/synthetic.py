@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from models.domain.cluster import cluster_name
 from models.domain.workload import joined
 from models.step_time.model import TrainingData
 
-TYPES: dict[str, tuple[float, float]] = {
+TYPES = {
     "s.small": (0.2, 0.2),
     "s.medium": (0.4, 0.2),
     "n.medium": (0.4, 1.0),
@@ -48,7 +47,7 @@ WORKLOADS = {
 class World:
     """Measures setups; `seed` decides noise and each type's deviation from its speed."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed=0):
         self.random = np.random.default_rng(seed)
         self.speed = {
             name: cores * float(np.exp(self.random.normal(0, 0.05)))
@@ -59,10 +58,10 @@ class World:
             for pair in itertools.product(WORKLOADS, TYPES)
         }
 
-    def noise(self, sd: float) -> float:
+    def noise(self, sd):
         return float(np.exp(self.random.normal(0, sd)))
 
-    def device(self, workload: str, name: str, batch: int) -> tuple[float, float, float]:
+    def device(self, workload, name, batch):
         """Forward, backward, optimizer seconds under a quota of 10 ms periods."""
         own = WORKLOADS[workload]
         core_s = own.base_s + own.sample_s * batch**own.bend
@@ -70,7 +69,7 @@ class World:
         total = max(core_s * factor - 0.01 * (1 - min(self.speed[name], 1)), core_s)
         return 0.34 * total, 0.66 * total, own.gradient_bytes * 4e-10 / self.speed[name]
 
-    def collective(self, types: Sequence[str], size: float) -> tuple[float, float]:
+    def collective(self, types, size):
         """Seconds and core seconds of an all-reduce in pieces of 256 KiB."""
         n = len(types)
         if n == 1:
@@ -84,9 +83,7 @@ class World:
         behind = max(0.0, 0.55 * core_s / share - 0.7 * wire)
         return wire + 0.45 * core_s / share + behind + stall, core_s
 
-    def step(
-        self, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1
-    ) -> float:
+    def step(self, workload, types, batches, accumulation=1):
         """One noisy measured step in small time slices."""
         own, n = WORKLOADS[workload], len(types)
         devices = [self.device(workload, *pair) for pair in zip(types, batches, strict=True)]
@@ -109,12 +106,12 @@ class World:
 
     def row(
         self,
-        at: int,
-        workload: str,
-        types: Sequence[str],
-        batches: Sequence[int],
-        accumulation: int = 1,
-    ) -> dict[str, object]:
+        at,
+        workload,
+        types,
+        batches,
+        accumulation=1,
+    ):
         own = WORKLOADS[workload]
         return {
             "run_id": f"run-{at}",
@@ -135,9 +132,9 @@ class World:
             "flops_per_sample": None,
         }
 
-    def runs(self, count: int, *, first: int = 0, batches_of: int = 0) -> pd.DataFrame:
+    def runs(self, count, *, first=0, batches_of=0):
         """`count` random setups of 1 to 4 hosts within 1.75 cores."""
-        rows: list[dict[str, object]] = []
+        rows = []
         while len(rows) < count:
             workload = str(self.random.choice(sorted(WORKLOADS)))
             n = int(self.random.choice([1, 2, 3, 4], p=[0.2, 0.35, 0.2, 0.25]))
@@ -155,7 +152,7 @@ class World:
             rows.append(self.row(first + len(rows), workload, types, batches, accumulation))
         return pd.DataFrame(rows)
 
-    def profiles(self, leave_out: Sequence[tuple[str, str]] = ()) -> pd.DataFrame:
+    def profiles(self, leave_out=()):
         rows = []
         for (workload, own), name in itertools.product(WORKLOADS.items(), TYPES):
             if (workload, name) in leave_out:
@@ -172,7 +169,7 @@ class World:
         names = "workload instance_type batch forward_s backward_s optimizer_s peak_bytes"
         return table(rows, names)
 
-    def probes(self, clusters: Sequence[Sequence[str]]) -> pd.DataFrame:
+    def probes(self, clusters):
         rows = [
             (cluster_name(types), size, self.collective(types, size)[0] * self.noise(0.03))
             for types in clusters
@@ -180,7 +177,7 @@ class World:
         ]
         return table(rows, "cluster bytes seconds")
 
-    def data(self, count: int = 70) -> TrainingData:
+    def data(self, count=70):
         """Profiles of all pairs, probes of six clusters, `count` runs."""
         clusters = [
             *(["s.small"] * 2, ["s.small"] * 4, ["n.medium"] * 2, ["n.medium"] * 4),
@@ -205,6 +202,6 @@ class World:
         )
 
 
-def table(rows: Sequence[tuple[object, ...]], names: str) -> pd.DataFrame:
+def table(rows, names):
     """Rows of local machines."""
     return pd.DataFrame(rows, columns=names.split()).assign(provider="local")

@@ -1,7 +1,5 @@
 """A workload in another precision is measured, split, chosen and bought apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -11,14 +9,13 @@ import pytest
 
 from models.campaign.campaign import CampaignLimits, shopping_list
 from models.campaign.run_value import Past
-from models.domain.cluster import Offer
 from models.domain.setup_table import row_key, setup_key
-from models.domain.workload import PRECISIONS, Mode, Setup, Workload
+from models.domain.workload import PRECISIONS, Mode
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
-from models.step_time.dataset import TrainingData, by_variant
+from models.step_time.dataset import by_variant
 from models.step_time.machine_specs import computes
-from models.step_time.model import StepTimeModel, fit
+from models.step_time.model import fit
 from models.step_time.setup_arrays import variants_of
 from tests.models.planning import NOTHING, LineModel, cores_fit, machine, offer, workload
 from tests.models.synthetic import World
@@ -29,7 +26,7 @@ HALF = 0.5  # of the seconds of fp32
 
 
 @cache
-def learned() -> tuple[TrainingData, StepTimeModel]:
+def learned():
     """lm was measured in bf16 too, where its compute takes half as long."""
     data = World(1).data(70)
     lm = data.profiles["workload"] == "lm"
@@ -49,18 +46,18 @@ def learned() -> tuple[TrainingData, StepTimeModel]:
     return variants, fit(variants, seed=0)
 
 
-def asked(precision: str, name: str = "lm") -> pd.DataFrame:
+def asked(precision, name="lm"):
     row = {"workload": name, "cluster": "1xs.large", "batch_per_device": "8"}
     return pd.DataFrame([row | {"precision": precision}])
 
 
-def test_a_row_and_a_setup_in_a_precision_have_one_key() -> None:
+def test_a_row_and_a_setup_in_a_precision_have_one_key():
     setup = setups_of()[0]
     other = replace(setup, precision="bf16")
     assert setup_key(other) == row_key(other.row(), {}) != setup_key(setup)
 
 
-def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was() -> None:
+def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was():
     data, model = learned()
     assert model.modes_of("lm") == (Mode(), Mode("bf16")) and model.modes_of("mlp") == (Mode(),)
     ours = {one: float(model.predict(asked(one))["step_s"].iloc[0]) for one in ("fp32", "bf16")}
@@ -76,7 +73,7 @@ def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_wa
 
 
 @pytest.mark.parametrize("setup", [asked("bf16", "mlp"), asked("fp16"), asked("bf61")])
-def test_a_precision_that_was_not_measured_is_refused(setup: pd.DataFrame) -> None:
+def test_a_precision_that_was_not_measured_is_refused(setup):
     with pytest.raises(ValueError):
         learned()[1].predict(setup)
 
@@ -90,34 +87,30 @@ def test_a_precision_that_was_not_measured_is_refused(setup: pd.DataFrame) -> No
         ("of tomorrow", ("fp32", "tf32", "bf16", "fp16")),
     ],
 )
-def test_a_device_computes_in_the_precisions_of_its_data_sheet(
-    device: str, able: tuple[str, ...]
-) -> None:
+def test_a_device_computes_in_the_precisions_of_its_data_sheet(device, able):
     assert tuple(one for one in PRECISIONS if computes(device, Mode(one))) == able
 
 
 class HalfInBf16(LineModel):
     """Half of the compute, and half of the memory."""
 
-    def compute_line(
-        self, workload: str, instance_type: str, mode: Mode = PLAIN
-    ) -> tuple[float, float]:
+    def compute_line(self, workload, instance_type, mode=PLAIN):
         a, k = super().compute_line(workload, instance_type, mode)
         return (HALF * a, HALF * k) if mode.precision == "bf16" else (a, k)
 
     def peak_bytes(
         self,
-        workload: str,
-        instance_type: str,
-        batch: int,
-        ranks: int = 1,
+        workload,
+        instance_type,
+        batch,
+        ranks=1,
         *,
-        mode: Mode = PLAIN,
-        accumulates: bool = False,
-    ) -> float:
+        mode=PLAIN,
+        accumulates=False,
+    ):
         return batch * 2.0**30 / (32 if mode.precision == "bf16" else 16)
 
-    def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
+    def predict(self, setups):
         found = super().predict(setups)
         faster = np.array([name.endswith("bf16") for name in variants_of(setups)])
         found.loc[faster, ["step_s", "step_low_s", "step_high_s"]] *= HALF
@@ -128,16 +121,16 @@ MODEL = HalfInBf16(own=0.15)
 JOB = replace(workload("mlp", 64), modes=(Mode(), Mode("bf16")))
 
 
-def sold(device: str = "cpu") -> list[Offer]:
+def sold(device="cpu"):
     kinds = [machine("large"), replace(machine("whole"), device=device)]
     return [replace(offer(one.name), instance_type=one) for one in kinds]
 
 
-def setups_of(job: Workload = JOB, device: str = "cpu") -> list[Setup]:
+def setups_of(job=JOB, device="cpu"):
     return candidates(job, Supply(offers=sold(device), max_hosts=2, fits=cores_fit), MODEL)
 
 
-def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_compute_in() -> None:
+def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_compute_in():
     found = {(one.cluster.name, one.precision) for one in setups_of()}
     clusters = {cluster for cluster, _ in found}
     assert clusters == {"1xlarge", "1xwhole", "2xlarge"}
@@ -151,7 +144,7 @@ def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_comp
     }
 
 
-def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there() -> None:
+def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there():
     steps = {
         (one.precision, one.accumulation_steps)
         for one in setups_of()
@@ -160,13 +153,13 @@ def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there()
     assert ("bf16", 1) in steps and ("fp32", 1) not in steps and ("fp32", 2) in steps
 
 
-def test_a_campaign_buys_each_precision_on_devices_that_compute_in_it() -> None:
+def test_a_campaign_buys_each_precision_on_devices_that_compute_in_it():
     campaign = CampaignLimits(
         max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, market="on-demand"
     )
     past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
     launches = shopping_list(campaign, [JOB], sold("T4"), past)
-    bought: dict[tuple[str, Mode], set[str]] = {}
+    bought = {}
     for launch in launches:
         for item in launch.items:
             names = {launch.cluster.members[node].instance_type.name for node in item.nodes}

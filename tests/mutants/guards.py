@@ -20,7 +20,7 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-def _of(name: str, file: str, old: str, new: str, tests: str) -> Mutant:
+def _of(name, file, old, new, tests):
     return Mutant(name, file, old, new, tuple(f"tests/{test}" for test in tests.split()))
 
 

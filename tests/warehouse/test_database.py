@@ -1,11 +1,8 @@
 """Create, wait, roll back, back up and restore."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -31,7 +28,7 @@ TIMING = "insert into raw_timings values ('r', 'plan', 1.0)"
 
 
 @pytest.fixture
-def holder(warehouse: Warehouse):
+def holder(warehouse):
     """Another process that holds the working file until it reads a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(warehouse.path)],
@@ -46,7 +43,7 @@ def holder(warehouse: Warehouse):
             process.communicate("\n")
 
 
-def test_creating_again_keeps_the_rows_and_another_schema_is_refused(tmp_path: Path) -> None:
+def test_creating_again_keeps_the_rows_and_another_schema_is_refused(tmp_path):
     warehouse = Warehouse(tmp_path / "home" / "warehouse.duckdb")
     warehouse.create()
     with warehouse.transact() as connection:
@@ -59,14 +56,14 @@ def test_creating_again_keeps_the_rows_and_another_schema_is_refused(tmp_path: P
         warehouse.create()
 
 
-def test_a_transaction_that_raises_changes_nothing(warehouse: Warehouse) -> None:
+def test_a_transaction_that_raises_changes_nothing(warehouse):
     with pytest.raises(KeyboardInterrupt), warehouse.transact() as connection:
         connection.execute(TIMING)
         raise KeyboardInterrupt
     assert warehouse.select("timings").empty
 
 
-def test_a_missing_warehouse_is_an_error_or_empty(tmp_path: Path) -> None:
+def test_a_missing_warehouse_is_an_error_or_empty(tmp_path):
     warehouse = Warehouse(tmp_path / "none.duckdb")
     with pytest.raises(WarehouseMissing):
         warehouse.select("runs")
@@ -75,12 +72,10 @@ def test_a_missing_warehouse_is_an_error_or_empty(tmp_path: Path) -> None:
     assert not warehouse.exists()
 
 
-def test_a_writer_waits_until_another_process_is_done(
-    warehouse: Warehouse, holder: subprocess.Popen[str]
-) -> None:
-    waits: list[float] = []
+def test_a_writer_waits_until_another_process_is_done(warehouse, holder):
+    waits = []
 
-    def wait(seconds: float) -> None:
+    def wait(seconds):
         waits.append(seconds)
         holder.communicate("\n")
 
@@ -89,9 +84,7 @@ def test_a_writer_waits_until_another_process_is_done(
     assert len(waits) == 1
 
 
-def test_the_wait_is_bounded_and_the_error_names_the_holder(
-    warehouse: Warehouse, holder: subprocess.Popen[str]
-) -> None:
+def test_the_wait_is_bounded_and_the_error_names_the_holder(warehouse, holder):
     hasty = Warehouse(warehouse.path, wait_s=0.0)
     with pytest.raises(WarehouseBusy, match=str(holder.pid)):
         hasty.select("runs")
@@ -99,8 +92,8 @@ def test_the_wait_is_bounded_and_the_error_names_the_holder(
         hasty.create()
 
 
-def test_a_reader_thread_waits_for_a_writer_thread(warehouse: Warehouse) -> None:
-    seen: list[int] = []
+def test_a_reader_thread_waits_for_a_writer_thread(warehouse):
+    seen = []
     reader = threading.Thread(target=lambda: seen.append(len(warehouse.select("timings"))))
     with warehouse.transact() as connection:
         reader.start()
@@ -109,13 +102,13 @@ def test_a_reader_thread_waits_for_a_writer_thread(warehouse: Warehouse) -> None
     assert seen == [1]
 
 
-def damage(path: Path) -> None:
+def damage(path):
     """Overwrite the blocks behind the headers."""
     whole = path.read_bytes()
     path.write_bytes(whole[:12288] + bytes(len(whole) - 12288))
 
 
-def test_a_damaged_warehouse_is_restored_from_its_verified_copy(warehouse: Warehouse) -> None:
+def test_a_damaged_warehouse_is_restored_from_its_verified_copy(warehouse):
     publish(warehouse, [recommendation()], stamp(1))
     assert warehouse.back_up() == warehouse.backup and warehouse.verify() == 2
     damage(warehouse.path)
@@ -128,26 +121,26 @@ def test_a_damaged_warehouse_is_restored_from_its_verified_copy(warehouse: Wareh
     assert kept.exists() and warehouse.verify() == 2
 
 
-def test_without_a_backup_nothing_is_moved(warehouse: Warehouse) -> None:
+def test_without_a_backup_nothing_is_moved(warehouse):
     damage(warehouse.path)
     with pytest.raises(WarehouseMissing):
         warehouse.restore()
     assert warehouse.path.exists()
 
 
-def test_a_file_of_another_kind_is_damaged(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_damaged(tmp_path):
     path = tmp_path / "warehouse.duckdb"
     path.write_text("no database" * 100)
     with pytest.raises(WarehouseDamaged):
         Warehouse(path).select("runs")
 
 
-def test_a_mistake_in_a_query_is_no_damage(warehouse: Warehouse) -> None:
+def test_a_mistake_in_a_query_is_no_damage(warehouse):
     with pytest.raises(duckdb.CatalogException):
         warehouse.select("nonsense")
 
 
-def test_every_sql_file_names_its_grain_or_its_rule() -> None:
+def test_every_sql_file_names_its_grain_or_its_rule():
     for file in [*SQL_FOLDER.glob("staging/*.sql"), *SQL_FOLDER.glob("marts/*.sql")]:
         assert file.read_text().startswith("-- Grain: one row "), file.name
         assert f"create or replace view {file.stem} as" in file.read_text(), file.name

@@ -1,16 +1,12 @@
 """The published copies: the contract's columns with their units, replaced whole, never locked."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import duckdb
 import pandas as pd
 import pytest
 
 from tests.warehouse.builders import CONTRACT, judgement, recommendation, stamp
 from warehouse.append import append
-from warehouse.database import Warehouse, WarehouseDamaged, WarehouseMissing
+from warehouse.database import WarehouseDamaged, WarehouseMissing
 from warehouse.export import FILES, TABLES, VIEWS, export, published_rows, read_published
 from warehouse.publication import publish
 
@@ -18,7 +14,7 @@ UNITS = {"_s": "second", "hours": "hours", "usd": "US dollars", "_at": "UTC"}
 
 
 @pytest.fixture
-def folder(warehouse: Warehouse, tmp_path: Path) -> Path:
+def folder(warehouse, tmp_path):
     rows = [recommendation(), recommendation(goal="fastest", bottleneck=None)]
     publish(warehouse, rows, stamp(1))
     with warehouse.transact() as connection:
@@ -33,7 +29,7 @@ def folder(warehouse: Warehouse, tmp_path: Path) -> Path:
     return tmp_path / "published"
 
 
-def test_every_published_column_is_commented_with_its_unit(folder: Path) -> None:
+def test_every_published_column_is_commented_with_its_unit(folder):
     query = "select table_name, column_name, comment from duckdb_columns() where not internal"
     with duckdb.connect(str(folder / "recommendations.duckdb"), read_only=True) as connection:
         columns = connection.execute(query).fetchall()
@@ -47,7 +43,7 @@ def test_every_published_column_is_commented_with_its_unit(folder: Path) -> None
     assert [column for table, column, _ in columns if table == "recommendations"] == CONTRACT
 
 
-def test_the_copies_agree_and_nothing_is_left_beside(folder: Path) -> None:
+def test_the_copies_agree_and_nothing_is_left_beside(folder):
     kinds = [f"{name}.{kind}" for name in FILES for kind in ("csv", "parquet")]
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["recommendations.duckdb", *kinds]
@@ -62,7 +58,7 @@ def test_the_copies_agree_and_nothing_is_left_beside(folder: Path) -> None:
     assert first["published_at"] == stamp(1).published_at and first["p_meets_constraint"] is None
 
 
-def test_a_reader_keeps_the_old_file_and_needs_no_lock(folder: Path, warehouse: Warehouse) -> None:
+def test_a_reader_keeps_the_old_file_and_needs_no_lock(folder, warehouse):
     publish(warehouse, [recommendation()], stamp(2))
     with (folder / "recommendations.duckdb").open("rb") as held:
         before = held.read()
@@ -73,9 +69,7 @@ def test_a_reader_keeps_the_old_file_and_needs_no_lock(folder: Path, warehouse: 
         assert read_published(folder).publication_id.tolist() == ["local-2"]
 
 
-def test_an_export_that_fails_leaves_the_old_copies(
-    folder: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_fails_leaves_the_old_copies(folder, warehouse, monkeypatch):
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
     monkeypatch.setattr("warehouse.export.VIEWS", frozenset({"runs"}))
     with pytest.raises(duckdb.Error):
@@ -83,7 +77,7 @@ def test_an_export_that_fails_leaves_the_old_copies(
     assert sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir()) == before
 
 
-def test_a_missing_and_a_damaged_copy_are_errors(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_and_a_damaged_copy_are_errors(folder, tmp_path):
     with pytest.raises(WarehouseMissing):
         read_published(tmp_path / "nowhere")
     (folder / "recommendations.duckdb").write_bytes(b"x" * 9000)

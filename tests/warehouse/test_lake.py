@@ -1,13 +1,8 @@
 """The warehouse that several machines share: the same rows, and several writers at once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +15,7 @@ from warehouse.append import (
     note_instance_types,
     note_workloads,
 )
-from warehouse.database import Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+from warehouse.database import WarehouseBusy, WarehouseError, WarehouseMissing
 from warehouse.export import export, read_published
 from warehouse.lake import Lake, SharedWarehouse
 from warehouse.publication import PublicationRefused, publish
@@ -38,13 +33,13 @@ _number = count()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server():
     with postgres.server() as folder:
         yield folder
 
 
 @pytest.fixture
-def lake(server: str, tmp_path: Path) -> Lake:
+def lake(server, tmp_path):
     database = f"lake{next(_number)}"
     postgres.create(server, database)
     return Lake(
@@ -53,13 +48,13 @@ def lake(server: str, tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def shared(lake: Lake, tmp_path: Path) -> SharedWarehouse:
+def shared(lake, tmp_path):
     warehouse = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
     warehouse.create()
     return warehouse
 
 
-def load(warehouse: Warehouse) -> int:
+def load(warehouse):
     with warehouse.transact() as connection:
         note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
         note_instance_types(connection, TYPES, noted_at=NOON)
@@ -68,7 +63,7 @@ def load(warehouse: Warehouse) -> int:
         return append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
 
 
-def test_the_same_rows_give_the_same_marts(shared: SharedWarehouse, tmp_path: Path) -> None:
+def test_the_same_rows_give_the_same_marts(shared, tmp_path):
     shared.create()
     both = (fresh(tmp_path / "file"), shared)
     for warehouse in both:
@@ -87,7 +82,7 @@ def test_the_same_rows_give_the_same_marts(shared: SharedWarehouse, tmp_path: Pa
     assert published[0].equals(published[1]) and shared.verify() == both[0].verify()
 
 
-def test_several_reads_see_one_state_and_write_nothing(shared: SharedWarehouse) -> None:
+def test_several_reads_see_one_state_and_write_nothing(shared):
     query = "select count(*) from raw_timings"
     with shared.read() as connection:
         before = connection.execute(query).fetchone()
@@ -98,7 +93,7 @@ def test_several_reads_see_one_state_and_write_nothing(shared: SharedWarehouse) 
         connection.execute("insert into raw_timings values ('r', 'fit', 1.0)")
 
 
-def test_the_wait_is_bounded_and_the_error_names_the_writer(shared: SharedWarehouse) -> None:
+def test_the_wait_is_bounded_and_the_error_names_the_writer(shared):
     hasty = SharedWarehouse(shared.path, shared.lake, wait_s=0.0)
     with (
         shared.transact(),
@@ -108,7 +103,7 @@ def test_the_wait_is_bounded_and_the_error_names_the_writer(shared: SharedWareho
         pass
 
 
-def test_an_empty_lake_and_another_schema_are_errors(lake: Lake, tmp_path: Path) -> None:
+def test_an_empty_lake_and_another_schema_are_errors(lake, tmp_path):
     warehouse = SharedWarehouse(tmp_path / "warehouse.duckdb", lake)
     assert not warehouse.exists()
     with pytest.raises(WarehouseMissing):
@@ -120,7 +115,7 @@ def test_an_empty_lake_and_another_schema_are_errors(lake: Lake, tmp_path: Path)
         warehouse.create()
 
 
-def test_a_home_is_carried_over_once(shared: SharedWarehouse, tmp_path: Path) -> None:
+def test_a_home_is_carried_over_once(shared, tmp_path):
     file = fresh(tmp_path / "home")
     load(file)
     for n in (2, 1):  # the runs count where the first definition is put back
@@ -143,9 +138,7 @@ def test_a_home_is_carried_over_once(shared: SharedWarehouse, tmp_path: Path) ->
         assert len(file.select(query)) and file.select(query).equals(shared.select(query)), query
 
 
-def test_a_row_of_two_imports_counts_until_both_are_forgotten(
-    shared: SharedWarehouse, tmp_path: Path
-) -> None:
+def test_a_row_of_two_imports_counts_until_both_are_forgotten(shared, tmp_path):
     file = fresh(tmp_path / "home")
     for warehouse, import_id in ((shared, "b"), (file, "a")):
         with warehouse.transact() as connection:
@@ -159,7 +152,7 @@ def test_a_row_of_two_imports_counts_until_both_are_forgotten(
 
 
 @pytest.mark.local
-def test_the_files_may_lie_in_s3(server: str, tmp_path: Path, s3: Any) -> None:
+def test_the_files_may_lie_in_s3(server, tmp_path, s3):
     s3.create_bucket(Bucket="team")
     postgres.create(server, "in_s3")
     data = "s3://team/srift/warehouse"
@@ -197,9 +190,7 @@ for turn in range({ROUNDS}):
 """
 
 
-def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(
-    lake: Lake, tmp_path: Path
-) -> None:
+def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(lake, tmp_path):
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, lake.host, lake.database, lake.data, str(n)],

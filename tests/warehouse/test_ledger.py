@@ -1,9 +1,6 @@
 """Promises to be judged, judgements, drift and alarms."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -26,14 +23,13 @@ from warehouse.append import (
     note_instance_types,
     note_workloads,
 )
-from warehouse.database import Warehouse
 from warehouse.publication import publish
 from warehouse.reads import drifting, mart
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
-def measure(warehouse: Warehouse, run_id: str, at: Any) -> None:
+def measure(warehouse, run_id, at):
     with warehouse.transact() as connection:
         note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
         note_instance_types(connection, TYPES, noted_at=NOON)
@@ -42,8 +38,8 @@ def measure(warehouse: Warehouse, run_id: str, at: Any) -> None:
 
 
 def test_a_question_is_judged_with_all_its_ranks_once_its_choice_was_measured(
-    warehouse: Warehouse,
-) -> None:
+    warehouse,
+):
     small = {"cluster": "1xsmall", "batch_per_device": "16"}
     rival = recommendation(rank=2, cluster_offers=[offered("small", 1, 0.01)], **small)
     billed = recommendation(
@@ -58,7 +54,7 @@ def test_a_question_is_judged_with_all_its_ranks_once_its_choice_was_measured(
     assert found["usd_per_hour"][0] == pytest.approx(0.024)  # with storage and addresses
 
 
-def test_of_a_repeated_promise_the_last_before_the_run_is_judged(warehouse: Warehouse) -> None:
+def test_of_a_repeated_promise_the_last_before_the_run_is_judged(warehouse):
     for night in range(4):
         dearer = offered("small", 2, 0.01 * (night + 1))
         publish(warehouse, [recommendation(cluster_offers=[dearer])], stamp(night))
@@ -68,7 +64,7 @@ def test_of_a_repeated_promise_the_last_before_the_run_is_judged(warehouse: Ware
     assert found["promised_again_at"] == pd.Timestamp(NOON + 2 * DAY).tz_localize(None)
 
 
-def test_interruptions_are_as_they_were_when_it_was_published(warehouse: Warehouse) -> None:
+def test_interruptions_are_as_they_were_when_it_was_published(warehouse):
     offer = ROWS["offer"] | {"price_as_of": NOON}
     for snapshot, rate, at in (
         ("old", 9.0, NOON - DAY),
@@ -87,7 +83,7 @@ def test_interruptions_are_as_they_were_when_it_was_published(warehouse: Warehou
     assert mart(warehouse, "promises")["interruptions_per_hour"].tolist() == [0.4, 0.0]
 
 
-def test_the_judgement_with_most_evidence_counts(warehouse: Warehouse) -> None:
+def test_the_judgement_with_most_evidence_counts(warehouse):
     rows = [
         judgement(),
         judgement(),
@@ -101,7 +97,7 @@ def test_the_judgement_with_most_evidence_counts(warehouse: Warehouse) -> None:
     assert sorted(mart(warehouse, "regret_ledger")["regret"]) == [0.1, 0.2]
 
 
-def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse: Warehouse) -> None:
+def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse):
     times = {"since": NOON, "newest_measured_at": NOON, "judged_at": NOON}
     row = ROWS["drift"] | times | {"refresh_id": "r1"}
     large = row | {"instance_type": "large", "zone": ""}
@@ -115,7 +111,7 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse: Wareh
     assert drifting(warehouse, "local")["instance_type"].tolist() == ["large"]
 
 
-def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse: Warehouse) -> None:
+def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse):
     measure(warehouse, "slow", NOON)
     row = ROWS["alarm"] | {"measured_at": NOON, "judged_at": NOON}
     with warehouse.transact() as connection:

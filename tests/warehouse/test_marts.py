@@ -1,10 +1,7 @@
 """What enters the frames that models are fitted on, and what stays history."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,7 +13,6 @@ from warehouse.append import (
     note_instance_types,
     note_workloads,
 )
-from warehouse.database import Warehouse
 from warehouse.reads import (
     MOST_REPEATS,
     MOST_SETUPS,
@@ -41,7 +37,7 @@ DAY = timedelta(days=1)
 LATER = {"ended_unix": NOON.timestamp() + 99}
 
 
-def define(warehouse: Warehouse, digest: str = "w1", type_digest: str = "s1") -> tuple[int, int]:
+def define(warehouse, digest="w1", type_digest="s1"):
     with warehouse.transact() as connection:
         workloads, types = [DEFINED[0] | {"digest": digest}], [TYPES[0] | {"digest": type_digest}]
         return (
@@ -50,23 +46,23 @@ def define(warehouse: Warehouse, digest: str = "w1", type_digest: str = "s1") ->
         )
 
 
-def load(warehouse: Warehouse, *bodies: dict[str, Any]) -> int:
+def load(warehouse, *bodies):
     with warehouse.transact() as connection:
         return append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
 
 
 @pytest.fixture
-def defined(warehouse: Warehouse) -> Warehouse:
+def defined(warehouse):
     define(warehouse)
     return warehouse
 
 
-def counts(warehouse: Warehouse) -> list[int]:
+def counts(warehouse):
     frames = training_frames(warehouse, "local")
     return [len(frames[name]) for name in ("runs", "profiles", "buckets", "probes")]
 
 
-def test_records_become_typed_rows_and_loading_twice_changes_nothing(defined: Warehouse) -> None:
+def test_records_become_typed_rows_and_loading_twice_changes_nothing(defined):
     assert load(defined, *EVERYTHING) == 3
     frames = training_frames(defined, "local")
     run, profile = frames["runs"].iloc[0], frames["profiles"].iloc[0]
@@ -90,14 +86,14 @@ def test_records_become_typed_rows_and_loading_twice_changes_nothing(defined: Wa
     assert all(frame.empty for frame in training_frames(defined, "ec2").values())
 
 
-def test_values_of_another_type_are_unknown_and_stop_no_load(defined: Warehouse) -> None:
+def test_values_of_another_type_are_unknown_and_stop_no_load(defined):
     odd = {"step_s": 0.5, "rank_order": "up", "build_s": {}, "loader_workers": "x", "rows": 3}
     assert load(defined, body("a", values=odd, item={"nodes": "all"})) == 1
     [row] = mart(defined, "runs").to_dict("records")
     assert row["step_s"] == 0.5 and math.isnan(row["loader_workers"])
 
 
-def imported(warehouse: Warehouse, query: str) -> pd.DataFrame:
+def imported(warehouse, query):
     """The runs that a model learns from, with imported rows of `query`."""
     with warehouse.transact() as connection:
         connection.execute(f"""
@@ -111,14 +107,14 @@ def imported(warehouse: Warehouse, query: str) -> pd.DataFrame:
     return training_frames(warehouse, "ec2")["runs"]
 
 
-def test_of_many_repeats_the_newest_are_learned_from(warehouse: Warehouse) -> None:
+def test_of_many_repeats_the_newest_are_learned_from(warehouse):
     days = f"timestamp '2026-01-01' + to_days(day::int) as measured_at from range({MOST_REPEATS + 5}) d(day)"
     taken = imported(warehouse, f"select 'a' as workload, '8' as batch, {days}")
     assert min(taken.measured_at) == pd.Timestamp("2026-01-06") and len(taken) == MOST_REPEATS
     assert counted_runs(warehouse, "ec2") == MOST_REPEATS + 5
 
 
-def test_of_many_setups_each_workload_keeps_as_many(warehouse: Warehouse) -> None:
+def test_of_many_setups_each_workload_keeps_as_many(warehouse):
     names = (
         "case when number < 100 then 'small' else 'large' end as workload, number::varchar as batch"
     )
@@ -127,7 +123,7 @@ def test_of_many_setups_each_workload_keeps_as_many(warehouse: Warehouse) -> Non
     assert taken.groupby("workload").size().to_dict() == {"small": 100, "large": MOST_SETUPS - 100}
 
 
-def timed(run_id: str, *seconds: float, **changes: Any) -> dict[str, Any]:
+def timed(run_id, *seconds, **changes):
     """A run on as many machines as there are seconds of fixed work, on its launch's last nodes."""
     whole = {"instance_types": ["small"] * len(seconds), "instance_digests": ["s1"] * len(seconds)}
     values = {"step_s": 0.5, "reference_s": list(seconds), "reference_blocks": 3}
@@ -136,7 +132,7 @@ def timed(run_id: str, *seconds: float, **changes: Any) -> dict[str, Any]:
     return body(run_id, of=of, **{"values": values, "item": item} | changes)
 
 
-def test_fixed_work_stands_beside_the_usual_of_its_type(defined: Warehouse) -> None:
+def test_fixed_work_stands_beside_the_usual_of_its_type(defined):
     old = timed("old", 0.5, fingerprint="old", ended_unix=NOON.timestamp() - 99.0)
     few = timed("few", 0.01, 0.02) | {"values": {"step_s": 0.5, "reference_s": [0.01]}}
     load(defined, old, timed("a", 0.01, 0.03), timed("b", 0.02), few)
@@ -150,7 +146,7 @@ def test_fixed_work_stands_beside_the_usual_of_its_type(defined: Warehouse) -> N
     assert list(runs.reference_s["a"]) == [0.01, 0.03] and runs.reference_blocks["a"] == 3
 
 
-def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined: Warehouse) -> None:
+def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined):
     loading = {"loader_workers": 2, "load_s": 0.004, "load_wait_s": 0.0, "sample_bytes": 5e4}
     written = {"step_s": 0.5, "checkpoint_bytes": 1200, "checkpoint_s": 0.25, "input_s": 0.2}
     compiled = {"step_s": 0.5, "build_s": 30.0, "warmup_s": 12.0}
@@ -169,7 +165,7 @@ def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined: Warehouse
     assert mart(defined, "workloads").checkpoint_bytes.tolist() == [1200]
 
 
-def test_restarts_of_elastic_runs_are_told_apart(defined: Warehouse) -> None:
+def test_restarts_of_elastic_runs_are_told_apart(defined):
     lost = setup(losses=ROWS["losses"])
     old = lost | {"instance_digests": ["s0", "s0"]}
     load(defined, body("a", of=lost, **ROWS["elastic"]), body("old", of=old, **ROWS["elastic"]))
@@ -186,7 +182,7 @@ def test_restarts_of_elastic_runs_are_told_apart(defined: Warehouse) -> None:
     assert run.seconds == 99 and counts(defined) == [0, 0, 0, 0]
 
 
-def test_learning_runs_keep_their_losses_apart(defined: Warehouse) -> None:
+def test_learning_runs_keep_their_losses_apart(defined):
     values = {"losses": [2.0, None], "steps_a_window": 20, "diverged": True}
     load(defined, body("l", kind="learn", values=values, item={"seed": 7}))
     [row] = learning(defined, "local").to_dict("records")
@@ -194,7 +190,7 @@ def test_learning_runs_keep_their_losses_apart(defined: Warehouse) -> None:
     assert row["losses"][0] == 2.0 and counts(defined) == [0, 0, 0, 0]
 
 
-def test_a_changed_workload_is_measured_anew(defined: Warehouse) -> None:
+def test_a_changed_workload_is_measured_anew(defined):
     load(defined, *EVERYTHING)
     define(defined, digest="w2")
     assert counts(defined) == [0, 0, 0, 1]
@@ -207,7 +203,7 @@ def test_a_changed_workload_is_measured_anew(defined: Warehouse) -> None:
     assert mart(defined, "runs").step_s.tolist() == [0.5]
 
 
-def test_a_changed_or_unknown_instance_type_makes_its_runs_history(defined: Warehouse) -> None:
+def test_a_changed_or_unknown_instance_type_makes_its_runs_history(defined):
     load(defined, *EVERYTHING, body("none", of=setup(instance_digests=[])))
     assert mart(defined, "runs").run_id.tolist() == ["train"]
     define(defined, type_digest="s2")
@@ -215,14 +211,14 @@ def test_a_changed_or_unknown_instance_type_makes_its_runs_history(defined: Ware
 
 
 @pytest.mark.parametrize("change", [{"torch_version": "3"}, {"fingerprint": "another"}])
-def test_another_torch_or_machine_is_not_pooled(defined: Warehouse, change: dict[str, str]) -> None:
+def test_another_torch_or_machine_is_not_pooled(defined, change):
     load(defined, body("old"), body("new", **LATER, **change))
     assert mart(defined, "runs").run_id.tolist() == ["new"]
     assert mart(defined, "outdated_runs").run_id.tolist() == ["old"]
 
 
 @pytest.mark.parametrize("newer", ["2.13.1+cu130", "2.13.0+cu131"])
-def test_a_patch_or_another_build_of_torch_is_pooled(defined: Warehouse, newer: str) -> None:
+def test_a_patch_or_another_build_of_torch_is_pooled(defined, newer):
     load(
         defined,
         body("old", torch_version="2.13.0+cu130"),
@@ -232,14 +228,14 @@ def test_a_patch_or_another_build_of_torch_is_pooled(defined: Warehouse, newer: 
     assert mart(defined, "run_details").set_index("run_id").torch_version["new"] == newer
 
 
-def test_a_run_on_the_wrong_device_is_history(defined: Warehouse) -> None:
+def test_a_run_on_the_wrong_device_is_history(defined):
     wrong = body("wrong", torch_version="3", **LATER) | {"wrong_device": "it ran on cpu"}
     load(defined, body("right"), wrong)
     assert mart(defined, "runs").run_id.tolist() == ["right"]
     assert mart(defined, "outdated_runs").run_id.tolist() == ["wrong"]
 
 
-def test_runs_without_a_measurement_keep_reason_and_reporter(defined: Warehouse) -> None:
+def test_runs_without_a_measurement_keep_reason_and_reporter(defined):
     refused = body("b", status="refused", kind="launch", reason="no capacity", values={})
     del refused["attempt"]
     load(defined, body("a", status="failed", reason="out of memory", values={}), refused)
@@ -253,8 +249,8 @@ def test_runs_without_a_measurement_keep_reason_and_reporter(defined: Warehouse)
 
 
 def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
-    warehouse: Warehouse,
-) -> None:
+    warehouse,
+):
     offer = ROWS["offer"] | {"price_as_of": NOON}
     unknown = offer | {"usd_per_hour": None}
     with warehouse.transact() as connection:
@@ -266,7 +262,7 @@ def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(
     assert found.price_as_of[0] == NOON.replace(tzinfo=None)
 
 
-def test_spend_adds_up_by_refresh_and_by_workload(warehouse: Warehouse) -> None:
+def test_spend_adds_up_by_refresh_and_by_workload(warehouse):
     lease = ROWS["lease"] | {"started_at": NOON, "ended_at": NOON}
     known = [lease | {"lease_id": name} for name in ("x", "y")]
     with warehouse.transact() as connection:
@@ -289,8 +285,8 @@ def test_spend_adds_up_by_refresh_and_by_workload(warehouse: Warehouse) -> None:
 
 
 def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(
-    warehouse: Warehouse,
-) -> None:
+    warehouse,
+):
     made = {"training_digest": "d", "promoted": True, "reason": "", "code_commit": "abc"}
     score = {"split": "workload", "group": "all", "rows": 9}
     for refresh_id, error in (("old", 0.5), ("new", 0.1)):
@@ -305,7 +301,7 @@ def test_a_version_that_a_new_registry_counts_again_stands_beside_the_old(
     assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1}
 
 
-def test_a_run_without_an_end_was_measured_when_it_was_loaded(defined: Warehouse) -> None:
+def test_a_run_without_an_end_was_measured_when_it_was_loaded(defined):
     body_without_end = record("x") | {"setup": setup(), "ended_unix": None}
     load(defined, body_without_end)
     assert mart(defined, "runs").measured_at[0] == NOON.replace(tzinfo=None)

@@ -1,9 +1,6 @@
 """What may be published, and what is said to have changed since the publication before."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ from tests.warehouse.builders import (
     stamp,
 )
 from warehouse.append import append, note_instance_types
-from warehouse.database import SQL_FOLDER, Warehouse
+from warehouse.database import SQL_FOLDER
 from warehouse.publication import PublicationRefused, publish
 
 # A check, and the change of a sound row that it refuses. {} repeats a row.
@@ -72,21 +69,21 @@ ledger_is_positive {"runs": 0}
 """.strip().splitlines()
 
 
-def refused_by(warehouse: Warehouse, rows: list[dict[str, Any]]) -> set[str]:
+def refused_by(warehouse, rows):
     with pytest.raises(PublicationRefused) as refused:
         publish(warehouse, rows, stamp(1))
     assert warehouse.select("raw_publications").empty
     return {failure.split(":")[0] for failure in refused.value.failures}
 
 
-def test_unsound_rows_are_refused_and_nothing_is_stored(warehouse: Warehouse) -> None:
+def test_unsound_rows_are_refused_and_nothing_is_stored(warehouse):
     for case in UNSOUND:
         check, text = case.split(" ", 1)
         rows = [recommendation(goal="fastest"), recommendation(**json.loads(text))]
         assert check in refused_by(warehouse, rows + rows[1:] * (text == "{}")), case
 
 
-def test_unsound_judgements_stop_the_publication(warehouse: Warehouse) -> None:
+def test_unsound_judgements_stop_the_publication(warehouse):
     for number, case in enumerate(JUDGEMENTS):
         check, text = case.split(" ", 1)
         change = json.loads(text)
@@ -98,20 +95,20 @@ def test_unsound_judgements_stop_the_publication(warehouse: Warehouse) -> None:
         assert check in refused_by(warehouse, [recommendation()]), case
 
 
-def test_every_check_has_a_case(warehouse: Warehouse) -> None:
+def test_every_check_has_a_case(warehouse):
     assert refused_by(warehouse, []) == {"something_is_published"}
     names = {file.stem for file in SQL_FOLDER.glob("checks/*.sql")}
     cases = {case.split(" ", 1)[0] for case in [*UNSOUND, *JUDGEMENTS]}
     assert names == cases | {"something_is_published"}
 
 
-def test_a_machine_of_another_provider_alone_is_refused(warehouse: Warehouse) -> None:
+def test_a_machine_of_another_provider_alone_is_refused(warehouse):
     with warehouse.transact() as connection:
         note_instance_types(connection, [TYPES[0] | {"provider": "ec2"}], noted_at=NOON)
     assert refused_by(warehouse, [recommendation()]) == {"providers_are_not_mixed"}
 
 
-def test_sound_rows_are_published_and_twice_changes_nothing(warehouse: Warehouse) -> None:
+def test_sound_rows_are_published_and_twice_changes_nothing(warehouse):
     unequal = {
         "goal": "large",
         "cluster": "1xbig+2xsmall",
@@ -144,14 +141,14 @@ def test_sound_rows_are_published_and_twice_changes_nothing(warehouse: Warehouse
     assert list(table.cluster_offers[0]) == [offered("small", 2, 0.01)]
 
 
-def test_a_recommendation_that_lacks_a_column_is_refused(warehouse: Warehouse) -> None:
+def test_a_recommendation_that_lacks_a_column_is_refused(warehouse):
     row = recommendation()
     del row["hours"]
     with pytest.raises(ValueError, match="hours"):
         publish(warehouse, [row], stamp(1))
 
 
-def test_the_current_publication_is_each_providers_newest(warehouse: Warehouse) -> None:
+def test_the_current_publication_is_each_providers_newest(warehouse):
     for publication in (stamp(2), stamp(1), stamp(1, provider="ec2")):
         publish(warehouse, [recommendation()], publication)
     assert warehouse.select("recommendations").publication_id.tolist() == ["ec2-1", "local-2"]
@@ -189,9 +186,7 @@ ON_DEMAND = {
         (INFEASIBLE | {"reason": "nothing does"}, "1", "other", "choice"),
     ],
 )
-def test_a_change_has_a_cause_and_a_kind(
-    warehouse: Warehouse, change: dict[str, Any], model_version: str, cause: str, kind: str
-) -> None:
+def test_a_change_has_a_cause_and_a_kind(warehouse, change, model_version, cause, kind):
     same = recommendation(goal="fastest")
     publish(warehouse, [recommendation(), same], stamp(1))
     assert warehouse.select("recommendation_changes").empty
@@ -201,14 +196,14 @@ def test_a_change_has_a_cause_and_a_kind(
     assert (row["previous_publication_id"], row["previous_usd"]) == ("local-1", 0.02)
 
 
-def test_a_goal_that_is_gone_is_a_change(warehouse: Warehouse) -> None:
+def test_a_goal_that_is_gone_is_a_change(warehouse):
     publish(warehouse, [recommendation(), recommendation(goal="fastest")], stamp(1))
     publish(warehouse, [recommendation()], stamp(2))
     changes = warehouse.select("recommendation_changes")
     assert changes[["goal", "cause", "change"]].values.tolist() == [["fastest", "goals", "goal"]]
 
 
-def test_pareto_keeps_priced_setups_that_nothing_beats_in_both(warehouse: Warehouse) -> None:
+def test_pareto_keeps_priced_setups_that_nothing_beats_in_both(warehouse):
     setups = [("a", 4.0, 1.0), ("b", 2.0, 2.0), ("c", 3.0, 2.5), ("d", 1.0, 9.0), ("e", 0.5, None)]
     rows = [
         recommendation(

@@ -9,15 +9,12 @@ Machines live in namespaces: nothing of them is seen outside, and the world's ow
 loopback.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second each time, for nothing
@@ -43,7 +40,7 @@ NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "nod
 class Quiet(MotoRequestHandler):
     """moto's own, without a line for every request."""
 
-    def log(self, type: str, message: str, *args: Any) -> None:
+    def log(self, type, message, *args):
         """Print nothing."""
 
 
@@ -52,7 +49,7 @@ class World:
 
     why_not = staticmethod(machines.why_not)
 
-    def __init__(self, *, seed: int = 1) -> None:
+    def __init__(self, *, seed=1):
         self.region, self.bucket, self.profile = REGION, BUCKET, PROFILE
         self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
         self.account = Account(market=Market(seed))
@@ -61,10 +58,10 @@ class World:
         port = loopback.getsockname()[1]
         self.endpoint = f"http://127.0.0.1:{port}"  # on this machine and on every host
         self.machines = machines.Machines(self.account, self.folder, port, self._serve)
-        self._servers: list[Any] = []
+        self._servers = []
         self._serve("api", "", loopback)
 
-    def __enter__(self) -> World:
+    def __enter__(self):
         """Open, with a bucket, the nodes' role and instance profile, and a default VPC."""
         bound = type("Elastic", (Elastic,), {"account": self.account})
         self._patch = patch.dict(moto.ec2.urls.url_paths, {"{0}/": bound.dispatch})
@@ -75,7 +72,7 @@ class World:
         self.machines.open()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         """End every machine, switch and server, and delete the folder."""
         self.machines.close()
         for server in self._servers:
@@ -85,7 +82,7 @@ class World:
         BackendDict.reset()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """What makes boto3 in a subprocess speak to this world and to nobody else."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
@@ -98,24 +95,24 @@ class World:
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
 
-    def client(self, service: str) -> Any:
+    def client(self, service):
         session = boto3.Session("AKIAEMULATED", "an-emulated-secret", region_name=REGION)
         return session.client(service, endpoint_url=self.endpoint)
 
-    def alive(self) -> list[str]:
+    def alive(self):
         return sorted({one.id for one in self.account.instances()} | {*self.machines.known()})
 
-    def faults(self) -> list[str]:
+    def faults(self):
         """What the world itself could not do: a test that sees a fault has proved nothing."""
         return list(self.machines.faults)
 
-    def console(self, instance_id: str) -> str:
+    def console(self, instance_id):
         file = self.machines.folder(instance_id) / "console.txt"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def _serve(self, service: str, name: str, listening: socket.socket) -> Any:
+    def _serve(self, service, name, listening):
         """Start a server of "api", or of "metadata" in the region `name`, on a listening socket."""
-        app: Any = self.front
+        app = self.front
         if service == "metadata":
             app = Metadata(self.account, lambda address: self.machines.instance_at(name, address))
         with listening:  # the server has its own handle of it

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,17 +49,17 @@ class Account:
     launches: list[Launch] = field(default_factory=list)
     keys: dict[str, RoleKeys] = field(default_factory=dict)  # by access key
 
-    def instances(self, *states: str) -> list[Any]:
+    def instances(self, *states):
         """moto's instances of every region in these states, or alive."""
         with self.lock:
             return [one for one in self._all() if one.state in (states or _ALIVE)]
 
-    def instance(self, instance_id: str) -> Any:
+    def instance(self, instance_id):
         """Raises KeyError for an unknown id."""
         with self.lock:
             return {one.id: one for one in self._all()}[instance_id]
 
-    def power_off(self, instance_id: str) -> None:
+    def power_off(self, instance_id):
         """The machine shut itself down: terminate or stop it, as its launch defined."""
         with self.lock:
             one = self.instance(instance_id)
@@ -72,7 +72,7 @@ class Account:
             code = "Client.InstanceInitiatedShutdown"
             one.state_reason.code, one.state_reason.message = code, f"{code}: shutdown"
 
-    def image_id(self, region: str) -> str:
+    def image_id(self, region):
         """The image that every parameter of Systems Manager names."""
         with self.lock:
             backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
@@ -80,7 +80,7 @@ class Account:
                 backend.register_image("Deep Learning AMI")
             return str(next(iter(backend.amis)))
 
-    def role_keys(self, instance_id: str) -> RoleKeys | None:
+    def role_keys(self, instance_id):
         """The credentials of an instance; None without a profile."""
         with self.lock:
             arn = (self.instance(instance_id).iam_instance_profile or {}).get("Arn")
@@ -95,12 +95,12 @@ class Account:
             self.keys[access_key] = keys
             return keys
 
-    def _all(self) -> Iterator[Any]:
+    def _all(self):
         for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values()):
             yield from backend.all_instances()
 
 
-def install(client: Callable[[str], Any], *, bucket: str, profile: str, policy: str) -> None:
+def install(client, *, bucket, profile, policy):
     """Create what an operator creates once: bucket, role with policy and profile, EC2's roles."""
     client("s3").create_bucket(Bucket=bucket)
     trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}}

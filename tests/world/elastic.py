@@ -5,8 +5,7 @@ Everything else is moto's. A fleet gets all that it requests, in the cheapest of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
@@ -21,7 +20,7 @@ class Elastic(EC2Response):
 
     account: ClassVar[Account]
 
-    def create_placement_group(self) -> ActionResult:
+    def create_placement_group(self):
         name, groups = self._get_param("GroupName"), self._groups()
         tags = convert_tag_spec(self._get_param("TagSpecifications", [])).get("placement-group", {})
         groups[name] = {
@@ -32,12 +31,12 @@ class Elastic(EC2Response):
         }
         return ActionResult({"PlacementGroup": groups[name]})
 
-    def describe_placement_groups(self) -> ActionResult:
+    def describe_placement_groups(self):
         filters = self._filters_from_querystring()
         found = [group for group in self._groups().values() if _passes(group, filters)]
         return ActionResult({"PlacementGroups": found})
 
-    def delete_placement_group(self) -> ActionResult:
+    def delete_placement_group(self):
         name = self._get_param("GroupName")
         if any(one.placement.group_name == name for one in self.account.instances()):
             raise EC2ClientError("InvalidPlacementGroup.InUse", f"{name} is in use")
@@ -45,17 +44,17 @@ class Elastic(EC2Response):
             raise EC2ClientError("InvalidPlacementGroup.Unknown", f"{name} is unknown")
         return ActionResult({})
 
-    def describe_spot_price_history(self) -> ActionResult:
+    def describe_spot_price_history(self):
         rows = self.account.market.spot_history(self.region, self._get_param("InstanceTypes", []))
         return ActionResult({"SpotPriceHistory": rows})
 
-    def describe_instance_type_offerings(self) -> ActionResult:
-        answer: Any = super().describe_instance_type_offerings().result
+    def describe_instance_type_offerings(self):
+        answer = super().describe_instance_type_offerings().result
         sold = self.account.market.usd.get(self.region, {})
         rows = [row for row in answer["InstanceTypeOfferings"] if row["InstanceType"] in sold]
         return ActionResult({"InstanceTypeOfferings": rows})
 
-    def get_spot_placement_scores(self) -> ActionResult:
+    def get_spot_placement_scores(self):
         scores = [
             {"Region": region, "AvailabilityZoneId": zone.zone_id, "Score": 9}
             for region in self._get_param("RegionNames", [self.region])
@@ -63,7 +62,7 @@ class Elastic(EC2Response):
         ]
         return ActionResult({"SpotPlacementScores": scores})
 
-    def create_fleet(self) -> ActionResult:
+    def create_fleet(self):
         request, fleet = dict(self.params), random_fleet_id()
         target = request["TargetCapacitySpecification"]
         market, count = target["DefaultTargetCapacityType"], int(target["TotalTargetCapacity"])
@@ -76,7 +75,7 @@ class Elastic(EC2Response):
             for subnet in by_zone.values()
         }
 
-        def usd(override: Mapping[str, str]) -> float:
+        def usd(override):
             zone = zones[override["SubnetId"]]
             price = self.account.market.spot(override["InstanceType"], self.region, zone)
             return float("inf") if price is None else price
@@ -111,9 +110,9 @@ class Elastic(EC2Response):
         }
         return ActionResult({"FleetId": fleet, "Instances": [launched], "Errors": []})
 
-    def _launch(self, market: str, group: str) -> list[str]:
+    def _launch(self, market, group):
         """moto's launch, with the role and the placement group of each instance."""
-        reservation: Any = super().run_instances().result
+        reservation = super().run_instances().result
         profile = self.params.get("IamInstanceProfile") or {}
         for index, instance in enumerate(reservation.instances):
             instance.placement.group_name = group
@@ -130,19 +129,19 @@ class Elastic(EC2Response):
         self.account.launches.append(Launch(market=market, ids=ids, tags=tags))
         return ids
 
-    def _groups(self) -> dict[str, Any]:
+    def _groups(self):
         return self.account.placement_groups.setdefault(self.region, {})
 
 
-def _merged(specifications: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    tags: dict[str, list[Any]] = {}
+def _merged(specifications):
+    tags = {}
     for one in specifications:
         if one["ResourceType"] != "fleet":
             tags.setdefault(one["ResourceType"], []).extend(one["Tags"])
     return [{"ResourceType": kind, "Tags": found} for kind, found in tags.items()]
 
 
-def _passes(group: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
+def _passes(group, filters):
     described = {f"tag:{tag['Key']}": tag["Value"] for tag in group["Tags"]}
     described |= {"group-name": group["GroupName"], "state": group["State"]}
     return all(described.get(name) in values for name, values in filters.items())

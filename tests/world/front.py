@@ -2,19 +2,14 @@
 their role's policy, and passes the rest to moto's own server application.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Request, Response
 
-from tests.world.account import Account, RoleKeys
 from tests.world.elastic import Elastic
 from tests.world.policy import allows
 
@@ -27,12 +22,12 @@ class Front:
     IAM policies. `changed` is called after each request to EC2.
     """
 
-    def __init__(self, account: Account, changed: Callable[[], None]) -> None:
-        self.actions: list[str] = []
+    def __init__(self, account, changed):
+        self.actions = []
         self._account, self._changed = account, changed
         self._moto = DomainDispatcherApplication(create_backend_app)
 
-    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+    def __call__(self, environ, start):
         request = Request(environ)
         found = _CREDENTIAL.search(request.headers.get("Authorization", ""))
         access_key, region, service = found.groups() if found else ("", "", "s3")
@@ -46,9 +41,7 @@ class Front:
             response = self._answer_operator(environ, action, region, body)
         return response(environ, start)
 
-    def _answer_operator(
-        self, environ: dict[str, Any], action: str, region: str, body: bytes
-    ) -> Response:
+    def _answer_operator(self, environ, action, region, body):
         """Answer what moto lacks; pass on the rest."""
         if action == "pricing:GetProducts":
             return _json(self._account.market.products(json.loads(body)["Filters"]))
@@ -65,7 +58,7 @@ class Front:
         self._changed()
         return response
 
-    def _answer_machine(self, environ: dict[str, Any], action: str, keys: RoleKeys) -> Response:
+    def _answer_machine(self, environ, action, keys):
         """Serve a request with an instance's keys: S3 alone, and within the role's policy."""
         if not action.startswith("s3:"):
             return _refusal("UnauthorizedOperation", 403)
@@ -87,12 +80,12 @@ class Front:
             return _refusal("AccessDenied", 403)  # a role that may not list learns no names
         return response
 
-    def _pass_on(self, environ: dict[str, Any]) -> Response:
+    def _pass_on(self, environ):
         app = self._moto.get_application(environ)
         return Response.from_app(app, environ, buffered=True)
 
 
-def _action(request: Request, service: str, body: bytes) -> str:
+def _action(request, service, body):
     """The requested action, spelt as in IAM policies: "ec2:CreateFleet"."""
     if "X-Amz-Target" in request.headers:
         name = request.headers["X-Amz-Target"].rpartition(".")[2]
@@ -105,15 +98,15 @@ def _action(request: Request, service: str, body: bytes) -> str:
     return f"{service}:{name}"
 
 
-def _snake(name: str) -> str:
+def _snake(name):
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def _json(answer: dict[str, Any]) -> Response:
+def _json(answer):
     return Response(json.dumps(answer), content_type="application/x-amz-json-1.1")
 
 
-def _refusal(code: str, status: int) -> Response:
+def _refusal(code, status):
     """A refusal that clients of S3 and of EC2 both understand."""
     error = f"<Error><Code>{code}</Code><Message>refused by the emulated AWS</Message></Error>"
     if code != "AccessDenied":

@@ -27,7 +27,6 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from tasks.providers.ec2.catalogue import baseline_gbps
 from tasks.providers.local.network import Host, HostNetwork, HostPlan, Isolation, detect
 from tasks.providers.local.processes import end, identify
-from tests.world.account import Account
 
 HERE = Path(__file__).parent
 METADATA = "169.254.169.254"
@@ -58,20 +57,20 @@ class Machines:
     in its namespace. `faults`: what went wrong in the world itself.
     """
 
-    def __init__(self, account: Account, folder: Path, port: int, serve: Serve) -> None:
+    def __init__(self, account, folder, port, serve):
         self._account, self._folder, self._port, self._serve = account, folder, port, serve
-        self._regions: dict[str, HostNetwork] = {}
-        self._machines: dict[str, Machine] = {}
-        self._hostless: set[str] = set()  # a host that cannot be started is not tried again
+        self._regions = {}
+        self._machines = {}
+        self._hostless = set()  # a host that cannot be started is not tried again
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="emulated machines", daemon=True)
-        self.faults: list[str] = []
+        self.faults = []
 
-    def open(self) -> None:
+    def open(self):
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self):
         self._closed.set()
         self._thread.join()
         for instance_id in self.known():
@@ -79,29 +78,29 @@ class Machines:
         for region in self._regions.values():
             region.close()
 
-    def folder(self, instance_id: str) -> Path:
+    def folder(self, instance_id):
         """What stays of a machine when it is gone: its console, and what it shared."""
         return self._folder / instance_id
 
-    def known(self) -> list[str]:
+    def known(self):
         """Machines that were started and not ended, whether or not they still run."""
         with self._lock:
             return list(self._machines)
 
-    def instance_at(self, region: str, address: str) -> str | None:
+    def instance_at(self, region, address):
         with self._lock:
             for instance_id, machine in self._machines.items():
                 if (machine.region, machine.address) == (region, address):
                     return instance_id
         return None
 
-    def end_terminated(self) -> None:
+    def end_terminated(self):
         """End the hosts of instances that are over, before this returns."""
         known = set(self.known())  # first: a host that comes meanwhile is not over
         for instance_id in known - {one.id for one in self._account.instances("running")}:
             self._end(instance_id)
 
-    def _run(self) -> None:
+    def _run(self):
         while not self._closed.wait(_LOOK_S):
             try:
                 self._shut_down()
@@ -112,7 +111,7 @@ class Machines:
             except Exception as error:  # the world goes on; tests read `faults`
                 self.faults.append(repr(error))
 
-    def _boot(self, instance: Any) -> None:
+    def _boot(self, instance):
         """Start the host of an instance without one; its user-data runs."""
         if instance.id in self._machines or instance.id in self._hostless:
             return
@@ -126,7 +125,7 @@ class Machines:
             self._end(instance.id)  # it was terminated while it was being started
         self._hostless.discard(instance.id)
 
-    def _start(self, instance: Any) -> None:
+    def _start(self, instance):
         name = instance.region_name
         region = self._regions.get(name) or self._open_region(name)
         folder = self.folder(instance.id)
@@ -159,7 +158,7 @@ class Machines:
         listening = _listening(machine.host.inner_pid, "127.0.0.1", self._port)
         machine.server = self._serve("api", instance.id, listening)
 
-    def _open_region(self, name: str) -> HostNetwork:
+    def _open_region(self, name):
         """Open the region's bridge, with the metadata service beyond every host's link."""
         region = self._regions[name] = HostNetwork(Isolation(kind="root"), {"LANG": "C"})
         region.open(self._folder / f"switch-{name}.txt")
@@ -168,7 +167,7 @@ class Machines:
         self._serve("metadata", name, _listening(region.switch.pid, METADATA, 80))
         return region
 
-    def _shut_down(self) -> None:
+    def _shut_down(self):
         """Power off the machines whose time, set by shutdown.sh, has come."""
         for instance_id, machine in list(self._machines.items()):
             request = self.folder(instance_id) / "shared" / "shutdown"
@@ -180,7 +179,7 @@ class Machines:
             if time.time() >= machine.off_at:
                 self._account.power_off(instance_id)
 
-    def _end(self, instance_id: str) -> None:
+    def _end(self, instance_id):
         """End a host with all that runs on it, if it is there."""
         with self._lock:
             machine = self._machines.pop(instance_id, None)
@@ -192,7 +191,7 @@ class Machines:
             machine.host.process.wait()
 
 
-def why_not() -> str:
+def why_not():
     """Why no machines can be emulated here; empty if they can."""
     if os.geteuid() != 0:
         return "hosts of the emulated EC2 need root"
@@ -202,24 +201,24 @@ def why_not() -> str:
     return "" if isolation.kind == "root" else isolation.why_not
 
 
-def _views(folder: Path, python: list[str]) -> list[str]:
+def _views(folder, python):
     """Existing folders that get a private view; the one with the host's own folder comes last."""
     of_python = {f"/{Path(path).parts[1]}" for path in python} - {"/usr", "/bin", "/lib", "/run"}
     views = filter(os.path.isdir, {*_VIEWS, *of_python})
     return sorted(views, key=lambda view: (folder.is_relative_to(view), view))
 
 
-def _closed_above(python: list[str]) -> str:
+def _closed_above(python):
     """Folders above Python that other users cannot read."""
     above = {parent for path in python for parent in (Path(path), *Path(path).parents)}
     closed = (path for path in above if path.is_dir() and path.stat().st_mode & 0o005 != 0o005)
     return shlex.join(sorted(map(str, closed)))
 
 
-def _listening(pid: int, address: str, port: int) -> socket.socket:
+def _listening(pid, address, port):
     """Return a socket made in the network namespace of `pid`, whichever thread serves it."""
 
-    def make() -> socket.socket:
+    def make():
         with open(f"/proc/{pid}/ns/net") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")

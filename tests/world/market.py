@@ -1,14 +1,10 @@
 """What the emulated AWS sells: the packaged list prices, and spot prices drawn from a seed."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
 
 from tasks.providers.ec2.snapshot import packaged
 
@@ -16,7 +12,7 @@ from tasks.providers.ec2.snapshot import packaged
 SOLD = ("g4dn.*", "g5.*", "g6.*", "p3.*", "p4d.*", "m5.large", "c5.large")
 
 
-def product(name: str, region: str, usd: float | None) -> str:
+def product(name, region, usd):
     """A product of GetProducts; without a price, AWS lists it at 0."""
     amount = f"{usd or 0.0:.10f}"
     dimension = {
@@ -50,7 +46,7 @@ def product(name: str, region: str, usd: float | None) -> str:
 class Market:
     """`usd`: region -> instance type -> list price; None is listed without a price."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self._seed = seed
         self.usd = {
             region: {
@@ -61,7 +57,7 @@ class Market:
             for region, prices in packaged().usd.items()
         }
 
-    def products(self, filters: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    def products(self, filters):
         """The answer of GetProducts: list prices of Linux in the region that the filters name."""
         named = {one["Field"]: one["Value"] for one in filters}
         expected = {"operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used"}
@@ -71,14 +67,14 @@ class Market:
         listed = [product(name, region, usd) for name, usd in prices]
         return {"FormatVersion": "aws_v1", "PriceList": listed}
 
-    def spot(self, name: str, region: str, zone: str) -> float | None:
+    def spot(self, name, region, zone):
         """Dollars an hour, from a quarter to three quarters of the list price."""
         usd = self.usd.get(region, {}).get(name)
         if usd is None or name not in _zones(region).get(zone, ()):
             return None
         return round(usd * random.Random(f"{self._seed} {name} {zone}").uniform(0.25, 0.75), 6)
 
-    def spot_history(self, region: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    def spot_history(self, region, names):
         """Rows of DescribeSpotPriceHistory: the current price in each zone that sells a type."""
         when = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         return [
@@ -96,11 +92,11 @@ class Market:
 
 
 @cache
-def _zones(region: str) -> Mapping[str, set[str]]:
+def _zones(region):
     """Instance types that moto offers, by zone."""
     from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
-    found: dict[str, set[str]] = {}
+    found = {}
     for row in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ()):
         found.setdefault(row["Location"], set()).add(row["InstanceType"])
     return dict(sorted(found.items()))

@@ -1,16 +1,10 @@
 """The metadata service of one region: version 2 only, and each machine is known by its address."""
 
-from __future__ import annotations
-
 import json
 import secrets
-from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from werkzeug.wrappers import Request, Response
-
-from tests.world.account import Account
 
 _ROLE = "iam/security-credentials"
 
@@ -18,14 +12,14 @@ _ROLE = "iam/security-credentials"
 class Metadata:
     """A WSGI application. `instance_at` maps an address to an instance id, or None."""
 
-    def __init__(self, account: Account, instance_at: Callable[[str], str | None]) -> None:
+    def __init__(self, account, instance_at):
         self._account, self._instance_at = account, instance_at
-        self._tokens: dict[str, str] = {}  # token -> address
+        self._tokens = {}  # token -> address
 
-    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+    def __call__(self, environ, start):
         request = Request(environ)
         address = request.remote_addr or ""
-        text: str | None = None
+        text = None
         if request.path == "/latest/api/token" and request.method == "PUT":
             granted = request.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdigit()
             status = 200 if granted else 400
@@ -40,7 +34,7 @@ class Metadata:
             status = 404 if text is None else 200
         return Response(text or "", status, content_type="text/plain")(environ, start)
 
-    def _values(self, instance_id: str | None) -> dict[str, str]:
+    def _values(self, instance_id):
         if instance_id is None:
             return {}
         address = str(self._account.instance(instance_id).private_ip)

@@ -4,20 +4,16 @@ The policy is the one that was put into IAM: what it does not allow is refused h
 refuse it.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 
 def allows(
-    statements: Iterable[Mapping[str, Any]],
-    action: str,
-    resource: str,
-    userid: str,
-    prefix: str | None = None,
-) -> bool:
+    statements,
+    action,
+    resource,
+    userid,
+    prefix=None,
+):
     """Whether one statement allows it and none denies it. `prefix`: of a listing, which conditions
     may name.
 
@@ -36,7 +32,7 @@ def allows(
     return allowed
 
 
-def _holds(condition: Mapping[str, Any], prefix: str | None) -> bool:
+def _holds(condition, prefix):
     if not condition:
         return True
     patterns = _list(condition.get("StringLike", {}).get("s3:prefix", []))
@@ -46,12 +42,12 @@ def _holds(condition: Mapping[str, Any], prefix: str | None) -> bool:
     return alone and prefix is not None and any(_like(pattern, prefix) for pattern in patterns)
 
 
-def _like(pattern: str, text: str) -> bool:
+def _like(pattern, text):
     return (
         re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text, re.DOTALL)
         is not None
     )
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value):
     return value if isinstance(value, list) else [value]

@@ -8,10 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import duckdb
 
@@ -100,7 +99,7 @@ class Campaign:
     code: Literal["file", "repository", "example"] = "file"
 
     @property
-    def longer(self) -> float:
+    def longer(self):
         """Five ranks start instead of two, or a network has 23 million weights."""
         return 2.0 if self.types == UNEQUAL else 4.0 if self.code == "example" else 1.0
 
@@ -112,7 +111,7 @@ class Operator:
     folder: Path
     world: World
 
-    def settle_in(self, campaign: Campaign, minutes: float) -> None:
+    def settle_in(self, campaign, minutes):
         settings = _SETTINGS.format(
             market=campaign.market,
             most=campaign.machines,
@@ -139,7 +138,7 @@ class Operator:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_text(text)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Of a shell in that folder, with the emulated account's credentials."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         ours = {
@@ -149,7 +148,7 @@ class Operator:
         }
         return kept | ours | self.world.environment()
 
-    def srift(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def srift(self, *words):
         return subprocess.run(
             [*_SRIFT, *words],
             cwd=self.folder,
@@ -159,7 +158,7 @@ class Operator:
             timeout=600.0,
         )
 
-    def rows(self, query: str, file: str = "warehouse.duckdb") -> list[tuple[Any, ...]]:
+    def rows(self, query, file="warehouse.duckdb"):
         with duckdb.connect(str(self.folder / "state" / file), read_only=True) as connection:
             return connection.execute(query).fetchall()
 
@@ -172,7 +171,7 @@ class Proof:
     records: Counter[str] = field(default_factory=Counter)  # by kind and status
     wrong: list[str] = field(default_factory=list)
 
-    def lines(self) -> list[str]:
+    def lines(self):
         return [
             f"clusters: {', '.join(f'{n} x {name}' for name, n in sorted(self.clusters.items()))}",
             f"runs: {', '.join(f'{n} {name}' for name, n in sorted(self.records.items()))}",
@@ -181,13 +180,13 @@ class Proof:
 
 
 def prove(
-    world: World,
-    folder: Path,
-    campaigns: Sequence[Campaign],
+    world,
+    folder,
+    campaigns,
     *,
-    minutes: float,
-    max_usd: float = 5.0,
-) -> Proof:
+    minutes,
+    max_usd=5.0,
+):
     """Refresh once for each campaign, each in a home of its own, and judge."""
     proof = Proof()
     for place, campaign in enumerate(campaigns):
@@ -204,9 +203,9 @@ def prove(
     return proof
 
 
-def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) -> Iterator[str]:
+def _judge(operator, campaign, proof, launched):
     """Yield what is wrong with a refresh that ended well."""
-    sizes: Counter[str] = Counter()
+    sizes = Counter()
     for launch in operator.world.account.launches[launched:]:
         sizes[launch.tags.get("srift:lease", "untagged")] += len(launch.ids)
         if launch.market != campaign.market:
@@ -233,7 +232,7 @@ def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) 
         yield from _judge_unequal(operator)
 
 
-def _judge_unequal(operator: Operator) -> Iterator[str]:
+def _judge_unequal(operator):
     """Machines of several devices and clusters of two types, from the launch to the table."""
     measured = operator.rows("select distinct cluster, layout from runs where provider = 'ec2'")
     if not any("+" in cluster for cluster, _ in measured):

@@ -17,7 +17,7 @@ FOLDER = Path(sys.argv[1])
 class Cloud(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def answer(self, status: int, body: bytes = b"") -> None:
+    def answer(self, status, body=b""):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"same"')
@@ -25,7 +25,7 @@ class Cloud(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def do_PUT(self) -> None:
+    def do_PUT(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path == "/latest/api/token":
             return self.answer(200, TOKEN.encode())
@@ -36,7 +36,7 @@ class Cloud(BaseHTTPRequestHandler):
         beside.rename(path)
         return self.answer(200)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         path = unquote(self.path)
         if path.startswith("/latest/") and self.headers.get("X-aws-ec2-metadata-token") != TOKEN:
             return self.answer(401)
@@ -48,7 +48,7 @@ class Cloud(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 

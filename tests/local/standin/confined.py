@@ -13,7 +13,7 @@ MAILBOX, CODE = Path(GIVEN["--mailbox"]), Path(__file__).parent
 OWN = MAILBOX / f"node-{GIVEN['--node']}"
 
 
-def tried(act) -> str:
+def tried(act):
     try:
         act()
     except OSError as error:
@@ -21,7 +21,7 @@ def tried(act) -> str:
     return "done"
 
 
-def write(path: Path, body: dict) -> None:
+def write(path, body):
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}")
     beside.write_text(json.dumps(body))

@@ -1,7 +1,5 @@
 """The caps hold up to the last second of every deadline; nothing unpriced is launched."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,7 +16,7 @@ from models.campaign.budget import (
     longest_s,
     worst_usd,
 )
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 from tests.fakes import offer
 
 LAUNCHES = st.tuples(
@@ -33,11 +31,11 @@ USD = st.floats(0.0, 200.0)
 @given(st.lists(LAUNCHES, max_size=30), USD, USD, USD)
 @example([(60.0, 60.0, "overran", 1.0)] * 3, 25.0, 100.0, 80.0)
 def test_no_sequence_of_launches_costs_more_than_a_cap(
-    launches: list[tuple[float, float, str, float]],
-    campaign_usd: float,
-    month_usd: float,
-    before_usd: float,
-) -> None:
+    launches,
+    campaign_usd,
+    month_usd,
+    before_usd,
+):
     spent, stuck = 0.0, 0.0
     for usd_per_hour, est_s, ends, used in launches:
         caps = [
@@ -57,11 +55,11 @@ def test_no_sequence_of_launches_costs_more_than_a_cap(
     assert spent + stuck == 0 or before_usd + spent + stuck <= month_usd + 1e-9
 
 
-def cap(usd: float, spent: float = 0.0, committed: float = 0.0, claimed: float = 0.0) -> Cap:
+def cap(usd, spent=0.0, committed=0.0, claimed=0.0):
     return Cap(name="cap", usd=usd, spent_usd=spent, committed_usd=committed, claimed_usd=claimed)
 
 
-def test_the_worst_case_counts_whole_minutes_and_the_way_out() -> None:
+def test_the_worst_case_counts_whole_minutes_and_the_way_out():
     assert billed_s(60.0) == 60.0 + LATE_S and billed_s(60.5) == 120.0 + LATE_S
     assert allow(10.0, wished_s=3600.0, least_s=3600.0, caps=[cap(10.0)]).refusal
     enough = cap(10.0 * billed_s(3600.0) / 3600 + 0.01)
@@ -69,7 +67,7 @@ def test_the_worst_case_counts_whole_minutes_and_the_way_out() -> None:
     assert (allowed.refusal, allowed.deadline_s) == ("", 3600.0)
 
 
-def test_a_deadline_is_shortened_to_the_tightest_cap_but_not_below_the_least() -> None:
+def test_a_deadline_is_shortened_to_the_tightest_cap_but_not_below_the_least():
     caps = [cap(100.0), cap(50.0, spent=20.0)]
     allowed = allow(60.0, wished_s=3600.0, least_s=600.0, caps=caps)
     assert allowed.deadline_s == longest_s(60.0, 30.0) == 1560.0
@@ -78,18 +76,18 @@ def test_a_deadline_is_shortened_to_the_tightest_cap_but_not_below_the_least() -
 
 
 @given(st.floats(0.001, 1000.0), st.floats(0.0, 1000.0))
-def test_the_longest_deadline_is_the_last_that_can_be_paid(price: float, left: float) -> None:
+def test_the_longest_deadline_is_the_last_that_can_be_paid(price, left):
     longest = longest_s(price, left)
     assert longest == 0 or worst_usd(price, longest) <= left
     assert worst_usd(price, longest + 120.0) > left
 
 
 @pytest.mark.parametrize("price", [None, 0.0, float("nan"), float("inf")])
-def test_an_unknown_price_is_refused(price: float | None) -> None:
+def test_an_unknown_price_is_refused(price):
     assert allow(price, wished_s=60.0, least_s=1.0, caps=[cap(1e9)]).refusal
 
 
-def sold(market: str, zone: str, usd: float | None, region: str = "east") -> Offer:
+def sold(market, zone, usd, region="east"):
     return replace(offer(usd), market=market, zone=zone, region=region)
 
 
@@ -114,13 +112,11 @@ OWN_SPOT = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, own_price="o
         (1, OWN_SPOT, [], 1.25, 1.25),
     ],
 )
-def test_the_dearest_price_bounds_what_a_cluster_costs(
-    count: int, member: Offer, offers: list[Offer], margin: float | None, expected: float | None
-) -> None:
+def test_the_dearest_price_bounds_what_a_cluster_costs(count, member, offers, margin, expected):
     assert dearest_usd_per_hour(Cluster.of((count, member)), offers, margin) == expected
 
 
-def test_the_dearest_price_of_a_type_counts_bids_and_no_discount() -> None:
+def test_the_dearest_price_of_a_type_counts_bids_and_no_discount():
     assert dearest_by_type([SPOT, sold("spot", "b", 2.0)], 1.25) == {"small": 2.5}
     assert dearest_by_type([SPOT]) == {"small": 1.0}
     assert dearest_by_type([SAVED]) == {"small": 3.0}

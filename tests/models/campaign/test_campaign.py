@@ -1,13 +1,9 @@
 """A campaign keeps to its caps, covers everything first, and buys what may change a choice."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,17 +13,16 @@ from hypothesis import strategies as st
 
 from models.campaign.campaign import (
     CampaignLimits,
-    PlannedLaunch,
     elastic_launch,
     learning_launches,
     shopping_list,
 )
-from models.campaign.candidates import Costs, Model, PlannedRun, training_runs
+from models.campaign.candidates import Costs, Model, training_runs
 from models.campaign.run_value import Knowledge, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 from models.domain.setup_table import row_key
-from models.domain.workload import Goal, Mode, Workload
+from models.domain.workload import Goal, Mode
 from models.job.cost import job_costs
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
@@ -48,18 +43,18 @@ from tests.models.planning import (
 
 LIMITS = CampaignLimits(max_usd=1.0, max_seconds=450.0, max_hosts=4, fits=cores_fit)
 Frames = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
-NONE: Frames = (NOTHING, NOTHING, NOTHING)
+NONE = (NOTHING, NOTHING, NOTHING)
 
 
 def shop(
-    frames: Frames = NONE,
+    frames=NONE,
     *,
-    jobs: Sequence[Workload] = WORKLOADS,
-    sold: Sequence[Offer] | None = None,
-    known: Model | None = None,
-    history: dict[str, Any] | None = None,
-    **limits: Any,
-) -> list[PlannedLaunch]:
+    jobs=WORKLOADS,
+    sold=None,
+    known=None,
+    history=None,
+    **limits,
+):
     """`history` is the rest of the past, `limits` differ from LIMITS."""
     runs, profiles, probes = frames
     past = Past(runs=runs, profiles=profiles, probes=probes, **(history or {}))
@@ -68,12 +63,12 @@ def shop(
 
 
 @cache
-def first_list() -> list[PlannedLaunch]:
+def first_list():
     """Before anything was measured."""
     return shop()
 
 
-def runs_of(launches: Sequence[PlannedLaunch], kind: str = "train") -> Iterator[PlannedRun]:
+def runs_of(launches, kind="train"):
     """Runs of a kind, checked to be on machines of their types."""
     for launch in launches:
         for run in launch.items:
@@ -83,7 +78,7 @@ def runs_of(launches: Sequence[PlannedLaunch], kind: str = "train") -> Iterator[
                 yield run
 
 
-def measured(launches: Sequence[PlannedLaunch], *, spread: float = 0.02) -> Frames:
+def measured(launches, *, spread=0.02):
     """The frames after all of `launches` went well."""
     steps = {"step_s": 0.1, "step_spread": spread, "measured_at": AS_OF, "kind": "train"}
     runs = [run.row() | steps for run in runs_of(launches)]
@@ -106,7 +101,7 @@ def measured(launches: Sequence[PlannedLaunch], *, spread: float = 0.02) -> Fram
     return pd.DataFrame(runs), pd.DataFrame(profiles), pd.DataFrame(probes)
 
 
-def keys(launches: Sequence[PlannedLaunch]) -> list[object]:
+def keys(launches):
     return [row_key(run.row(), {}) for run in runs_of(launches)]
 
 
@@ -117,7 +112,7 @@ def keys(launches: Sequence[PlannedLaunch]) -> list[object]:
     max_hosts=st.integers(1, 4),
 )
 @example(max_usd=0.015625, max_seconds=30.0, max_hosts=2)  # takes all of the time
-def test_caps_are_kept_and_clusters_fit(max_usd: float, max_seconds: float, max_hosts: int) -> None:
+def test_caps_are_kept_and_clusters_fit(max_usd, max_seconds, max_hosts):
     launches = shop(max_usd=max_usd, max_seconds=max_seconds, max_hosts=max_hosts)
     assert sum(launch.est_usd for launch in launches) <= max_usd * (1 + 1e-9)
     assert sum(launch.est_s for launch in launches) <= max_seconds * (1 + 1e-9)
@@ -135,7 +130,7 @@ def test_caps_are_kept_and_clusters_fit(max_usd: float, max_seconds: float, max_
     assert len(keys(launches)) == len(set(keys(launches)))
 
 
-def test_the_first_campaign_covers_everything_early() -> None:
+def test_the_first_campaign_covers_everything_early():
     launches = first_list()
     everything = {(job.name, name) for job in WORKLOADS for name in CORES}
     profiles = [(run.workload, run.members[0]) for run in runs_of(launches, "profile")]
@@ -160,9 +155,7 @@ COMPILED = Mode("bf16", "fsdp", "compile+offload")
         (COMPILED, "cpu", None),  # a processor has nothing to offload to
     ],
 )
-def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(
-    mode: Mode, device: str, profiled: Mode | None
-) -> None:
+def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(mode, device, profiled):
     jobs = [replace(workload("mlp", 64), modes=(mode,))]
     kinds = [replace(machine(name), device=device) for name in ("large", "whole")]
     sold = [replace(offer(one.name), instance_type=one) for one in kinds]
@@ -173,7 +166,7 @@ def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(
     assert {run.mode for run in runs_of(launches)} == ({mode} if profiled else set())
 
 
-SINGLE: dict[str, Any] = {
+SINGLE = {
     "max_seconds": 300.0,
     "max_hosts": 1,
     "sold": [offer("large", "spot")],
@@ -185,9 +178,7 @@ SINGLE: dict[str, Any] = {
     ("spread", "stale_days", "again"),
     [(0.01, None, 0), (np.nan, None, 0), (0.5, None, 3), (0.01, 1, 3), (0.01, -1, 0)],
 )
-def test_unsteady_and_stale_setups_come_again(
-    spread: float, stale_days: int | None, again: int
-) -> None:
+def test_unsteady_and_stale_setups_come_again(spread, stale_days, again):
     first = shop(**SINGLE)
     history = {}
     if stale_days is not None:
@@ -197,7 +188,7 @@ def test_unsteady_and_stale_setups_come_again(
     assert not list(runs_of(found, "profile"))
 
 
-def test_what_is_bought_depends_on_no_order_and_has_a_price_in_the_market() -> None:
+def test_what_is_bought_depends_on_no_order_and_has_a_price_in_the_market():
     assert shop(sold=offers()[::-1]) == first_list()
     assert shop(max_usd=0.0) == shop(max_seconds=5.0) == []
     unpriced = [offer(name, "spot", usd_per_hour=None) for name in CORES] + offers("on-demand")
@@ -207,11 +198,11 @@ def test_what_is_bought_depends_on_no_order_and_has_a_price_in_the_market() -> N
 
 
 @pytest.mark.parametrize("kind", ["profile", "train", "probe"])
-def test_what_failed_twice_is_not_bought_a_third_time(kind: str) -> None:
+def test_what_failed_twice_is_not_bought_a_third_time(kind):
     run = next(runs_of(first_list(), kind))
     row = {"kind": kind} | run.row()
 
-    def is_bought(failures: int) -> bool:
+    def is_bought(failures):
         launches = shop(history={"failures": pd.DataFrame([row] * failures)})
         same = (one.row() == run.row() for one in runs_of(launches, kind))
         return any(same)
@@ -227,12 +218,12 @@ GOALS = (
 )
 JOBS = [replace(one, goals=GOALS) for one in WORKLOADS]
 PROFILES = measured(first_list())[1]
-PROFILED: Frames = (NOTHING, PROFILES, NOTHING)
+PROFILED = (NOTHING, PROFILES, NOTHING)
 ALL = frozenset(CORES)
 SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
 
 
-def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str] = ALL) -> Model:
+def model(line, jobs=JOBS, types=ALL):
     """A model of one line, all of whose setups err by `line.own` each."""
     sold = [one for one in offers() if one.instance_type.name in types]
     found = {}
@@ -248,18 +239,18 @@ def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str
     )
 
 
-def buy(known: Model | None, frames: Frames = PROFILED, **limits: Any) -> list[PlannedLaunch]:
+def buy(known, frames=PROFILED, **limits):
     return shop(frames, jobs=JOBS, known=known, **limits)
 
 
 @cache
-def doubted() -> tuple[Model, list[PlannedLaunch]]:
+def doubted():
     """An unsure model, and what is bought by it."""
     known = model(UNSURE)
     return known, buy(known)
 
 
-def test_with_a_model_runs_are_bought_for_the_choice_they_may_change() -> None:
+def test_with_a_model_runs_are_bought_for_the_choice_they_may_change():
     known, launches = doubted()
     runs = [run for launch in launches for run in launch.items]
     assert {run.kind for run in runs} == {"train"}
@@ -267,7 +258,7 @@ def test_with_a_model_runs_are_bought_for_the_choice_they_may_change() -> None:
     assert sum(launch.est_usd for launch in buy(known, max_usd=0.0005)) <= 0.0005
 
 
-def test_runs_since_the_model_was_fitted_lower_the_value_of_more() -> None:
+def test_runs_since_the_model_was_fitted_lower_the_value_of_more():
     known, first = doubted()
     runs, _, _ = measured(first)
     updated = replace(known, fresh=runs.assign(step_s=UNSURE.predict(runs)["step_s"].to_numpy()))
@@ -276,14 +267,14 @@ def test_runs_since_the_model_was_fitted_lower_the_value_of_more() -> None:
     assert again != buy(known, (runs, PROFILES, NOTHING))
 
 
-def test_unknown_workloads_and_types_are_measured_for_variety() -> None:
+def test_unknown_workloads_and_types_are_measured_for_variety():
     others = model(SURE, [job for job in JOBS if job.name != "lm"])
     assert {run.workload for run in runs_of(buy(others))} == {"lm"}
     trains = list(runs_of(buy(model(SURE, types=ALL - {"whole"}))))
     assert trains and all("whole" in run.members for run in trains)
 
 
-def test_a_minimum_bill_makes_launches_fewer_and_larger() -> None:
+def test_a_minimum_bill_makes_launches_fewer_and_larger():
     known = doubted()[0]
     caps = {"max_usd": 0.004, "max_seconds": 3600.0}
     by_second, by_minute = (
@@ -296,7 +287,7 @@ def test_a_minimum_bill_makes_launches_fewer_and_larger() -> None:
     assert large > small
 
 
-def test_the_choice_set_has_the_choice_of_the_table() -> None:
+def test_the_choice_set_has_the_choice_of_the_table():
     job = workload("mlp", 64, None, *GOALS)
     setups = candidates(job, Supply(offers=offers(), max_hosts=4, fits=cores_fit), UNSURE)
     predicted = UNSURE.predict(frame(setups))
@@ -314,7 +305,7 @@ def test_the_choice_set_has_the_choice_of_the_table() -> None:
         assert chosen.cluster.name == first["cluster"]
 
 
-def test_a_planned_run_lowers_the_value_of_what_it_shows() -> None:
+def test_a_planned_run_lowers_the_value_of_what_it_shows():
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
     runs = list(training_runs(JOBS, clusters, PROFILES, costs=Costs()).values())
     past = Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING)
@@ -328,12 +319,12 @@ def test_a_planned_run_lowers_the_value_of_what_it_shows() -> None:
     assert trial.value(first) == 0.0
 
 
-def past(hours: float) -> Frames:
+def past(hours):
     runs, profiles, probes = measured(first_list())
     return runs.assign(measured_at=AS_OF + timedelta(hours=hours)), profiles, probes
 
 
-def test_setups_on_a_drifting_type_come_first() -> None:
+def test_setups_on_a_drifting_type_come_first():
     drifting = {"drifting": {"medium": AS_OF}}
     moved = shop(past(-1.0), history=drifting)
     assert "medium" in {one.instance_type.name for one in moved[0].cluster.members}
@@ -346,11 +337,11 @@ def test_setups_on_a_drifting_type_come_first() -> None:
 
 
 @pytest.mark.parametrize("cause", ["drift", "age"])
-def test_a_sure_model_buys_only_what_drifted_or_went_stale(cause: str) -> None:
+def test_a_sure_model_buys_only_what_drifted_or_went_stale(cause):
     sure = model(SURE)
     runs, profiles, probes = past(-1.0)
     assert buy(sure) == buy(sure, (runs, profiles, probes)) == []
-    history: dict[str, Any] = {"drifting": {"medium": AS_OF}}
+    history = {"drifting": {"medium": AS_OF}}
     if cause == "age":
         old = runs["cluster"].str.contains("medium")
         runs.loc[old, "measured_at"] = AS_OF - timedelta(hours=1000)
@@ -364,7 +355,7 @@ ONE = offer("small", "spot")
 JOB = workload("mlp", 64, 256)
 
 
-def test_machines_are_measured_full_and_with_one_device() -> None:
+def test_machines_are_measured_full_and_with_one_device():
     clusters = [Cluster(members=members) for members in ((FOUR,), (FOUR, FOUR), (FOUR, ONE))]
     runs = training_runs([JOB], clusters, NOTHING, costs=Costs()).values()
     assert {(run.cluster, run.devices) for run in runs} == {
@@ -381,7 +372,7 @@ MODES = tuple(Mode(strategy=name) for name in ("ddp", "ddp-fp16", "ddp-mstopk"))
 WANTED = [(replace(WORKLOADS[0], modes=MODES), mode) for mode in MODES[1:]]
 
 
-def test_learning_runs_take_the_cheapest_pair_and_two_thirds_of_the_caps() -> None:
+def test_learning_runs_take_the_cheapest_pair_and_two_thirds_of_the_caps():
     limits = replace(LIMITS, max_seconds=900.0)
     pairs = [Cluster.of((2, one)) for one in offers() if one.market == "spot"]
     prices = {pair.name: pair.total_usd_per_hour for pair in pairs if not cores_fit(pair)}
@@ -411,7 +402,7 @@ ROW = {
 }
 
 
-def test_an_elastic_run_loses_a_machine_of_a_recommended_row() -> None:
+def test_an_elastic_run_loses_a_machine_of_a_recommended_row():
     launch = elastic_launch(LIMITS, ROW, offers())
     assert launch is not None
     assert [one.market for one in launch.cluster.members] == ["on-demand", "spot"]
@@ -427,5 +418,5 @@ def test_an_elastic_run_loses_a_machine_of_a_recommended_row() -> None:
     "change",
     [{"cluster": "1xsmall"}, {"cluster": float("nan")}, {"cluster": "2xnew"}, {"strategy": "fsdp"}],
 )
-def test_rows_that_cannot_lose_a_machine_have_no_elastic_run(change: dict[str, Any]) -> None:
+def test_rows_that_cannot_lose_a_machine_have_no_elastic_run(change):
     assert elastic_launch(LIMITS, ROW | change, offers()) is None

@@ -1,7 +1,5 @@
 """Pilots settle open choices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -9,10 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from models.campaign.pilots import Pilots, choose_pilots, simulated
-from models.campaign.value_of_information import Belief, ChoiceSet, OpenChoice, choice_set_of
+from models.campaign.pilots import choose_pilots, simulated
+from models.campaign.value_of_information import Belief, OpenChoice, choice_set_of
 from models.domain.setup_table import setup_key
-from models.domain.workload import Goal, Setup
+from models.domain.workload import Goal
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from tests.models.planning import LineModel, cores_fit, frame, offers, workload
@@ -21,13 +19,13 @@ DEADLINE = Goal(goal="cheapest_within_deadline", hours=2.0)
 JOB = replace(workload("mlp", 64, 128), goals=(DEADLINE,))
 
 
-def open_choice(line: LineModel) -> tuple[ChoiceSet, list[Setup]]:
+def open_choice(line):
     setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
     return choice_set_of(JOB, setups, line.predict(frame(setups))), setups
 
 
 @cache
-def pilots(line: LineModel, count: int = 3, goal: str = DEADLINE.goal, seed: int = 1) -> Pilots:
+def pilots(line, count=3, goal=DEADLINE.goal, seed=1):
     choice_set, setups = open_choice(line)
     return choose_pilots(choice_set, frame(setups), line.joint, goal=goal, count=count, seed=seed)
 
@@ -35,7 +33,7 @@ def pilots(line: LineModel, count: int = 3, goal: str = DEADLINE.goal, seed: int
 UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
 
 
-def test_pilots_better_an_open_choice_and_a_settled_one_has_nothing_to_lose() -> None:
+def test_pilots_better_an_open_choice_and_a_settled_one_has_nothing_to_lose():
     found = pilots(UNSURE)
     assert len(set(found.chosen)) == 3 and len(found.after) == 3
     assert found.regret > 0.01 and found.after[-1] < 0.9 * found.regret
@@ -44,7 +42,7 @@ def test_pilots_better_an_open_choice_and_a_settled_one_has_nothing_to_lose() ->
     assert pilots(SURE).regret < 1e-3
 
 
-def regret_after(noise: float) -> float:
+def regret_after(noise):
     """Regret of a choice of two, the second 0.2 better in logs, the first measured with `noise`."""
     one = np.ones(2)
     question = OpenChoice(
@@ -61,10 +59,10 @@ def regret_after(noise: float) -> float:
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.02, 0.09, 0.5, 1e4])
-def test_regret_after_a_noisy_run_has_its_closed_form(noise: float) -> None:
+def test_regret_after_a_noisy_run_has_its_closed_form(noise):
     """E min(A, b) of a normal A."""
 
-    def least(spread: float) -> float:
+    def least(spread):
         return float(
             -0.2 - spread * (norm.pdf(0.2 / spread) - 0.2 / spread * norm.sf(0.2 / spread))
         )
@@ -75,7 +73,7 @@ def test_regret_after_a_noisy_run_has_its_closed_form(noise: float) -> None:
     )
 
 
-def test_if_no_setup_surely_meets_the_deadline_pilots_show_the_likeliest() -> None:
+def test_if_no_setup_surely_meets_the_deadline_pilots_show_the_likeliest():
     choice_set, setups = open_choice(UNSURE)
     (question,) = choice_set.questions
     mean = UNSURE.joint(frame(list(choice_set.setups)))[0]

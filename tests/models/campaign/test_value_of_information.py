@@ -1,7 +1,5 @@
 """The value of a run: nothing where it moves no choice, most where a choice hangs on it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +12,6 @@ from scipy.special import ndtri
 from models.campaign.value_of_information import (
     LEAST_REGRET,
     Belief,
-    Floats,
     OpenChoice,
     aim_and_meeting,
     choice,
@@ -30,7 +27,7 @@ from tests.models.planning import offer, workload
 FASTEST, CHEAPEST = Goal(goal="fastest"), Goal(goal="cheapest")
 
 
-def question(count: int, goal: Goal = FASTEST, **changes: Floats) -> OpenChoice:
+def question(count, goal=FASTEST, **changes):
     nothing = np.zeros(count)
     plain = OpenChoice(
         goal=goal,
@@ -44,15 +41,13 @@ def question(count: int, goal: Goal = FASTEST, **changes: Floats) -> OpenChoice:
     return replace(plain, **changes)
 
 
-def budget(limit: float, **changes: float) -> OpenChoice:
+def budget(limit, **changes):
     """Two setups at two dollars and one dollar an hour."""
     goal = Goal(goal="fastest_within_budget", usd=limit, **changes)
     return question(2, goal, usd_per_hour=np.array([2.0, 1.0]))
 
 
-def belief(
-    step_s: list[float], sd: list[float], *, alike: float = 0.0, noise: float = 1e-9
-) -> Belief:
+def belief(step_s, sd, *, alike=0.0, noise=1e-9):
     """All setups correlated by `alike`."""
     spread = np.array(sd)
     correlation = np.full((len(sd), len(sd)), alike) + (1 - alike) * np.eye(len(sd))
@@ -65,7 +60,7 @@ def belief(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 10_000), st.sampled_from(GOALS))
-def test_no_run_has_a_value_below_zero(count: int, seed: int, name: str) -> None:
+def test_no_run_has_a_value_below_zero(count, seed, name):
     random = np.random.default_rng(seed)
     root = random.normal(size=(count, count)) * random.uniform(0.0, 0.5)
     believed = Belief(
@@ -80,7 +75,7 @@ def test_no_run_has_a_value_below_zero(count: int, seed: int, name: str) -> None
     assert np.all(regret >= 0) and np.all((chance >= 0) & (chance <= 1 + 1e-9))
 
 
-def test_a_run_on_a_near_rival_has_value_and_one_on_a_loser_has_none() -> None:
+def test_a_run_on_a_near_rival_has_value_and_one_on_a_loser_has_none():
     regret, chance = gain(question(3), belief([1.0, 1.05, 3.0], [0.1] * 3), [1, 2])
     assert regret[0] > 0.01 and regret[1] < 1e-6
     assert chance[0] > 0.2 and chance[1] < 1e-3
@@ -88,7 +83,7 @@ def test_a_run_on_a_near_rival_has_value_and_one_on_a_loser_has_none() -> None:
     assert noisy[0] < regret[0] / 10
 
 
-def test_the_value_is_that_of_the_textbook() -> None:
+def test_the_value_is_that_of_the_textbook():
     """One of two setups is known: sd f(-gap / sd), with f(z) = z Phi(z) + phi(z)."""
     gap, sd = 0.05, 0.1
     expected = sd * (-gap / sd * 0.308538 + 0.352065)  # Phi(-0.5), phi(-0.5)
@@ -102,15 +97,15 @@ def test_the_value_is_that_of_the_textbook() -> None:
     [(2.2, 0.9, 0.01, 0), (2.2, 0.9, 0.2, 1), (2.2, 0.5, 0.2, 0)],
 )
 def test_the_choice_meets_the_constraint_with_the_required_probability(
-    limit: float, p_required: float, sd: float, expected: int
-) -> None:
+    limit, p_required, sd, expected
+):
     sold = budget(limit, p_required=p_required)
     assert choice(sold, belief([1.0, 1.5], [sd, 0.01])) == expected
     likeliest = budget(0.1, p_required=p_required)  # none meets it
     assert choice(likeliest, belief([1.0, 1.5], [0.2, 0.2])) == 1
 
 
-def test_a_run_conditions_the_joint_normal() -> None:
+def test_a_run_conditions_the_joint_normal():
     before = belief([1.0, 1.0, 1.0], [0.2, 0.1, 0.1], alike=0.5, noise=0.01)
     after = before.given(0, 0.1)
     assert after.mean == pytest.approx(np.array([0.04, 0.01, 0.01]) / 0.05 * 0.1)
@@ -120,7 +115,7 @@ def test_a_run_conditions_the_joint_normal() -> None:
     assert before.given(0).variance == pytest.approx(after.variance)
 
 
-def test_values_of_goals_add_up_and_tiny_ones_count_nothing() -> None:
+def test_values_of_goals_add_up_and_tiny_ones_count_nothing():
     believed = belief([1.0, 1.05, 3.0], [0.1] * 3)
     both = run_values([question(3), question(3, CHEAPEST)], believed, [1, 2])
     regret, _ = gain(question(3), believed, [1])
@@ -131,7 +126,7 @@ def test_values_of_goals_add_up_and_tiny_ones_count_nothing() -> None:
     assert run_values([question(2)], twins, [0, 1]).tolist() == [0.0, 0.0]
 
 
-def test_irreducible_spread_counts_against_meeting_a_constraint() -> None:
+def test_irreducible_spread_counts_against_meeting_a_constraint():
     deadline = Goal(goal="cheapest_within_deadline", hours=1.2)
     asked = question(2, deadline, irreducible_sd=np.array([0.0, 0.5]))
     _, meeting = aim_and_meeting(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
@@ -139,7 +134,7 @@ def test_irreducible_spread_counts_against_meeting_a_constraint() -> None:
     assert meeting.chance[0, 0, 0] > 0.99 > 0.75 > meeting.chance[1, 0, 0] > 0.5
 
 
-def test_without_a_required_probability_overshooting_is_weighed() -> None:
+def test_without_a_required_probability_overshooting_is_weighed():
     """A sd of 0.2 overshoots by 0.041 on average, which costs 0.41 at a price of 10."""
     assert choice(budget(2.2), belief([1.0, 1.6], [0.2, 0.01])) == 0
     assert choice(budget(2.2), belief([1.0, 1.4], [0.2, 0.01])) == 1
@@ -147,7 +142,7 @@ def test_without_a_required_probability_overshooting_is_weighed() -> None:
 
 
 @pytest.mark.parametrize(("beyond", "sd"), [(-0.3, 0.2), (0.1, 0.05), (0.5, 0.6)])
-def test_normal_and_drawn_meetings_agree(beyond: float, sd: float) -> None:
+def test_normal_and_drawn_meetings_agree(beyond, sd):
     drawn = drawn_meeting(np.exp(beyond + sd * ndtri((np.arange(20_000) + 0.5) / 20_000)), 1.0)
     assert np.array(normal_meeting(beyond, sd, 1.0)) == pytest.approx(np.array(drawn), abs=1e-3)
 
@@ -156,7 +151,7 @@ HOURS = 10.0  # of work at a second a step
 JOB = replace(workload("mlp", 64, samples=int(64 * 3600 * HOURS)), gradient_bytes=None)
 
 
-def zones(count: int, usd_per_hour: float, market: str = "on-demand") -> list[Setup]:
+def zones(count, usd_per_hour, market="on-demand"):
     """One machine in each zone, each a little dearer than the one before."""
     return [
         Setup(
@@ -171,13 +166,13 @@ def zones(count: int, usd_per_hour: float, market: str = "on-demand") -> list[Se
     ]
 
 
-def predicted(*steps: tuple[int, float, float]) -> pd.DataFrame:
+def predicted(*steps):
     """(count, step seconds, factor of the interval to either side) one after the other."""
     rows = [(step, step / off, step * off) for count, step, off in steps for _ in range(count)]
     return pd.DataFrame(rows, columns=["step_s", "step_low_s", "step_high_s"])
 
 
-def test_safe_setups_contend_beside_many_cheaper_ones_that_may_miss() -> None:
+def test_safe_setups_contend_beside_many_cheaper_ones_that_may_miss():
     deadline = Goal(goal="cheapest_within_deadline", hours=HOURS)
     found = choice_set_of(
         replace(JOB, goals=(deadline,)),

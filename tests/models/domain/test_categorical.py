@@ -1,7 +1,5 @@
 """Names as codes: every operation gives what the plain tuple of names would."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ NAMES = st.lists(st.sampled_from(["a", "b", "a|b", "", "c"]), max_size=12)
 
 
 @given(NAMES, NAMES)
-def test_keys_are_the_names_that_they_were_made_of(left: list[str], right: list[str]) -> None:
+def test_keys_are_the_names_that_they_were_made_of(left, right):
     ours, theirs = Keys.of(left), Keys.of(right)
     assert list(ours) == left and len(ours) == len(left) and Keys.of(ours) is ours
     both = ours + theirs
@@ -22,7 +20,7 @@ def test_keys_are_the_names_that_they_were_made_of(left: list[str], right: list[
 
 
 @given(NAMES, st.integers(0, 12))
-def test_groups_and_values_are_of_used_names(names: list[str], first: int) -> None:
+def test_groups_and_values_are_of_used_names(names, first):
     kept, left = Keys.of(names).take(np.arange(len(names))[first:]), names[first:]
     groups = {name: rows.tolist() for name, rows in kept.groups().items()}
     assert groups == {name: [at for at, one in enumerate(left) if one == name] for name in left}
@@ -31,6 +29,6 @@ def test_groups_and_values_are_of_used_names(names: list[str], first: int) -> No
 
 
 @given(NAMES)
-def test_numbered_rows_are_their_values(names: list[str]) -> None:
+def test_numbered_rows_are_their_values(names):
     distinct, codes = numbered(names)
     assert [distinct[code] for code in codes] == names and len(set(distinct)) == len(distinct)

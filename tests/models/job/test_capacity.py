@@ -1,28 +1,23 @@
 """Start-up seconds of gangs, and the chance to get them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import ndtri
 
 from models.job.capacity import PRIOR_S, fit_availability, fit_startup, gang_startup
-from models.job.log_seconds import LogSeconds
 
 NONE = pd.DataFrame({"instance_type": [], "market": [], "machines": [], "seconds": []})
 
 
-def launches(
-    kind: str, market: str, median_s: float, count: int, machines: int = 1
-) -> pd.DataFrame:
+def launches(kind, market, median_s, count, machines=1):
     seconds = median_s * np.exp(np.random.default_rng(5).normal(0, 0.1, count))
     return pd.DataFrame(
         {"instance_type": kind, "market": market, "machines": machines, "seconds": seconds}
     )
 
 
-def quantile(model: LogSeconds, *machines: tuple[str, str], at: float = 0.5) -> float:
+def quantile(model, *machines, at=0.5):
     """Seconds within which machines that are requested together are at work with probability
     `at`.
     """
@@ -32,13 +27,13 @@ def quantile(model: LogSeconds, *machines: tuple[str, str], at: float = 0.5) -> 
     return float((mean_s * np.exp(-(log_sd**2) / 2 + log_sd * ndtri(at)))[0])
 
 
-def test_without_launches_the_prior_is_wide() -> None:
+def test_without_launches_the_prior_is_wide():
     model = fit_startup(NONE)
     assert quantile(model, ("any", "spot")) == pytest.approx(PRIOR_S["spot"], rel=0.01)
     assert quantile(model, ("any", "spot"), at=0.9) > 1.7 * PRIOR_S["spot"]
 
 
-def test_launches_outweigh_the_prior_and_inform_other_types_of_the_market() -> None:
+def test_launches_outweigh_the_prior_and_inform_other_types_of_the_market():
     model = fit_startup(pd.concat([launches(kind, "spot", 200.0, 20) for kind in "abcd"]))
     assert quantile(model, ("a", "spot")) == pytest.approx(200.0, rel=0.1)
     assert 150 < quantile(model, ("z", "spot")) < 210
@@ -46,20 +41,20 @@ def test_launches_outweigh_the_prior_and_inform_other_types_of_the_market() -> N
     assert demand == pytest.approx(PRIOR_S["on-demand"], rel=0.01)
 
 
-def test_the_90_percent_quantile_covers_launches_held_out() -> None:
+def test_the_90_percent_quantile_covers_launches_held_out():
     rows = launches("a", "spot", 90.0, 400)
     ready_s = quantile(fit_startup(rows.iloc[:200]), ("a", "spot"), at=0.9)
     assert 0.84 <= float((rows["seconds"].iloc[200:] <= ready_s).mean()) <= 0.96
 
 
-def test_growth_with_machines_is_learned_for_all_types() -> None:
+def test_growth_with_machines_is_learned_for_all_types():
     rows = [launches("a", "spot", 5.0 * n, 8, n) for n in (1, 2, 4)]
     model = fit_startup(pd.concat([*rows, launches("b", "spot", 10.0, 8, 2)]), slope=(0.5, 0.5))
     for kind in "ab":
         assert quantile(model, *[(kind, "spot")] * 4) == pytest.approx(20.0, rel=0.08)
 
 
-def test_refusals_lower_the_chance_and_a_larger_gang_has_less() -> None:
+def test_refusals_lower_the_chance_and_a_larger_gang_has_less():
     pools = [("a", "spot", "x"), ("a", "spot", "y")]
     rows = [(*pools[0], True)] * 30 + [(*pools[1], False)] * 30
     model = fit_availability(

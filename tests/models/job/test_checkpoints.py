@@ -1,7 +1,5 @@
 """Checkpoints are linear in their bytes; written ones move the line, and a type's factor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +8,7 @@ from models.domain.numeric import Z_90
 from models.job.checkpoints import PRIOR, checkpoint_bytes, fit_checkpoints
 
 
-def written(a: float, k: float, types: dict[str, float]) -> pd.DataFrame:
+def written(a, k, types):
     rng = np.random.default_rng(1)
     rows = [
         (f"net{mb}", name, mb * 1e6, factor * (a + k * mb) * float(np.exp(rng.normal(0, 0.05))))
@@ -21,7 +19,7 @@ def written(a: float, k: float, types: dict[str, float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["workload", "instance_type", "bytes", "seconds"])
 
 
-def test_the_prior_is_cm_dares_line_with_a_wide_interval() -> None:
+def test_the_prior_is_cm_dares_line_with_a_wide_interval():
     assert fit_checkpoints(written(1, 1, {})) == PRIOR
     for size, seconds in ((1.0, 3.6), (500e6, 13.6)):
         found, log_sd = PRIOR.seconds(size, ["any"])
@@ -29,7 +27,7 @@ def test_the_prior_is_cm_dares_line_with_a_wide_interval() -> None:
         assert 2 * Z_90 * float(log_sd[0]) > np.log(2.3)
 
 
-def test_written_checkpoints_are_learned_and_an_unseen_type_is_in_more_doubt() -> None:
+def test_written_checkpoints_are_learned_and_an_unseen_type_is_in_more_doubt():
     model = fit_checkpoints(written(2.0, 0.015, {"quick": 1.0, "slow": 2.0}))
     seconds, log_sd = model.seconds(200e6, ["quick", "slow", "other"])
     assert seconds[0] < seconds[2] < seconds[1]
@@ -38,7 +36,7 @@ def test_written_checkpoints_are_learned_and_an_unseen_type_is_in_more_doubt() -
     assert log_sd[0] < 0.2 < log_sd[2] < prior_sd
 
 
-def test_measured_bytes_come_before_three_times_those_of_the_gradient() -> None:
+def test_measured_bytes_come_before_three_times_those_of_the_gradient():
     assert checkpoint_bytes(10.0, 7.0) == 7.0
     assert checkpoint_bytes(10.0) == checkpoint_bytes(10.0, np.nan) == 30.0
     assert checkpoint_bytes(None) == checkpoint_bytes(np.nan) == 0.0

@@ -1,7 +1,5 @@
 """Seconds of compilation, by workload and mode."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd
@@ -16,18 +14,18 @@ from tests.models.planning import LineModel, frame, offer, workload
 COMPILED = Mode(switches="compile")
 
 
-def fitted(count: int) -> CompileModel:
+def fitted(count):
     row = {"workload": "lm", **COMPILED._asdict(), "seconds": 200.0}
     return fit_compilation(pd.DataFrame([row] * count))
 
 
-def test_without_runs_the_prior_holds_in_compiled_modes_alone() -> None:
+def test_without_runs_the_prior_holds_in_compiled_modes_alone():
     assert CompileModel().seconds("lm", Mode()) == 0.0
     assert CompileModel().seconds("lm", COMPILED) == COMPILE_S
     assert CompileModel().seconds("lm", COMPILED._replace(strategy="fsdp")) == 2 * COMPILE_S
 
 
-def test_measured_seconds_replace_the_prior_of_their_workload_and_mode() -> None:
+def test_measured_seconds_replace_the_prior_of_their_workload_and_mode():
     model = fitted(4)
     assert model.seconds("lm", COMPILED) == pytest.approx(200.0, rel=0.03)
     assert fitted(1).seconds("lm", COMPILED) < model.seconds("lm", COMPILED) < 200.0
@@ -35,7 +33,7 @@ def test_measured_seconds_replace_the_prior_of_their_workload_and_mode() -> None
         assert model.seconds(name, mode) == COMPILE_S
 
 
-def test_each_start_and_each_replacement_compiles() -> None:
+def test_each_start_and_each_replacement_compiles():
     cluster = Cluster.of((1, offer("small", "spot")))
     plain = Setup(workload="mlp", cluster=cluster, layout=(1,), batch_per_device=(64,))
     setups = [plain, replace(plain, switches="compile")]

@@ -1,7 +1,5 @@
 """Hours of interrupted jobs: exact means, honest tails."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,38 +17,36 @@ HOURS = st.floats(0.01, 200.0)
 SECONDS = {"startup_s": 12.0, "checkpoint_s": 3.6, "replacement_s": 22.0}
 
 
-def conditions(hazard: float, **changes: float) -> Conditions:
+def conditions(hazard, **changes):
     """Of one cluster."""
     known = Conditions.certain(np.array([hazard]), **SECONDS)
     return known._replace(**{name: np.array([value]) for name, value in changes.items()})
 
 
-def expected(work: float, hazard: float, **changes: float) -> float:
+def expected(work, hazard, **changes):
     return float(expected_hours([work], conditions(hazard, **changes))[0])
 
 
-def drawn(work: float, hazard: float, draws: int = 200, **changes: float) -> np.ndarray:
+def drawn(work, hazard, draws=200, **changes):
     """(draws,) hours of a job of certain work."""
     hours = np.full((1, draws), work)
     return drawn_hours(hours, [work], conditions(hazard, **changes), seed=1)[0]
 
 
-def risk(work: float, hazard: float, **changes: float) -> float:
+def risk(work, hazard, **changes):
     known = conditions(hazard, checkpoint_s=0.001, **changes)
     return float(interruption_risk([work], known, seed=1)[0])
 
 
 @given(work=HOURS, hazard=st.floats(0.0, 3.0), factor=st.floats(1.01, 10.0))
-def test_expected_hours_grow_with_work_and_hazard(
-    work: float, hazard: float, factor: float
-) -> None:
+def test_expected_hours_grow_with_work_and_hazard(work, hazard, factor):
     base = expected(work, hazard)
     assert base >= work
     assert expected(work * factor, hazard) > base
     assert expected(work, hazard * factor) >= base
 
 
-def test_the_interval_is_dalys_and_the_mean_is_exact() -> None:
+def test_the_interval_is_dalys_and_the_mean_is_exact():
     """c = 18 s, one interruption an hour: Young 0.1 h, Daly 0.0967 h; a piece takes e^s - 1 h."""
     interval = float(best_interval(18 / 3600, 1.0))
     assert interval == pytest.approx(0.1 * (1 + 0.05 / 3 + 0.0025 / 9) - 0.005)
@@ -60,7 +56,7 @@ def test_the_interval_is_dalys_and_the_mean_is_exact() -> None:
 
 
 @pytest.mark.parametrize("hazard", [0.05, 2.0, 20.0])
-def test_drawn_hours_have_the_expected_mean(hazard: float) -> None:
+def test_drawn_hours_have_the_expected_mean(hazard):
     hours = drawn(3.0, hazard, 20_000, replacement_s=300.0)
     assert hours.mean() == pytest.approx(expected(3.0, hazard, replacement_s=300.0), rel=0.01)
     assert hours.min() >= 3.0
@@ -68,9 +64,7 @@ def test_drawn_hours_have_the_expected_mean(hazard: float) -> None:
 
 
 @pytest.mark.parametrize(("doubt", "bunching"), [(2.0, 0.0), (0.0, 2.0), (2.0, 2.0)])
-def test_doubt_and_bunching_widen_the_draws_around_the_same_mean(
-    doubt: float, bunching: float
-) -> None:
+def test_doubt_and_bunching_widen_the_draws_around_the_same_mean(doubt, bunching):
     even, wide = (
         drawn(20.0, 0.05, 40_000, replacement_s=900.0, doubt=part * doubt, bunching=part * bunching)
         for part in (0, 1)
@@ -79,12 +73,12 @@ def test_doubt_and_bunching_widen_the_draws_around_the_same_mean(
     assert wide.std() > 1.3 * even.std()
 
 
-def test_the_risk_of_a_known_rate_is_that_of_a_poisson_process() -> None:
+def test_the_risk_of_a_known_rate_is_that_of_a_poisson_process():
     assert risk(1.0, 0.5) == pytest.approx(-np.expm1(-0.5), rel=1e-3)
     assert risk(1.0, 0.0, doubt=2.0) == 0.0
 
 
-def test_doubt_of_a_rate_lowers_the_risk_as_in_a_simulation() -> None:
+def test_doubt_of_a_rate_lowers_the_risk_as_in_a_simulation():
     doubt, bunching = 1.5, 1.0
     random = np.random.default_rng(4)
     rate = np.ones(400_000)
@@ -102,8 +96,6 @@ def test_doubt_of_a_rate_lowers_the_risk_as_in_a_simulation() -> None:
         (50.0, 0.2, "checkpoint_log_sd", {"checkpoint_s": 60.0}),
     ],
 )
-def test_uncertain_start_up_and_checkpoints_are_drawn(
-    work: float, hazard: float, sd: str, changes: dict[str, float]
-) -> None:
+def test_uncertain_start_up_and_checkpoints_are_drawn(work, hazard, sd, changes):
     sure, unsure = (drawn(work, hazard, **changes, **{sd: value}) for value in (0.0, 0.5))
     assert unsure.std() > sure.std() and unsure.mean() == pytest.approx(sure.mean(), rel=0.01)

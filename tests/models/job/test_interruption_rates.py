@@ -1,19 +1,17 @@
 """Interruption rates: advised until zones are known, with honest doubt and bunching."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from models.domain.cluster import bucket_hazard
-from models.job.interruption_rates import HazardModel, fit_hazard
+from models.job.interruption_rates import fit_hazard
 
 NONE = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
 ADVISED = bucket_hazard(1)
 
 
-def windows(rates: dict[str, float], *, bunched: float = 0.0) -> pd.DataFrame:
+def windows(rates, *, bunched=0.0):
     """60 days a zone; a day's rate is Gamma of variance `bunched` around `rates` an hour."""
     rng = np.random.default_rng(1)
     rows = []
@@ -23,9 +21,7 @@ def windows(rates: dict[str, float], *, bunched: float = 0.0) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(NONE.columns))
 
 
-def hazards(
-    model: HazardModel, *zones: str, kind: str = "a", advised: float = ADVISED
-) -> tuple[float, float, float]:
+def hazards(model, *zones, kind="a", advised=ADVISED):
     """Hazard, doubt and bunching of a gang of one machine of `kind` in each of `zones`."""
     pools = sorted(set(zones))
     counts = np.array([[float(zones.count(zone)) for zone in pools]])
@@ -34,12 +30,12 @@ def hazards(
 
 
 @pytest.mark.parametrize("bucket", [0, 4])
-def test_without_exposure_the_advised_rate_holds_with_much_doubt(bucket: int) -> None:
+def test_without_exposure_the_advised_rate_holds_with_much_doubt(bucket):
     hazard, doubt, _ = hazards(fit_hazard(NONE), "z", advised=bucket_hazard(bucket))
     assert hazard == pytest.approx(bucket_hazard(bucket)) and doubt > 1
 
 
-def test_exposure_moves_a_zone_to_its_own_rate() -> None:
+def test_exposure_moves_a_zone_to_its_own_rate():
     model = fit_hazard(windows({"quiet": 0.0, "busy": 0.05, "also": 0.04}), advised={"a": ADVISED})
     quiet, busy, unseen = (hazards(model, zone) for zone in ("quiet", "busy", "unseen"))
     assert busy[0] == pytest.approx(0.05, rel=0.35)
@@ -47,26 +43,26 @@ def test_exposure_moves_a_zone_to_its_own_rate() -> None:
     assert unseen[1] > busy[1]
 
 
-def test_other_types_correct_the_advised_rate_of_an_unseen_type() -> None:
+def test_other_types_correct_the_advised_rate_of_an_unseen_type():
     seen = [windows({"x": 0.03, "y": 0.02}).assign(instance_type=name) for name in "abcde"]
     model = fit_hazard(pd.concat(seen), advised=dict.fromkeys("abcde", ADVISED))
     assert hazards(model, "x", kind="z")[0] > 3 * ADVISED
 
 
-def test_bunching_is_learned() -> None:
+def test_bunching_is_learned():
     rates = dict.fromkeys("uvwxyz", 0.05)
     even, bunched = (fit_hazard(windows(rates, bunched=variance)) for variance in (0.0, 3.0))
     assert bunched.bunching > 2 * even.bunching
 
 
-def test_zones_of_a_gang_add_up_and_even_out_their_bunching() -> None:
+def test_zones_of_a_gang_add_up_and_even_out_their_bunching():
     model = fit_hazard(windows({"x": 0.02, "y": 0.02}, bunched=3.0))
     single, gang = hazards(model, "x"), hazards(model, "x", "y")
     assert gang[0] == pytest.approx(single[0] + hazards(model, "y")[0])
     assert gang[2] < single[2]
 
 
-def test_machines_lost_together_count_as_one_interruption() -> None:
+def test_machines_lost_together_count_as_one_interruption():
     rows = windows({"x": 0.02})
     together, apart = (
         fit_hazard(rows, together=pd.DataFrame({"machines": [4] * 20, "lost": [lost] * 20}))

@@ -1,7 +1,5 @@
 """Conditions of clusters: only spot machines are lost, all machines must start."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd
@@ -10,9 +8,8 @@ import pytest
 from models.domain.cluster import Cluster, bucket_hazard
 from models.job.capacity import fit_availability, fit_startup
 from models.job.checkpoints import fit_reads
-from models.job.duration import Conditions
 from models.job.interruption_rates import fit_hazard
-from models.job.job_conditions import JobConditions, Learned, Stated, pools_of
+from models.job.job_conditions import Learned, Stated, pools_of
 from models.job.restarts import fit_restarts
 from tests.models.planning import offer
 
@@ -31,32 +28,32 @@ LEARNED = Learned(startup=fit_startup(LAUNCHES), hazard=HAZARD)
 SMALL, SPOT, LARGE = offer("small"), offer("small", "spot"), offer("large", "spot")
 
 
-def availability(refusals: int) -> Learned:
+def availability(refusals):
     rows = [("small", "spot", "local-a", False)] * refusals
     columns = ["instance_type", "market", "zone", "granted"]
     return replace(LEARNED, availability=fit_availability(pd.DataFrame(rows, columns=columns)))
 
 
-def of(known: JobConditions, *clusters: Cluster, state_bytes: float = 0.0) -> Conditions:
+def of(known, *clusters, state_bytes=0.0):
     return known.gangs(*pools_of(clusters), state_bytes)
 
 
-def test_an_on_demand_cluster_is_not_interrupted() -> None:
+def test_an_on_demand_cluster_is_not_interrupted():
     found = of(LEARNED, Cluster.of((3, SMALL)), state_bytes=1e9)
     assert found.hazard_per_hour[0] == 0 and found.doubt[0] == 0
     assert found.startup_s[0] == pytest.approx(30, rel=0.2)
     assert found.checkpoint_s[0] == pytest.approx(23.6)
 
 
-def test_a_cluster_starts_as_its_slowest_type_and_loses_the_others_too() -> None:
+def test_a_cluster_starts_as_its_slowest_type_and_loses_the_others_too():
     both = of(LEARNED, Cluster.of((1, SPOT), (1, LARGE)))
     assert both.startup_s[0] > 350 and both.replacement_s[0] < 200  # small machines are lost
 
 
-def test_observed_reads_and_replacements_shorten_what_a_loss_takes() -> None:
+def test_observed_reads_and_replacements_shorten_what_a_loss_takes():
     two = Cluster.of((1, SPOT), (1, LARGE))
 
-    def replacement_s(known: Learned) -> float:
+    def replacement_s(known):
         return float(of(known, two, state_bytes=1e8).replacement_s[0])
 
     row = {"workload": "tiny", "instance_type": "small", "bytes": 1e8, "seconds": 0.5}
@@ -70,7 +67,7 @@ def test_observed_reads_and_replacements_shorten_what_a_loss_takes() -> None:
 
 
 @pytest.mark.parametrize("known", [LEARNED, availability(0), Stated()])
-def test_clusters_together_have_the_conditions_of_each_alone(known: JobConditions) -> None:
+def test_clusters_together_have_the_conditions_of_each_alone(known):
     clusters = [
         Cluster.of((2, SPOT), (1, LARGE)),
         Cluster.of((1, offer("large")), (3, SMALL)),
@@ -83,7 +80,7 @@ def test_clusters_together_have_the_conditions_of_each_alone(known: JobCondition
             assert found[at] == pytest.approx(expected[0], rel=1e-12)
 
 
-def test_an_unseen_type_is_lost_as_often_as_advised() -> None:
+def test_an_unseen_type_is_lost_as_often_as_advised():
     clusters = [
         Cluster.of((1, offer("whole", "spot", interruptions_per_hour=rate))) for rate in (0.7, 0.0)
     ]
@@ -92,7 +89,7 @@ def test_an_unseen_type_is_lost_as_often_as_advised() -> None:
     assert found.doubt[0] > 1
 
 
-def test_refused_requests_delay_the_start_and_make_it_less_certain() -> None:
+def test_refused_requests_delay_the_start_and_make_it_less_certain():
     plain, waited = (of(known, Cluster.of((2, SPOT))) for known in (LEARNED, availability(20)))
     assert waited.startup_s[0] > plain.startup_s[0] + 120
     assert waited.startup_log_sd[0] > 2 * plain.startup_log_sd[0]

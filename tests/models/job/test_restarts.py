@@ -1,7 +1,5 @@
 """Seconds to restart an elastic job, by outcome and type."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd
@@ -10,12 +8,12 @@ import pytest
 from models.job.restarts import NO_RESTARTS, PRIOR_S, fit_restarts
 
 
-def restarts(outcome: str, seconds: float, count: int = 1) -> pd.DataFrame:
+def restarts(outcome, seconds, count=1):
     row = {"outcome": outcome, "instance_type": "a", "seconds": seconds}
     return pd.DataFrame([row] * count)
 
 
-def test_a_few_restarts_outweigh_the_prior_of_their_outcome() -> None:
+def test_a_few_restarts_outweigh_the_prior_of_their_outcome():
     known = fit_restarts(restarts("fewer", 30.0, 4))
     assert known.expected_s("fewer", ["a"])[0] == pytest.approx(30, rel=0.04)
     assert PRIOR_S["fewer"] < known.expected_s("fewer", ["other"])[0]
@@ -23,7 +21,7 @@ def test_a_few_restarts_outweigh_the_prior_of_their_outcome() -> None:
     assert known.expected_s("replaced", ["a"]) == pytest.approx(prior, rel=0.01)
 
 
-def test_one_restart_counts_once_and_other_outcomes_do_not() -> None:
+def test_one_restart_counts_once_and_other_outcomes_do_not():
     known = fit_restarts(restarts("fewer", PRIOR_S["fewer"] * math.e))
     middle, sd = known.members["fewer", "a"]
     apart, noise = 0.7**2 + 0.3**2, 0.2**2  # of an outcome and a type; of a restart

@@ -1,9 +1,6 @@
 """What may enter a prediction, what is guessed, and the arithmetic of the report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +21,7 @@ TYPES = pd.DataFrame(
 SAME = {"accumulation_steps": 1, "strategy": "ddp", "precision": "fp32", "provider": "ec2"}
 
 
-def runs(*clusters: str, workload: str = "tiny", layout: str | None = "1") -> pd.DataFrame:
+def runs(*clusters, workload="tiny", layout="1"):
     """Four batches a cluster with a small wobble: more machines wait longer."""
     rows = []
     for cluster in clusters:
@@ -37,7 +34,7 @@ def runs(*clusters: str, workload: str = "tiny", layout: str | None = "1") -> pd
     return pd.DataFrame(rows, columns=columns).assign(**SAME, gradient_bytes=4e6)
 
 
-def data(frame: pd.DataFrame, types: pd.DataFrame = TYPES) -> TrainingData:
+def data(frame, types=TYPES):
     frames = dict.fromkeys(("profiles", "buckets", "probes", "workloads"), pd.DataFrame())
     return TrainingData(runs=frame, **frames, instance_types=types)
 
@@ -45,16 +42,16 @@ def data(frame: pd.DataFrame, types: pd.DataFrame = TYPES) -> TrainingData:
 KNOWN = data(runs("1xb.big", "2xb.big", "4xb.big"))
 
 
-def seconds(test: pd.DataFrame, training: TrainingData = KNOWN) -> np.ndarray:
+def seconds(test, training=KNOWN):
     return backtest(training, test, seed=0)[list(PREDICTED)].to_numpy(float)
 
 
 def test_measurements_of_the_test_frame_never_enter_a_prediction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown: set[str] = set()
+    monkeypatch,
+):
+    shown = set()
 
-    def spied(self: StepTimeModel, setups: pd.DataFrame) -> Any:
+    def spied(self, setups):
         shown.update(setups.columns)
         return predict(self, setups)
 
@@ -68,7 +65,7 @@ def test_measurements_of_the_test_frame_never_enter_a_prediction(
     assert (found[:, 1] < found[:, 0]).all() and (found[:, 0] < found[:, 2]).all()
 
 
-def test_a_prediction_depends_on_its_row_alone() -> None:
+def test_a_prediction_depends_on_its_row_alone():
     new, big = runs("2xc.new", layout=None), runs("2xb.big", layout="4")
     test = pd.concat([new, big, new]).set_index(pd.Index([7] * 12))
     whole = seconds(test)
@@ -76,7 +73,7 @@ def test_a_prediction_depends_on_its_row_alone() -> None:
     assert np.allclose(seconds(test.iloc[::-1]), whole[::-1], rtol=1e-9)
 
 
-def test_what_is_left_out_or_assumed_is_named() -> None:
+def test_what_is_left_out_or_assumed_is_named():
     good = runs("2xb.big")
     others = [good.assign(strategy="gossip").iloc[:1], good.assign(precision="fp8").iloc[:2]]
     others += [runs("1xb.big", workload="gpt"), runs("1xc.new", layout=None)]
@@ -93,7 +90,7 @@ def test_what_is_left_out_or_assumed_is_named() -> None:
     assert summary(test, found).set_index("by").loc["all", "rows"] == 8
 
 
-def test_the_summary_has_errors_coverage_and_width() -> None:
+def test_the_summary_has_errors_coverage_and_width():
     """Spread 0.1: measured lies 0, 0.6, 1.2, 1.6 and 2 spreads off, on both sides."""
     off = np.array([0.0, 0.06, -0.12, 0.16, -0.2])
     clusters = ["1xt", "1xt", "2xt", "1xs+9xt", "2xt"]
@@ -109,7 +106,7 @@ def test_the_summary_has_errors_coverage_and_width() -> None:
     assert board.iloc[-1, 3:].tolist() == pytest.approx([*expected, half - 1 / half])
 
 
-def test_a_workload_known_by_its_facts_alone_is_guessed() -> None:
+def test_a_workload_known_by_its_facts_alone_is_guessed():
     """From the facts' table or from its own rows; the table counts where both are there."""
     name, other = (one.name for one in GPU_TYPES[:2])
     rate = float(GPU_TYPES[0].device_tflops or 0)

@@ -1,7 +1,5 @@
 """Scores come from rows that the fit never saw, whoever fits and in whatever order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -9,25 +7,25 @@ import pandas as pd
 import pytest
 
 from models.monitoring.cross_validation import COLUMNS, SPLITS, fitted, held_out, summarise
-from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.model import fit
 from tests.models.synthetic import World
 
 
 @cache
-def data() -> TrainingData:
+def data():
     return World(7).data(60)
 
 
 @cache
-def both() -> tuple[StepTimeModel, pd.DataFrame]:
+def both():
     return fitted(data(), seed=0)
 
 
-def held() -> pd.DataFrame:
+def held():
     return both()[1]
 
 
-def test_every_split_is_scored_by_group_and_pooled() -> None:
+def test_every_split_is_scored_by_group_and_pooled():
     board = summarise(held())
     assert tuple(board.columns) == COLUMNS and set(board["split"]) == set(SPLITS)
     pooled = board[board["group"] == "all"].set_index("split")
@@ -37,7 +35,7 @@ def test_every_split_is_scored_by_group_and_pooled() -> None:
     assert groups == {"conv", "embed", "lm", "mlp", "all"}
 
 
-def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
+def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted():
     for split, group, training, rows in held_out(data(), seed=0):
         known = training.runs
         assert not set(known["run_id"]) & set(rows["run_id"])
@@ -55,7 +53,7 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
     pd.testing.assert_frame_equal(model.predict(other), model.predict(rows))
 
 
-def test_no_rows_give_an_empty_scoreboard_and_nothing_to_learn_from_no_model() -> None:
+def test_no_rows_give_an_empty_scoreboard_and_nothing_to_learn_from_no_model():
     no_runs = replace(data(), runs=data().runs.iloc[:0])
     with pytest.raises(ValueError):
         fitted(replace(no_runs, profiles=data().profiles.iloc[:0]), seed=0)

@@ -1,9 +1,6 @@
 """Drift is named where more recent runs miss their intervals than chance explains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,9 +14,7 @@ NOON = pd.Timestamp("2026-11-20 12:00")
 MINUTE = pd.Timedelta(minutes=1)
 
 
-def runs(
-    clusters: dict[str, int], factor: dict[str, float], *, seed: int = 0, start: int = 0
-) -> pd.DataFrame:
+def runs(clusters, factor, *, seed=0, start=0):
     """Runs by cluster, as slow as the slowest type's `factor`; intervals are right for 1."""
     ordered = np.repeat(list(clusters), list(clusters.values()))
     names = np.random.default_rng(seed + 1).permutation(ordered)
@@ -32,11 +27,11 @@ def runs(
     )
 
 
-def named(found: list[dict[str, Any]]) -> list[str]:
+def named(found):
     return [row["instance_type"] or row["scope"] for row in found if row["drifting"]]
 
 
-def test_a_type_that_became_slower_is_named() -> None:
+def test_a_type_that_became_slower_is_named():
     scored = runs({"1xa": 12, "1xb": 12, "2xc": 12}, {"b": 1.15})
     found = judge(scored, {})
     assert named(found) == ["b"]
@@ -49,18 +44,18 @@ def test_a_type_that_became_slower_is_named() -> None:
     assert named(judge(scored.assign(measured_s=1 / scored["measured_s"]), {})) == ["b"]
 
 
-def test_a_type_beside_a_slow_one_is_not_named() -> None:
+def test_a_type_beside_a_slow_one_is_not_named():
     found = judge(runs({"1xa": 10, "1xa+1xb": 15, "1xb": 10, "1xb+1xc": 8}, {"a": 1.3}), {})
     assert named(found)[:1] == ["a"] and not {"b", "c"} & set(named(found))
 
 
-def test_right_intervals_are_seldom_called_a_drift() -> None:
+def test_right_intervals_are_seldom_called_a_drift():
     clusters = {"1xa": 15, "1xb": 15, "1xc": 15}
     false = sum(bool(named(judge(runs(clusters, {}, seed=seed), {}))) for seed in range(200))
     assert false <= 0.08 * 200
 
 
-def test_one_unlucky_group_among_many_is_not_named() -> None:
+def test_one_unlucky_group_among_many_is_not_named():
     """4 of 10 outside: a chance of 1 in 80 for one group, nothing unlikely among twenty."""
     scored = runs({f"1xt{at:02d}": 10 for at in range(20)}, {}, seed=5)
     own = scored["cluster"] == "1xt07"
@@ -69,7 +64,7 @@ def test_one_unlucky_group_among_many_is_not_named() -> None:
     assert named(judge(unlucky, {})) == [] and named(judge(unlucky[own], {}))
 
 
-def test_a_shift_of_everything_is_one_sided() -> None:
+def test_a_shift_of_everything_is_one_sided():
     clusters = {f"1x{name}": 4 for name in "abcdef"}
     found = judge(runs(clusters, dict.fromkeys("abcdef", 1.06)), {})
     assert named(found) == ["provider"] and found[-1]["direction"] == "slower"
@@ -77,7 +72,7 @@ def test_a_shift_of_everything_is_one_sided() -> None:
     assert named(judge(narrow, {})) == []
 
 
-def test_a_drift_goes_on_while_half_of_the_runs_lie_outside() -> None:
+def test_a_drift_goes_on_while_half_of_the_runs_lie_outside():
     found = judge(runs({"1xa": 12}, {"a": 1.2}), {})
     first = {tuple(row[name] for name in GROUP): row["since"] for row in found if row["drifting"]}
     still = judge(runs({"1xa": 3}, {"a": 1.3}, start=100), first)
@@ -87,7 +82,7 @@ def test_a_drift_goes_on_while_half_of_the_runs_lie_outside() -> None:
     assert named(over) == [] and over[0]["since"] is None
 
 
-def test_recent_runs_are_newer_than_all_that_the_model_learned() -> None:
+def test_recent_runs_are_newer_than_all_that_the_model_learned():
     data = World(5).data(70)
     at = NOON + MINUTE * np.arange(70)
     data = replace(data, runs=data.runs.assign(measured_at=at, zone="z"))

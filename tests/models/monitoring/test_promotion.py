@@ -1,7 +1,5 @@
 """Promotion: better by more than noise on held-out groups, with intervals that cover."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pandas as pd
@@ -15,13 +13,13 @@ from tests.models.monitoring.test_cross_validation import both, data, held
 NEW = {"workload": "lm", "instance type": "s.whole"}
 
 
-def off(factor: float) -> pd.DataFrame:
+def off(factor):
     """Every run predicted `factor` times too long, with intervals that cover."""
     rows = held().drop_duplicates("row")
     return rows.assign(step_s=rows["measured_s"] * factor, step_low_s=0.0, step_high_s=99.0)
 
 
-def without(name: str) -> TrainingData:
+def without(name):
     """The data from before the workload or instance type `name` was there."""
     frames = {field.name: getattr(data(), field.name) for field in fields(TrainingData)}
     for field, frame in frames.items():
@@ -31,14 +29,14 @@ def without(name: str) -> TrainingData:
     return TrainingData(**frames)
 
 
-def test_the_first_model_is_promoted_and_an_equal_one_is_not() -> None:
+def test_the_first_model_is_promoted_and_an_equal_one_is_not():
     narrow = held().assign(step_low_s=held()["step_s"], step_high_s=held()["step_s"])
     assert decide(narrow, None).promote and decide(held().iloc[:0], None).promote
     assert not decide(held(), held()).promote
     assert not decide(held().iloc[:0], held()).promote
 
 
-def test_a_challenger_must_be_better_by_more_than_noise() -> None:
+def test_a_challenger_must_be_better_by_more_than_noise():
     assert decide(held(), off(1.5)).promote
     assert not decide(off(1.5), off(1.0)).promote
     rival = off(1.05)
@@ -47,38 +45,38 @@ def test_a_challenger_must_be_better_by_more_than_noise() -> None:
     assert not decide(off(1.05), one_bad_setup).promote
 
 
-def test_a_run_counts_once_however_many_splits_hold_it_out() -> None:
+def test_a_run_counts_once_however_many_splits_hold_it_out():
     thrice = pd.concat([off(1.05).assign(split=split) for split in SPLITS])
     assert decide(thrice, off(1.2)) == decide(off(1.05).assign(split="setup"), off(1.2))
     two_setups = thrice[thrice["setup"].isin(thrice["setup"].value_counts().index[:2])]
     assert not decide(two_setups, off(1.2)).promote
 
 
-def test_intervals_that_do_not_cover_are_refused_beside_a_champion() -> None:
+def test_intervals_that_do_not_cover_are_refused_beside_a_champion():
     narrow = off(1.05).assign(step_low_s=98.0)
     assert not decide(narrow, off(1.5)).promote
 
 
-def test_a_champion_is_judged_on_the_runs_it_has_not_learned_from() -> None:
+def test_a_champion_is_judged_on_the_runs_it_has_not_learned_from():
     old = data().runs.iloc[:40]
     champion = fit(replace(data(), runs=old), seed=0)
     assert "20 runs" in verdict(data(), held(), both()[0], champion).reason
 
 
 @pytest.mark.parametrize("what", ["workload", "instance type"])
-def test_a_challenger_that_knows_more_is_compared_where_both_can_predict(what: str) -> None:
+def test_a_challenger_that_knows_more_is_compared_where_both_can_predict(what):
     champion = fit(without(NEW[what]), seed=0)
     decision = verdict(data(), held(), both()[0], champion)
     assert decision.promote and NEW[what] in decision.reason
     assert not verdict(data(), held(), champion, both()[0]).promote
 
 
-def test_knowing_more_excuses_an_equal_error_and_no_larger_one() -> None:
+def test_knowing_more_excuses_an_equal_error_and_no_larger_one():
     assert not decide(off(1.5), off(1.05), news="workload lm").promote
     assert decide(off(1.05), off(1.05), news="workload lm").promote
 
 
-def test_a_champion_of_other_definitions_counts_as_absent() -> None:
+def test_a_champion_of_other_definitions_counts_as_absent():
     now = replace(data(), workloads=data().workloads.assign(digest="now"))
     challenger = replace(both()[0], workload_digests=dict.fromkeys(NEW.values(), "now"))
     assert not verdict(data(), off(1.5), both()[0], both()[0]).promote
@@ -89,8 +87,6 @@ def test_a_champion_of_other_definitions_counts_as_absent() -> None:
     ("factor", "high", "is_warned"),
     [(1 + LARGE_ERROR - 0.01, 99.0, False), (1.6, 99.0, True), (1.1, 0.0, True)],
 )
-def test_large_errors_and_narrow_intervals_are_warned_about(
-    factor: float, high: float, is_warned: bool
-) -> None:
+def test_large_errors_and_narrow_intervals_are_warned_about(factor, high, is_warned):
     board = summarise(off(factor).assign(step_high_s=high))
     assert bool(caution(board)) == is_warned and caution(board.iloc[:0])

@@ -1,9 +1,5 @@
 """Promise against outcome, regret against measured rivals, failures apart."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,20 +15,20 @@ CLUSTERS = {1: "2xa", 2: "1xb", 3: "3xa"}
 UNKNOWN = ("constraint_hours", "constraint_usd", "p_required", "p_meets_constraint")
 
 
-def hours(step_s: float) -> float:
+def hours(step_s):
     return spot.STARTUP_S / 3600 + STEPS * step_s / 3600
 
 
-def setup(cluster: str) -> dict[str, Any]:
+def setup(cluster):
     mode = {"strategy": "ddp", "precision": "fp32", "switches": "none"}
     batch = {"batch_per_device": str(48 // int(cluster[0])), "accumulation_steps": 1}
     return {"workload": "mlp", "cluster": cluster, "layout": "1", **batch, **mode}
 
 
-def promise(rank: int, night: int = 0, often: float = 0.0, **changes: Any) -> dict[str, Any]:
+def promise(rank, night=0, often=0.0, **changes):
     """A row of the mart `promises` of 0.1 s a step, on demand at a dollar an hour."""
     cluster = str(changes.get("cluster", CLUSTERS[rank]))
-    row: dict[str, Any] = {
+    row = {
         **dict.fromkeys(UNKNOWN, float("nan")),
         **setup(cluster),
         "publication_id": f"night-{night}",
@@ -61,16 +57,16 @@ def promise(rank: int, night: int = 0, often: float = 0.0, **changes: Any) -> di
 DEADLINE = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105)}
 
 
-def run(run_id: str, rank: int, step_s: float, night: float = 0.5) -> dict[str, Any]:
+def run(run_id, rank, step_s, night=0.5):
     measured = {"run_id": run_id, "step_s": step_s, "measured_at": NIGHT + night * DAY}
     return setup(CLUSTERS[rank]) | measured
 
 
-def judged(promises: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def judged(promises, runs):
     return judge(pd.DataFrame(promises), pd.DataFrame(runs), WORKLOADS, {"a": 1, "b": 1})
 
 
-def test_a_measured_choice_has_its_promise_outcome_and_regret() -> None:
+def test_a_measured_choice_has_its_promise_outcome_and_regret():
     runs = [run("a", 1, 0.11), run("b", 1, 0.13), run("c", 2, 0.10), run("d", 3, 0.5)]
     (row,) = judged([promise(1), promise(2), promise(3)], runs)
     assert (row["cluster"], row["runs"], row["within_interval"]) == ("2xa", 2, False)
@@ -81,7 +77,7 @@ def test_a_measured_choice_has_its_promise_outcome_and_regret() -> None:
     assert row["regret"] == pytest.approx(hours(0.12) / hours(0.10) - 1)
 
 
-def test_runs_before_the_promise_or_at_an_unknown_time_judge_nothing() -> None:
+def test_runs_before_the_promise_or_at_an_unknown_time_judge_nothing():
     both = [promise(1), promise(2)]
     assert judged(both, [run("a", 1, 0.1, night=-1), run("b", 2, 0.1)]) == []
     assert judged(both, [run("a", 1, 0.1) | {"measured_at": pd.NaT}]) == []
@@ -92,7 +88,7 @@ def test_runs_before_the_promise_or_at_an_unknown_time_judge_nothing() -> None:
     assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0
 
 
-def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> None:
+def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret():
     promises = [promise(rank, p_required=0.9, **DEADLINE) for rank in (1, 2)]
     (missed,) = judged(promises, [run("a", 1, 0.11), run("b", 2, 0.2)])
     assert missed["verdict"] == "missed_constraint" and missed["regret"] is None
@@ -103,7 +99,7 @@ def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> No
     assert kept["best_rival_cluster"] is None  # it misses the deadline
 
 
-def test_without_a_required_probability_overshooting_is_weighed() -> None:
+def test_without_a_required_probability_overshooting_is_weighed():
     late = promise(2, usd_per_hour=0.5, **DEADLINE)  # half the price, two per cent late
     (row,) = judged([promise(1, **DEADLINE), late], [run("a", 1, 0.1), run("b", 2, 0.107)])
     loss = np.log(0.5 * hours(0.107)) + 10 * np.log(hours(0.107) / hours(0.105))
@@ -113,14 +109,14 @@ def test_without_a_required_probability_overshooting_is_weighed() -> None:
     assert missed["verdict"] == "missed_constraint"
 
 
-def test_a_spot_choice_meets_its_deadline_with_a_probability() -> None:
+def test_a_spot_choice_meets_its_deadline_with_a_probability():
     goal = DEADLINE | {"p_required": 0.9, "market": "spot"}
     spot_row = promise(1, often=1.0, **goal)
     (row,) = judged([spot_row], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
 
 
-def test_no_run_counts_for_two_equal_promises() -> None:
+def test_no_run_counts_for_two_equal_promises():
     nights = [
         promise(rank, night=n, promised_again_at=NIGHT + (n + 1) * DAY)
         for n in range(9)
@@ -136,7 +132,7 @@ def test_no_run_counts_for_two_equal_promises() -> None:
     assert rows[0]["newest_measured_at"] == NIGHT + 4.5 * DAY
 
 
-def test_the_summary_counts_failures_apart() -> None:
+def test_the_summary_counts_failures_apart():
     columns = ["verdict", "regret", "within_interval"]
     rows = [("compared", 0.1, True), ("compared", 0.3, False), ("missed_constraint", None, False)]
     summary = ledger_summary(pd.DataFrame(rows, columns=columns))

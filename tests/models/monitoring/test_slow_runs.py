@@ -1,15 +1,11 @@
 """The cause of a run above its interval, and machines whose fixed work is slow."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pandas as pd
 import pytest
 
 from models.monitoring.slow_runs import alarms, sentence, slow_machines
 
-RUN: dict[str, Any] = {
+RUN = {
     "run_id": "r",
     "workload": "conv",
     "cluster": "3xa",
@@ -27,7 +23,7 @@ SLOW_NODE = {"rank_compute_s": [1.0, 1.4, 1.0]}
 MIXED = {"cluster": "1xa+2xb", "batch_per_device": "16+8+8"}
 
 
-def found(share: float = 0.0, **changes: Any) -> list[dict[str, Any]]:
+def found(share=0.0, **changes):
     runs = pd.DataFrame([RUN | changes])
     return alarms(runs, pd.DataFrame([PREDICTED]), {("conv", "a"): share})
 
@@ -54,26 +50,24 @@ def found(share: float = 0.0, **changes: Any) -> list[dict[str, Any]]:
         ({"sync_s": None}, "compute", "a"),
     ],
 )
-def test_the_cause_is_the_part_of_the_step_that_is_longer(
-    changes: dict[str, Any], cause: str, instance_type: str
-) -> None:
+def test_the_cause_is_the_part_of_the_step_that_is_longer(changes, cause, instance_type):
     (row,) = found(**changes)
     assert (row["cause"], row["instance_type"]) == (cause, instance_type)
     assert "50%" in sentence(row)
 
 
-def test_a_run_within_its_interval_is_no_alarm() -> None:
+def test_a_run_within_its_interval_is_no_alarm():
     assert found(step_s=1.05, slowness=2.0) == []
 
 
-def speeds(*seconds: float, spread: float = 0.05) -> pd.DataFrame:
+def speeds(*seconds, spread=0.05):
     """Seconds of fixed work on as many machines; 1.0 is usual."""
     rows = [(f"l{at}", 0, "a", one, 1.0, spread) for at, one in enumerate(seconds)]
     columns = ["lease_id", "node", "instance_type", "reference_s", "usual_s", "usual_spread"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def test_a_machine_beyond_the_spread_of_its_type_is_named() -> None:
+def test_a_machine_beyond_the_spread_of_its_type_is_named():
     (line,) = slow_machines(speeds(1.0, 1.1, 1.4))
     assert "l2" in line
     for usual in (speeds(1.0, 1.4, spread=0.12), speeds(1.09, spread=0.0), speeds()):

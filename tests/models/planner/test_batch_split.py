@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.domain.workload import Mode
-from models.planner.batch_split import BatchSplits, finish_together, global_batches, splits_of
+from models.planner.batch_split import finish_together, global_batches, splits_of
 from models.step_time.setup_arrays import read_setups
 from tests.models.planning import frame, machine, offer, workload
 
 LINE = st.tuples(st.floats(0.0, 0.2), st.floats(1e-4, 0.5))
 
 
-def finish_s(lines: Sequence[tuple[float, float]], batches: Sequence[int]) -> float:
+def finish_s(lines, batches):
     return max(a + k * batch for (a, k), batch in zip(lines, batches, strict=True))
 
 
 @given(lines=st.lists(LINE, min_size=2, max_size=3), total=st.integers(2, 14))
-def test_no_whole_split_finishes_earlier(lines: list[tuple[float, float]], total: int) -> None:
+def test_no_whole_split_finishes_earlier(lines, total):
     shares = finish_together(lines, total)
     if shares is None:
         return
@@ -50,15 +49,15 @@ def test_no_whole_split_finishes_earlier(lines: list[tuple[float, float]], total
     ],
 )
 def test_shares_by_hand(
-    lines: list[tuple[float, float]],
-    total: int,
-    devices: tuple[int, ...] | None,
-    shares: tuple[int, ...] | None,
-) -> None:
+    lines,
+    total,
+    devices,
+    shares,
+):
     assert finish_together(lines, total, devices) == shares
 
 
-def test_a_range_of_batches_is_walked_by_doubling() -> None:
+def test_a_range_of_batches_is_walked_by_doubling():
     assert global_batches(96, 384) == (96, 192, 384)
     assert global_batches(100, 250) == (100, 200, 250)
     with pytest.raises(ValueError):
@@ -77,26 +76,26 @@ class Lines:
     lines: dict[str, tuple[float, float]]
     peak: Callable[[str, int], float]
 
-    def compute_line(self, workload: str, name: str, mode: Mode) -> tuple[float, float]:
+    def compute_line(self, workload, name, mode):
         return self.lines[name]
 
-    def peak_bytes(self, workload: str, name: str, batch: int, ranks: int, **_: object) -> float:
+    def peak_bytes(self, workload, name, batch, ranks, **_):
         return self.peak(name, batch)
 
 
 def splits(
-    counts: list[list[int]],
-    total: int,
-    peak: Callable[[str, int], float] = lambda name, batch: math.nan,
-    lines: dict[str, tuple[float, float]] = PACES,
-    strategy: str = "ddp",
-) -> BatchSplits:
+    counts,
+    total,
+    peak=lambda name, batch: math.nan,
+    lines=PACES,
+    strategy="ddp",
+):
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
-    model: Any = Lines(lines, peak)
+    model = Lines(lines, peak)
     return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)
 
 
-def test_the_models_input_is_that_of_the_setups() -> None:
+def test_the_models_input_is_that_of_the_setups():
     found = splits([[2, 0, 3], [0, 1, 0], [1, 1, 1]], 96)
     planned = found.arrays()
     read = read_setups(frame([found.setup(at, OFFERS) for at in range(len(found))]), {})
@@ -114,7 +113,7 @@ def test_the_models_input_is_that_of_the_setups() -> None:
         assert sorted(together) == sorted(single)
 
 
-def test_accumulation_makes_a_batch_fit_in_the_fewest_steps() -> None:
+def test_accumulation_makes_a_batch_fit_in_the_fewest_steps():
     found = splits([[1, 0, 0], [4, 0, 0]], 96, lambda name, batch: batch * 2**31 / 5)
     steps = set(zip(found.cluster.tolist(), found.steps.tolist(), strict=True))
     assert steps == {(0, 24), (1, 6)}  # five samples a device: 96 / 24 = 4 and 96 / (6 x 4) = 4
@@ -128,7 +127,7 @@ def test_accumulation_makes_a_batch_fit_in_the_fewest_steps() -> None:
     assert list(steps) == [(0, 4), (1, 1), (1, 2), (1, 4)]
 
 
-def test_devices_that_combine_their_own_steps_have_equal_batches() -> None:
+def test_devices_that_combine_their_own_steps_have_equal_batches():
     counts = [[2, 0, 0], [2, 0, 1], [0, 2, 0], [1, 0, 1]]  # 2, 4 and 8 devices, and 3
     for total, equal in ((96, {0, 2}), (97, set())):
         assert set(splits(counts, total, strategy="adasum").cluster.tolist()) == {0, 1} | equal
@@ -136,7 +135,7 @@ def test_devices_that_combine_their_own_steps_have_equal_batches() -> None:
         assert set(found.cluster.tolist()) == equal
 
 
-def test_memory_is_that_of_the_device_and_not_of_the_host() -> None:
+def test_memory_is_that_of_the_device_and_not_of_the_host():
     gib = TYPES[0].device_memory_gib * 2**30
     assert TYPES[0].memory_gib > 2 * TYPES[0].device_memory_gib
     just, over = (

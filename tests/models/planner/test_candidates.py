@@ -1,9 +1,6 @@
 """Candidates divide the batch exactly, fit memory and can be had; beaten zones are left out."""
 
-from __future__ import annotations
-
-from models.domain.cluster import Offer, parse_cluster
-from models.domain.workload import Setup
+from models.domain.cluster import parse_cluster
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.enumeration import compositions
 from models.planner.planner import allowed, candidates
@@ -18,14 +15,12 @@ from tests.models.planning import (
 MODEL = LineModel()
 
 
-def setups(
-    sold: list[Offer], max_hosts: int = 3, least: int = 64, most: int | None = None
-) -> list[Setup]:
+def setups(sold, max_hosts=3, least=64, most=None):
     supply = Supply(offers=sold, max_hosts=max_hosts, fits=cores_fit)
     return candidates(workload("mlp", least, most), supply, MODEL)
 
 
-def test_every_multiset_appears_once_in_each_market() -> None:
+def test_every_multiset_appears_once_in_each_market():
     found = [one.cluster for one in setups(offers()) if one.accumulation_steps == 1]
     seen = [(one.market, tuple(sorted(parse_cluster(one.name)))) for one in found]
     assert len(set(seen)) == len(seen) and {market for market, _ in seen} == {"spot", "on-demand"}
@@ -33,7 +28,7 @@ def test_every_multiset_appears_once_in_each_market() -> None:
     assert ("spot", ("whole", "whole")) not in seen  # two whole cores of 1.75
 
 
-def test_setups_come_by_price_and_all_can_be_had() -> None:
+def test_setups_come_by_price_and_all_can_be_had():
     sold = [*offers(), offer("small", usd_per_hour=None, zone="other")]
     supply = Supply(offers=sold, max_hosts=3, fits=cores_fit)
     found = allowed(workload("mlp", 64, 128), supply, MODEL)
@@ -45,7 +40,7 @@ def test_setups_come_by_price_and_all_can_be_had() -> None:
     assert not any(cores_fit(one.cluster) for one in listed)
 
 
-def test_few_clusters_are_all_enumerated_and_many_by_ladders() -> None:
+def test_few_clusters_are_all_enumerated_and_many_by_ladders():
     every = compositions(3, max_hosts=4, most=20_000)
     assert len({tuple(row) for row in every.tolist()}) == len(every) == 3 + 6 + 10 + 15
     mixed = compositions(10, max_hosts=64, most=20_000)
@@ -61,7 +56,7 @@ def test_few_clusters_are_all_enumerated_and_many_by_ladders() -> None:
 Terms = dict[str, tuple[float | None, float]]
 
 
-def in_zones(zones: dict[str, Terms], market: str = "spot") -> list[Offer]:
+def in_zones(zones, market="spot"):
     return [
         offer(name, market, zone=zone, usd_per_hour=usd, interruptions_per_hour=hazard)
         for zone, terms in zones.items()
@@ -69,8 +64,8 @@ def in_zones(zones: dict[str, Terms], market: str = "spot") -> list[Offer]:
     ]
 
 
-def test_a_beaten_zone_is_left_out() -> None:
-    zones: dict[str, Terms] = {
+def test_a_beaten_zone_is_left_out():
+    zones = {
         "best": {"small": (1.0, 0.1), "net": (2.0, 0.1)},
         "dearer": {"small": (1.1, 0.1), "net": (2.0, 0.1)},
         "riskier": {"small": (1.0, 0.2), "net": (2.0, 0.1)},
@@ -82,15 +77,13 @@ def test_a_beaten_zone_is_left_out() -> None:
     }
     kept = {one.zone for one in without_beaten_zones(in_zones(zones))}
     assert kept == {"best", "safer", "cheaper", "wider"}
-    same: dict[str, Terms] = {"z": {"small": (1.0, 0.1)}, "m": {"small": (1.0, 0.1)}}
+    same = {"z": {"small": (1.0, 0.1)}, "m": {"small": (1.0, 0.1)}}
     other = in_zones({"k": {"small": (0.5, 0.0)}}, "on-demand")
     assert {one.zone for one in without_beaten_zones(in_zones(same) + other)} == {"m", "k"}
 
 
-def test_of_too_many_zones_the_cheapest_for_most_types_stay() -> None:
-    zones: dict[str, Terms] = {
-        f"z{n}": {"small": (1.0 + n, 0.9 - n / 10), "net": (2.0, 0.5)} for n in range(5)
-    }
+def test_of_too_many_zones_the_cheapest_for_most_types_stay():
+    zones = {f"z{n}": {"small": (1.0 + n, 0.9 - n / 10), "net": (2.0, 0.5)} for n in range(5)}
     zones["z3"] |= {"large": (1.0, 0.0), "whole": (1.0, 0.0)}
     kept = without_beaten_zones(in_zones(zones), most=1)
     found = [(one.zone, one.instance_type.name) for one in kept]

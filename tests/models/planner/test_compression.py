@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from models.domain.cluster import Offer
 from models.domain.workload import Goal, Mode
 from models.planner.candidates import Supply
-from models.planner.planner import Recommendation, candidates, plan
-from models.step_time.setup_arrays import SetupArrays
+from models.planner.planner import candidates, plan
 from tests.models.planning import GBPS, JointModel, machine, offer, workload
 
 SPARSE, ADASUM = Mode(strategy="ddp-mstopk"), Mode(strategy="adasum")
@@ -27,7 +23,7 @@ class Compressing(JointModel):
     part: float
     width: float
 
-    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+    def predict_arrays(self, arrays):
         found = super().predict_arrays(arrays)
         other = np.array([mode.sends_otherwise for mode in arrays.modes])[arrays.workloads.codes]
         step_s = found["step_s"] * np.where(other, self.part, 1.0)
@@ -35,7 +31,7 @@ class Compressing(JointModel):
         return found.assign(step_s=step_s, step_high_s=high)
 
 
-def compressing(part: float, width: float, *names: str) -> Compressing:
+def compressing(part, width, *names):
     return Compressing(
         lines=dict.fromkeys(names, (0.01, 0.0005)),
         gbps=GBPS,
@@ -48,9 +44,7 @@ def compressing(part: float, width: float, *names: str) -> Compressing:
     )
 
 
-def planned(
-    part: float, width: float, *modes: Mode, vetoes: Mapping[Mode, str] | None = None
-) -> Recommendation:
+def planned(part, width, *modes, vetoes=None):
     job = replace(workload("mlp", 64, None, *GOALS), modes=modes)
     supply = Supply(
         offers=[offer("small")], max_hosts=4, fits=lambda cluster: "", vetoes=vetoes or {}
@@ -58,11 +52,11 @@ def planned(
     return plan(job, supply, compressing(part, width, "small"), top=9)
 
 
-def strategies(found: Recommendation) -> set[str]:
+def strategies(found):
     return {row["strategy"] for row in [*found.rows, *found.frontier]}
 
 
-def test_a_vetoed_mode_is_not_chosen_and_rows_say_why() -> None:
+def test_a_vetoed_mode_is_not_chosen_and_rows_say_why():
     vetoed = planned(0.5, 1.5, Mode(), SPARSE, vetoes={SPARSE: "no proof"})
     assert strategies(vetoed) == {"ddp"}
     for row in vetoed.rows:
@@ -72,7 +66,7 @@ def test_a_vetoed_mode_is_not_chosen_and_rows_say_why() -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp-mstopk", "ps-1"])
-def test_it_is_chosen_if_it_wins_by_more_than_its_uncertainty(name: str) -> None:
+def test_it_is_chosen_if_it_wins_by_more_than_its_uncertainty(name):
     surely, perhaps = (planned(0.5, width, Mode(), Mode(strategy=name)) for width in (1.5, 2.5))
     for row in surely.rows:
         assert row["strategy"] == ("ddp" if row["cluster"] == "1xsmall" else name)
@@ -80,18 +74,18 @@ def test_it_is_chosen_if_it_wins_by_more_than_its_uncertainty(name: str) -> None
     assert any(f"{name}: no faster" in row["reason"] for row in perhaps.rows)
 
 
-def test_divided_layers_are_chosen_on_machines_that_form_a_grid() -> None:
+def test_divided_layers_are_chosen_on_machines_that_form_a_grid():
     for row in planned(0.5, 1.5, Mode(), Mode(strategy="tensor-2d")).rows:
         assert row["strategy"] == ("tensor-2d" if row["cluster"] == "4xsmall" else "ddp")
 
 
 @pytest.mark.parametrize("mode", [SPARSE, ADASUM])
-def test_a_mode_without_a_dense_rival_is_used(mode: Mode) -> None:
+def test_a_mode_without_a_dense_rival_is_used(mode):
     assert strategies(planned(0.5, 9.0, mode)) == {mode.strategy}
 
 
 @pytest.mark.parametrize("beside", [Mode(), Mode(strategy="fsdp"), Mode(strategy="ddp-fp16")])
-def test_adasum_is_never_chosen_beside_another(beside: Mode) -> None:
+def test_adasum_is_never_chosen_beside_another(beside):
     assert strategies(planned(0.01, 1.0, beside, ADASUM)) == {beside.strategy}
 
 
@@ -107,10 +101,8 @@ def test_adasum_is_never_chosen_beside_another(beside: Mode) -> None:
         ("tensor-2.5d", {(4, 4)}),
     ],
 )
-def test_only_machines_that_can_train_so_are_considered(
-    strategy: str, layouts: set[tuple[int, ...]]
-) -> None:
-    sold: list[Offer] = [
+def test_only_machines_that_can_train_so_are_considered(strategy, layouts):
+    sold = [
         offer("small"),
         offer("large", instance_type=machine("large", devices=4)),
     ]

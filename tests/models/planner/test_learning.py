@@ -1,9 +1,6 @@
 """A strategy is vetoed until its losses show that it learns as DDP does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -30,11 +27,11 @@ ROW = {
 }
 
 
-def falling(last: float) -> list[float]:
+def falling(last):
     return [loss for loss in (3.0, 2.5, 2.0, 1.5, last) for _ in range(4)]
 
 
-def runs(last: float, *, dense: tuple[float, float] = (1.0, 1.0), **changes: Any) -> pd.DataFrame:
+def runs(last, *, dense=(1.0, 1.0), **changes):
     """DDP falls from 3 to `dense` by seed, the strategy to `last`, in 20 windows of 5 steps."""
     rows = []
     for seed, end in zip((1, 2), dense, strict=True):
@@ -54,15 +51,13 @@ def runs(last: float, *, dense: tuple[float, float] = (1.0, 1.0), **changes: Any
         (1.41, (0.8, 1.2), False),
     ],
 )
-def test_a_tenth_of_ddps_progress_is_allowed_or_the_range_of_its_seeds(
-    last: float, dense: tuple[float, float], passes: bool
-) -> None:
+def test_a_tenth_of_ddps_progress_is_allowed_or_the_range_of_its_seeds(last, dense, passes):
     found = verdict(runs(last, dense=dense), JOB, SPARSE)
     assert found is not None and found.passes is passes and found.steps == 100
     assert list(vetoes(runs(last, dense=dense), JOB)) == ([] if passes else [SPARSE])
 
 
-def test_only_windows_that_all_runs_have_are_compared() -> None:
+def test_only_windows_that_all_runs_have_are_compared():
     short = runs(9.0)
     short["losses"] = [losses[:16] for losses in short["losses"]]
     found = verdict(short, JOB, SPARSE)
@@ -71,7 +66,7 @@ def test_only_windows_that_all_runs_have_are_compared() -> None:
     assert verdict(short, JOB, SPARSE) is None and list(vetoes(short, JOB)) == [SPARSE]
 
 
-def test_a_diverged_training_fails() -> None:
+def test_a_diverged_training_fails():
     known = runs(1.0)
     known["diverged"] = known["strategy"] == SPARSE.strategy
     found = verdict(known, JOB, SPARSE)
@@ -82,13 +77,13 @@ def test_a_diverged_training_fails() -> None:
     "changes",
     [{"workload_digest": "e"}, {"precision": "bf16"}, {"workload": "cnn"}, {"switches": "compile"}],
 )
-def test_runs_of_something_else_show_nothing(changes: dict[str, str]) -> None:
+def test_runs_of_something_else_show_nothing(changes):
     for known in (runs(1.0).iloc[:0], runs(1.0, **changes)):
         assert list(vetoes(known, JOB)) == [SPARSE]
         assert unknown_learning(known, [JOB]) == [(JOB, SPARSE)]
 
 
-def test_a_proof_or_enough_failures_are_not_repeated() -> None:
+def test_a_proof_or_enough_failures_are_not_repeated():
     assert unknown_learning(runs(1.0), [JOB]) == unknown_learning(runs(9.0), [JOB]) == []
     wanted = [(JOB, SPARSE)]
     assert unknown_learning(runs(1.0, status="interrupted", told_by="controller"), [JOB]) == wanted
@@ -102,15 +97,13 @@ def test_a_proof_or_enough_failures_are_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("first", "dense"), [(1.0, (1.0, 1.0)), (0.5, (1.0, 1.0)), (3.0, (0.5, 3.5))]
 )
-def test_nothing_is_shown_if_ddp_learned_less_than_its_noise(
-    first: float, dense: tuple[float, float]
-) -> None:
+def test_nothing_is_shown_if_ddp_learned_less_than_its_noise(first, dense):
     known = runs(1.0, dense=dense)
     known["losses"] = [[first] * 4 + losses[4:] for losses in known["losses"]]
     assert verdict(known, JOB, SPARSE) is None
     assert verdict(runs(1.0, cluster="2xt"), JOB, SPARSE) is None
 
 
-def test_a_mode_without_its_dense_mode_is_not_doubted() -> None:
+def test_a_mode_without_its_dense_mode_is_not_doubted():
     alone = replace(JOB, modes=(SPARSE,))
     assert vetoes(runs(9.0), alone) == {} and unknown_learning(runs(9.0), [alone]) == []

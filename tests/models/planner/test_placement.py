@@ -1,8 +1,5 @@
 """The chosen order is the best, or near it; noise chooses none."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -12,7 +9,6 @@ import pytest
 from models.planner import placement
 from models.planner.placement import (
     Links,
-    Round,
     choose,
     fastest,
     halvings,
@@ -25,33 +21,33 @@ SIZE = 1e6
 NOISE = 0.03
 
 
-def links(matrix: Sequence[Sequence[float]], sharing: float = 0.0) -> Links:
+def links(matrix, sharing=0.0):
     """Seconds of SIZE bytes between each two."""
     byte_s = np.array(matrix, dtype=float) / SIZE
     return Links(latency_s=np.full(byte_s.shape, 1e-4), byte_s=byte_s, sharing=sharing)
 
 
-def drawn(machines: int, seed: int, sharing: float = 0.0) -> Links:
+def drawn(machines, seed, sharing=0.0):
     half = np.triu(np.exp(np.random.default_rng(seed).normal(0.0, 0.7, (machines, machines))), 1)
     return links(half + half.T, sharing)
 
 
-def racks(of: Sequence[int], slower: float = 5.0, sharing: float = 1.0) -> Links:
+def racks(of, slower=5.0, sharing=1.0):
     rack = np.array(of)
     return links(np.where(rack[:, None] == rack, 1.0, slower) * (1 - np.eye(len(of))), sharing)
 
 
-def sweeps(of: Links, seed: int, many: int = 3) -> list[Links]:
+def sweeps(of, seed, many=3):
     draw = np.random.default_rng(seed)
 
-    def noisy() -> Links:
+    def noisy():
         half = np.triu(of.byte_s * np.exp(NOISE * draw.standard_normal(of.byte_s.shape)), 1)
         return replace(of, byte_s=half + half.T)
 
     return [noisy() for _ in range(many)]
 
 
-def plain_seconds(of: Links, rounds: Sequence[Round], order: Sequence[int]) -> float:
+def plain_seconds(of, rounds, order):
     """By the definition, one number at a time."""
     total = 0.0
     for one in rounds:
@@ -67,7 +63,7 @@ def plain_seconds(of: Links, rounds: Sequence[Round], order: Sequence[int]) -> f
 @pytest.mark.parametrize(
     ("machines", "sharing", "seed"), [(4, 0.0, 1), (4, 0.6, 2), (8, 0.0, 3), (8, 1.0, 4)]
 )
-def test_no_order_is_faster(traffic: object, machines: int, sharing: float, seed: int) -> None:
+def test_no_order_is_faster(traffic, machines, sharing, seed):
     own, rounds = (
         drawn(machines, seed, sharing),
         {ring: ring, halvings: halvings}[traffic](machines, SIZE),
@@ -78,7 +74,7 @@ def test_no_order_is_faster(traffic: object, machines: int, sharing: float, seed
     assert plain_seconds(own, rounds, fastest(own, rounds)) == pytest.approx(min(seconds), rel=1e-9)
 
 
-def test_the_local_search_comes_within_five_percent_of_the_best_of_eight() -> None:
+def test_the_local_search_comes_within_five_percent_of_the_best_of_eight():
     every = np.array(list(permutations(range(8))))
     over = []
     for seed in range(6):
@@ -90,7 +86,7 @@ def test_the_local_search_comes_within_five_percent_of_the_best_of_eight() -> No
     assert max(over) <= 0.05
 
 
-def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one() -> None:
+def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one():
     assert [(one.bytes, one.times) for one in halvings(8, 8.0)] == [(4.0, 2), (2.0, 2), (1.0, 2)]
     (one,) = ring(4, 8.0)
     assert (one.bytes, one.times, one.places) == (2.0, 6, ((0, 1), (1, 2), (2, 3), (3, 0)))
@@ -98,7 +94,7 @@ def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one() ->
         halvings(6, 8.0)
 
 
-def test_noise_alone_leaves_machines_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_alone_leaves_machines_in_their_order(monkeypatch):
     alike = racks([0] * 8, sharing=0.0)
     orders = {choose(sweeps(alike, seed), ring(8, SIZE)).order for seed in range(10)}
     assert orders == {tuple(range(8))}
@@ -107,7 +103,7 @@ def test_noise_alone_leaves_machines_in_their_order(monkeypatch: pytest.MonkeyPa
     assert choose(sweeps(alike, 0), ring(8, SIZE)).order != tuple(range(8))
 
 
-def test_a_gain_is_that_of_sweeps_that_did_not_choose() -> None:
+def test_a_gain_is_that_of_sweeps_that_did_not_choose():
     """One sweep with a disturbed pair proposes an order that the others do not confirm."""
     alike = racks([0] * 4, sharing=0.0)
     slow = alike.byte_s.copy()
@@ -121,7 +117,7 @@ def test_a_gain_is_that_of_sweeps_that_did_not_choose() -> None:
 
 
 @pytest.mark.parametrize("slower", [(1.03, 1.03, 1.03), (9.0, 9.0, 1.0)])
-def test_neither_a_small_gain_nor_a_contested_gain_is_taken(slower: tuple[float, ...]) -> None:
+def test_neither_a_small_gain_nor_a_contested_gain_is_taken(slower):
     found = []
     for times in slower:
         alike = racks([0] * 4, sharing=0.0)

@@ -1,24 +1,17 @@
 """The planner's answer is that of brute force on small worlds, and says what would help."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.domain.cluster import Cluster, InstanceType, Offer
-from models.domain.workload import Goal, Mode, Workload
+from models.domain.workload import Goal, Mode
 from models.job.cost import job_costs
 from models.planner import planner, ranking
 from models.planner.candidates import Supply
-from models.planner.planner import Recommendation, candidates, plan
-from models.step_time.setup_arrays import SetupArrays
+from models.planner.planner import candidates, plan
 from tests.models.planning import GBPS, JointModel, frame, machine, offer, workload
 
 PLAIN = Mode()
@@ -36,7 +29,7 @@ COMPARED = (
 class World:
     """Machines, prices, interruptions and memory by `seed`."""
 
-    def __init__(self, seed: int, **model: float) -> None:
+    def __init__(self, seed, **model):
         random = np.random.default_rng(seed)
         uniform, pick = random.uniform, random.choice
         types = [_machine(f"t{at}", random) for at in range(random.integers(2, 5))]
@@ -62,12 +55,12 @@ class World:
         )
 
 
-def _machine(name: str, random: np.random.Generator) -> InstanceType:
+def _machine(name, random):
     devices, cores = int(random.choice([1, 1, 2, 4])), float(random.integers(1, 5))
     return replace(MACHINE, name=name, devices=devices, cores=cores)
 
 
-def _offer(kind: InstanceType, market: str, random: np.random.Generator) -> Offer:
+def _offer(kind, market, random):
     return offer(
         "small",
         market,
@@ -79,17 +72,15 @@ def _offer(kind: InstanceType, market: str, random: np.random.Generator) -> Offe
     )
 
 
-def few_cores(cluster: Cluster) -> str:
+def few_cores(cluster):
     return "" if sum(one.instance_type.cores for one in cluster.members) <= 12 else "too many cores"
 
 
-def anything_fits(cluster: Cluster) -> str:
+def anything_fits(cluster):
     return ""
 
 
-def brute_force(
-    world: World, top: int = 5
-) -> tuple[list[dict[str, Any]], set[tuple[float, float]]]:
+def brute_force(world, top=5):
     """Every setup predicted, drawn for and ranked; and all expected hours and dollars."""
     setups = candidates(world.workload, world.supply, world.model)
     if not setups:
@@ -102,13 +93,13 @@ def brute_force(
 
 
 @pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_draws(monkeypatch):
     monkeypatch.setattr(planner, "DRAWS", 20)
 
 
 @settings(max_examples=12, deadline=None)
 @given(seed=SEEDS)
-def test_answer_and_frontier_are_those_of_brute_force(seed: int) -> None:
+def test_answer_and_frontier_are_those_of_brute_force(seed):
     world = World(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "DRAWN", 10**6)
@@ -131,7 +122,7 @@ def test_answer_and_frontier_are_those_of_brute_force(seed: int) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(seed=SEEDS)
-def test_a_shortlist_finds_the_choice_of_brute_force_or_a_hardly_dearer_one(seed: int) -> None:
+def test_a_shortlist_finds_the_choice_of_brute_force_or_a_hardly_dearer_one(seed):
     """With a formula that errs by up to 5 %, 150 looked at and 60 drawn for."""
     world = World(seed, slower=0.05)
     with pytest.MonkeyPatch.context() as patch:
@@ -148,15 +139,15 @@ def test_a_shortlist_finds_the_choice_of_brute_force_or_a_hardly_dearer_one(seed
             assert ours[goal.objective] <= theirs[goal.objective] * 1.02 or goal.limit is not None
 
 
-def test_many_candidates_are_reduced_before_the_model_is_asked() -> None:
+def test_many_candidates_are_reduced_before_the_model_is_asked():
     names = [f"t{at}" for at in range(6)]
     random = np.random.default_rng(3)
     types = [_machine(name, random) for name in names]
     lines = {name: (0.01, float(random.uniform(0.001, 0.02))) for name in names}
-    asked: list[int] = []
+    asked = []
 
     class Counting(JointModel):
-        def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+        def predict_arrays(self, arrays):
             asked.append(len(arrays.workloads))
             return super().predict_arrays(arrays)
 
@@ -178,18 +169,18 @@ class Modes(JointModel):
 
     def peak_bytes(
         self,
-        workload: str,
-        instance_type: str,
-        batch: int,
-        ranks: int = 1,
+        workload,
+        instance_type,
+        batch,
+        ranks=1,
         *,
-        mode: Mode = PLAIN,
-        accumulates: bool = False,
-    ) -> float:
+        mode=PLAIN,
+        accumulates=False,
+    ):
         share = 0.25 if "checkpointing" in mode.switches else 1 / ranks if mode.sharded else 1.0
         return self.memory[instance_type] * batch * share
 
-    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+    def predict_arrays(self, arrays):
         found = super().predict_arrays(arrays)
         slower = np.array([1.5 if "checkpointing" in one.switches else 1.0 for one in arrays.modes])
         columns = ["step_s", "step_low_s", "step_high_s"]
@@ -197,13 +188,11 @@ class Modes(JointModel):
         return found
 
 
-def of(
-    model: JointModel, job: Workload, sold: Sequence[Offer], max_hosts: int = 1
-) -> Recommendation:
+def of(model, job, sold, max_hosts=1):
     return plan(job, Supply(offers=sold, max_hosts=max_hosts, fits=anything_fits), model)
 
 
-def small(gib_a_sample: float) -> Modes:
+def small(gib_a_sample):
     lines, memory = {"small": (0.01, 0.0005)}, {"small": gib_a_sample * 2.0**30}
     return Modes(lines=lines, gbps=GBPS, memory=memory, slower=0.0, shared=0.01, own=0.01)
 
@@ -211,7 +200,7 @@ def small(gib_a_sample: float) -> Modes:
 CHEAPEST = Goal(goal="cheapest")
 
 
-def test_sharding_fits_what_no_machine_holds_alone() -> None:
+def test_sharding_fits_what_no_machine_holds_alone():
     kind = replace(machine("small"), device_memory_gib=1.9)
     sold = [replace(offer("small"), instance_type=kind)]
     plain = workload("mlp", 2, None, CHEAPEST)
@@ -222,7 +211,7 @@ def test_sharding_fits_what_no_machine_holds_alone() -> None:
     assert (first["cluster"], first["strategy"]) == ("2xsmall", "fsdp")
 
 
-def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named() -> None:
+def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named():
     names = ("ddp", "ddp-powersgd", "ps-2", "adasum")
     job = replace(workload("mlp", 64), modes=tuple(Mode(strategy=one) for one in names))
     assert [one.strategy for one in planner.choosable(job, ()).modes] == ["ddp"]
@@ -232,7 +221,7 @@ def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named() 
     assert vetoed.modes == ()
 
 
-def test_a_batch_that_devices_cannot_share_is_reported() -> None:
+def test_a_batch_that_devices_cannot_share_is_reported():
     names = ("small", "medium")
     sold = [offer("small", instance_type=machine("small", devices=8)), offer("medium")]
     sold[1] = replace(sold[1], instance_type=machine("medium", devices=6))
@@ -244,7 +233,7 @@ def test_a_batch_that_devices_cannot_share_is_reported() -> None:
     assert of(model, workload("mlp", 96, None, CHEAPEST), sold, 2).rows[0]["cluster"]
 
 
-def test_a_device_too_small_for_one_sample_is_reported() -> None:
+def test_a_device_too_small_for_one_sample_is_reported():
     sold = [offer("small", instance_type=machine("small", devices=8))]
     (row,) = of(small(3.0), workload("mlp", 96, None, CHEAPEST), sold, 2).rows
     assert "3 GiB" in row["reason"] and "2 GiB" in row["reason"]

@@ -1,19 +1,16 @@
 """The first row is the best that meets the constraint, and figures hang together."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.domain.cluster import Cluster, Offer
-from models.domain.workload import Goal, Setup, Workload
-from models.job.cost import JobCosts, job_costs
+from models.domain.cluster import Cluster
+from models.domain.workload import Goal, Setup
+from models.job.cost import job_costs
 from models.planner import explanations as explain
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
@@ -27,21 +24,21 @@ CHEAPEST, FASTEST = Goal(goal="cheapest"), Goal(goal="fastest")
 BESIDE = {"storage_usd_per_hour": 0.013, "other_usd_per_hour": 0.007}
 
 
-def costs_of(job: Workload, sold: list[Offer] | None = None) -> JobCosts:
+def costs_of(job, sold=None):
     setups = candidates(job, Supply(offers=sold or offers(), max_hosts=4, fits=cores_fit), MODEL)
     rows = frame(setups)
     return job_costs(job, setups, MODEL.predict(rows), MODEL.draws(rows, count=200, seed=1))
 
 
-def table(job: Workload, sold: list[Offer] | None = None, **options: Any) -> list[dict[str, Any]]:
+def table(job, sold=None, **options):
     return recommend(job, costs_of(job, sold), **options)
 
 
-def asked(*goals: Goal, **options: Any) -> list[dict[str, Any]]:
+def asked(*goals, **options):
     return table(workload("mlp", 64, None, *goals), **options)
 
 
-def test_the_winner_meets_the_deadline_and_nothing_cheaper_does() -> None:
+def test_the_winner_meets_the_deadline_and_nothing_cheaper_does():
     rows = asked(DEADLINE, top=50)
     met = [row for row in rows if row["status"] != "misses_constraint"]
     assert all(row["p_meets_constraint"] >= 0.9 for row in met)
@@ -53,14 +50,14 @@ def test_the_winner_meets_the_deadline_and_nothing_cheaper_does() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(hours=st.floats(0.05, 20.0), p=st.floats(0.5, 0.99), samples=st.integers(10_000, 5_000_000))
-def test_a_looser_deadline_never_costs_more(hours: float, p: float, samples: int) -> None:
+def test_a_looser_deadline_never_costs_more(hours, p, samples):
     goals = [replace(DEADLINE, hours=limit, p_required=p) for limit in (hours, 1.5 * hours)]
     tight, loose = (table(workload("mlp", 64, None, goal, samples=samples))[0] for goal in goals)
     if tight["status"] != "infeasible":
         assert loose["usd"] <= tight["usd"] * (1 + 1e-9)
 
 
-def test_an_impossible_deadline_says_which_would_do_and_it_does() -> None:
+def test_an_impossible_deadline_says_which_would_do_and_it_does():
     (row,) = asked(replace(DEADLINE, hours=0.1))
     assert (row["rank"], row["status"], row["cluster"], row["usd"]) == (1, "infeasible", None, None)
     nearest = float(row["reason"].split("deadline of ")[1].split(" h")[0])
@@ -71,7 +68,7 @@ def test_an_impossible_deadline_says_which_would_do_and_it_does() -> None:
 
 @pytest.mark.parametrize("goal", [DEADLINE, BUDGET])
 @pytest.mark.parametrize("tight", [1.0, 0.6, 0.1])
-def test_without_a_required_probability_the_least_loss_wins(goal: Goal, tight: float) -> None:
+def test_without_a_required_probability_the_least_loss_wins(goal, tight):
     limits = {"hours": goal.hours and tight * goal.hours, "usd": goal.usd and tight * goal.usd}
     what = str(goal.constraint)
     job = workload("mlp", 64, None, replace(goal, p_required=None, **limits))
@@ -87,7 +84,7 @@ def test_without_a_required_probability_the_least_loss_wins(goal: Goal, tight: f
         assert (row["status"] == "misses_constraint") == (row["p_meets_constraint"] < 0.5)
 
 
-def test_the_best_is_what_the_rule_would_choose_if_times_were_known() -> None:
+def test_the_best_is_what_the_rule_would_choose_if_times_were_known():
     goal = replace(DEADLINE, hours=3.0, p_required=None)
     job = workload("mlp", 64, None, goal, samples=64 * 3600)
     plain = Setup(
@@ -106,7 +103,7 @@ def test_the_best_is_what_the_rule_would_choose_if_times_were_known() -> None:
 @pytest.mark.parametrize(
     ("value", "what"), [(3.2e-5, "usd"), (0.0123, "usd"), (4e-4, "hours"), (2e-6, "hours")]
 )
-def test_small_amounts_keep_digits_that_count(value: float, what: str) -> None:
+def test_small_amounts_keep_digits_that_count(value, what):
     shown = explain.amount(value, what)
     scale = 3600.0 if shown.endswith(" s") else 60.0 if shown.endswith(" min") else 1.0
     texts = shown, explain.amount(value, what, up=True)
@@ -115,7 +112,7 @@ def test_small_amounts_keep_digits_that_count(value: float, what: str) -> None:
     assert value <= enough / scale < 1.2 * value
 
 
-def test_an_unknown_price_is_none_and_wins_no_money_goal() -> None:
+def test_an_unknown_price_is_none_and_wins_no_money_goal():
     sold = [offer("small"), offer("medium"), offer("whole", usd_per_hour=None)]
     job = workload("mlp", 64, None, CHEAPEST, FASTEST)
     rows = table(job, sold)
@@ -130,7 +127,7 @@ def test_an_unknown_price_is_none_and_wins_no_money_goal() -> None:
     assert fastest["usd_storage"] > 0 and fastest["usd_other"] > 0
 
 
-def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items() -> None:
+def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items():
     job = workload("mlp", 64, None, DEADLINE)
     sold = [offer(name, market, **BESIDE) for name in CORES for market in ("on-demand", "spot")]
     for row in table(job, sold):

@@ -1,8 +1,5 @@
 """What one type, batch, link or run shows about others."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from itertools import product
 
 import numpy as np
@@ -10,36 +7,32 @@ import pandas as pd
 import pytest
 
 from models.domain.numeric import Z_90
-from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.model import TrainingData, fit
 
 NONE = pd.DataFrame()
 
 
-def model_of(rows: list[dict[str, object]], types: pd.DataFrame = NONE) -> StepTimeModel:
+def model_of(rows, types=NONE):
     empty = dict.fromkeys(("profiles", "buckets", "probes", "workloads"), NONE)
     runs = pd.DataFrame(rows).assign(provider="ec2")
     return fit(TrainingData(runs=runs, instance_types=types, **empty), seed=0)
 
 
-def row(
-    workload: str, cluster: str, batch: int, step_s: float, **facts: object
-) -> dict[str, object]:
+def row(workload, cluster, batch, step_s, **facts):
     setup = {"workload": workload, "cluster": cluster, "batch_per_device": str(batch)}
     return setup | {"step_s": step_s} | facts
 
 
-def seconds(
-    model: StepTimeModel, cluster: str, batch: int, layout: str = "1", workload: str = "w"
-) -> pd.Series[float]:
+def seconds(model, cluster, batch, layout="1", workload="w"):
     """The prediction of one setup."""
     return model.predict(pd.DataFrame([row(workload, cluster, batch, 0.0, layout=layout)])).iloc[0]
 
 
-def log_width(found: pd.Series[float]) -> float:
+def log_width(found):
     return float(np.log(found["step_high_s"] / found["step_low_s"]))
 
 
-def test_links_inside_a_machine_say_little_of_links_between_machines() -> None:
+def test_links_inside_a_machine_say_little_of_links_between_machines():
     known = {"devices": 4, "cores": 8, "bandwidth_gbps": 10.0}
     types = pd.DataFrame([known | {"name": name, "digest": name} for name in ("a", "b")])
     layouts = {"a": ("1", "2", "4", "1+1", "2+2", "4+4"), "b": ("1", "2", "4")}
@@ -57,7 +50,7 @@ def test_links_inside_a_machine_say_little_of_links_between_machines() -> None:
     assert width["b"] > 10 * width["a"]  # 8 where one effect stands for both wires
 
 
-def between_machines(names: Iterable[str], b_slower: float = 4.0) -> list[dict[str, object]]:
+def between_machines(names, b_slower=4.0):
     """Two workloads on clusters of a and of b, whose links are said to be equal and are not."""
     rows = []
     for (workload, size), name, count, batch in product(
@@ -74,7 +67,7 @@ LINKS = pd.DataFrame(
 )
 
 
-def test_a_new_workload_is_answered_with_which_type_gives_less_of_its_nominal_rate() -> None:
+def test_a_new_workload_is_answered_with_which_type_gives_less_of_its_nominal_rate():
     alone = [
         row("w", f"1x{name}", batch, 0.02 * batch, layout="1", sync_s=0.0, gradient_bytes=6e8)
         for name, batch in product("abc", (4, 8, 16))
@@ -86,7 +79,7 @@ def test_a_new_workload_is_answered_with_which_type_gives_less_of_its_nominal_ra
     assert unknown["step_low_s"] < 0.16 + 0.6 and unknown["step_high_s"] > 0.16 + 2.4
 
 
-def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted() -> None:
+def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted():
     rows = []
     for count, batch in product((1, 2, 4), (4, 8, 16)):
         waited = 0.05 * (count - 1) / count
@@ -100,7 +93,7 @@ def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted() -> None
     assert widths == sorted(widths) and widths[1] > 2 * Z_90 * 0.1 and widths[2] > 2 * Z_90 * 0.2
 
 
-def test_a_link_unlike_those_measured_or_of_unknown_rate_is_doubted() -> None:
+def test_a_link_unlike_those_measured_or_of_unknown_rate_is_doubted():
     kinds = {"a": 10.0, "b": 20.0, "near": 15.0, "quick": 160.0, "quicker": 640.0}
     kinds |= {"slow": 1.0, "unknown": None}
     known = {"devices": 1, "cores": 8}
@@ -109,7 +102,7 @@ def test_a_link_unlike_those_measured_or_of_unknown_rate_is_doubted() -> None:
     alone = [row("v", f"1x{name}", 8, 0.08, **facts) for name in kinds]
     model = model_of([*between_machines("ab", b_slower=0.5), *alone], types)
 
-    def width(name: str, count: int = 4) -> float:
+    def width(name, count=4):
         return log_width(seconds(model, f"{count}x{name}", 8, "+".join("1" * count), "v"))
 
     unlike = kinds.keys() - {"a", "b"}

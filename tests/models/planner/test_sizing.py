@@ -1,9 +1,6 @@
 """Sizing rules against steps with known overhead, and what no run can show."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -25,13 +22,13 @@ PROFILES = pd.DataFrame(
 )
 
 
-def row(cluster: str, batch: int | str, step_s: float, **changes: Any) -> dict[str, Any]:
+def row(cluster, batch, step_s, **changes):
     plain = {"provider": "local", "workload": "net", "cluster": cluster, "layout": ""}
     plain |= {"precision": "fp32", "strategy": "ddp", "switches": "none"}
     return plain | {"batch_per_device": str(batch), "step_s": step_s} | changes
 
 
-def data(*rows: dict[str, Any], profiles: pd.DataFrame = NOTHING, **of_a: Any) -> TrainingData:
+def data(*rows, profiles=NOTHING, **of_a):
     a = {"name": "a", "devices": 1, "device": "cpu", "cores": 1.0, "device_memory_gib": 4.0}
     g = {"name": "g", "devices": 4, "device": "t4", "cores": 8.0, "bandwidth_gbps": 10.0}
     return TrainingData(
@@ -50,7 +47,7 @@ RUNS = [*ALONE, row("2xa", 32, 0.62), row("4xa", 16, 0.38)]
 
 
 @given(st.floats(0.001, 10), st.floats(0.01, 100), st.integers(2, 64), st.integers(1, 99))
-def test_rule_recovers_overhead(overhead: float, parallel: float, size: int, asked: int) -> None:
+def test_rule_recovers_overhead(overhead, parallel, size, asked):
     rule = ScalingRule.through(overhead + parallel, size, overhead + parallel / size)
     assert (rule.overhead_s, rule.parallel_s) == pytest.approx((overhead, parallel), rel=1e-6)
     throughput = (overhead + parallel) / (asked * (overhead + parallel / asked))
@@ -58,9 +55,7 @@ def test_rule_recovers_overhead(overhead: float, parallel: float, size: int, ask
 
 
 @given(st.floats(0.001, 10), st.floats(0.01, 100), st.floats(0.1, 0.99))
-def test_largest_size_is_the_last_efficient_one(
-    overhead: float, parallel: float, alpha: float
-) -> None:
+def test_largest_size_is_the_last_efficient_one(overhead, parallel, alpha):
     rule = ScalingRule(overhead, parallel)
     largest = rule.largest(alpha)
     assert largest is not None
@@ -68,13 +63,13 @@ def test_largest_size_is_the_last_efficient_one(
     assert rule.efficiency(largest + 1) < alpha + 1e-6
 
 
-def test_no_overhead_and_no_parallel_time() -> None:
+def test_no_overhead_and_no_parallel_time():
     free, stuck = ScalingRule.through(1.0, 2, 0.45), ScalingRule.through(1.0, 2, 1.5)
     assert (free.largest(0.9), free.efficiency(100)) == (None, 1.0)
     assert (stuck.largest(0.9), stuck.largest(0.5), stuck.efficiency(4)) == (1, 2, 0.25)
 
 
-def test_sizes_are_predicted_from_smaller_sizes_alone() -> None:
+def test_sizes_are_predicted_from_smaller_sizes_alone():
     found = size_workload(data(*RUNS), "net", batches=(64, 64))
     one, two, four = found["checks"]
     assert two["efficiency"] == pytest.approx(1 / (2 * 0.62))
@@ -88,7 +83,7 @@ def test_sizes_are_predicted_from_smaller_sizes_alone() -> None:
     )
 
 
-def test_batches_are_composed_of_micro_steps_only_if_none_was_measured() -> None:
+def test_batches_are_composed_of_micro_steps_only_if_none_was_measured():
     runs = [row("1xa", 8, 0.16), row("2xa", 8, 0.2), row("4xa", 8, 0.24)]
     checks = size_workload(data(*runs), "net", batches=ANY)["checks"]
     assert [(check["global_batch"], check["micro_batch"]) for check in checks] == [(32, 8)] * 3
@@ -100,7 +95,7 @@ def test_batches_are_composed_of_micro_steps_only_if_none_was_measured() -> None
     assert not nothing["scaling"] and nothing["unknown"][0]["batches"] == [16, 32, 64]
 
 
-def test_bandwidth_and_servers_that_hide_the_exchange() -> None:
+def test_bandwidth_and_servers_that_hide_the_exchange():
     measured = data(*RUNS, profiles=PROFILES)
     (row,) = size_workload(measured, "net", batches=(64, 64))["scaling"]
     assert row["workers"] == 4 and row["hideable_s"] == pytest.approx(0.6 * 0.25)
@@ -111,7 +106,7 @@ def test_bandwidth_and_servers_that_hide_the_exchange() -> None:
     assert unknown["stated_gbps"] is None and unknown["servers"] is None
 
 
-def test_best_batch_is_the_fastest_that_fits() -> None:
+def test_best_batch_is_the_fastest_that_fits():
     (best,) = size_workload(data(*RUNS, profiles=PROFILES), "net", batches=ANY)["best_batch"]
     assert (best["batch"], best["samples_per_s"]) == (64, 64.0)
     small = data(row("1xa", 8, 0.16), profiles=PROFILES, device_memory_gib=2.0)
@@ -119,7 +114,7 @@ def test_best_batch_is_the_fastest_that_fits() -> None:
     assert (best["batch"], best["peak_bytes"]) == (16, 1.5e9)
 
 
-def test_modes_are_separate_and_unequal_shares_are_ignored() -> None:
+def test_modes_are_separate_and_unequal_shares_are_ignored():
     others = [
         row("1xa", 64, 0.1, precision="bf16"),
         row("2xa", 32, 0.05, strategy="fsdp"),
@@ -133,7 +128,7 @@ def test_modes_are_separate_and_unequal_shares_are_ignored() -> None:
     assert [unknown["precision"] for unknown in found["unknown"]] == ["bf16"]
 
 
-def test_devices_of_a_machine_and_machines_are_separate_scales() -> None:
+def test_devices_of_a_machine_and_machines_are_separate_scales():
     rows = [row("1xg", 8, 0.2 + 0.01 * each, layout=str(each)) for each in (1, 2, 4)]
     rows += [row("2xg", 8, 0.3, layout="4"), row("2xg", 8, 0.25, layout="1+1")]
     found = size_workload(data(*rows), "net", batches=ANY)
@@ -142,7 +137,7 @@ def test_devices_of_a_machine_and_machines_are_separate_scales() -> None:
     assert inside["largest_80"] == 4 and "servers" not in inside and machines["workers"] == 8
 
 
-def test_a_profile_stands_in_for_one_device() -> None:
+def test_a_profile_stands_in_for_one_device():
     measured = data(row("1xa", 64, 1.0), row("2xa", 32, 0.62), profiles=PROFILES)
     (scale,) = scales_of(measured, "net", {"a": 1})
     assert scale.steps[1] == pytest.approx({(64.0, 1): 1.0, (32.0, 1): 0.5, (16.0, 1): 0.28})

@@ -1,12 +1,10 @@
 """Setups, a GPU world with a plain truth, and the soundness check that the model's tests share."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
 from models.step_time.dataset import TrainingData
-from models.step_time.model import StepTimeModel, fit
+from models.step_time.model import fit
 
 NUMBERS = ["step_s", "step_low_s", "step_high_s", "samples_per_s", "compute_s"]
 NUMBERS += ["communication_s", "exposed_communication_s"]
@@ -25,16 +23,14 @@ TYPES = pd.DataFrame(
 NONE = pd.DataFrame()
 
 
-def setup(
-    workload: str = "lm", cluster: str = "2xs.large", batch: object = "8", accumulation: int = 1
-) -> pd.DataFrame:
+def setup(workload="lm", cluster="2xs.large", batch="8", accumulation=1):
     """One setup as measurement columns."""
     values = [workload, cluster, str(batch), accumulation]
     columns = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
     return pd.DataFrame([values], columns=columns)
 
 
-def sound(predicted: pd.DataFrame) -> bool:
+def sound(predicted):
     """Whether predictions are finite, positive and inside their intervals."""
     values = predicted[NUMBERS].to_numpy(float)
     low, step, high = (predicted[name] for name in ("step_low_s", "step_s", "step_high_s"))
@@ -42,22 +38,22 @@ def sound(predicted: pd.DataFrame) -> bool:
     return bool(finite and ((low > 0) & (low < step) & (step < high)).all())
 
 
-def width(predicted: pd.DataFrame) -> pd.Series:
+def width(predicted):
     """Width of the intervals in logs."""
     return np.log(predicted["step_high_s"] / predicted["step_low_s"])
 
 
-def inside(predicted: pd.DataFrame, truth: pd.Series) -> float:
+def inside(predicted, truth):
     """Fraction of the truth inside the intervals."""
     return float(((predicted["step_low_s"] <= truth) & (truth <= predicted["step_high_s"])).mean())
 
 
-def error(predicted: pd.DataFrame, truth: pd.Series) -> pd.Series:
+def error(predicted, truth):
     """Relative errors."""
     return (predicted["step_s"] / truth - 1).abs()
 
 
-def seconds(workload: str, kind: str, layout: list[int], batch: float) -> float:
+def seconds(workload, kind, layout, batch):
     """Half of compute hides an exchange that grows with bytes, and a little with machines."""
     alone = (0.02 + 0.004 * batch * (GRADIENTS[workload] / 1e8) ** 0.3) / SPEED[kind]
     ranks, machines = sum(layout), len(layout)
@@ -68,7 +64,7 @@ def seconds(workload: str, kind: str, layout: list[int], batch: float) -> float:
     return float(0.5 * alone + ((0.5 * alone) ** 3 + exchange**3) ** (1 / 3))
 
 
-def gpu_runs(noise: float = 0.02) -> pd.DataFrame:
+def gpu_runs(noise=0.02):
     """Every workload and kind, layouts of up to four machines, seven batches."""
     random, rows = np.random.default_rng(0), []
     layouts = ([1], [2], [4], [1, 1], [2, 2], [4, 4], [1] * 4, [4] * 4)
@@ -84,9 +80,7 @@ def gpu_runs(noise: float = 0.02) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).assign(provider="ec2")
 
 
-def fitted(
-    rows: pd.DataFrame, facts: tuple[str, ...] = ("workload", "gradient_bytes")
-) -> StepTimeModel:
+def fitted(rows, facts=("workload", "gradient_bytes")):
     """The model of runs of the GPU world, and of these facts about its workloads."""
     workloads = pd.DataFrame(GRADIENTS.items(), columns=["workload", "gradient_bytes"])
     frames = dict.fromkeys(TrainingData.__slots__, NONE)

@@ -1,7 +1,5 @@
 """Models that are fitted once and shared."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 
@@ -13,7 +11,7 @@ Known = tuple[TrainingData, pd.DataFrame, StepTimeModel]
 
 
 @pytest.fixture(scope="session")
-def known() -> Known:
+def known():
     """Data of local hosts with profiles and probes, runs that were not measured, the model."""
     world = World(1)
     data = world.data(70)
@@ -21,6 +19,6 @@ def known() -> Known:
 
 
 @pytest.fixture(scope="session")
-def gpus() -> pd.DataFrame:
+def gpus():
     """Runs of the GPU world."""
     return gpu_runs()

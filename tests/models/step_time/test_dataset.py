@@ -1,7 +1,5 @@
 """Thinning keeps small workloads and rare machines; runs are corrected to nominal speed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -20,18 +18,18 @@ from tests.models.step_time.cases import NONE
 from tests.models.synthetic import World
 
 
-def setups(*rows: tuple[str, str, str, int]) -> pd.DataFrame:
+def setups(*rows):
     """So many setups of (workload, cluster, layout)."""
     frame = pd.DataFrame(rows, columns=["workload", "cluster", "layout", "count"])
     return frame.loc[frame.index.repeat(frame["count"])].reset_index(drop=True)
 
 
-def kept(frame: pd.DataFrame, most: int, by: str, seed: int = 0) -> dict[object, int]:
+def kept(frame, most, by, seed=0):
     return frame.iloc[thinned(frame, most=most, seed=seed)].groupby(by).size().to_dict()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_large_workloads_give_way_and_rare_layouts_and_types_stay(seed: int) -> None:
+def test_large_workloads_give_way_and_rare_layouts_and_types_stay(seed):
     names = ("huge", 5000), ("large", 700), ("small", 5)
     frame = setups(*((name, "2xq", "1+1", count) for name, count in names))
     assert kept(frame, 205, "workload", seed) == {"huge": 100, "large": 100, "small": 5}
@@ -43,8 +41,8 @@ def test_large_workloads_give_way_and_rare_layouts_and_types_stay(seed: int) -> 
 
 
 def test_thinned_rows_have_every_workload_and_type_in_any_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(dataset, "_MOST_SETUPS", 40)
     data = World(3).data(60)
     busy = [data.runs.assign(workload="conv", accumulation_steps=steps) for steps in range(1, 10)]
@@ -57,7 +55,7 @@ def test_thinned_rows_have_every_workload_and_type_in_any_order(
     assert shuffled.step_s.tolist() == whole.step_s.tolist()
 
 
-def drifting(beta: float, repeats: int = 1, count: int = 240) -> tuple[TrainingData, np.ndarray]:
+def drifting(beta, repeats=1, count=240):
     """Runs and a profile at slow and fast hours, and the runs' seconds at nominal speed."""
     hours = np.exp(0.25 * np.sin(np.arange(count) / 9.0))
     nominal = 0.1 * np.repeat(1.0 + np.arange(count // repeats) % 40, repeats)
@@ -83,7 +81,7 @@ def drifting(beta: float, repeats: int = 1, count: int = 240) -> tuple[TrainingD
 
 
 @pytest.mark.parametrize(("beta", "repeats"), [(1.0, 1), (0.6, 4)])
-def test_runs_are_corrected_to_nominal_speed_once(beta: float, repeats: int) -> None:
+def test_runs_are_corrected_to_nominal_speed_once(beta, repeats):
     data, nominal = drifting(beta, repeats)
     corrected = at_nominal_speed(data)
     off = [np.abs(one.runs["step_s"] / nominal - 1).max() for one in (corrected, data)]
@@ -97,7 +95,7 @@ def test_runs_are_corrected_to_nominal_speed_once(beta: float, repeats: int) -> 
     assert rows.speed_sd == pytest.approx(beta * between, rel=0.08)
 
 
-def test_runs_without_fixed_work_beside_most_of_them_stay() -> None:
+def test_runs_without_fixed_work_beside_most_of_them_stay():
     runs = drifting(0.8)[0].runs
     few = runs["reference_s"].where(runs.index % 2 == 0, None)
     for own in (runs.assign(reference_s=few), runs.drop(columns="reference_s")):
@@ -106,7 +104,7 @@ def test_runs_without_fixed_work_beside_most_of_them_stay() -> None:
 
 
 @pytest.mark.parametrize("column", ["noisy", "equal"])
-def test_hours_that_differ_less_than_the_reference_correct_nothing(column: str) -> None:
+def test_hours_that_differ_less_than_the_reference_correct_nothing(column):
     data, _ = drifting(1.0)
     noisy = data.runs.assign(reference_spread=5.0)
     equal = data.runs.assign(reference_s=[[0.02, 0.02]] * len(data.runs))
@@ -114,7 +112,7 @@ def test_hours_that_differ_less_than_the_reference_correct_nothing(column: str) 
     assert at_nominal_speed(replace(data, runs=runs)).runs["step_s"].equals(runs["step_s"])
 
 
-def test_slowness_is_the_mean_over_machines_and_unknown_without_one_of_them() -> None:
+def test_slowness_is_the_mean_over_machines_and_unknown_without_one_of_them():
     rows = pd.DataFrame(
         {
             "reference_s": [[0.2, 0.1], [0.4, 0.1], None, [0.1], [0.0, 0.1], 0.3, pd.NA],

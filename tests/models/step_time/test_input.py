@@ -1,9 +1,6 @@
 """Loading: against a processor that is shared out in slices, and in a fitted model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.step_time.input import Loaders, Wait, separated
+from models.step_time.input import Loaders, separated
 from models.step_time.machine_specs import Machine
-from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.model import fit
 from models.step_time.serialization import dump, load
 from models.step_time.setup_arrays import read_setups
 from tests.models.step_time.cases import setup
@@ -22,12 +19,12 @@ from tests.models.synthetic import TYPES, World
 LOAD_S, WORKERS, CORES = 0.006, 1, {name: cores for name, (cores, _) in TYPES.items()}
 
 
-def machine(cores: float, gpus: int = 0) -> Machine:
-    device: dict[str, Any] = {"device": "t4", "device_tflops": 8.0} if gpus else {}
+def machine(cores, gpus=0):
+    device = {"device": "t4", "device_tflops": 8.0} if gpus else {}
     return Machine(cores=cores, devices=gpus or 1, bandwidth_gbps=10.0, prior_speed=1.0, **device)
 
 
-def waiting(one: Machine, load_s: float, wait_s: float = 0.0, workers: int = 2) -> Wait:
+def waiting(one, load_s, wait_s=0.0, workers=2):
     """The wait of one machine with batches of ten samples a device."""
     row = setup("net", "1xm", 10).assign(layout=str(one.devices))
     loaders = Loaders(workers={"net": workers}, samples={("net", "m"): (load_s, wait_s)})
@@ -36,11 +33,11 @@ def waiting(one: Machine, load_s: float, wait_s: float = 0.0, workers: int = 2) 
     return found
 
 
-def step(wait: Wait, rest_s: float, part: float = 1.0) -> float:
+def step(wait, rest_s, part=1.0):
     return float(wait.step_s(np.array([rest_s]), np.array([part]))[0])
 
 
-def sliced(rest_s: float, part: float, batch_s: float, workers: int) -> float:
+def sliced(rest_s, part, batch_s, workers):
     """Seconds of a step on one processor in slices, with two batches a worker in stock."""
     slice_s = rest_s / 400
     ready, queued, left_s = 0, 2 * workers, [0.0] * workers
@@ -74,9 +71,7 @@ def sliced(rest_s: float, part: float, batch_s: float, workers: int) -> float:
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("part", [1.0, 0.6, 0.3])
 @pytest.mark.parametrize("loading", [0.1, 0.9, 5.0])
-def test_a_processor_that_trains_and_loads_takes_as_long_as_in_slices(
-    workers: int, part: float, loading: float
-) -> None:
+def test_a_processor_that_trains_and_loads_takes_as_long_as_in_slices(workers, part, loading):
     found = step(waiting(machine(1.0), loading / 10, workers=workers), 1.0, part)
     assert found == pytest.approx(sliced(1.0, part, loading, workers), rel=0.03)
 
@@ -87,9 +82,9 @@ WORKER_COUNTS, GPUS = st.integers(0, 8), st.sampled_from([0, 1, 4])
 
 @given(SECONDS, SECONDS, PART, st.floats(0.1, 64), WORKER_COUNTS, GPUS)
 def test_processors_never_slow_a_step_and_loading_never_quickens_it(
-    rest_s: float, load_s: float, part: float, cores: float, workers: int, gpus: int
-) -> None:
-    def took(cores: float, load_s: float = load_s, rest_s: float = rest_s) -> float:
+    rest_s, load_s, part, cores, workers, gpus
+):
+    def took(cores, load_s=load_s, rest_s=rest_s):
         wait = waiting(machine(cores, gpus), load_s, 0.3 * load_s, workers)
         return step(wait, rest_s, part)
 
@@ -110,15 +105,11 @@ def test_processors_never_slow_a_step_and_loading_never_quickens_it(
         (machine(0.2), 0, 0.0, 3.0, 3.0 + 10 * 0.1 / 0.2),
     ],
 )
-def test_steps_by_hand(
-    one: Machine, workers: int, wait_s: float, rest_s: float, expected: float
-) -> None:
+def test_steps_by_hand(one, workers, wait_s, rest_s, expected):
     assert step(waiting(one, 0.1, wait_s, workers), rest_s) == pytest.approx(expected)
 
 
-def truth(
-    rest_s: float, sync_s: float, batches: list[int], types: list[str]
-) -> tuple[float, float]:
+def truth(rest_s, sync_s, batches, types):
     """(step_s, input_s) with one worker a machine, in slices."""
     part = 1 - sync_s / rest_s
     loads = [batch * LOAD_S / CORES[name] for batch, name in zip(batches, types, strict=True)]
@@ -128,7 +119,7 @@ def truth(
     return steps[slowest], max(0.0, steps[slowest] - rest_s - hidden)
 
 
-def with_loader(data: TrainingData) -> TrainingData:
+def with_loader(data):
     """The data, with a loader of `conv` that takes as long as its network or longer."""
     runs = data.runs.assign(sync_s=np.nan, input_s=np.nan, loader_workers=np.nan)
     for at, row in runs[runs["workload"] == "conv"].iterrows():
@@ -167,11 +158,11 @@ ASKED = pd.concat(
 
 
 @pytest.fixture(scope="module")
-def model() -> StepTimeModel:
+def model():
     return fit(with_loader(PLAIN), seed=0)
 
 
-def test_loading_is_separated_from_measurements() -> None:
+def test_loading_is_separated_from_measurements():
     for data in (PLAIN, replace(PLAIN, profiles=PLAIN.profiles.assign(load_s=None))):
         found, loaders = separated(data)
         assert found is data and not loaders.workers
@@ -183,7 +174,7 @@ def test_loading_is_separated_from_measurements() -> None:
     assert np.allclose(data.profiles["forward_s"], PLAIN.profiles["forward_s"])
 
 
-def test_steps_are_predicted_with_their_wait_which_is_the_bottleneck(model: StepTimeModel) -> None:
+def test_steps_are_predicted_with_their_wait_which_is_the_bottleneck(model):
     world, found = World(seed=5), model.predict(ASKED)
     for row, predicted in zip(ASKED.itertuples(), found["step_s"], strict=True):
         count, name = str(row.cluster).split("x", 1)

@@ -1,7 +1,5 @@
 """The regression finds what made the data, its draws move together, no bad row breaks it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,26 +8,25 @@ import pytest
 
 from models.domain.numeric import Z_90
 from models.step_time.formula import MEAN, NAMES, Line, moved_step_s, step_times
-from models.step_time.model import StepTimeModel
 from models.step_time.one_device import OneDevice
 from tests.models.step_time.cases import error, fitted, inside, sound, width
 
 
-def several_of(rows: pd.DataFrame) -> pd.Series:
+def several_of(rows):
     """Mask of `middle` on several fast devices."""
     own = (rows["workload"] == "middle") & rows["cluster"].str.endswith("fast")
     return own & (rows["layout"] != "1")
 
 
 @pytest.fixture(scope="module")
-def without_middle(gpus: pd.DataFrame) -> StepTimeModel:
+def without_middle(gpus):
     """`middle` is known by one fast device."""
     return fitted(gpus[~several_of(gpus)])
 
 
 def test_a_workload_known_by_one_device_is_predicted_and_pilots_narrow_the_interval(
-    gpus: pd.DataFrame, without_middle: StepTimeModel
-) -> None:
+    gpus, without_middle
+):
     held = several_of(gpus)
     pilots = held & gpus["batch_per_device"].eq("16")
     asked = gpus[held & ~pilots]
@@ -40,7 +37,7 @@ def test_a_workload_known_by_one_device_is_predicted_and_pilots_narrow_the_inter
     assert error(after, asked["step_s"]).mean() < 0.06
 
 
-def test_draws_have_the_joint_covariance_whatever_else_is_asked(gpus: pd.DataFrame) -> None:
+def test_draws_have_the_joint_covariance_whatever_else_is_asked(gpus):
     large = gpus["workload"] == "large"
     model = fitted(gpus[~large | (gpus["layout"] == "1")])
     setups = gpus[large & (gpus["layout"] != "1")].drop(columns="step_s").iloc[::4]
@@ -55,12 +52,10 @@ def test_draws_have_the_joint_covariance_whatever_else_is_asked(gpus: pd.DataFra
     assert np.allclose(np.exp(drawn[2:4]), model.draws(setups.iloc[2:4], count=2000, seed=3))
 
 
-def test_intervals_hold_the_factors_of_calibration_and_the_noise_of_runs(
-    gpus: pd.DataFrame, without_middle: StepTimeModel
-) -> None:
+def test_intervals_hold_the_factors_of_calibration_and_the_noise_of_runs(gpus, without_middle):
     model = fitted(gpus[~several_of(gpus)])
 
-    def widths(model: StepTimeModel) -> tuple[float, float]:
+    def widths(model):
         """Median widths of the unmeasured cell and of a measured one."""
         cells = (several_of(gpus), gpus["workload"] == "small")
         left, had = (float(width(model.predict(gpus[rows])).median()) for rows in cells)
@@ -75,7 +70,7 @@ def test_intervals_hold_the_factors_of_calibration_and_the_noise_of_runs(
 
 
 @pytest.mark.parametrize("case", ["one row", "contradictory", "not numbers", "alone"])
-def test_bad_or_few_rows_give_sound_predictions(gpus: pd.DataFrame, case: str) -> None:
+def test_bad_or_few_rows_give_sound_predictions(gpus, case):
     bad = gpus["step_s"].where(gpus.index % 7 != 0, 0.0).where(gpus.index % 11 != 0)
     rows = {
         "one row": gpus.iloc[[0]],
@@ -90,12 +85,12 @@ def test_bad_or_few_rows_give_sound_predictions(gpus: pd.DataFrame, case: str) -
     assert np.isfinite(model.draws(asked, count=4, seed=0)).all()
 
 
-def test_rows_without_gradient_bytes_are_learned_from(gpus: pd.DataFrame) -> None:
+def test_rows_without_gradient_bytes_are_learned_from(gpus):
     found = fitted(gpus, facts=("workload",)).predict(gpus)
     assert error(found, gpus["step_s"]).median() < 0.15
 
 
-def test_each_parameter_moves_the_step_as_the_whole_equation_does() -> None:
+def test_each_parameter_moves_the_step_as_the_whole_equation_does():
     random, rows, by = np.random.default_rng(1), 40, 0.01
     numbers = {name: random.uniform(1.0, 4.0, rows) for name in Line.__slots__}
     wide = ("alone_s", "middle_s", "optimizer_s", "count")
@@ -113,7 +108,7 @@ def test_each_parameter_moves_the_step_as_the_whole_equation_does() -> None:
         assert not np.array_equal(found[:, at], before), name
 
 
-def test_a_kind_is_known_by_its_data_sheet_and_better_by_its_rows() -> None:
+def test_a_kind_is_known_by_its_data_sheet_and_better_by_its_rows():
     rates = {"a": (400, 10), "b": (800, 20), "c": (1600, 40), "d": (600, 30), "new": (900, 60)}
     bounds = {"w1": 0.3, "w2": 0.6, "w3": 0.5}
     rows = [

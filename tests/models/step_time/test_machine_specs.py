@@ -1,11 +1,8 @@
 """Instance types whose descriptions have holes, and data sheets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,10 +15,10 @@ from models.step_time.machine_specs import (
     sheets_of,
 )
 
-UNKNOWN: dict[str, Any] = {"speed_known": False, "link_known": False, "device": ""}
+UNKNOWN = {"speed_known": False, "link_known": False, "device": ""}
 
 
-def test_an_unknown_figure_is_the_median_of_the_measured_types() -> None:
+def test_an_unknown_figure_is_the_median_of_the_measured_types():
     rows = [("a", "cpu", 2.0, 4.0), ("b", "cpu", 8.0, None), ("c", "cpu", None, 25.0)]
     types = pd.DataFrame(rows, columns=["name", "device", "cores", "bandwidth_gbps"])
     found = read_machines(types, ["a", "b", "c", "d"])
@@ -35,14 +32,14 @@ def test_an_unknown_figure_is_the_median_of_the_measured_types() -> None:
     assert read_machines(types, ["b"])["b"].bandwidth_gbps == 10.0
 
 
-def test_a_device_has_one_name_and_one_speed() -> None:
+def test_a_device_has_one_name_and_one_speed():
     rows = [("a", "T9", 8.0), ("b", "t9 ", None), ("c", "x", 30.0), ("d", None, 30.0)]
     found = read_machines(pd.DataFrame(rows, columns=["name", "device", "device_tflops"]), ["c"])
     assert found["a"].device == found["b"].device == "t9"
     assert found["a"].prior_speed == found["b"].prior_speed == 8.0 and found["d"].accelerated
 
 
-def test_every_data_sheet_is_dated_and_sourced() -> None:
+def test_every_data_sheet_is_dated_and_sourced():
     table = data_sheets()
     assert table.index.is_unique and table["source"].str.startswith("https://").all()
     assert (pd.to_datetime(table["as_of"]) >= pd.Timestamp("2026-11-01")).all()
@@ -51,7 +48,7 @@ def test_every_data_sheet_is_dated_and_sourced() -> None:
     assert (table["tf32_tflops"].fillna(0) <= table["fp16_tflops"]).all()
 
 
-def test_of_several_sheets_of_a_device_the_nearest_in_memory_is_taken() -> None:
+def test_of_several_sheets_of_a_device_the_nearest_in_memory_is_taken():
     sizes = {"small": 40.0, "large": 80.0, "unknown": None}
     types = pd.DataFrame({"name": list(sizes), "device_memory_gib": list(sizes.values())})
     machines = read_machines(types.assign(device="A100", devices=8, device_tflops=19.5), [])
@@ -61,7 +58,7 @@ def test_of_several_sheets_of_a_device_the_nearest_in_memory_is_taken() -> None:
     assert (sheets["a100"][0], sheets["a100 80gb"][0]) == (1555.0, 2039.0)
 
 
-def test_every_gpu_on_ec2_has_a_data_sheet() -> None:
+def test_every_gpu_on_ec2_has_a_data_sheet():
     held = json.loads(gzip.decompress(Path("tasks/providers/ec2/snapshot.json.gz").read_bytes()))
     rows = [
         dict(zip(held["columns"], one, strict=True), name=name)

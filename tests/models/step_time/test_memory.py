@@ -1,7 +1,5 @@
 """Setups that ran are never refused; profiles are measurements; facts give bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from models.domain.workload import MODES, Mode
 from models.step_time.machine_specs import Machine
-from models.step_time.memory import MemoryModel, fit_memory
+from models.step_time.memory import fit_memory
 from models.step_time.setup_arrays import read_setups, variant
 from tests.models.step_time.cases import NONE, setup
 
@@ -23,13 +21,13 @@ NOTHING = setup().iloc[:0]
 
 
 def fitted(
-    runs: pd.DataFrame = NOTHING,
-    profiles: pd.DataFrame = NONE,
+    runs=NOTHING,
+    profiles=NONE,
     *,
-    gradients: float = 0.0,
-    flops: dict[str, float] | None = None,
-    mode: Mode = MODES[0],
-) -> MemoryModel:
+    gradients=0.0,
+    flops=None,
+    mode=MODES[0],
+):
     return fit_memory(
         profiles,
         read_setups(runs, {}),
@@ -40,7 +38,7 @@ def fitted(
     )
 
 
-def profiled(fixed: float, gradients: float, sample: float, name: str = "net") -> pd.DataFrame:
+def profiled(fixed, gradients, sample, name="net"):
     batch = np.array([8, 16, 32])
     peak = fixed + np.maximum(gradients, sample * batch)
     frame = pd.DataFrame({"batch": batch, "peak_bytes": peak})
@@ -48,7 +46,7 @@ def profiled(fixed: float, gradients: float, sample: float, name: str = "net") -
 
 
 @pytest.mark.parametrize("sample", [1e6, 2e7, 3e7, 1e8])
-def test_gradients_and_activations_are_told_apart_by_where_peaks_rise(sample: float) -> None:
+def test_gradients_and_activations_are_told_apart_by_where_peaks_rise(sample):
     model = fitted(profiles=profiled(4e9, 4e8, sample), gradients=4e8)
     for batch in (8, 16, 32, 64):
         alone = 4e9 + max(4e8, sample * batch)
@@ -63,7 +61,7 @@ def test_gradients_and_activations_are_told_apart_by_where_peaks_rise(sample: fl
 GRADIENTS, SAMPLE = 8e9, 4e8
 
 
-def peak(mode: Mode, ranks: int, batch: int = 16, **steps: bool) -> float:
+def peak(mode, ranks, batch=16, **steps):
     """Of Adam, with a gigabyte of context; gradients weigh as much as 20 samples."""
     name = variant("net", mode)
     frame = profiled(1e9 + 3 * GRADIENTS, GRADIENTS, SAMPLE, name)
@@ -71,7 +69,7 @@ def peak(mode: Mode, ranks: int, batch: int = 16, **steps: bool) -> float:
     return model.peak_bytes(name, A, batch, ranks, **steps) / 1.075
 
 
-def test_sharded_ranks_hold_less_the_more_they_are() -> None:
+def test_sharded_ranks_hold_less_the_more_they_are():
     ddp, fsdp, zero2, zero1 = (Mode(strategy=one) for one in ("ddp", "fsdp", "zero2", "zero1"))
     assert peak(ddp, 8) == peak(ddp, 1) == pytest.approx(1e9 + 5 * GRADIENTS)
     # context, an eighth of weights and states, activations; five or three groups of weights
@@ -94,9 +92,7 @@ def test_sharded_ranks_hold_less_the_more_they_are() -> None:
     st.floats(0, 6e9),
     st.one_of(st.just(0.0), st.floats(1e6, 1e13)),
 )
-def test_setups_that_ran_are_never_refused(
-    runs: list[tuple[str, int]], gradients: float, flops: float
-) -> None:
+def test_setups_that_ran_are_never_refused(runs, gradients, flops):
     rows = pd.concat([setup("net", f"1x{name}", batch) for name, batch in runs])
     model = fitted(rows, gradients=gradients, flops={"net": flops})
     for name, batch in runs:
@@ -104,7 +100,7 @@ def test_setups_that_ran_are_never_refused(
         assert gib is None or model.peak_bytes("net", name, batch) <= gib * GIB
 
 
-def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device() -> None:
+def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device():
     model = fitted(setup("net", f"1x{A}", 64), gradients=1e9)
     assert model.peak_bytes("net", A, 65) > 16 * GIB
     assert model.peak_bytes("net", B, 78) <= 24 * GIB
@@ -116,7 +112,7 @@ def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
-def test_offloaded_states_leave_the_device_and_fit_where_they_would_not(strategy: str) -> None:
+def test_offloaded_states_leave_the_device_and_fit_where_they_would_not(strategy):
     stays, goes = Mode(strategy=strategy), Mode(strategy=strategy, switches="offload")
     for ranks in (2, 4, 8):
         assert peak(goes, ranks) < peak(stays, ranks)

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.domain.workload import Workload
 from models.step_time import serialization
 from models.step_time.model import (
-    StepTimeModel,
     TrainingData,
     bottlenecks,
     fit,
@@ -30,7 +28,7 @@ SHARED = settings(
 )
 
 
-def test_unmeasured_setups_are_predicted_far_better_than_by_compute_alone(known: Known) -> None:
+def test_unmeasured_setups_are_predicted_far_better_than_by_compute_alone(known):
     data, fresh, model = known
     predicted, truth = model.predict(fresh.drop(columns="step_s")), fresh["step_s"]
     bare = fit(replace(data, runs=data.runs.iloc[:0]), seed=0).predict(fresh)
@@ -44,7 +42,7 @@ def test_unmeasured_setups_are_predicted_far_better_than_by_compute_alone(known:
     assert (width(bare) > width(predicted)).mean() > 0.95
 
 
-def test_intervals_are_wider_without_similar_measurements(known: Known) -> None:
+def test_intervals_are_wider_without_similar_measurements(known):
     data = known[0]
     mlp = (data.runs["workload"] == "mlp") & (data.runs["cluster"] != "1xs.large")
     model = fit(replace(data, runs=data.runs[~mlp]), seed=0)
@@ -53,7 +51,7 @@ def test_intervals_are_wider_without_similar_measurements(known: Known) -> None:
     assert widths == sorted(widths)
 
 
-def test_draws_agree_with_the_intervals_and_move_together(known: Known) -> None:
+def test_draws_agree_with_the_intervals_and_move_together(known):
     model = known[2]
     asked = pd.concat(
         [
@@ -70,7 +68,7 @@ def test_draws_agree_with_the_intervals_and_move_together(known: Known) -> None:
     assert together[0, 1] > 0.3 and together[0, 1] > together[0, 2] + 0.2
 
 
-def test_measured_columns_and_the_order_of_machines_mean_nothing(known: Known) -> None:
+def test_measured_columns_and_the_order_of_machines_mean_nothing(known):
     _, fresh, model = known
     shuffled = fresh.assign(step_s=fresh["step_s"].to_numpy()[::-1], sync_s=1e9)
     pd.testing.assert_frame_equal(model.predict(shuffled), model.predict(fresh))
@@ -107,16 +105,14 @@ def test_predictions_are_sound_and_a_larger_batch_is_no_quicker(
         (0.7, 0.7, 2, 0.6, "communication between nodes"),
     ],
 )
-def test_a_fifth_of_the_step_is_a_bottleneck(
-    compute: float, mean: float, machines: int, making: float, expected: str
-) -> None:
+def test_a_fifth_of_the_step_is_a_bottleneck(compute, mean, machines, making, expected):
     exposed, uneven, part, many = (
         np.array([one]) for one in (1 - compute, compute - mean, making, machines)
     )
     assert bottlenecks(exposed, uneven, input_part=part, machines=many) == [expected]
 
 
-def test_accumulation_repeats_compute_and_not_communication(known: Known) -> None:
+def test_accumulation_repeats_compute_and_not_communication(known):
     once, twice = (known[2].predict(setup("lm", "2xs.small", 4, n)).iloc[0] for n in (1, 2))
     assert 1.2 * once["step_s"] < twice["step_s"] < 2 * once["step_s"]
     assert twice["samples_per_s"] > once["samples_per_s"]
@@ -134,12 +130,12 @@ def test_accumulation_repeats_compute_and_not_communication(known: Known) -> Non
         setup().drop(columns="cluster"),
     ],
 )
-def test_unknown_setups_are_refused(known: Known, asked: pd.DataFrame) -> None:
+def test_unknown_setups_are_refused(known, asked):
     with pytest.raises(ValueError):
         known[2].predict(asked)
 
 
-def test_no_measurements_and_several_providers_are_refused(known: Known) -> None:
+def test_no_measurements_and_several_providers_are_refused(known):
     data = known[0]
     none = dict.fromkeys(TrainingData.__slots__, NONE)
     mixed = data.runs.assign(provider=["ec2", *["local"] * (len(data.runs) - 1)])
@@ -148,7 +144,7 @@ def test_no_measurements_and_several_providers_are_refused(known: Known) -> None
             fit(refused, seed=0)
 
 
-def test_a_stored_model_reads_back_exactly_and_equal_data_give_equal_models(known: Known) -> None:
+def test_a_stored_model_reads_back_exactly_and_equal_data_give_equal_models(known):
     data, fresh, model = known
     text = serialization.dump(model)
     back = serialization.load(text)
@@ -160,12 +156,12 @@ def test_a_stored_model_reads_back_exactly_and_equal_data_give_equal_models(know
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"model": 1}'])
-def test_other_text_is_no_model(text: str) -> None:
+def test_other_text_is_no_model(text):
     with pytest.raises(serialization.NotAModel):
         serialization.load(text)
 
 
-def test_a_changed_definition_was_not_measured(known: Known) -> None:
+def test_a_changed_definition_was_not_measured(known):
     data = known[0]
     names = data.workloads["workload"]
     data = replace(
@@ -175,7 +171,7 @@ def test_a_changed_definition_was_not_measured(known: Known) -> None:
         instance_types=data.instance_types.assign(digest="t"),
     )
     back = serialization.load(serialization.dump(fit(data, seed=0)))
-    measured: Workload = replace(workload("lm"), digest="d-lm")
+    measured = replace(workload("lm"), digest="d-lm")
     assert back.met_workload(measured)
     assert not back.met_workload(replace(measured, digest="other"))
     assert set(back.type_digests.values()) == {"t"}
@@ -184,14 +180,14 @@ def test_a_changed_definition_was_not_measured(known: Known) -> None:
 NEW, FIRST = guessing.NEW, guessing.TYPES[0].name
 
 
-def guesses() -> StepTimeModel:
+def guesses():
     found = introduced(guessing.model(), NEW)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("kind", [one.name for one in guessing.TYPES])
-def test_a_guess_is_near_and_its_interval_is_wide(kind: str) -> None:
+def test_a_guess_is_near_and_its_interval_is_wide(kind):
     found = guesses().predict(guessing.asked("new", f"1x{kind}", 32))
     tflops = next(float(one.device_tflops or 0) for one in guessing.TYPES if one.name == kind)
     truth = guessing.seconds(1.5e10, 32, tflops)
@@ -201,7 +197,7 @@ def test_a_guess_is_near_and_its_interval_is_wide(kind: str) -> None:
     assert np.isnan(found["nearest_doublings"]).all()
 
 
-def test_a_guess_changes_no_other_prediction_and_is_stored() -> None:
+def test_a_guess_changes_no_other_prediction_and_is_stored():
     rows = guessing.data().runs.drop(columns="step_s")
     pd.testing.assert_frame_equal(guesses().predict(rows), guessing.model().predict(rows))
     assert "new" not in guessing.model().workloads

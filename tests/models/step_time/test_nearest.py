@@ -1,19 +1,17 @@
 """The distance to the nearest measurement, in doublings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from models.step_time.nearest import Nearness
-from models.step_time.setup_arrays import SetupArrays, read_setups
+from models.step_time.setup_arrays import read_setups
 
 DEVICES = {"a": 4, "b": 1}
 Row = tuple[str, str, str, int]  # cluster, layout, batch, accumulation steps
 
 
-def read(*rows: Row, workload: str = "net") -> SetupArrays:
+def read(*rows, workload="net"):
     columns = ["cluster", "layout", "batch_per_device", "accumulation_steps"]
     return read_setups(pd.DataFrame(rows, columns=columns).assign(workload=workload), DEVICES)
 
@@ -31,7 +29,7 @@ def read(*rows: Row, workload: str = "net") -> SetupArrays:
         (("1xc", "1", "8", 1), 2),  # b is missing, c is new
     ],
 )
-def test_differences_count_in_doublings(asked: Row, doublings: float) -> None:
+def test_differences_count_in_doublings(asked, doublings):
     measured = Nearness(read(("2xa", "4", "32", 1), ("1xb", "1", "8", 1)))
     assert measured.doublings(read(asked)) == pytest.approx([doublings])
     assert np.isnan(measured.doublings(read(asked, workload="other"))).all()

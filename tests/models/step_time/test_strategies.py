@@ -1,7 +1,5 @@
 """Strategies before any run: bytes by their formulas, steps by physics; then their own runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 
@@ -11,7 +9,7 @@ import pytest
 
 from models.domain.workload import COMBINED, COMPRESSED, SERVED, TENSOR, Mode, grid_shape
 from models.step_time.compression import DENSITY, sent_between
-from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.model import fit
 from models.step_time.serialization import dump, load
 from models.step_time.tensor import Volumes, machine_bytes, weight_bytes
 from models.step_time.unmeasured import with_compressed
@@ -20,7 +18,6 @@ from tasks.node.strategies import compression as node
 from tests.formulas import dense_bytes, sent_elements, sparse_bytes
 from tests.models.planning import workload
 from tests.models.step_time.cases import setup, width
-from tests.models.step_time.conftest import Known
 
 JOB = replace(
     workload("mlp", 96),
@@ -31,7 +28,7 @@ ONE = np.ones(1)
 
 
 @pytest.fixture(scope="module")
-def data(known: Known) -> TrainingData:
+def data(known):
     """All 4 M weights of `mlp` are divided, as many as the activations of 1,000 samples."""
     counted = {"weights": 4e6, "inputs": 4e3, "pairs": 4e3}
     facts = pd.DataFrame({"workload": ["conv", "lm", "mlp"]})
@@ -41,17 +38,15 @@ def data(known: Known) -> TrainingData:
 
 
 @pytest.fixture(scope="module")
-def model(data: TrainingData) -> StepTimeModel:
+def model(data):
     return with_compressed(fit(data, seed=0), JOB)
 
 
-def step(
-    model: StepTimeModel, strategy: str, cluster: str = "2xs.small", batch: int = 48
-) -> pd.Series:
+def step(model, strategy, cluster="2xs.small", batch=48):
     return model.predict(setup("mlp", cluster, batch).assign(strategy=strategy)).iloc[0]
 
 
-def test_nodes_and_model_have_the_same_strategies_and_grids() -> None:
+def test_nodes_and_model_have_the_same_strategies_and_grids():
     assert (node.COMPRESSED, node.DENSITY) == (COMPRESSED, DENSITY)
     assert adasum.ADASUM == COMBINED and grid.TENSOR == TENSOR
     for name, ranks in product(TENSOR, range(1, 70)):
@@ -59,10 +54,10 @@ def test_nodes_and_model_have_the_same_strategies_and_grids() -> None:
 
 
 @pytest.mark.parametrize(("machines", "devices"), [(2, 1), (8, 1), (2, 4), (8, 8)])
-def test_bytes_between_machines_are_those_of_the_papers(machines: int, devices: int) -> None:
+def test_bytes_between_machines_are_those_of_the_papers(machines, devices):
     ranks, size = machines * devices, 1e8
 
-    def sent(strategy: str) -> float:
+    def sent(strategy):
         part = sent_between(strategy, machines * ONE, ranks * ONE)[0]
         return float(part * 2 * (ranks - 1) / ranks * size)
 
@@ -77,7 +72,7 @@ def test_bytes_between_machines_are_those_of_the_papers(machines: int, devices: 
     ("name", "ranks"),
     [("tensor-1d", 4), ("tensor-2d", 16), ("tensor-2.5d", 8), ("tensor-2.5d", 18)],
 )
-def test_machines_of_one_device_send_the_elements_of_a_rank(name: str, ranks: int) -> None:
+def test_machines_of_one_device_send_the_elements_of_a_rank(name, ranks):
     layers = [(WIDTH, WIDTH)] * 40
     volumes = Volumes(weights=40 * WIDTH**2, inputs=40 * WIDTH, pairs=40 * WIDTH)
     shape = {"ranks": ranks * ONE, "most": ONE}
@@ -93,9 +88,7 @@ def test_machines_of_one_device_send_the_elements_of_a_rank(name: str, ranks: in
     assert again == pytest.approx(expected)
 
 
-def test_before_any_run_physics_says_where_a_strategy_pays(
-    known: Known, model: StepTimeModel
-) -> None:
+def test_before_any_run_physics_says_where_a_strategy_pays(known, model):
     asked = setup("mlp", "2xs.small", 48).assign(strategy="ddp")
     pd.testing.assert_frame_equal(model.predict(asked), known[2].predict(asked))
     rows = {
@@ -124,7 +117,7 @@ def test_before_any_run_physics_says_where_a_strategy_pays(
 
 
 @pytest.mark.parametrize("name", ["ddp-mstopk", "adasum", "tensor-1d"])
-def test_own_runs_replace_physics(data: TrainingData, model: StepTimeModel, name: str) -> None:
+def test_own_runs_replace_physics(data, model, name):
     clusters = ("2xs.small", "4xs.small", "2xn.medium", "4xn.medium")
     own = pd.concat(
         [
@@ -140,7 +133,7 @@ def test_own_runs_replace_physics(data: TrainingData, model: StepTimeModel, name
     assert found["nearest_doublings"] == 0
 
 
-def test_residuals_and_copies_take_memory(model: StepTimeModel) -> None:
+def test_residuals_and_copies_take_memory(model):
     peaks = {
         name: model.peak_bytes("mlp", "s.small", 8, 2, mode=Mode(strategy=name))
         for name in ("ddp", *COMPRESSED, *COMBINED)

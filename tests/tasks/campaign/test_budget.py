@@ -1,13 +1,9 @@
 """The caps of a campaign and of the month, and when a campaign must end."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +17,6 @@ from tasks.campaign.budget import RELEASE_S, Tally
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
 from tasks.providers.ec2.attempts import SPOT_MARGIN
-from tasks.workspace.workspace import Workspace
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, install
 from warehouse.append import append, append_records
@@ -33,19 +28,19 @@ LAUNCHED = "refresh-1-00"
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     made = install(tmp_path, provider=DescribedMachines(name="ec2"))
     note_definitions(made, NOON)
     snapshot_offers(made, "refresh-1", NOON)
     return made
 
 
-def machines(here: Workspace) -> DescribedMachines:
+def machines(here):
     assert isinstance(here.provider, DescribedMachines)
     return here.provider
 
 
-def launch(here: Workspace, est_s: float = 600.0) -> PlannedLaunch:
+def launch(here, est_s=600.0):
     spot = next(
         o
         for o in here.provider.offers(NOON)
@@ -59,22 +54,20 @@ def launch(here: Workspace, est_s: float = 600.0) -> PlannedLaunch:
     )
 
 
-def tally(cap_usd: float = 1.0, spent: float = 0.0) -> Tally:
+def tally(cap_usd=1.0, spent=0.0):
     return Tally(cap_usd=cap_usd, stop_at=time.monotonic() + 1e6, refresh_id="refresh-1", usd=spent)
 
 
-def with_ec2(here: Workspace, **values: Any) -> Workspace:
+def with_ec2(here, **values):
     ec2 = here.settings.ec2.model_copy(update=values)
     return replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
 
 
-def monthly(here: Workspace, usd: float) -> Workspace:
+def monthly(here, usd):
     return with_ec2(here, max_usd_per_month=usd)
 
 
-def spent(
-    here: Workspace, usd: float | None, ended_at: datetime, lease_id: str = "old-00", **columns: Any
-) -> None:
+def spent(here, usd, ended_at, lease_id="old-00", **columns):
     row = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xs.large", "market": "spot",
            "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
            "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
@@ -82,10 +75,8 @@ def spent(
         append(connection, "raw_leases", [row | columns])
 
 
-def held(
-    lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **changes: Any
-) -> Lease:
-    words: dict[str, Any] = {
+def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
+    words = {
         "lease_id": lease_id,
         "provider": "ec2",
         "cluster": "1xstranger",
@@ -98,22 +89,22 @@ def held(
     return Lease(**words | changes)
 
 
-def at_worst(usd_per_hour: float, deadline_s: float, machines: int = 1) -> float:
+def at_worst(usd_per_hour, deadline_s, machines=1):
     return machines * (usd_per_hour + BESIDE) * billed_s(deadline_s, caps.LATE_S) / 3600
 
 
-def refusal(here: Workspace, of: Tally | None = None, now: datetime = NOON) -> str:
+def refusal(here, of=None, now=NOON):
     return caps.allowance(here, launch(here), of or tally(), now).refusal
 
 
-def with_requirements(here: Workspace) -> Workspace:
+def with_requirements(here):
     """The launch's workload has requirements."""
     conv = here.settings.workloads["conv"].model_copy(update={"requirements": "requirements.txt"})
     workloads = here.settings.workloads | {"conv": conv}
     return replace(here, settings=here.settings.model_copy(update={"workloads": workloads}))
 
 
-def test_the_wished_deadline_and_installations_are_paid_for(here: Workspace) -> None:
+def test_the_wished_deadline_and_installations_are_paid_for(here):
     plain, needing = (
         caps.allowance(one, launch(here), tally(1000.0), NOON)
         for one in (here, with_requirements(here))
@@ -142,20 +133,20 @@ WHOLE_S = 2 * 600.0 + caps.EC2_START_UP_S
     ],
 )
 def test_patience_ends_within_the_deadline_and_the_campaign(
-    here: Workspace,
-    est_s: float,
-    deadline_s: float,
-    left_s: float,
-    installs: bool,
-    expected: float,
-) -> None:
+    here,
+    est_s,
+    deadline_s,
+    left_s,
+    installs,
+    expected,
+):
     workspace = with_requirements(here) if installs else here
     late = replace(tally(), stop_at=time.monotonic() + left_s)
     found = caps.patience_s(workspace, launch(here, est_s), late, deadline_s)
     assert found == pytest.approx(expected, abs=1.0)
 
 
-def test_a_warning_is_due_at_four_fifths_of_the_month(here: Workspace, tmp_path: Path) -> None:
+def test_a_warning_is_due_at_four_fifths_of_the_month(here, tmp_path):
     here = monthly(here, 10.0)
     spent(here, 7.9, NOON, "c-00")
     assert caps.money_short(here, tally(), NOON) == ""
@@ -166,8 +157,8 @@ def test_a_warning_is_due_at_four_fifths_of_the_month(here: Workspace, tmp_path:
 
 
 def test_the_months_cap_counts_this_month_and_provider(
-    here: Workspace,
-) -> None:
+    here,
+):
     here = monthly(here, 10.0)
     spent(here, 9.95, datetime(2026, 10, 31, 23, 59, tzinfo=UTC), "a-00")
     spent(here, 9.95, NOON, "b-00", provider="local")
@@ -177,7 +168,7 @@ def test_the_months_cap_counts_this_month_and_provider(
     assert refusal(here, now=datetime(2026, 12, 1, tzinfo=UTC)) == ""
 
 
-def test_machines_of_other_controllers_count_to_their_deadline(here: Workspace) -> None:
+def test_machines_of_other_controllers_count_to_their_deadline(here):
     here = monthly(here, 11.4)
     machines(here).held = [held()]
     assert f"{at_worst(5.0, 7200.0):.2f}" in refusal(here)
@@ -192,10 +183,10 @@ def test_machines_of_other_controllers_count_to_their_deadline(here: Workspace) 
     assert f"{at_worst(PRICE, 3600.0):.2f}" in refusal(here)
 
 
-def test_ended_leases_count_before_they_are_in_the_ledger(here: Workspace, tmp_path: Path) -> None:
+def test_ended_leases_count_before_they_are_in_the_ledger(here, tmp_path):
     here = monthly(here, 10.0)
     times = {"started_at": NOON, "ended_at": NOON}
-    of: dict[str, Any] = {"cluster": "1xs.large", "market": "spot", "outcome": "reaped"}
+    of = {"cluster": "1xs.large", "market": "spot", "outcome": "reaped"}
     over = EndedLease(lease_id="o-00", usd=9.95, mailbox=tmp_path, **of, **times)
     machines(here).over = [over]
     assert "9.95" in refusal(here)
@@ -203,7 +194,7 @@ def test_ended_leases_count_before_they_are_in_the_ledger(here: Workspace, tmp_p
     assert "o-00" in refusal(here)
 
 
-def test_unknown_spending_stops_the_month(here: Workspace) -> None:
+def test_unknown_spending_stops_the_month(here):
     spent(here, None, NOON, "a-00")
     assert "refresh a" in refusal(here)
     machines(here).held = [held(usd_per_hour=None)]
@@ -211,8 +202,8 @@ def test_unknown_spending_stops_the_month(here: Workspace) -> None:
 
 
 def test_without_on_demand_the_bid_bounds_spot(
-    here: Workspace,
-) -> None:
+    here,
+):
     here = with_ec2(here, markets=("spot",))
     offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
     dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
@@ -226,9 +217,7 @@ def test_without_on_demand_the_bid_bounds_spot(
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
 
-def test_before_the_first_refresh_nothing_is_spent_and_no_month_caps_local_hosts(
-    here: Workspace, tmp_path: Path
-) -> None:
+def test_before_the_first_refresh_nothing_is_spent_and_no_month_caps_local_hosts(here, tmp_path):
     (here.home / "warehouse.duckdb").unlink()
     assert caps.spent_this_month(here, NOON) == (0.0, "")
     (tmp_path / "local").mkdir()
@@ -236,7 +225,7 @@ def test_before_the_first_refresh_nothing_is_spent_and_no_month_caps_local_hosts
     assert refusal(made, tally(0.01)) == "" and refusal(made, tally(0.0))
 
 
-def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here: Workspace) -> None:
+def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
     served = campaign.serve_launch(
         here, launch(here), LAUNCHED, tally(0.05)
     )  # acquiring would raise AssertionError
@@ -248,10 +237,8 @@ def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here: Workspace) 
         assert append_records(connection, [body], refresh_id="refresh-1", loaded_at=NOON) == 1
 
 
-def test_machines_get_the_allowed_deadline(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[float] = []
+def test_machines_get_the_allowed_deadline(here, monkeypatch):
+    seen = []
     monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append(job.deadline_s))
     for cap_usd, used in ((1.0, 0.0), (0.31, 0.10)):  # what it has spent counts
         campaign.serve_launch(here, launch(here), LAUNCHED, tally(cap_usd, used))
@@ -261,10 +248,8 @@ def test_machines_get_the_allowed_deadline(
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.21
 
 
-def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lists: list[list[PlannedLaunch]] = []
+def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(here, monkeypatch, capsys):
+    lists = []
     monkeypatch.setattr(campaign, "shop", lambda *_: lists.pop(0) if lists else [])
     large, small = launch(here, 6000.0), launch(here, 30.0)
     lists[:] = [[large, small]]
@@ -275,13 +260,13 @@ def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(
 
 
 def test_nothing_is_launched_beside_an_unreadable_lease(
-    here: Workspace,
-) -> None:
+    here,
+):
     machines(here).held = [held(usd_per_hour=None, cluster="", problem="unreadable")]
     assert refusal(here) == "unreadable"
 
     class Unreadable(DescribedMachines):
-        def closed(self) -> list[EndedLease]:
+        def closed(self):
             raise LeaseUnreadable("unreadable lease")
 
     assert "unreadable lease" in refusal(replace(here, provider=Unreadable(name="ec2")))
@@ -291,9 +276,7 @@ def test_nothing_is_launched_beside_an_unreadable_lease(
     ("spent", "at_s", "affords"),
     [(0.5, 99.0, True), (0.51, 99.0, False), (0.0, 100.0, False), (0.0, 101.0, False)],
 )
-def test_a_launch_starts_within_the_campaigns_dollars_and_time(
-    monkeypatch: pytest.MonkeyPatch, spent: float, at_s: float, affords: bool
-) -> None:
+def test_a_launch_starts_within_the_campaigns_dollars_and_time(monkeypatch, spent, at_s, affords):
     monkeypatch.setattr(caps.time, "monotonic", lambda: at_s)
     launch = PlannedLaunch(
         cluster=Cluster.of((2, offer(180.0))), items=(), est_s=5.0, est_usd=0.5, reason=""
@@ -302,9 +285,7 @@ def test_a_launch_starts_within_the_campaigns_dollars_and_time(
 
 
 @pytest.mark.parametrize(("spent", "ends_at"), [(0.0, 10.0 - RELEASE_S), (1.0 - 1e-9, 0.0)])
-def test_a_launch_ends_before_its_dollars_do(
-    monkeypatch: pytest.MonkeyPatch, spent: float, ends_at: float
-) -> None:
+def test_a_launch_ends_before_its_dollars_do(monkeypatch, spent, ends_at):
     """Volumes and addresses are spent too."""
     monkeypatch.setattr(caps.time, "monotonic", lambda: 0.0)
     billed = replace(offer(90.0), storage_usd_per_hour=60.0, other_usd_per_hour=30.0)

@@ -1,27 +1,20 @@
 """What a refresh buys: within the caps, and without starting or writing anything in a dry run."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from models.campaign.campaign import STOPS, PlannedLaunch
-from models.campaign.candidates import Model, PlannedRun
-from models.domain.cluster import Cluster, Offer
-from models.domain.workload import Mode, Workload
+from models.campaign.candidates import PlannedRun
+from models.domain.cluster import Cluster
+from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served, job_of
-from tasks.training.registry import Champion
 from tasks.workspace.settings import SettingsError
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads
@@ -33,46 +26,44 @@ SPARSE = Mode(strategy="ddp-mstopk")
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     return install(tmp_path)
 
 
-def reading(monkeypatch: pytest.MonkeyPatch, frames: dict[str, pd.DataFrame] = NOTHING) -> None:
+def reading(monkeypatch, frames=NOTHING):
     """A campaign reads the offers of noon and these frames of the past."""
     monkeypatch.setattr(campaign, "current_offers", lambda here: here.provider.offers(NOON))
     monkeypatch.setattr(reads, "training_frames", lambda *_: frames)
 
 
 def shop(
-    here: Workspace,
+    here,
     *,
-    known: Champion | None = None,
-    frames: dict[str, pd.DataFrame] = NOTHING,
-) -> list[PlannedLaunch]:
+    known=None,
+    frames=NOTHING,
+):
     limits = Tally.of(here, None, "r")
     return campaign.shop(here, here.provider.offers(NOON), frames, known, limits)
 
 
-def changed(here: Workspace, section: str, **values: Any) -> Workspace:
+def changed(here, section, **values):
     part = getattr(here.settings, section).model_copy(update=values)
     return replace(here, settings=here.settings.model_copy(update={section: part}))
 
 
-def items_of(launches: list[PlannedLaunch]) -> list[PlannedRun]:
+def items_of(launches):
     return [item for launch in launches for item in launch.items]
 
 
-def types_of(launch: PlannedLaunch) -> set[str]:
+def types_of(launch):
     return {offer.instance_type.name for offer in launch.cluster.members}
 
 
-def tally(cap_usd: float = 1.0, seconds: float = 1000.0) -> Tally:
+def tally(cap_usd=1.0, seconds=1000.0):
     return Tally(cap_usd=cap_usd, stop_at=time.monotonic() + seconds)
 
 
-def test_a_compressed_strategy_is_shown_to_learn_once(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
     conv, lm = here.workloads
     sparse = [replace(conv, modes=(Mode(), SPARSE)), lm]
     monkeypatch.setattr(campaign, "with_facts", lambda *_: sparse)
@@ -92,22 +83,20 @@ def test_a_compressed_strategy_is_shown_to_learn_once(
     assert "learn" not in {item.kind for item in items_of(shop(here))}
 
 
-def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(here, monkeypatch, capsys):
     (here.home / "warehouse.duckdb").unlink()
     monkeypatch.setattr(dry_run, "open_workspace", lambda provider: here)
     assert dry_run.dry_run("local", None)
     assert list(here.home.rglob("*")) == [] and capsys.readouterr().err == ""
-    machines: Any = here.provider
+    machines = here.provider
     machines.unpriced = frozenset(one.name for one in machines.instance_types())
     assert dry_run.dry_run("local", None) == [] and capsys.readouterr().err
 
 
-def test_only_failures_of_the_run_itself_count(here: Workspace) -> None:
+def test_only_failures_of_the_run_itself_count(here):
     conv, _ = here.workloads
 
-    def failed(run_id: str, kind: str = "train", **changes: Any) -> dict[str, Any]:
+    def failed(run_id, kind="train", **changes):
         row = body(run_id, kind=kind, status="failed", reason="no", values={})
         row |= {"setup": setup(workload="conv", workload_digest=conv.digest)}
         row |= {"workload_digest": conv.digest} | changes
@@ -126,7 +115,7 @@ def test_only_failures_of_the_run_itself_count(here: Workspace) -> None:
     assert set(campaign._failures(here)["run_id"]) == {"counts", "probe"}
 
 
-def test_a_dry_run_forgets_measurements_of_an_edited_workload(here: Workspace) -> None:
+def test_a_dry_run_forgets_measurements_of_an_edited_workload(here):
     _, lm = here.workloads
     past = {
         "workloads": pd.DataFrame({"workload": ["conv", "lm"], "digest": ["old", lm.digest]}),
@@ -141,12 +130,12 @@ def test_a_dry_run_forgets_measurements_of_an_edited_workload(here: Workspace) -
 
 
 def test_the_model_knows_measured_modes_and_types_as_they_are_defined_today(
-    here: Workspace,
-) -> None:
+    here,
+):
     conv, lm = here.workloads
     offers = here.provider.offers(NOON)
 
-    def known(workloads: list[Workload], sold: list[Offer]) -> Model:
+    def known(workloads, sold):
         return campaign._model(here, model(), workloads, sold, measured().runs)
 
     # a mode that physics alone predicts was never measured
@@ -164,8 +153,8 @@ def test_the_model_knows_measured_modes_and_types_as_they_are_defined_today(
 
 
 def test_with_a_champion_runs_are_bought_for_the_choices_that_they_may_change(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    here, monkeypatch, capsys
+):
     launches = shop(here, known=champion(), frames=FRAMES)
     assert launches and all("choice of" in item.reason for item in items_of(launches))
     assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
@@ -177,13 +166,11 @@ def test_with_a_champion_runs_are_bought_for_the_choices_that_they_may_change(
     assert shop(here, known=champion(), frames=FRAMES) == [] and STOPS in capsys.readouterr().err
 
 
-def test_with_a_champion_every_launch_is_chosen_anew(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_champion_every_launch_is_chosen_anew(here, monkeypatch):
     planned = shop(here, known=champion(), frames=FRAMES)[:1] * 2
-    lists: list[int] = []
+    lists = []
 
-    def shopped(*_: object) -> list[PlannedLaunch]:
+    def shopped(*_):
         lists.append(spent.runs)
         return planned if len(lists) <= 6 else []
 
@@ -197,9 +184,7 @@ def test_with_a_champion_every_launch_is_chosen_anew(
     assert len(list(campaign.within(here, champion(), tally()))) == campaign.MOST_LISTS
 
 
-def test_an_image_of_another_torch_is_warned_about(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_another_torch_is_warned_about(here, monkeypatch):
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
     assert campaign.outdating(ec2) == ""
     monkeypatch.setattr(reads, "torch_lines", lambda *_: {"2.13": 2})
@@ -210,9 +195,7 @@ def test_an_image_of_another_torch_is_warned_about(
     assert campaign.outdating(replace(other, provider=DescribedMachines())) == ""
 
 
-def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(here, monkeypatch):
     reading(monkeypatch)
     image = here.settings.root / "images" / "1.jpg"
     image.parent.mkdir()
@@ -231,7 +214,7 @@ def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(
     assert {row["status"] for row in served[0].rows} == {"failed"}
 
 
-def launch_on(cluster: Cluster, kind: str, *workloads: str) -> PlannedLaunch:
+def launch_on(cluster, kind, *workloads):
     runs = tuple(
         PlannedRun(kind=kind, workload=name, nodes=(0,), batches=(8,), est_s=1.0)
         for name in workloads
@@ -239,7 +222,7 @@ def launch_on(cluster: Cluster, kind: str, *workloads: str) -> PlannedLaunch:
     return PlannedLaunch(cluster=cluster, items=runs, est_s=2.0, est_usd=0.1, reason="")
 
 
-def test_runs_without_data_have_rows_and_the_others_go_on(here: Workspace) -> None:
+def test_runs_without_data_have_rows_and_the_others_go_on(here):
     cluster = Cluster.of((1, here.provider.offers(NOON)[0]))
     launch = launch_on(cluster, "train", "conv", "lm")
     whole = job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
@@ -249,9 +232,7 @@ def test_runs_without_data_have_rows_and_the_others_go_on(here: Workspace) -> No
     assert (row["run_id"], row["status"], row["reason"]) == ("r-00-000", "failed", "no bucket")
 
 
-def bought(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[PlannedLaunch], bool]
-) -> list[PlannedLaunch]:
+def bought(here, monkeypatch, refuse):
     """Launches in order, where machines are refused as `refuse` says and no run is measured."""
     reading(monkeypatch)
     spent, launches = tally(0.004), list[PlannedLaunch]()
@@ -264,8 +245,8 @@ def bought(
 
 
 def test_lost_launches_are_bought_again_and_refused_ones_only_if_there_is_nothing_else(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    here, monkeypatch
+):
     first, *_ = shop(here)
     lost = bought(here, monkeypatch, lambda launch: False)
     assert lost.count(first) == campaign.MOST_LISTS
@@ -273,7 +254,7 @@ def test_lost_launches_are_bought_again_and_refused_ones_only_if_there_is_nothin
     assert not any(campaign.just_refused(one.cluster, [first.cluster]) for one in others)
     assert any(types_of(one) != types_of(first) for one in others)
 
-    def shopped(*words: Any) -> list[PlannedLaunch]:
+    def shopped(*words):
         return [] if campaign.just_refused(first.cluster, words[-1].refused) else [first, first]
 
     monkeypatch.setattr(campaign, "shop", shopped)
@@ -281,7 +262,7 @@ def test_lost_launches_are_bought_again_and_refused_ones_only_if_there_is_nothin
     assert len(launches) == campaign.MOST_LISTS / 2  # every other list, and once of each
 
 
-def test_what_holds_a_refused_cluster_is_refused(here: Workspace) -> None:
+def test_what_holds_a_refused_cluster_is_refused(here):
     offers = here.provider.offers(NOON)
     one = offers[0]
     other = next(o for o in offers if o.instance_type != one.instance_type)
@@ -292,9 +273,7 @@ def test_what_holds_a_refused_cluster_is_refused(here: Workspace) -> None:
     assert not campaign.just_refused(Cluster.of((2, replace(one, region="far"))), [two])
 
 
-def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch):
     reading(monkeypatch)
     monkeypatch.setattr(campaign, "shop", lambda *_: [])
     conv, _ = here.workloads
@@ -308,9 +287,7 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(
     }
     elastic = changed(here, "campaign", elastic_runs=True)
 
-    def launches(
-        *statuses: str, workspace: Workspace = elastic, seconds: float = 400.0
-    ) -> list[PlannedLaunch]:
+    def launches(*statuses, workspace=elastic, seconds=400.0):
         runs = {"workload": "conv", "workload_digest": conv.digest, "status": list(statuses)}
         marts = {"recommendations": pd.DataFrame([row]), "elastic_runs": pd.DataFrame(runs)}
         monkeypatch.setattr(reads, "mart", lambda _, name, **__: marts[name])
@@ -326,8 +303,8 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(
 
 
 def test_an_elastic_run_needs_a_shared_folder_and_a_first_machine_that_stays(
-    here: Workspace,
-) -> None:
+    here,
+):
     first = here.provider.offers(NOON)[0]
     rented = replace(first, instance_type=replace(first.instance_type, provider="ec2"))
     for offer in (replace(first, interruptions_per_hour=0.5), rented):

@@ -1,13 +1,9 @@
 """A dry run on EC2 shows every request and the worst case, and asks for no machine."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +12,7 @@ from flows.cli import app
 from models.campaign.budget import billed_s, dearest_usd_per_hour
 from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
 from tasks.campaign.budget import Tally
@@ -24,7 +20,7 @@ from tasks.execution import data as execution_data
 from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
-from tasks.workspace.workspace import Workspace, open_workspace
+from tasks.workspace.workspace import open_workspace
 from tests.ec2_home import project, worst_usd
 from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
@@ -34,7 +30,7 @@ MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet
 
 
 @pytest.fixture
-def here(no_credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def here(no_credentials, tmp_path, monkeypatch):
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     file = project(tmp_path)
@@ -42,9 +38,9 @@ def here(no_credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return open_workspace("ec2")
 
 
-def offers() -> list[Offer]:
+def offers():
     """On demand as packaged, and spot in two zones."""
-    provider: Any = open_workspace("ec2").provider
+    provider = open_workspace("ec2").provider
     listed = list({one.instance_type.name: one for one in provider.packaged_offers()}.values())
     spot = [
         replace(one, market="spot", zone=f"{REGION}{zone}", usd_per_hour=one.usd_per_hour * part)
@@ -54,11 +50,11 @@ def offers() -> list[Offer]:
     return [*listed, *spot]
 
 
-def tally(cap_usd: float) -> Tally:
+def tally(cap_usd):
     return Tally(cap_usd=cap_usd, stop_at=math.inf)
 
 
-def launch(name: str, machines: int, market: str = "spot") -> PlannedLaunch:
+def launch(name, machines, market="spot"):
     found = next(one for one in offers() if one.instance_type.name == name and one.market == market)
     return PlannedLaunch(
         cluster=Cluster.of((machines, found)), items=(), est_s=300.0, est_usd=0.05, reason="r"
@@ -66,8 +62,8 @@ def launch(name: str, machines: int, market: str = "spot") -> PlannedLaunch:
 
 
 def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(
-    here: Workspace,
-) -> None:
+    here,
+):
     words = ["refresh", "--provider", "ec2", "--dry-run"]
     result = CliRunner().invoke(app, [*words, "--max-usd", "2", "--json"])
     assert result.exit_code == 0, result.output
@@ -86,7 +82,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(
     assert "CreateFleet" not in plain.stdout and plain.stdout.count("not checked") == 1
 
 
-def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Workspace) -> None:
+def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here):
     (row,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), tally(5.0), NOW)
     found = {one["action"]: one["request"] for one in row["requests"]}
     ingress = found["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
@@ -100,7 +96,7 @@ def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Works
     assert '"HttpTokens": "required"' in text and '"Encrypted": true' in text
 
 
-def test_a_launch_beyond_the_cap_has_no_requests(here: Workspace) -> None:
+def test_a_launch_beyond_the_cap_has_no_requests(here):
     launches = [launch("p4d.24xlarge", 2), launch("g4dn.xlarge", 1)]
     dear, cheap = dry_run.planned(here, launches, offers(), tally(1.0), NOW)
     assert dear["worst_usd"] is None and dear["requests"] == [] and dear["said"]
@@ -110,9 +106,7 @@ def test_a_launch_beyond_the_cap_has_no_requests(here: Workspace) -> None:
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 @pytest.mark.parametrize("name", ["g4dn.xlarge", "p4d.24xlarge"])
 @pytest.mark.parametrize("discount", [0.0, 0.6])
-def test_the_caps_reckon_with_no_less_than_all_attempts_cost(
-    here: Workspace, name: str, market: str, discount: float
-) -> None:
+def test_the_caps_reckon_with_no_less_than_all_attempts_cost(here, name, market, discount):
     own = Ec2.model_validate({"discounts": {"*": {"on_demand": discount, "spot": discount}}})
     cluster = Cluster(members=tuple(billed(launch(name, 4, market).cluster.members, own)))
     known = billed(offers(), own)
@@ -125,16 +119,14 @@ def test_the_caps_reckon_with_no_less_than_all_attempts_cost(
         assert worst_usd(found, here.settings.ec2.volume_gib, deadline_s) <= reckoned
 
 
-def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price() -> None:
+def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price():
     known = [replace(offer(1.0), market=market) for market in ("on-demand", "spot")]
     assert dry_run.with_spot(known, "spot") == known
     assert {one.market for one in dry_run.with_spot(known[:1], "spot")} == {"on-demand", "spot"}
     assert dry_run.with_spot(known[:1], "on-demand") == known[:1]
 
 
-def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
-    here: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(here, monkeypatch):
     root = here.settings.root
     (root / "images").mkdir()
     (root / "images" / "1.jpg").write_bytes(b"x" * 2**20)

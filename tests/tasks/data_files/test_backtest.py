@@ -1,14 +1,10 @@
 """Two files in, a report and a file of predictions out; and what is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.data_files.backtest import Report, backtest
+from tasks.data_files.backtest import backtest
 from tasks.data_files.measurements import ImportRefused
 
 TRAIN = """workload,cluster,layout,batch_per_device,step_s,sync_s
@@ -36,13 +32,13 @@ PREDICTED = ["predicted_step_s", "low_s", "high_s"]
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path):
     for name, text in {"train": TRAIN, "test": TEST, "facts": FACTS, "types": TYPES}.items():
         (tmp_path / f"{name}.csv").write_text(text)
     return tmp_path
 
 
-def report(here: Path, test: str = "test.csv", out: str | None = "out.csv") -> Report:
+def report(here, test="test.csv", out="out.csv"):
     return backtest(
         here / "train.csv",
         here / test,
@@ -52,7 +48,7 @@ def report(here: Path, test: str = "test.csv", out: str | None = "out.csv") -> R
     )
 
 
-def test_the_test_rows_get_three_columns_more(here: Path) -> None:
+def test_the_test_rows_get_three_columns_more(here):
     found = report(here)
     assert found.rows == 4 and 1 <= found.predicted < 4 and found.provider == "ec2"
     assert any("colour" in sentence for sentence in found.sentences)
@@ -66,8 +62,8 @@ def test_the_test_rows_get_three_columns_more(here: Path) -> None:
 
 
 def test_measured_seconds_earlier_predictions_and_the_kind_of_file_change_nothing(
-    here: Path,
-) -> None:
+    here,
+):
     report(here)
     first = pd.read_csv(here / "out.csv")
     first.assign(step_s=first["step_s"] * 2).to_parquet(here / "again.parquet")
@@ -88,9 +84,7 @@ def test_measured_seconds_earlier_predictions_and_the_kind_of_file_change_nothin
         ("types", "instance_type,vcpu\na,4\na,8\n"),
     ],
 )  # fmt: skip
-def test_a_bad_file_is_refused_and_earlier_predictions_stay(
-    here: Path, name: str, text: str
-) -> None:
+def test_a_bad_file_is_refused_and_earlier_predictions_stay(here, name, text):
     (here / "out.csv").write_text("before")
     (here / f"{name}.csv").write_text(text)
     with pytest.raises(ImportRefused):
@@ -99,7 +93,7 @@ def test_a_bad_file_is_refused_and_earlier_predictions_stay(
 
 
 @pytest.mark.parametrize("out", ["train.csv", "types.csv", "none/out.csv"])
-def test_predictions_do_not_replace_an_input(here: Path, out: str) -> None:
+def test_predictions_do_not_replace_an_input(here, out):
     with pytest.raises(OSError):
         report(here, out=out)
     assert (here / "train.csv").read_text() == TRAIN

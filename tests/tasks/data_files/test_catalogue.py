@@ -1,14 +1,11 @@
 """A catalogue of instance types: what each column becomes, and that empty is unknown."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 from tasks.data_files.catalogue import read_catalogue
 
 
-def test_every_figure_arrives_and_what_is_empty_is_unknown(tmp_path: Path) -> None:
+def test_every_figure_arrives_and_what_is_empty_is_unknown(tmp_path):
     path = tmp_path / "types.csv"
     path.write_text(
         "instance_type,family,vcpu,memory_gib,gpu_name,gpu_count,gpu_memory_gib_each,accelerator_name,"

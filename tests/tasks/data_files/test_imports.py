@@ -1,11 +1,7 @@
 """`srift import` and `srift forget`: what is loaded, refused, and counts afterwards."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.data_files.imports import (
-    Imported,
     ImportFiles,
     forget_import,
     import_measurements,
@@ -34,17 +29,17 @@ FACTS = "workload,parameters,gradient_bytes,flops_per_sample\ntiny,1e6,4000000,1
 
 
 @pytest.fixture
-def warehouse(tmp_path: Path) -> Warehouse:
+def warehouse(tmp_path):
     return fresh(tmp_path)
 
 
-def written(folder: Path, text: str, name: str = "rows.csv") -> Path:
+def written(folder, text, name="rows.csv"):
     path = folder / name
     path.write_text(text)
     return path
 
 
-def load(warehouse: Warehouse, text: str = LEAST, facts: str = "", **options: Any) -> Imported:
+def load(warehouse, text=LEAST, facts="", **options):
     folder = warehouse.path.parent
     files = ImportFiles(
         measurements=written(folder, text) if text else None,
@@ -53,18 +48,18 @@ def load(warehouse: Warehouse, text: str = LEAST, facts: str = "", **options: An
     return import_measurements(warehouse, files, NOON, **options)
 
 
-def runs(warehouse: Warehouse) -> pd.DataFrame:
+def runs(warehouse):
     return training_frames(warehouse, "ec2")["runs"]
 
 
-def row(**changes: object) -> str:
+def row(**changes):
     """A file of one row."""
     values = {"workload": "tiny", "cluster": "2xg4dn.12xlarge", "batch_per_device": 32}
     values |= {"step_s": 0.5} | changes
     return ",".join(values) + "\n" + ",".join(str(value) for value in values.values()) + "\n"
 
 
-def test_rows_and_facts_count_and_loading_twice_changes_nothing(warehouse: Warehouse) -> None:
+def test_rows_and_facts_count_and_loading_twice_changes_nothing(warehouse):
     first = load(warehouse, facts=FACTS)
     assert (first.rows, first.new, first.counts["facts of workloads"]["new"]) == (3, 3, 1)
     assert first.counts["workload"] == {"tiny": 3}
@@ -88,7 +83,7 @@ measured_at=2026-01-02T12:00:00+02:00
 """
 
 
-def test_every_column_is_read(warehouse: Warehouse) -> None:
+def test_every_column_is_read(warehouse):
     load(warehouse, row(**dict(pair.split("=") for pair in COLUMNS.split())))
     [found] = runs(warehouse).to_dict("records")
     expected = {
@@ -107,7 +102,7 @@ def test_every_column_is_read(warehouse: Warehouse) -> None:
     assert found.items() >= expected.items()
 
 
-def test_parquet_and_csv_say_the_same(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_parquet_and_csv_say_the_same(warehouse, tmp_path):
     load(warehouse, LEAST)
     frame = pd.read_csv(tmp_path / "rows.csv")
     frame["batch_per_device"] = frame["batch_per_device"].astype(float)
@@ -126,7 +121,7 @@ measured_at=yesterday measured_at=2027-01-01
 
 
 @pytest.mark.parametrize("change", BAD.split())
-def test_a_bad_row_is_named_and_nothing_is_loaded(warehouse: Warehouse, change: str) -> None:
+def test_a_bad_row_is_named_and_nothing_is_loaded(warehouse, change):
     column, _, text = change.partition("=")
     with pytest.raises(ImportRefused) as refused:
         load(warehouse, row(**{column: text}), FACTS, force=True)
@@ -134,7 +129,7 @@ def test_a_bad_row_is_named_and_nothing_is_loaded(warehouse: Warehouse, change: 
     assert list_imports(warehouse) == [] and mart(warehouse, "workloads").empty
 
 
-def test_all_bad_rows_are_named_by_their_lines(warehouse: Warehouse) -> None:
+def test_all_bad_rows_are_named_by_their_lines(warehouse):
     text = LEAST + "\ntiny,1xg5.xlarge,8,-1\ntiny,1xg5.xlarge,8\ntiny,x,8,1\ntiny,x,8,1\n"
     with pytest.raises(ImportRefused) as refused:
         load(warehouse, text)
@@ -142,7 +137,7 @@ def test_all_bad_rows_are_named_by_their_lines(warehouse: Warehouse) -> None:
     assert lines == ["line 6", "line 7", "line 8", "line 9"]
 
 
-def test_files_of_another_form_are_refused(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_files_of_another_form_are_refused(warehouse, tmp_path):
     texts = ("", "workload,cluster\na,1xb\n", LEAST + "a,1xb,8,1,9\n", "workload;cluster\n")
     paths = [written(tmp_path, text, f"{number}.csv") for number, text in enumerate(texts)]
     (tmp_path / "odd.csv").write_bytes(b"\xff\xfe\x00")
@@ -153,7 +148,7 @@ def test_files_of_another_form_are_refused(warehouse: Warehouse, tmp_path: Path)
             import_measurements(warehouse, ImportFiles(measurements=path), NOON)
 
 
-def test_unknown_columns_and_types_are_said(warehouse: Warehouse) -> None:
+def test_unknown_columns_and_types_are_said(warehouse):
     loaded = load(warehouse, row(cluster="1xmine", colour="red"))
     assert any("colour" in sentence for sentence in loaded.sentences)
     assert any("mine" in sentence for sentence in loaded.sentences)
@@ -161,8 +156,8 @@ def test_unknown_columns_and_types_are_said(warehouse: Warehouse) -> None:
 
 
 def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_between_files(
-    warehouse: Warehouse,
-) -> None:
+    warehouse,
+):
     head, one = row(run_id="r").splitlines()
     assert load(warehouse, f"{head}\n{one}\n{one}\n").new == 1
     other = one.replace("0.5", "0.6")
@@ -180,14 +175,14 @@ def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_betw
         row(step_s=1e-5, flops_per_sample=1e9),
     ],
 )
-def test_implausible_rows_take_force(warehouse: Warehouse, text: str) -> None:
+def test_implausible_rows_take_force(warehouse, text):
     with pytest.raises(ImportRefused):
         load(warehouse, text)
     assert runs(warehouse).empty
     assert load(warehouse, text, force=True).new > 0
 
 
-def test_rows_are_judged_by_those_loaded_before_and_not_again(warehouse: Warehouse) -> None:
+def test_rows_are_judged_by_those_loaded_before_and_not_again(warehouse):
     load(warehouse, row())
     with pytest.raises(ImportRefused):
         load(warehouse, row(step_s=500))
@@ -195,13 +190,13 @@ def test_rows_are_judged_by_those_loaded_before_and_not_again(warehouse: Warehou
     assert load(warehouse, row(step_s=500)).new == 0
 
 
-def test_facts_make_rows_implausible(warehouse: Warehouse) -> None:
+def test_facts_make_rows_implausible(warehouse):
     load(warehouse, row(step_s=1e-5))
     with pytest.raises(ImportRefused):
         load(warehouse, row(step_s=1e-5), FACTS)
 
 
-def test_a_dry_run_loads_nothing(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_a_dry_run_loads_nothing(warehouse, tmp_path):
     found = load(warehouse, facts=FACTS, dry_run=True)
     assert (found.new, found.counts["facts of workloads"]["new"]) == (3, 1)
     assert list_imports(warehouse) == []
@@ -211,7 +206,7 @@ def test_a_dry_run_loads_nothing(warehouse: Warehouse, tmp_path: Path) -> None:
     assert asdict(found)["providers"] == ("ec2",)
 
 
-def test_a_forgotten_import_no_longer_counts_and_comes_back(warehouse: Warehouse) -> None:
+def test_a_forgotten_import_no_longer_counts_and_comes_back(warehouse):
     loaded = load(warehouse, facts=FACTS)
     forgotten = forget_import(warehouse, loaded.import_id[:6], NOON)
     assert (forgotten.rows, forgotten.facts) == (3, 1) and runs(warehouse).empty
@@ -232,13 +227,11 @@ def test_a_forgotten_import_no_longer_counts_and_comes_back(warehouse: Warehouse
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=8))
-def test_a_row_counts_while_an_import_that_holds_it_does(
-    tmp_path: Path, steps: list[tuple[bool, int]]
-) -> None:
+def test_a_row_counts_while_an_import_that_holds_it_does(tmp_path, steps):
     """Three files share rows, and are imported and forgotten in any order."""
     warehouse, holds = fresh(tmp_path), [{8, 16}, {16, 32}, {8, 32, 64}]
-    ids: dict[int, str] = {}
-    counting: set[int] = set()
+    ids = {}
+    counting = set()
     for importing, at in steps:
         if importing:
             lines = [f"tiny,1xg4dn.12xlarge,{batch},0.5" for batch in sorted(holds[at])]
@@ -251,7 +244,7 @@ def test_a_row_counts_while_an_import_that_holds_it_does(
     assert sorted(int(one) for one in runs(warehouse).batch_per_device) == sorted(expected)
 
 
-def test_facts_alone_are_an_import(warehouse: Warehouse) -> None:
+def test_facts_alone_are_an_import(warehouse):
     loaded = load(warehouse, "", FACTS)
     assert loaded.rows == 0 and loaded.counts["facts of workloads"]["new"] == 1
     assert mart(warehouse, "workloads").parameters.tolist() == [1e6]
@@ -261,7 +254,7 @@ def test_facts_alone_are_an_import(warehouse: Warehouse) -> None:
         load(warehouse, "", FACTS.replace("1e6", "-1"))
 
 
-def test_the_last_facts_count_until_they_are_forgotten(warehouse: Warehouse) -> None:
+def test_the_last_facts_count_until_they_are_forgotten(warehouse):
     texts = [FACTS, FACTS.replace("1e6", "2e6"), FACTS]
     ids = [load(warehouse, "", text).import_id for text in texts]
     assert mart(warehouse, "workloads").parameters.tolist() == [1e6]
@@ -269,13 +262,13 @@ def test_the_last_facts_count_until_they_are_forgotten(warehouse: Warehouse) -> 
     assert mart(warehouse, "workloads").parameters.tolist() == [2e6]
 
 
-def test_facts_of_two_imports_count_until_both_are_forgotten(warehouse: Warehouse) -> None:
+def test_facts_of_two_imports_count_until_both_are_forgotten(warehouse):
     ids = [load(warehouse, "", text).import_id for text in (FACTS, FACTS + "big,20,80,\n")]
     assert forget_import(warehouse, ids[0], NOON).facts == 0
     assert forget_import(warehouse, ids[1], NOON).facts == 2
 
 
-def test_a_corrected_run_counts_once_the_first_is_forgotten(warehouse: Warehouse) -> None:
+def test_a_corrected_run_counts_once_the_first_is_forgotten(warehouse):
     ids = [load(warehouse, row(run_id="r", step_s=step_s)).import_id for step_s in (0.5, 0.6)]
     assert runs(warehouse).step_s.tolist() == [0.5]
     forget_import(warehouse, ids[0], NOON)

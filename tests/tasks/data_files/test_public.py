@@ -1,9 +1,6 @@
 """The step times of the package: loaded once, and never beside one's own of a workload."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -25,7 +22,6 @@ from tasks.data_files.public import (
 )
 from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
-from tasks.workspace.workspace import Workspace
 from tests.installed import DescribedMachines, install
 from warehouse.append import note_workloads
 from warehouse.reads import knows_import, mart, measured_workloads
@@ -35,11 +31,11 @@ NAME = "resnet50-imagenet"
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     return install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
 
 
-def own(here: Workspace, text: str) -> str:
+def own(here, text):
     file = here.home / "own.csv"
     file.write_text(text)
     return import_measurements(here.warehouse, ImportFiles(measurements=file), NOON).import_id
@@ -48,7 +44,7 @@ def own(here: Workspace, text: str) -> str:
 ROW = f"workload,cluster,batch_per_device,step_s\n{NAME},1xg4dn.xlarge,64,0.6\n"
 
 
-def counted(here: Workspace) -> tuple[int, int]:
+def counted(here):
     """Imported and public rows of one public workload."""
     (one,) = [
         one for one in known_workloads(here.warehouse, here.settings) if one["workload"] == NAME
@@ -56,7 +52,7 @@ def counted(here: Workspace) -> tuple[int, int]:
     return one["imported_rows"], one["public_rows"]
 
 
-def test_they_are_known_before_and_after_they_are_loaded_once(here: Workspace) -> None:
+def test_they_are_known_before_and_after_they_are_loaded_once(here):
     before = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert provider_that_knows(here.warehouse, here.settings, NAME)[0] == "ec2"
     assert not knows_import(here.warehouse, PUBLIC_IMPORT)
@@ -66,9 +62,7 @@ def test_they_are_known_before_and_after_they_are_loaded_once(here: Workspace) -
 
 
 @pytest.mark.slow
-def test_a_fresh_home_answers_from_them(
-    tmp_path: Path, no_credentials: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fresh_home_answers_from_them(tmp_path, no_credentials, monkeypatch):
     few = pd.read_parquet(MEASUREMENTS).query("workload == @NAME").iloc[::25]
     few.to_parquet(tmp_path / "few.parquet")
     monkeypatch.setattr("tasks.data_files.imports.MEASUREMENTS", tmp_path / "few.parquet")
@@ -80,7 +74,7 @@ def test_a_fresh_home_answers_from_them(
     assert first["cluster"] and ORIGIN in first["reason"] and first["model_version"] == "1"
 
 
-def test_forgotten_they_stay_forgotten_until_they_are_imported(here: Workspace) -> None:
+def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
     load_public(here, NOON)
     forgotten = forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
     assert (forgotten.rows, forgotten.facts) == (4853, 4)
@@ -91,7 +85,7 @@ def test_forgotten_they_stay_forgotten_until_they_are_imported(here: Workspace) 
     assert NAME in asked_of_public(here, NAME, NOON).settings.workloads
 
 
-def test_ones_own_rows_or_code_take_their_place(here: Workspace) -> None:
+def test_ones_own_rows_or_code_take_their_place(here):
     load_public(here, NOON)
     mine = own(here, ROW)
     assert counted(here) == (1, 0)
@@ -105,7 +99,7 @@ def test_ones_own_rows_or_code_take_their_place(here: Workspace) -> None:
     assert mart(here.warehouse, "workloads", workload=NAME)["parameters"].isna().all()
 
 
-def test_an_import_of_the_same_rows_counts_none_twice(here: Workspace) -> None:
+def test_an_import_of_the_same_rows_counts_none_twice(here):
     load_public(here, NOON)
     own(here, pd.read_parquet(MEASUREMENTS).to_csv(index=False))
     assert counted(here) == (992, 0)
@@ -114,7 +108,7 @@ def test_an_import_of_the_same_rows_counts_none_twice(here: Workspace) -> None:
     assert counted(here) == (993, 0)
 
 
-def test_ones_own_facts_come_first(here: Workspace, tmp_path: Path) -> None:
+def test_ones_own_facts_come_first(here, tmp_path):
     file = tmp_path / "facts.csv"
     file.write_text(f"workload,parameters,gradient_bytes\n{NAME},25557032,102228128\n")
     import_measurements(here.warehouse, ImportFiles(workloads=file), NOON)

@@ -1,44 +1,41 @@
 """The doctor of data: missing data are wrong, invisible data are a note with a policy."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
 from tasks.doctor.aws import examine_ec2
 from tasks.doctor.data import examine_data
 from tasks.doctor.findings import Finding
-from tasks.workspace.settings import Settings, load_settings
+from tasks.workspace.settings import load_settings
 from tests.ec2_home import project
 from tests.fake_ec2 import NOON, FakeAws, Fault
 from tests.world.policy import allows
 
 
 @pytest.fixture
-def aws() -> FakeAws:
+def aws():
     made = FakeAws()
     made.s3.buckets.add("photos")
     made.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
     return made
 
 
-def having(folder: Path, data: str) -> Settings:
+def having(folder, data):
     file = project(folder)
     file.write_text(file.read_text().replace("samples", f'data = "{data}"\nsamples'))
     return load_settings(file)
 
 
-def of_data(aws: FakeAws, settings: Settings) -> list[tuple[str, str]]:
+def of_data(aws, settings):
     found = [one for one in examine_ec2(settings, aws.clients) if one.check.startswith("data of ")]
     assert {one.check for one in found} == {"data of conv"}
     return [(one.status, one.says) for one in found]
 
 
 def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machines_is_printed(
-    aws: FakeAws, tmp_path: Path
-) -> None:
+    aws, tmp_path
+):
     well, note = of_data(aws, having(tmp_path, "s3://photos/cats"))
     assert well[0] == "ok" and "1.0 MiB" in well[1]
     assert note[0] == "note" and "s3:GetObject" in note[1]
@@ -56,30 +53,26 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
         ("images", "wrong", "images"),
     ],
 )
-def test_what_is_not_there_is_wrong(
-    aws: FakeAws, tmp_path: Path, data: str, status: str, says: str
-) -> None:
+def test_what_is_not_there_is_wrong(aws, tmp_path, data, status, says):
     first = of_data(aws, having(tmp_path, data))[0]
     assert first[0] == status and says in first[1]
 
 
-def test_data_that_this_identity_may_not_list_are_a_note(aws: FakeAws, tmp_path: Path) -> None:
+def test_data_that_this_identity_may_not_list_are_a_note(aws, tmp_path):
     settings = having(tmp_path, "s3://photos/cats")
     aws.faults = [Fault(action="s3:ListBucket", code="AccessDenied", times=9)]
     assert of_data(aws, settings)[0][0] == "note"
 
 
-def test_what_does_not_fit_on_a_volume_is_wrong(
-    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_on_a_volume_is_wrong(aws, tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.doctor.data.KEPT_FREE_BYTES", 100 * 2**30)
     first = of_data(aws, having(tmp_path, "s3://photos/cats"))[0]
     assert first[0] == "wrong" and "volume_gib to 101" in first[1]
 
 
 def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "1.jpg").write_bytes(b"x")
     says = f"1 files of 1 bytes in {tmp_path / 'images'}"

@@ -1,12 +1,9 @@
 """The IAM policies allow exactly what the code calls, on resources of this deployment."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,28 +28,28 @@ OURS, MADE_OURS = (
 )
 
 
-def called(*files: Path) -> set[str]:
+def called(*files):
     """The actions that the code names as strings."""
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     strings = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
     return {text for text in strings if ACTION.fullmatch(text)}
 
 
-def listed(value: str | list[str]) -> list[str]:
+def listed(value):
     return [value] if isinstance(value, str) else value
 
 
-def allowed(name: str) -> set[str]:
+def allowed(name):
     return {action for one in POLICIES[name]["Statement"] for action in listed(one["Action"])}
 
 
-def of_action(action: str) -> list[dict[str, Any]]:
+def of_action(action):
     every = POLICIES["controller-policy"]["Statement"]
     return [one for one in every if action in listed(one["Action"])]
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Any]]:
+def calls(tmp_path_factory):
     """What a doctor, launches, a replacement, a lost controller and a reaper called."""
     private = CHOICES.model_copy(update={"subnets": "private"})
     home = Home(tmp_path_factory.mktemp("calls"), choices=private)
@@ -71,8 +68,8 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Any]]:
 
 
 def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(
-    calls: list[tuple[str, Any]],
-) -> None:
+    calls,
+):
     """A new call must be made here too: no request goes out that no test has seen."""
     named = called(*(TASKS / "providers" / "ec2").glob("*.py"), TASKS / "doctor" / "aws.py")
     assert named == {action for action, _ in calls}
@@ -80,8 +77,8 @@ def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_
 
 
 def test_tags_are_written_by_exactly_the_calls_that_make_something(
-    calls: list[tuple[str, Any]],
-) -> None:
+    calls,
+):
     (only,) = of_action("ec2:CreateTags")
     tag = only["Condition"]["StringEquals"]
     tagging = {f"ec2:{name}" for name in tag["ec2:CreateAction"]} - {"ec2:RunInstances"}
@@ -93,9 +90,7 @@ def test_tags_are_written_by_exactly_the_calls_that_make_something(
     ("prefix", "may"),
     [("team/srift/data/abcd/", True), ("team/srift/", False), ("", False), (None, False)],
 )
-def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(
-    prefix: str | None, may: bool
-) -> None:
+def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(prefix, may):
     node = POLICIES["node-policy"]["Statement"]
     assert allowed("node-policy") == {"s3:GetObject", "s3:PutObject", "s3:ListBucket"}
     assert allows(node, "s3:ListBucket", "arn:aws:s3:::mine-1", "AROA:i-1", prefix) is may
@@ -117,14 +112,14 @@ def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(
     ],
 )
 def test_a_machine_reads_its_orders_and_writes_its_folder_though_a_star_of_iam_spans_slashes(
-    key: str, action: str
-) -> None:
+    key, action
+):
     node, resource = POLICIES["node-policy"]["Statement"], f"arn:aws:s3:::mine-1/team/srift/{key}"
     for each in ("s3:GetObject", "s3:PutObject"):
         assert allows(node, each, resource, "AROA:i-1") is (each == action)
 
 
-def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it() -> None:
+def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it():
     (trust,) = POLICIES["node-trust"]["Statement"]
     assert trust["Principal"] == {"Service": "ec2.amazonaws.com"}
     assert trust["Action"] == "sts:AssumeRole"
@@ -142,7 +137,7 @@ def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it()
         ("CreateSecurityGroup", "security-group"),
     ],
 )
-def test_what_is_made_carries_our_tag(action: str, made: str) -> None:
+def test_what_is_made_carries_our_tag(action, made):
     resource = f"arn:aws:ec2:*:999988887777:{made}/*"
     found = [one for one in of_action(f"ec2:{action}") if resource in listed(one["Resource"])]
     conditions = [one["Condition"] for one in found]
@@ -153,12 +148,12 @@ def test_what_is_made_carries_our_tag(action: str, made: str) -> None:
     "TerminateInstances", "DeleteSecurityGroup", "DeleteLaunchTemplate", "DeletePlacementGroup",
     "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupEgress",
 ])  # fmt: skip
-def test_nothing_is_ended_or_changed_that_does_not_carry_our_tag(action: str) -> None:
+def test_nothing_is_ended_or_changed_that_does_not_carry_our_tag(action):
     (only,) = of_action(f"ec2:{action}")
     assert only["Condition"] == OURS
 
 
-def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star() -> None:
+def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star():
     every = [one for name in NAMES for one in POLICIES[name]["Statement"]]
     refused = [one["Sid"] for one in every if one["Effect"] != "Allow"]
     assert refused == ["NothingBelowAFolderOfAnotherMachine"]
@@ -169,7 +164,7 @@ def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star() -> None:
             assert one.get("Resource") != "*" or looks.fullmatch(action), action
 
 
-def test_every_name_is_filled_in_and_braces_left_are_awss() -> None:
+def test_every_name_is_filled_in_and_braces_left_are_awss():
     assert set(re.findall(r"\{[a-z_:]+\}", json.dumps(POLICIES))) == {"{aws:userid}"}
     assert ACCOUNT in json.dumps(policies(EC2))
     with pytest.raises(SettingsError):

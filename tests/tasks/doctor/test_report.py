@@ -1,11 +1,7 @@
 """The doctor finds what is wrong with an account before any machine is requested."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
@@ -31,7 +27,7 @@ Examined = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
-def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeAws]:
+def aws(no_credentials, monkeypatch, tmp_path):
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     made = FakeAws()
@@ -44,17 +40,17 @@ def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.fixture
-def examined(aws: FakeAws, tmp_path: Path) -> Examined:
+def examined(aws, tmp_path):
     """What is wrong, by check, with these lines below [ec2]."""
 
-    def wrong(*lines: str) -> dict[str, str]:
+    def wrong(*lines):
         found = examine(load_settings(project(tmp_path, *lines)), "ec2")
         return {one.check: one.says for one in found if one.status == "wrong"}
 
     return wrong
 
 
-def test_an_account_that_is_set_up_is_well(aws: FakeAws, tmp_path: Path) -> None:
+def test_an_account_that_is_set_up_is_well(aws, tmp_path):
     settings = load_settings(project(tmp_path))
     found = examine(settings, "ec2")
     assert {one.check for one in found if one.status == "ok"} >= ROLES | {
@@ -80,9 +76,7 @@ def test_an_account_that_is_set_up_is_well(aws: FakeAws, tmp_path: Path) -> None
         *((action, "UnauthorizedOperation", PERMISSIONS, action) for action in DRY),
     ],
 )
-def test_a_refusal_is_one_finding_that_stops_a_refresh(
-    aws: FakeAws, examined: Examined, action: str, code: str, check: str, word: str
-) -> None:
+def test_a_refusal_is_one_finding_that_stops_a_refresh(aws, examined, action, code, check, word):
     aws.faults = [Fault(action=action, code=code, times=99)]
     found = examined()
     assert list(found) == [check] and word in found[check]
@@ -91,14 +85,12 @@ def test_a_refusal_is_one_finding_that_stops_a_refresh(
     assert "very-secret-key" not in str(refused.value)
 
 
-def test_without_credentials_nothing_is_asked(
-    aws: FakeAws, examined: Examined, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_credentials_nothing_is_asked(aws, examined, monkeypatch):
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
     assert "AWS_PROFILE" in examined()["identity"] and aws.calls == []
 
 
-def images(**changes: Any) -> dict[str, Any]:
+def images(**changes):
     return {"Images": [IMAGE | changes]}
 
 
@@ -123,8 +115,8 @@ OFF = {"RegionName": "us-east-1", "OptInStatus": "not-opted-in"}
     ],
 )
 def test_an_unusable_region_bucket_profile_image_or_quota_is_wrong(
-    aws: FakeAws, examined: Examined, method: str, answer: dict[str, Any], check: str
-) -> None:
+    aws, examined, method, answer, check
+):
     aws.answers[method] = answer
     assert list(examined()) == [check]
     if check == "bucket is private":
@@ -134,9 +126,7 @@ def test_an_unusable_region_bucket_profile_image_or_quota_is_wrong(
 
 
 @pytest.mark.parametrize("code", ["NoSuchEntity", "AccessDenied"])
-def test_a_missing_service_role_comes_with_its_command(
-    aws: FakeAws, examined: Examined, code: str
-) -> None:
+def test_a_missing_service_role_comes_with_its_command(aws, examined, code):
     aws.faults = [Fault(action="iam:GetRole", code=code, times=9)]
     found = examined()
     assert found.keys() == ROLES
@@ -144,38 +134,32 @@ def test_a_missing_service_role_comes_with_its_command(
     assert examined('markets = ["on-demand"]', "[campaign]", 'market = "on-demand"') == {}
 
 
-def test_private_subnets_need_their_tag(aws: FakeAws, examined: Examined) -> None:
+def test_private_subnets_need_their_tag(aws, examined):
     assert list(examined('subnets = "private"')) == [LAUNCHES]
     aws.account.tagged = True
     assert examined('subnets = "private"') == {}
 
 
-def test_a_quota_that_cannot_be_read_is_a_note(aws: FakeAws, examined: Examined) -> None:
+def test_a_quota_that_cannot_be_read_is_a_note(aws, examined):
     action = "servicequotas:GetServiceQuota"
     aws.faults = [Fault(action=action, code="AccessDeniedException", times=9)]
     assert examined() == {}
 
 
 @pytest.mark.parametrize(("ahead_s", "found"), [(3, []), (250, ["clock"]), (-250, ["clock"])])
-def test_a_wrong_clock_is_found(
-    aws: FakeAws, examined: Examined, ahead_s: int, found: list[str]
-) -> None:
+def test_a_wrong_clock_is_found(aws, examined, ahead_s, found):
     aws.s3.skew_s = -ahead_s
     assert list(examined()) == found
 
 
-def test_a_refresh_that_buys_nothing_needs_no_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refresh_that_buys_nothing_needs_no_account(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda *_: pytest.fail())
     settings = load_settings(project(tmp_path))
     refuse_unless_well(settings, "ec2", 0.0)
     refuse_unless_well(settings, "local", 1.0)
 
 
-def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(
-    aws: FakeAws, tmp_path: Path
-) -> None:
+def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws, tmp_path):
     project(tmp_path)
     words = ["doctor", "--provider", "ec2", "--json"]
     assert CliRunner().invoke(app, words).exit_code == 0

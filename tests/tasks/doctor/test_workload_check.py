@@ -1,15 +1,12 @@
 """`srift check` runs a workload as on a host, without this shell's credentials."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from tasks.doctor.workload_check import CheckFailed, check_workload, problems
 from tasks.providers.local.network import detect
-from tasks.workspace.settings import Settings, load_settings
+from tasks.workspace.settings import load_settings
 from tests.wheels import wheel
 
 Kind = Literal["none", "namespaces"]
@@ -37,15 +34,15 @@ def build():
 """
 
 
-def project(folder: Path, first: str = "pass") -> Settings:
+def project(folder, first="pass"):
     (folder / "srift.toml").write_text(TOML)
     (folder / "mine.py").write_text(BUILD.format(first=first))
     return load_settings(folder / "srift.toml")
 
 
 def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     # Python may keep what it compiled beside the file.
     first = (
@@ -88,8 +85,8 @@ assert [name for _, name in socket.if_nameindex()] == ["lo"]
 
 @pytest.mark.skipif(not detect().namespaces, reason="no namespaces")
 def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_sight_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".aws").mkdir()
@@ -118,7 +115,7 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
         ("os.kill(os.getpid(), 9)", 60),
     ],
 )
-def test_a_workload_that_waits_or_dies_fails(tmp_path: Path, first: str, timeout_s: float) -> None:
+def test_a_workload_that_waits_or_dies_fails(tmp_path, first, timeout_s):
     with pytest.raises(CheckFailed):
         check_workload(project(tmp_path, first), "net", timeout_s=timeout_s)
 
@@ -130,8 +127,8 @@ READS = BUILD.replace("def build():", "def build(data):").format(
 
 @pytest.mark.parametrize("stated", ["images", "s3://mine-1/images"])
 def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not_here(
-    tmp_path: Path, stated: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, stated, monkeypatch
+):
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     here = tmp_path / "images"
     here.mkdir()

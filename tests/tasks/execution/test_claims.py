@@ -1,35 +1,28 @@
 """What campaigns of a team's machines may still spend of the month, as each of them sees it."""
 
-from __future__ import annotations
-
 import importlib
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from socket import gethostname
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from models.campaign.budget import Cap
 from tasks.campaign.budget import Tally, caps_of
 from tasks.execution.claims import claim, settle
 from tasks.execution.collect import end_and_collect
 from tasks.providers.base import NotSwept
 from tasks.workspace.locking import refresh_lock
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, install
 from warehouse.append import append
 from warehouse.database import WarehouseBusy
 
 
 @pytest.fixture
-def team(tmp_path: Path) -> list[Workspace]:
+def team(tmp_path):
     """Homes of three machines that share a warehouse, here a file, and 10 dollars a month."""
-    homes: list[Workspace] = []
+    homes = []
     for number in range(3):
         (tmp_path / str(number)).mkdir()
         here = install(tmp_path / str(number), provider=DescribedMachines(name="ec2"))
@@ -44,12 +37,12 @@ def team(tmp_path: Path) -> list[Workspace]:
     return homes
 
 
-def machines(here: Workspace) -> DescribedMachines:
+def machines(here):
     assert isinstance(here.provider, DescribedMachines)
     return here.provider
 
 
-def month_of(here: Workspace, refresh_id: str, now: datetime = NOON) -> Cap:
+def month_of(here, refresh_id, now=NOON):
     """Return the month's cap as a launch of campaign `refresh_id` sees it."""
     tally = Tally(cap_usd=99.0, stop_at=time.monotonic(), refresh_id=refresh_id)
     (_, month), unknown = caps_of(here, tally, now, [])
@@ -57,12 +50,12 @@ def month_of(here: Workspace, refresh_id: str, now: datetime = NOON) -> Cap:
     return month
 
 
-def left(here: Workspace, now: datetime = NOON) -> float:
+def left(here, now=NOON):
     """Return dollars of the month for a campaign of `here` that has claimed nothing yet."""
     return month_of(here, "new", now).left_usd
 
 
-def test_a_later_claim_leaves_to_earlier_ones_what_they_claimed(team: list[Workspace]) -> None:
+def test_a_later_claim_leaves_to_earlier_ones_what_they_claimed(team):
     first, second, third = team
     claim(first, "r-1", 6.0, NOON)
     assert left(first) == 10.0
@@ -73,7 +66,7 @@ def test_a_later_claim_leaves_to_earlier_ones_what_they_claimed(team: list[Works
     assert f"6.00 claimed by refresh r-1 of {gethostname()}:{first.home}" in str(month)
 
 
-def test_what_a_campaign_has_cost_is_spent_and_no_longer_claimed(team: list[Workspace]) -> None:
+def test_what_a_campaign_has_cost_is_spent_and_no_longer_claimed(team):
     here, other, _ = team
     claim(here, "r-1", 6.0, NOON)
     row = {"lease_id": "r-1-00", "provider": "ec2", "cluster": "1xs.large", "market": "spot"}
@@ -86,9 +79,9 @@ def test_what_a_campaign_has_cost_is_spent_and_no_longer_claimed(team: list[Work
     assert left(other) == pytest.approx(7.5)
 
 
-def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(team: list[Workspace]) -> None:
+def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(team):
     here, other, _ = team
-    lease: Any = SimpleNamespace(lease_id="r-1-00")
+    lease = SimpleNamespace(lease_id="r-1-00")
     claim(here, "r-1", 6.0, NOON)
     settle(other, NOON)
     for machines(here).held, machines(here).over in (([lease], []), ([], [lease])):
@@ -106,10 +99,8 @@ def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(team: list[Workspa
     assert left(other) == 10.0
 
 
-def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(
-    team: list[Workspace], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def busy(*_: object) -> None:
+def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(team, monkeypatch):
+    def busy(*_):
         raise WarehouseBusy("another's turn")
 
     here, other, _ = team
@@ -122,7 +113,7 @@ def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(
     assert left(other) == 10.0
 
 
-def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(team: list[Workspace]) -> None:
+def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(team):
     here, other, _ = team
     claim(here, "r-1", 6.0, datetime(2026, 10, 31, 20, 0, tzinfo=UTC))  # ends in October
     claim(here, "r-2", 3.0, datetime(2026, 10, 31, 23, 0, tzinfo=UTC))  # may reach into November
@@ -131,9 +122,7 @@ def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(team: list[
     assert left(other, datetime(2026, 12, 1, 0, 30, tzinfo=UTC)) == 10.0
 
 
-def test_a_campaign_that_begins_while_others_are_settled_keeps_its_claim(
-    team: list[Workspace], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_campaign_that_begins_while_others_are_settled_keeps_its_claim(team, monkeypatch):
     here, other, _ = team
     with monkeypatch.context() as patched:
         begin = lambda _: claim(here, "r-1", 6.0, NOON)  # noqa: E731
@@ -144,7 +133,7 @@ def test_a_campaign_that_begins_while_others_are_settled_keeps_its_claim(
     assert left(other) == 10.0
 
 
-def test_the_end_of_a_campaign_settles_no_other_claim_of_its_home(team: list[Workspace]) -> None:
+def test_the_end_of_a_campaign_settles_no_other_claim_of_its_home(team):
     here, other, _ = team
     claim(here, "r-1", 6.0, NOON)
     claim(here, "r-2", 3.0, NOON)
@@ -153,8 +142,8 @@ def test_the_end_of_a_campaign_settles_no_other_claim_of_its_home(team: list[Wor
 
 
 def test_the_reaper_settles_killed_campaigns_if_it_could_look_everywhere(
-    team: list[Workspace],
-) -> None:
+    team,
+):
     here, other, _ = team
     claim(here, "r-1", 6.0, NOON)
     machines(here).unswept = {"eu-west-1": "it does not answer"}
@@ -166,14 +155,12 @@ def test_the_reaper_settles_killed_campaigns_if_it_could_look_everywhere(
     assert left(other) == 10.0
 
 
-def test_a_campaign_claims_before_its_first_launch_and_settles_however_it_ends(
-    team: list[Workspace], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_campaign_claims_before_its_first_launch_and_settles_however_it_ends(team, monkeypatch):
     here, other, _ = team
     flow = importlib.import_module("flows.measure")
-    seen: list[float] = []
+    seen = []
 
-    def launches(*_: object) -> Iterator[None]:
+    def launches(*_):
         seen.append(left(other))
         if len(seen) == 2:
             raise RuntimeError

@@ -1,34 +1,30 @@
 """Every run that a node reported is in the warehouse once; an unsound record is set aside."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.campaign.campaign import serve
-from tasks.execution.collect import Collected, collect, end_and_collect
+from tasks.execution.collect import collect, end_and_collect
 from tasks.node.record import write_json
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
-from tests.fakes import FakeProvider, Step, armed, fast, finished, ready, reported
+from tests.fakes import FakeProvider, armed, fast, finished, ready, reported
 from tests.tasks.execution.test_session import KILLED, job
 from tests.warehouse.builders import NOON, PROFILE, fresh, record, setup
 from warehouse.reads import mart
 
 
-def provider_of(here: Workspace) -> FakeProvider:
+def provider_of(here):
     assert isinstance(here.provider, FakeProvider)
     return here.provider
 
 
-def after(home: Path, *script: Step) -> Workspace:
+def after(home, *script):
     """Return the installation after a launch of runs a, b and c by `script`; by default all went
     well.
     """
@@ -39,17 +35,17 @@ def after(home: Path, *script: Step) -> Workspace:
     return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
 
 
-def load(here: Workspace) -> Collected:
+def load(here):
     return collect(here, "r", NOON)
 
 
-def known(here: Workspace) -> dict[str, str]:
+def known(here):
     """Return status by run of the warehouse."""
     records = here.warehouse.select("raw_runs")
     return dict(zip(records["run_id"], records["status"], strict=True))
 
 
-def test_a_killed_controller_loses_no_record_and_no_row(tmp_path: Path) -> None:
+def test_a_killed_controller_loses_no_record_and_no_row(tmp_path):
     orphan = tmp_path / "leases" / "orphan" / "mailbox"
     died = finished(1, run_id="a", **KILLED)
     script = (ready, armed(1), died, armed(2), reported("b"))
@@ -62,7 +58,7 @@ def test_a_killed_controller_loses_no_record_and_no_row(tmp_path: Path) -> None:
     assert provider_of(here).over == [] and load(here).new == 0
 
 
-def test_the_reaper_loads_once_what_a_killed_controller_released(tmp_path: Path) -> None:
+def test_the_reaper_loads_once_what_a_killed_controller_released(tmp_path):
     here = after(tmp_path)
     [lease] = provider_of(here).over
     shutil.copytree(lease.mailbox.parent, tmp_path / "kept")
@@ -75,10 +71,8 @@ def test_the_reaper_loads_once_what_a_killed_controller_released(tmp_path: Path)
     assert spent == [["r", 3, 0.5]]
 
 
-def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def blind(_: object) -> list[str]:
+def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(tmp_path, monkeypatch):
+    def blind(_):
         raise NotSwept("ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1"])
 
     here = after(tmp_path)
@@ -90,7 +84,7 @@ def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(
     assert set(known(here)) == {"a", "b", "c"} and provider_of(here).over == []
 
 
-def test_leases_of_a_running_refresh_are_left_to_it(tmp_path: Path) -> None:
+def test_leases_of_a_running_refresh_are_left_to_it(tmp_path):
     here = after(tmp_path)
     [lease] = provider_of(here).over
     earlier = tmp_path / "leases" / "earlier-00" / "mailbox"
@@ -110,7 +104,7 @@ def test_leases_of_a_running_refresh_are_left_to_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     """An installation with an ended lease: sound records of a and b, none of c and d."""
     settings = Settings(root=tmp_path, home=tmp_path)
     provider, mailbox = FakeProvider(tmp_path), tmp_path / "leases" / "r-00" / "mailbox"
@@ -122,12 +116,12 @@ def here(tmp_path: Path) -> Workspace:
     return here
 
 
-def write(here: Workspace, name: str, body: dict[str, Any] | str) -> None:
+def write(here, name, body):
     file = provider_of(here).over[0].mailbox / name
     write_json(file, body) if isinstance(body, dict) else file.write_text(body)
 
 
-def test_a_record_counts_before_a_row_and_belongs_to_its_machines_lease(here: Workspace) -> None:
+def test_a_record_counts_before_a_row_and_belongs_to_its_machines_lease(here):
     write(here, "node-0/records/a.json", record("a") | {"lease_id": "another"})
     for run_id in "ac":
         row = {"run_id": run_id, "kind": "train", "status": "interrupted", "reason": "revoked"}
@@ -140,14 +134,14 @@ def test_a_record_counts_before_a_row_and_belongs_to_its_machines_lease(here: Wo
     assert set(here.warehouse.select("raw_runs")["lease_id"]) == {"r-00"}
 
 
-def test_refused_requests_are_rows_without_a_lease(here: Workspace) -> None:
+def test_refused_requests_are_rows_without_a_lease(here):
     refused = replace(provider_of(here).over[0], refusals=("no capacity", "denied"))
     provider_of(here).over = [replace(refused, outcome="refused")]
     assert load(here).by_status == {"measured": 2, "refused": 2}
     assert len(here.warehouse.select("raw_leases")) == 0
 
 
-def train(**values: Any) -> str:
+def train(**values):
     return json.dumps(record("c", values={"step_s": 1.0} | values))
 
 
@@ -175,9 +169,7 @@ UNSOUND = {
 
 
 @pytest.mark.parametrize(("named", "text"), UNSOUND.items(), ids=list(UNSOUND))
-def test_an_unsound_record_is_set_aside_and_stops_no_other(
-    here: Workspace, named: str, text: str
-) -> None:
+def test_an_unsound_record_is_set_aside_and_stops_no_other(here, named, text):
     write(here, "node-1/records/c.json", text)
     loaded = load(here)
     column, _, rest = named.partition(": ")
@@ -187,7 +179,7 @@ def test_an_unsound_record_is_set_aside_and_stops_no_other(
     assert (here.home / "rejected" / "r-00" / "node-1-c.json").read_text() == text
 
 
-def test_a_run_on_another_device_than_was_bought_is_marked(here: Workspace) -> None:
+def test_a_run_on_another_device_than_was_bought_is_marked(here):
     bought = setup(expected_devices=[{"name": "A10G", "count": 1, "threads": 1}] * 2)
     write(here, "controller/envelopes.json", dict.fromkeys("abc", bought))
     used = {"a": ["NVIDIA A10G"] * 2, "b": ["NVIDIA A10G", "cpu"], "c": []}
@@ -200,7 +192,7 @@ def test_a_run_on_another_device_than_was_bought_is_marked(here: Workspace) -> N
     assert list(runs["device_names"]["b"]) == used["b"]
 
 
-def test_untrusted_words_of_files_left_behind_are_cleaned(here: Workspace) -> None:
+def test_untrusted_words_of_files_left_behind_are_cleaned(here):
     words = {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000}
     write(here, "node-0/refused.json", words)
     write(here, "node-1/refused.json", "[")

@@ -2,19 +2,16 @@
 problem of their runs.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
 from moto import mock_aws
 
 from tasks.execution import data as execution_data
-from tasks.execution.data import DataCarrier, DataPlan, fetch_s
+from tasks.execution.data import DataCarrier, fetch_s
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import load_settings
 from tests.installed import DescribedMachines, install
@@ -26,7 +23,7 @@ Carrier = Callable[..., DataCarrier]
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with mock_aws():
@@ -40,10 +37,10 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def carrier(tmp_path: Path) -> Carrier:
+def carrier(tmp_path):
     """Return a carrier for workload conv with the `data` that is named, or the folder `images`."""
 
-    def made(data: str = "images", provider: str = "local", **ec2: Any) -> DataCarrier:
+    def made(data="images", provider="local", **ec2):
         installed = install(tmp_path, provider=DescribedMachines(name=provider))
         for name, content in FILES.items():
             file = tmp_path / "images" / name
@@ -58,23 +55,23 @@ def carrier(tmp_path: Path) -> Carrier:
     return made
 
 
-def planned(carrier: DataCarrier) -> DataPlan:
+def planned(carrier):
     carrier._planned.clear()
     (plan,) = carrier.plans(["conv", "lm"], REGION)
     return plan
 
 
-def brought(carrier: DataCarrier) -> DataPlan:
+def brought(carrier):
     return carrier.carry(planned(carrier))
 
 
-def test_local_hosts_read_a_folder_where_it_lies(carrier: Carrier, tmp_path: Path) -> None:
+def test_local_hosts_read_a_folder_where_it_lies(carrier, tmp_path):
     plan = brought(carrier())
     assert (plan.place, plan.problem, plan.move) == (str(tmp_path / "images"), "", "")
     assert plan.size == 30 and fetch_s(plan) == 0.0
 
 
-def test_an_address_is_fetched_once_for_local_hosts(carrier: Carrier, s3: Any) -> None:
+def test_an_address_is_fetched_once_for_local_hosts(carrier, s3):
     here = carrier(ADDRESS)
     assert planned(here).move == "fetch"
     plan = brought(here)
@@ -90,9 +87,7 @@ def test_an_address_is_fetched_once_for_local_hosts(carrier: Carrier, s3: Any) -
 
 
 @pytest.mark.parametrize("content", [None, b"longer than it was"])
-def test_an_object_that_changes_under_the_fetch_is_a_problem(
-    carrier: Carrier, s3: Any, content: bytes | None
-) -> None:
+def test_an_object_that_changes_under_the_fetch_is_a_problem(carrier, s3, content):
     here = carrier(ADDRESS)
     plan = planned(here)
     name = {"Bucket": "mine-1", "Key": "photos/cats/1.jpg"}
@@ -103,26 +98,22 @@ def test_an_object_that_changes_under_the_fetch_is_a_problem(
 @pytest.mark.parametrize(
     ("limit", "value"), [("MOST_LOCAL_BYTES", 29), ("_LEFT_FREE_BYTES", 2**60)]
 )
-def test_without_room_a_fetch_is_refused(
-    carrier: Carrier, s3: Any, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
-) -> None:
+def test_without_room_a_fetch_is_refused(carrier, s3, monkeypatch, limit, value):
     monkeypatch.setattr(execution_data, limit, value)
     assert f"`aws s3 sync {ADDRESS} FOLDER`" in planned(carrier(ADDRESS)).problem
 
 
 @pytest.mark.parametrize("address", ["s3://mine-1/none/", "s3://nobodys-bucket/"])
-def test_an_address_without_objects_is_a_problem(carrier: Carrier, s3: Any, address: str) -> None:
+def test_an_address_without_objects_is_a_problem(carrier, s3, address):
     assert address in planned(carrier(address)).problem
 
 
-def test_a_folder_is_uploaded_once_for_machines_of_ec2(
-    carrier: Carrier, s3: Any, tmp_path: Path
-) -> None:
+def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path):
     here = carrier(provider="ec2")
     plan = brought(here)
     below = plan.place.removeprefix("s3://mailbox/")
 
-    def stored() -> dict[str, Any]:
+    def stored():
         listed = s3.list_objects_v2(Bucket="mailbox")["Contents"]
         return {one["Key"].removeprefix(below): one for one in listed}
 
@@ -137,9 +128,7 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(
     assert str(here._uploaded(replace(data, source=tmp_path / "other" / "images"))) != plan.place
 
 
-def test_machines_of_ec2_fetch_an_address_themselves(
-    carrier: Carrier, s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     here = carrier(ADDRESS, "ec2")
     plan = brought(here)
     assert (plan.place, plan.size, plan.problem) == (ADDRESS, 30, "")
@@ -150,8 +139,8 @@ def test_machines_of_ec2_fetch_an_address_themselves(
 
 @pytest.mark.parametrize(("volume_gib", "fits"), [(50, False), (51, True)])
 def test_a_volume_that_cannot_hold_image_and_data_is_refused_before_anything_is_bought(
-    carrier: Carrier, monkeypatch: pytest.MonkeyPatch, s3: Any, volume_gib: int, fits: bool
-) -> None:
+    carrier, monkeypatch, s3, volume_gib, fits
+):
     monkeypatch.setattr(execution_data, "least_gib", lambda _: 45)
     monkeypatch.setattr(execution_data.Ec2Api, "image", lambda *_: {})
     plan = planned(carrier(provider="ec2", volume_gib=volume_gib))

@@ -1,30 +1,27 @@
 """A planned launch becomes items with run ids, files with digests, and setups of what is bought."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from models.campaign.campaign import PlannedLaunch
 from models.campaign.candidates import PlannedRun
-from models.domain.cluster import Cluster, InstanceType, Offer
-from tasks.execution.job import START_UP_S, Job, expected_devices, job_of
+from models.domain.cluster import Cluster, InstanceType
+from tasks.execution.job import START_UP_S, expected_devices, job_of
 from tasks.node.record import ANY, CPU, Devices
 from tasks.providers.ec2.settings import Ec2
-from tasks.workspace.settings import Settings, SettingsError
+from tasks.workspace.settings import SettingsError
 from tests.installed import NOON, DescribedMachines, install
 
 HOST = Devices(name=CPU, count=1, threads=1)
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path):
     return install(tmp_path).settings
 
 
-def made(settings: Settings, kind: str = "train") -> Job:
+def made(settings, kind="train"):
     """Return the job of a train, a profile and a probe on four machines."""
     machines = DescribedMachines(unpriced=frozenset({"n.medium"}))
     offers = {one.instance_type.name: one for one in machines.offers(NOON) if one.market == "spot"}
@@ -39,7 +36,7 @@ def made(settings: Settings, kind: str = "train") -> Job:
     return job_of(launch, settings, lease_id="L", seed=5, deadline_s=60.0)
 
 
-def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings: Settings) -> None:
+def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings):
     job = made(settings)
     train, profile, probe = job.items
     assert [item.run_id for item in job.items] == ["L-000", "L-001", "L-002"]
@@ -49,7 +46,7 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings:
     assert job.deadline_s == 60.0 + START_UP_S and job.expected == (HOST,) * 4
 
 
-def test_setups_describe_the_machines_that_take_part(settings: Settings) -> None:
+def test_setups_describe_the_machines_that_take_part(settings):
     train, profile, probe = made(settings).run_setups.values()
     digests = {one.name: one.digest for one in DescribedMachines().instance_types()}
     expected = {
@@ -69,7 +66,7 @@ def test_setups_describe_the_machines_that_take_part(settings: Settings) -> None
     assert probe["usd_per_hour"] is None
 
 
-def machine(device: str, devices: int = 1, provider: str = "ec2") -> Offer:
+def machine(device, devices=1, provider="ec2"):
     kind = InstanceType(
         name="m",
         provider=provider,
@@ -84,7 +81,7 @@ def machine(device: str, devices: int = 1, provider: str = "ec2") -> Offer:
     return replace(offer, instance_type=kind)
 
 
-def test_a_machine_measures_on_its_types_devices_and_an_emulated_one_on_any() -> None:
+def test_a_machine_measures_on_its_types_devices_and_an_emulated_one_on_any():
     cluster = Cluster(members=(machine("A10G", 4), machine(CPU), machine(CPU, 1, "local")))
     bought = (Devices(name="A10G", count=4), Devices(name=CPU, count=1, threads=0), HOST)
     assert expected_devices(cluster, emulated=False) == bought
@@ -93,8 +90,8 @@ def test_a_machine_measures_on_its_types_devices_and_an_emulated_one_on_any() ->
 
 
 def test_an_elastic_run_needs_machines_that_share_a_folder_and_a_first_one_that_stays(
-    settings: Settings,
-) -> None:
+    settings,
+):
     with pytest.raises(SettingsError):  # its first machine is on spot
         made(settings, "elastic")
 
@@ -111,9 +108,7 @@ def test_an_elastic_run_needs_machines_that_share_a_folder_and_a_first_one_that_
         "https://ec2.eusc-de-east-1.api.amazonwebservices.eu",
     ],
 )
-def test_machines_of_aws_itself_are_never_taken_for_emulated(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, endpoint: str
-) -> None:
+def test_machines_of_aws_itself_are_never_taken_for_emulated(settings, monkeypatch, endpoint):
     monkeypatch.delenv("AWS_ENDPOINT_URL_EC2", raising=False)
     emulated = settings.model_copy(update={"ec2": Ec2(emulated=True)})
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)

@@ -1,7 +1,5 @@
 """A launch that loses machines replaces or leaves out only what it must, within time and money."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,7 +16,7 @@ LEFT = RemainingWork(items=[BOTH], under_way_s=10.0, host=None, seconds=600.0, s
 NONE = {"no_replacement": "none is to be had"}
 
 
-def how(leaving_s: float | None = None, **changes: object) -> str:
+def how(leaving_s=None, **changes):
     left = replace(LEFT, **changes)  # type: ignore[arg-type]
     return decide(frozenset({1}), left, leaving_s)[0]
 
@@ -40,9 +38,7 @@ def how(leaving_s: float | None = None, **changes: object) -> str:
         (2.0, NONE, "go on"),
     ],
 )
-def test_the_decision_depends_on_time_and_on_what_needs_the_machine(
-    leaving_s: float | None, changes: dict[str, object], expected: str
-) -> None:
+def test_the_decision_depends_on_time_and_on_what_needs_the_machine(leaving_s, changes, expected):
     assert how(leaving_s, **changes) == expected
 
 
@@ -52,9 +48,7 @@ def test_the_decision_depends_on_time_and_on_what_needs_the_machine(
     st.sampled_from([None, 0, 1]),
     st.sampled_from(["", "none"]),
 )
-def test_no_machine_is_requested_that_no_run_needs(
-    items: list[Item], seconds: float, host: int | None, no: str
-) -> None:
+def test_no_machine_is_requested_that_no_run_needs(items, seconds, host, no):
     decision = how(items=items, seconds=seconds, host=host, no_replacement=no)
     if decision == "replace":
         assert any(1 in item.nodes for item in items) and seconds > 100.0 and not no

@@ -1,9 +1,5 @@
 """What nodes write cannot harm a refresh, and the log knows each machine of a launch."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from models.domain.cluster import Cluster
@@ -14,7 +10,7 @@ from tests.fakes import FakeProvider, offer
 from tests.warehouse.builders import NOON
 
 
-def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
+def test_a_node_speaks_for_itself_alone(tmp_path):
     (tmp_path / "node-0").mkdir()
     text = f'{{"exit_code": 1, "worker_exit_code": {EXIT_NO_DEVICE}, "node": 1}}'
     (tmp_path / "node-0" / "finished-1.json").write_text(text)
@@ -25,7 +21,7 @@ def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
     assert ended.nodes == (0,) and ended.reason.startswith("node 0:")
 
 
-def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> None:
+def test_a_replacement_is_another_machine_in_the_same_place(tmp_path):
     mailbox = tmp_path / "mailbox"
     log = MachineLog(Mailbox(path=mailbox, nodes=2), Cluster.of((2, offer())))
     log.lost(1, 20.0, interrupted=True)

@@ -1,27 +1,19 @@
 """Whatever ends a launch: records stay, runs without one get a row, and machines are released."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
-from tasks.execution.job import Job
 from tasks.execution.mailbox import read_object
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.base import NodeState
 from tasks.workspace.sources import file_source
 from tests.fakes import (
-    FakeCluster,
     FakeProvider,
-    Step,
     armed,
     fails,
     fast,
@@ -41,20 +33,18 @@ NO_DEVICE = {"exit_code": EXIT_NO_DEVICE, "worker_exit_code": EXIT_NO_DEVICE, "r
 TAKEN = NodeState(alive=False, interrupted=True, reason="taken")
 
 
-def item(run_id: str, **changes: Any) -> Item:
+def item(run_id, **changes):
     """Runs s and t are for the first of two machines, all others for both."""
     nodes = [0] if run_id in "st" else [0, 1]
     whole = {"kind": "train", "nodes": nodes, "workload": "tiny", "batches": [8] * len(nodes)}
     return Item(run_id=run_id, **whole | changes)  # type: ignore[arg-type]
 
 
-def job(runs: str = "abc", **changes: Any) -> Job:
+def job(runs="abc", **changes):
     return job_of([item(run_id) for run_id in runs], **changes)
 
 
-def launch(
-    home: Path, of: Job, *script: Step, stop_at: float = 1000.0, **provider: Any
-) -> SimpleNamespace:
+def launch(home, of, *script, stop_at=1000.0, **provider):
     """Serve a job by a script; return what became of it, with the controller's rows on disk."""
     fake = FakeProvider(home, script, **provider)
     served = serve(fake, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
@@ -75,39 +65,39 @@ def launch(
     )
 
 
-def becomes(node: int, state: NodeState) -> Step:
-    def step(cluster: FakeCluster) -> None:
+def becomes(node, state):
+    def step(cluster):
         cluster.states = [state if n == node else old for n, old in enumerate(cluster.states)]
 
     return step
 
 
-def noticed(leaving_s: float, notice: str = "interruption") -> Step:
+def noticed(leaving_s, notice="interruption"):
     return becomes(1, NodeState(alive=True, leaving_s=leaving_s, notice=notice))
 
 
-def sells(count: int) -> Step:
+def sells(count):
     return lambda cluster: setattr(cluster, "for_sale", count)
 
 
-def at(run_id: str, attempt: int = 1) -> Step:
+def at(run_id, attempt=1):
     return lambda cluster: cluster.everyone("progress.json", attempt=attempt, run_id=run_id)
 
 
-def only(node: int, name: str) -> Step:
+def only(node, name):
     return lambda cluster: cluster.say(name, node)
 
 
-def new(node: int) -> Step:
+def new(node):
     return lambda cluster: cluster.say("ready.json", node, address=cluster.addresses[node])
 
 
-def waits(polls: int) -> list[Step]:
+def waits(polls):
     """So many polls (a tenth of a second each) in which nothing happens."""
     return [lambda _: None] * polls
 
 
-def failed(run_id: str) -> Step:
+def failed(run_id):
     return lambda cluster: cluster.report(run_id, status="failed")
 
 
@@ -122,7 +112,7 @@ HIT = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KIL
 HALF_HERE = (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"))
 
 # By name: runs, script, runs with a record, rows of the others, and the runs of the last attempt.
-ENDS: dict[str, tuple[str, Sequence[Step], str, list[tuple[str, ...]], str]] = {
+ENDS = {
     "all goes well": ("abc", [*GOES, reported(*"abc")], "abc", [], "abc"),
     "torchrun that ends before it began is tried again": (
         "a",
@@ -235,13 +225,13 @@ ENDS: dict[str, tuple[str, Sequence[Step], str, list[tuple[str, ...]], str]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_end_costs_what_it_hit_and_no_more(tmp_path: Path, name: str) -> None:
+def test_an_end_costs_what_it_hit_and_no_more(tmp_path, name):
     runs, script, recorded, unrecorded, last = ENDS[name]
     seen = launch(tmp_path, job(runs), *script)
     assert (seen.served.recorded, seen.rows, seen.runs) == (set(recorded), unrecorded, last)
 
 
-def test_shares_are_in_force_while_it_measures_and_every_run_has_its_image(tmp_path: Path) -> None:
+def test_shares_are_in_force_while_it_measures_and_every_run_has_its_image(tmp_path):
     killed = finished(1, run_id="b", **KILLED)
     seen = launch(tmp_path, job(), *GOES, reported("a"), killed, armed(2), reported("c"))
     assert seen.cluster.settled == [True, False, True] and seen.served.outcome == "finished"
@@ -249,14 +239,12 @@ def test_shares_are_in_force_while_it_measures_and_every_run_has_its_image(tmp_p
 
 
 @pytest.mark.parametrize("script", [(), (*GOES, reported("a"))])
-def test_when_the_time_is_up_runs_that_are_left_get_no_row(
-    tmp_path: Path, script: tuple[Step, ...]
-) -> None:
+def test_when_the_time_is_up_runs_that_are_left_get_no_row(tmp_path, script):
     seen = launch(tmp_path, job(), *script, stop_at=30.0)
     assert seen.rows == [] and seen.served.outcome.startswith("time: ")
 
 
-def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_path):
     provider = FakeProvider(tmp_path, [*GOES, reported("a"), fails(KeyboardInterrupt())])
     with pytest.raises(KeyboardInterrupt):
         serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
@@ -266,7 +254,7 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_
     assert row["status"] == "interrupted" and "Ctrl-C" in row["reason"]
 
 
-def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
+def test_a_refusal_is_one_row_and_no_failure(tmp_path):
     provider = FakeProvider(tmp_path, refusal="others hold the cores")
     seen = serve(provider, job(), stop_at=99.0, watch=lambda *_: None, clock=fast())
     assert seen.mailbox is None and seen.outcome.startswith("refused: ")
@@ -274,8 +262,8 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
 
 
 def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     lost = (sells(1), *GOES, at("b"), becomes(1, TAKEN))
     found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b-again-2"))
     assert found.rows == [("b", "interrupted", GONE)] and set(found.setups) == {"b", "b-again-2"}
@@ -286,8 +274,8 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
 
 
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
     rest = (only(0, "armed-2.json"), reported("s", "t"))
     seen = launch(tmp_path / "a", job("bst"), ready, failed("b"), *lacking, *rest)
@@ -298,10 +286,8 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(
 
 
 @pytest.mark.parametrize(("got_usd", "measured"), [(3.6, 1), (36.0, 0)])
-def test_on_dearer_machines_than_requested_the_money_ends_sooner(
-    tmp_path: Path, got_usd: float, measured: int
-) -> None:
-    def dearer(cluster: FakeCluster) -> None:
+def test_on_dearer_machines_than_requested_the_money_ends_sooner(tmp_path, got_usd, measured):
+    def dearer(cluster):
         cluster.cluster = Cluster.of((2, offer(got_usd)))
 
     script = (*GOES, *waits(200), reported("b"))
@@ -311,7 +297,7 @@ def test_on_dearer_machines_than_requested_the_money_ends_sooner(
 
 
 @pytest.fixture
-def with_data(tmp_path: Path) -> Job:
+def with_data(tmp_path):
     """The workload of run a has data that machines fetch."""
     (tmp_path / "w.py").write_text("def build(data): ...\n")
     source = file_source(tmp_path, "w.py", "")
@@ -321,13 +307,11 @@ def with_data(tmp_path: Path) -> Job:
     return replace(job("a"), files=((spec, source),))
 
 
-def has(state: str, node: int, **more: Any) -> Step:
+def has(state, node, **more):
     return lambda cluster: cluster.say("data.json", node, aabb={"state": state} | more)
 
 
-def test_no_attempt_starts_before_all_machines_have_their_data(
-    tmp_path: Path, with_data: Job
-) -> None:
+def test_no_attempt_starts_before_all_machines_have_their_data(tmp_path, with_data):
     slow = [ready, *waits(2000), has("ready", 0), has("fetching", 1, bytes=1), *waits(2000)]
     rest = (has("ready", 1), armed(1), reported("a"))
     seen = launch(tmp_path / "a", with_data, *slow, *rest).served
@@ -337,9 +321,7 @@ def test_no_attempt_starts_before_all_machines_have_their_data(
     assert [row[:2] for row in late.rows] == [("r-00-launch", "failed")]
 
 
-def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(
-    tmp_path: Path, with_data: Job
-) -> None:
+def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(tmp_path, with_data):
     lacking = (ready, has("ready", 0), has("failed", 1, reason="denied"))
     seen = launch(tmp_path, with_data, *lacking, armed(1), reported("a")).served
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": "denied"}
@@ -348,17 +330,17 @@ def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(
 ELASTIC = job_of([item("e", kind="elastic", checkpoint_every=2)])
 
 
-def begins(node: int, *script: Step) -> tuple[Step, ...]:
+def begins(node, *script):
     """An elastic run that loses `node`, then `script`."""
 
-    def keeps(cluster: FakeCluster) -> None:
+    def keeps(cluster):
         cluster.checkpoints = cluster.mailbox.parent / "checkpoints"
         ready(cluster)
 
     return (keeps, armed(1), *waits(3), becomes(node, TAKEN), *waits(3), *script)
 
 
-def test_an_elastic_run_continues_without_a_lost_machine(tmp_path: Path) -> None:
+def test_an_elastic_run_continues_without_a_lost_machine(tmp_path):
     seen = launch(tmp_path, ELASTIC, *begins(1, reported("e")))
     assert seen.served.outcome == "finished" and seen.rows == [] and seen.cluster.replaced == []
     assert [loss["node"] for loss in seen.setups["e"]["losses"]] == [1]
@@ -366,8 +348,8 @@ def test_an_elastic_run_continues_without_a_lost_machine(tmp_path: Path) -> None
 
 
 def test_an_elastic_run_without_its_first_machine_resumes_in_another_attempt_or_is_given_up(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     lost = launch(tmp_path / "a", ELASTIC, *begins(0))
     assert [row[:2] for row in lost.rows] == [("e", "interrupted")]
     again = begins(0, new(0), *waits(3), armed(3), reported("e-again-2"))

@@ -1,11 +1,7 @@
 """Launches change what the table predicts; without launches the stated prior holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +12,17 @@ from models.job.job_conditions import Learned, Stated
 from tasks.market.job_conditions import EC2_STARTUP_S, LOCAL_SLOPE, experience_of
 from tasks.market.offers import snapshot_offers
 from tasks.recommendation.recommend import Case
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from tests.warehouse.builders import setup
 from warehouse import append
 
 
 @pytest.fixture
-def ec2(tmp_path: Path) -> Workspace:
+def ec2(tmp_path):
     return install(tmp_path, provider=DescribedMachines(name="ec2"))
 
 
-def held(here: Workspace, count: int, **changes: Any) -> None:
+def held(here, count, **changes):
     """Add machines of a launch each to the warehouse."""
     row = {"node": 0, "number": 0, "provider": here.provider.name, "instance_type": "s.small"}
     row |= {"market": "on-demand", "zone": "a", "startup_s": 200.0, "hours": 1.0}
@@ -40,13 +35,13 @@ def held(here: Workspace, count: int, **changes: Any) -> None:
         append.append(connection, "raw_machines", rows)
 
 
-def learned(here: Workspace) -> Learned:
+def learned(here):
     conditions = experience_of(here).conditions
     assert isinstance(conditions, Learned)
     return conditions
 
 
-def cheapest_hours(here: Workspace) -> dict[str, float]:
+def cheapest_hours(here):
     """Hours of on-demand clusters of s.small for the goal cheapest."""
     conv = replace(here.workloads[0], goals=(Goal(goal="cheapest"),))
     sold = here.provider.offers(NOON)
@@ -55,7 +50,7 @@ def cheapest_hours(here: Workspace) -> dict[str, float]:
     return {row["cluster"]: row["hours"] for row in rows}
 
 
-def test_launches_move_the_hours_of_the_table(tmp_path: Path) -> None:
+def test_launches_move_the_hours_of_the_table(tmp_path):
     here = install(tmp_path)
     assert experience_of(here).conditions == Stated() and experience_of(here).costs.launch_s == 12.0
     before = cheapest_hours(here)
@@ -67,7 +62,7 @@ def test_launches_move_the_hours_of_the_table(tmp_path: Path) -> None:
     assert experience_of(here).conditions == Stated()
 
 
-def test_local_hosts_start_alike_in_both_markets(tmp_path: Path) -> None:
+def test_local_hosts_start_alike_in_both_markets(tmp_path):
     """Otherwise the market that never ran looks the fastest."""
     here = install(tmp_path)
     assert here.settings.campaign.market == "spot"
@@ -78,7 +73,7 @@ def test_local_hosts_start_alike_in_both_markets(tmp_path: Path) -> None:
     assert 120 < experience_of(here).costs.launch_s < 220
 
 
-def test_without_launches_ec2_has_the_prior_and_the_advised_rates(ec2: Workspace) -> None:
+def test_without_launches_ec2_has_the_prior_and_the_advised_rates(ec2):
     conditions = learned(ec2)
     assert conditions.hazard is not None and conditions.availability is not None
     log_median, doubt = conditions.startup.log_medians([("spot", "s.small")])[0]
@@ -87,15 +82,15 @@ def test_without_launches_ec2_has_the_prior_and_the_advised_rates(ec2: Workspace
 
 
 def test_launches_say_something_of_other_types_and_little_of_the_other_market(
-    ec2: Workspace,
-) -> None:
+    ec2,
+):
     held(ec2, 20)
     known = learned(ec2).startup.log_medians([("on-demand", "s.large"), ("spot", "s.small")])
     other, spot = np.exp(known[:, 0])
     assert 120 < other < 220 and spot == pytest.approx(EC2_STARTUP_S["spot"])
 
 
-def test_interruptions_raise_the_hazard_of_a_zone_and_quiet_hours_lower_it(ec2: Workspace) -> None:
+def test_interruptions_raise_the_hazard_of_a_zone_and_quiet_hours_lower_it(ec2):
     snapshot_offers(ec2, "refresh-1", NOON)
     offers = {(o.instance_type.name, o.market): o for o in ec2.provider.offers(NOON)}
     advised = offers["s.small", "spot"].interruptions_per_hour
@@ -107,7 +102,7 @@ def test_interruptions_raise_the_hazard_of_a_zone_and_quiet_hours_lower_it(ec2: 
     assert calm < advised / 4 and bad > 10 * calm
 
 
-def test_refusals_lower_availability(ec2: Workspace) -> None:
+def test_refusals_lower_availability(ec2):
     held(ec2, 20, market="spot", zone="open")
     full = setup(provider="ec2", cluster="2xs.small", market="spot", zone="full")
     common = {"kind": "launch", "status": "refused", "reason": "none left", "ended_unix": 1e9}
@@ -123,7 +118,7 @@ def test_refusals_lower_availability(ec2: Workspace) -> None:
     assert granted["s.small", "spot", "full"] < 0.3 < 0.9 < granted["s.small", "spot", "open"]
 
 
-def test_interruptions_on_ec2_are_described(ec2: Workspace) -> None:
+def test_interruptions_on_ec2_are_described(ec2):
     assert experience_of(ec2).interruptions == {}
     held(ec2, 3, market="spot", instance_type="s.large", hours=12.5)
     held(ec2, 1, market="spot", instance_type="s.large", interrupted=True)

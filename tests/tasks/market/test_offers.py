@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
 
 from models.campaign.budget import billed_s
 from models.campaign.campaign import PlannedLaunch
-from models.domain.cluster import Cluster, InstanceType, Offer
+from models.domain.cluster import Cluster
 from tasks.campaign.budget import LATE_S, Tally, allowance
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, USD, DescribedMachines, install
 from warehouse.reads import mart
 
 
-def noted(folder: Path, machines: DescribedMachines, *, snapshot: bool = False) -> Workspace:
+def noted(folder, machines, *, snapshot=False):
     """An installation with definitions, and with a snapshot of prices if asked."""
     here = install(folder, provider=machines)
     prices.note_definitions(here, NOON)
@@ -32,15 +29,15 @@ def noted(folder: Path, machines: DescribedMachines, *, snapshot: bool = False) 
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     return noted(tmp_path, DescribedMachines(unpriced=frozenset({"s.whole"})))
 
 
-def by_type(offer: Offer) -> tuple[str, str]:
+def by_type(offer):
     return offer.instance_type.name, offer.market
 
 
-def test_offers_come_back_as_they_were(here: Workspace) -> None:
+def test_offers_come_back_as_they_were(here):
     said = prices.snapshot_offers(here, "refresh-1", NOON)
     assert said == "prices: 10 offers of 5 instance types, 2 unpriced"
     found = prices.current_offers(here)
@@ -49,7 +46,7 @@ def test_offers_come_back_as_they_were(here: Workspace) -> None:
     assert {one.instance_type.name for one in unknown} == {"s.whole"}
 
 
-def test_the_newest_snapshot_counts_and_silence_keeps_the_last(here: Workspace) -> None:
+def test_the_newest_snapshot_counts_and_silence_keeps_the_last(here):
     prices.snapshot_offers(here, "refresh-1", NOON)
     later, machines = NOON + timedelta(hours=1), here.provider
     assert isinstance(machines, DescribedMachines)
@@ -62,7 +59,7 @@ def test_the_newest_snapshot_counts_and_silence_keeps_the_last(here: Workspace) 
     assert all(offer.usd_per_hour for offer in prices.current_offers(here))
 
 
-def test_definitions_are_noted_once(here: Workspace) -> None:
+def test_definitions_are_noted_once(here):
     prices.note_definitions(here, NOON + timedelta(hours=1))
     with here.warehouse.read() as connection:
         assert connection.execute("select count(*) from raw_instance_types").fetchall() == [(5,)]
@@ -70,7 +67,7 @@ def test_definitions_are_noted_once(here: Workspace) -> None:
     assert workloads.set_index("workload")["samples"].to_dict() == {"conv": 200_000, "lm": 100_000}
 
 
-def test_a_market_without_a_price_is_named_if_something_can_be_bought(tmp_path: Path) -> None:
+def test_a_market_without_a_price_is_named_if_something_can_be_bought(tmp_path):
     names = frozenset(one.name for one in DescribedMachines().instance_types())
     bare = install(tmp_path, provider=DescribedMachines(name="ec2", unpriced=names))
     bucket = bare.settings.ec2.model_copy(update={"bucket": "mine-1"})
@@ -83,15 +80,15 @@ def test_a_market_without_a_price_is_named_if_something_can_be_bought(tmp_path: 
 class WithPackage(DescribedMachines):
     """Machines that carry prices of a day before noon, for one type at 9 dollars."""
 
-    def packaged_types(self) -> list[InstanceType]:
+    def packaged_types(self):
         return self.instance_types()
 
-    def packaged_offers(self) -> list[Offer]:
+    def packaged_offers(self):
         first = DescribedMachines.offers(replace(self, down=""), NOON - timedelta(days=1))[0]
         return [replace(first, usd_per_hour=9.0), replace(first, zone="b", usd_per_hour=None)]
 
 
-def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path: Path) -> None:
+def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path):
     here = install(tmp_path, provider=WithPackage(down="no credentials"))
     assert len(prices.offers_now(here, NOON)) == 2
     prices.note_definitions(here, NOON)
@@ -103,8 +100,8 @@ def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path
 
 
 def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     machines = WithPackage()
     here = noted(tmp_path, machines, snapshot=True)
     machines.down = "expired"
@@ -113,17 +110,17 @@ def test_the_provider_s_prices_are_never_replaced_by_older_prices_of_the_package
         assert {one.price_as_of for one in found} == {NOON}
 
 
-def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: Path) -> None:
+def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path):
     class Forgetful(WithPackage):
-        def instance_types(self) -> list[InstanceType]:
+        def instance_types(self):
             if self.down:
                 raise ProviderError(self.down)
             return DescribedMachines.instance_types(self)[:2]
 
-        def packaged_types(self) -> list[InstanceType]:
+        def packaged_types(self):
             return [replace(one, cores=99.0) for one in DescribedMachines.instance_types(self)]
 
-    def digests() -> dict[str, str]:
+    def digests():
         frame = mart(here.warehouse, "instance_types", provider="local")
         return dict(zip(frame["name"], frame["digest"], strict=True))
 
@@ -135,7 +132,7 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: 
     assert len(before) == 2 and len(digests()) == 5 and before.items() <= digests().items()
 
 
-def test_without_any_price_the_error_is_the_providers(tmp_path: Path) -> None:
+def test_without_any_price_the_error_is_the_providers(tmp_path):
     here = install(tmp_path, provider=DescribedMachines(down="expired"))
     with pytest.raises(ProviderError, match="expired"):
         prices.offers_now(here, NOON)
@@ -149,7 +146,7 @@ class OwnTerms(DescribedMachines):
 
     terms: Ec2 = field(default_factory=Ec2)
 
-    def offers(self, now: datetime) -> list[Offer]:
+    def offers(self, now):
         return self.billed(
             [
                 replace(one, interruption_source="published")
@@ -157,19 +154,19 @@ class OwnTerms(DescribedMachines):
             ]
         )
 
-    def billed(self, offers: Sequence[Offer]) -> list[Offer]:
+    def billed(self, offers):
         return billed(offers, self.terms)
 
 
 def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_counts_at_once(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     machines = OwnTerms(
         terms=Ec2.model_validate({"discounts": {"s.*": {"on_demand": 0.5, "spot": 0.1}}})
     )
     here = noted(tmp_path, machines, snapshot=True)
 
-    def paid(offers: Sequence[Offer]) -> dict[str, float | None]:
+    def paid(offers):
         large = [one for one in offers if one.instance_type.name == "s.large"]
         return {one.market: one.usd_per_hour for one in large}
 
@@ -185,7 +182,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     assert {one.interruption_source for one in found} == {"published"}
 
 
-def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -> None:
+def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path):
     """A savings plan may be used up; then the public price is paid."""
     dearer = {"s.large": {"on_demand_usd_per_hour": USD["s.large"] + 1.0}}
     worst = []
@@ -204,7 +201,7 @@ def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -
     assert more.worst_usd - public.worst_usd == pytest.approx(paid_s / 3600)
 
 
-def test_offers_are_listed_in_order_with_unknown_prices_last(here: Workspace) -> None:
+def test_offers_are_listed_in_order_with_unknown_prices_last(here):
     prices.snapshot_offers(here, "refresh-1", NOON)
     rows = prices.listed(here, prices.OffersWanted())
     assert len(rows) == 10 and tuple(rows[0]) == prices.COLUMNS
@@ -216,7 +213,7 @@ def test_offers_are_listed_in_order_with_unknown_prices_last(here: Workspace) ->
     assert [(row["instance_type"], row["market"]) for row in dearest] == [("s.whole", "spot")]
 
 
-def test_a_filter_that_nothing_passes_is_an_error_with_the_nearest_name(here: Workspace) -> None:
+def test_a_filter_that_nothing_passes_is_an_error_with_the_nearest_name(here):
     named = ("instance_type", "s.whole")
     for filters, said in (
         ((("instance_type", "s.hole"),), "'s.whole'"),

@@ -1,12 +1,8 @@
 """Drift, slow runs and broken promises are stored once, and reach status, table and campaign."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -24,7 +20,6 @@ from tasks.monitoring.checks import (
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.recommend import recommend_all
 from tasks.training.registry import Champion
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, champion, install, measured
 from tests.warehouse.builders import ROWS, record, setup
 from warehouse import reads
@@ -37,14 +32,14 @@ LATER = pd.Timestamp(NOON).tz_localize(None) + DAY
 
 
 @cache
-def half_fitted() -> Champion:
+def half_fitted():
     """A champion that has not seen the runs of the next day."""
     runs = measured().runs
     model = fit(replace(measured(), runs=runs[runs.index % 2 == 0]), seed=1)
     return Champion(version=3, model=model)
 
 
-def frames(slow: str = "nothing") -> dict[str, pd.DataFrame]:
+def frames(slow="nothing"):
     """Every second run was measured the next day; those on type `slow` took 1.4 times as long."""
     runs = measured().runs
     fresh = runs.index % 2 == 1
@@ -56,11 +51,11 @@ def frames(slow: str = "nothing") -> dict[str, pd.DataFrame]:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     return install(tmp_path)
 
 
-def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here: Workspace) -> None:
+def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here):
     assert note_drift(here, frames("n.medium"), None, "r0", NOON) == []
     slow = frames("n.medium")
     (sentence,) = note_drift(here, slow, half_fitted(), "r1", NOON)
@@ -74,7 +69,7 @@ def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here: Workspace) -> 
     }
 
 
-def test_everything_may_drift(here: Workspace) -> None:
+def test_everything_may_drift(here):
     times = {"since": NOON, "newest_measured_at": NOON}
     row = ROWS["drift"] | times | {"instance_type": "s.gone"}
     with here.warehouse.transact() as connection:
@@ -86,7 +81,7 @@ def test_everything_may_drift(here: Workspace) -> None:
 
 
 @pytest.fixture
-def defined(here: Workspace) -> Workspace:
+def defined(here):
     types = [asdict(one) | {"digest": one.digest} for one in here.provider.instance_types()]
     workloads = [{"workload": "conv", "digest": "w1"}]
     with here.warehouse.transact() as connection:
@@ -95,7 +90,7 @@ def defined(here: Workspace) -> Workspace:
     return here
 
 
-def ran(here: Workspace, run_id: str, step_s: float, *, hours: float = 0.0, **values: Any) -> None:
+def ran(here, run_id, step_s, *, hours=0.0, **values):
     """A run of two small machines."""
     digest = {one.name: one.digest for one in here.provider.instance_types()}["s.small"]
     body = record(run_id, ended_unix=(NOON + timedelta(hours=hours)).timestamp(), lease_id=run_id)
@@ -112,18 +107,18 @@ def ran(here: Workspace, run_id: str, step_s: float, *, hours: float = 0.0, **va
         append_records(connection, [body], refresh_id="r1", loaded_at=NOON)
 
 
-def note(here: Workspace, refresh_id: str = "r1") -> list[str]:
+def note(here, refresh_id="r1"):
     return note_alarms(here, champion(), refresh_id, NOON)
 
 
-def choice(name: str, rank: int = 1) -> dict[str, Any]:
+def choice(name, rank=1):
     offers = [{"instance_type": name}]
     return {"rank": rank, "workload": "conv", "cluster_offers": offers, "reason": "cheapest"}
 
 
 def test_a_slow_run_is_stored_once_and_noted_on_first_choices_of_its_type(
-    defined: Workspace,
-) -> None:
+    defined,
+):
     ran(defined, "usual", 0.0001)
     assert note(defined) == []
     ran(defined, "slow", 60.0, hours=1, rank_compute_s=[30.0, 60.0])
@@ -138,7 +133,7 @@ def test_a_slow_run_is_stored_once_and_noted_on_first_choices_of_its_type(
     assert note_alarms(defined, None, "r1", NOON) == []
 
 
-def test_a_cause_that_passes_is_no_note_on_a_type(defined: Workspace) -> None:
+def test_a_cause_that_passes_is_no_note_on_a_type(defined):
     for at in range(8):
         ran(defined, f"usual-{at}", 0.0001, hours=at, reference_s=[0.1, 0.1])
     ran(defined, "slow", 60.0, hours=9, reference_s=[0.15, 0.2])
@@ -149,14 +144,14 @@ def test_a_cause_that_passes_is_no_note_on_a_type(defined: Workspace) -> None:
 
 
 @pytest.fixture
-def published(here: Workspace) -> Workspace:
+def published(here):
     snapshot_offers(here, "refresh-1", NOON)
     rows = recommend_all(here, champion(), here.provider.offers(NOON), measured().runs)
     store_publication(here, rows, champion(), "refresh-1", NOON)
     return here
 
 
-def measure(here: Workspace, times: float) -> dict[str, pd.DataFrame]:
+def measure(here, times):
     """The named setups of conv took so many times what was promised, the next day."""
     table = mart(here.warehouse, "recommendations", workload="conv").query("cluster.notna()")
     names = ["cluster", "layout", "batch_per_device", "accumulation_steps", "strategy"]
@@ -167,16 +162,14 @@ def measure(here: Workspace, times: float) -> dict[str, pd.DataFrame]:
         | {"row_digest": str(number), "row_number": number, "measured_at": NOON + DAY}
         for number, row in enumerate(table.drop_duplicates(names).to_dict("records"))
     ]
-    stamp: dict[str, Any] = {"file_digest": "d", "import_id": "d", "provider": "local"}
+    stamp = {"file_digest": "d", "import_id": "d", "provider": "local"}
     with here.warehouse.transact() as connection:
         append(connection, "raw_imports", rows, loaded_at=NOON + DAY, **stamp)
     return reads.training_frames(here.warehouse, "local")
 
 
 @pytest.mark.parametrize(("times", "failures"), [(1.0, 0), (100.0, 2)])
-def test_promises_are_judged_once_by_runs_measured_since(
-    published: Workspace, times: float, failures: int
-) -> None:
+def test_promises_are_judged_once_by_runs_measured_since(published, times, failures):
     nothing = reads.training_frames(published.warehouse, "local")
     assert judge_promises(published, nothing, "refresh-2", NOON + DAY) == 0
     since = measure(published, times)

@@ -1,12 +1,8 @@
 """What `srift status` and `srift spend` say of leases, dollars and ages."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,6 @@ from tasks.monitoring import spend, status
 from tasks.providers.base import EndedLease, Lease
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.reporting.tables import print_spend, print_status
-from tasks.workspace.workspace import Workspace
 from tests.installed import DescribedMachines, install
 from tests.warehouse.builders import ROWS, recommendation
 from warehouse.append import append, append_records
@@ -36,21 +31,19 @@ ODD = replace(HELD, lease_id="odd", cluster="", usd_per_hour=None, problem="leas
 
 
 @pytest.fixture
-def machines() -> DescribedMachines:
+def machines():
     return DescribedMachines()
 
 
 @pytest.fixture
-def here(tmp_path: Path, machines: DescribedMachines, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def here(tmp_path, machines, monkeypatch):
     made = install(tmp_path, provider=machines)
     for module in (status, spend):
         monkeypatch.setattr(module, "open_workspace", lambda provider: made)
     return made
 
 
-def test_leases_have_their_dollars_and_lost_ones_are_named(
-    here: Workspace, machines: DescribedMachines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_leases_have_their_dollars_and_lost_ones_are_named(here, machines, capsys):
     held = replace(HELD, started_at=datetime.now(UTC) - 2 * HOUR)
     machines.held = [held, LOST, ODD]
     found = status.status_of("local")
@@ -64,10 +57,10 @@ def test_leases_have_their_dollars_and_lost_ones_are_named(
 
 
 def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
-    here: Workspace, machines: DescribedMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    here, machines, tmp_path, monkeypatch
+):
     times = {"started_at": NOW, "ended_at": NOW}
-    of: dict[str, Any] = {"cluster": "1xs.small", "market": "spot", "outcome": "orphaned"}
+    of = {"cluster": "1xs.small", "market": "spot", "outcome": "orphaned"}
     machines.over = [EndedLease(lease_id="L", usd=None, mailbox=tmp_path, **of, **times)]
     assert any("srift reap" in one for one in status.status_of("local")["stale"])
     working = {"refresh_id": "r", "pid": 7, "started_at": "now"}
@@ -76,13 +69,13 @@ def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
     assert found["at_work"] == working and not any("reap" in one for one in found["stale"])
 
 
-def publish(here: Workspace, at: datetime, **changes: Any) -> None:
+def publish(here, at, **changes):
     ages = {"price_as_of": at, "newest_measurement_at": at}
     store_publication(here, [recommendation(**ages | changes)], None, f"refresh-{at:%d%H}", at)
     export_copies(here)
 
 
-def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here: Workspace) -> None:
+def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here):
     assert status.status_of("local")["published"] is None
     publish(here, datetime.now(UTC) - 3 * DAY, reason="cheap; caution: doubtful")
     found = status.status_of("local")
@@ -97,19 +90,19 @@ def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here: Workspace) 
     assert json.dumps(found, default=str)
 
 
-def lease(name: str, refresh: str, usd: float | None, days: int, cluster: str) -> dict[str, Any]:
+def lease(name, refresh, usd, days, cluster):
     at, of = NOW - days * DAY, {"lease_id": name, "refresh_id": refresh}
     return ROWS["lease"] | of | {"started_at": at, "ended_at": at, "usd": usd, "cluster": cluster}
 
 
-def run(name: str, lease_id: str, workload: str, kind: str = "train") -> dict[str, Any]:
+def run(name, lease_id, workload, kind="train"):
     of = {"workload": workload, "provider": "local"}
     return {"run_id": name, "lease_id": lease_id, "kind": kind, "status": "measured", "setup": of}
 
 
 def test_each_way_of_adding_up_dollars_gives_the_same_sum_and_an_unknown_price_none(
-    here: Workspace, machines: DescribedMachines, capsys: pytest.CaptureFixture[str]
-) -> None:
+    here, machines, capsys
+):
     with here.warehouse.transact() as connection:
         leases = [
             lease("a", "r", 0.4, 10, "2xs.small"),
@@ -120,7 +113,7 @@ def test_each_way_of_adding_up_dollars_gives_the_same_sum_and_an_unknown_price_n
         runs = [run("1", "a", "mlp"), run("2", "a", "lm"), run("3", "b", "", "probe")]
         append_records(connection, runs, refresh_id="r", loaded_at=NOW)
 
-    def dollars(by: str) -> dict[str, float | None]:
+    def dollars(by):
         return {row["of"]: row["usd"] for row in spend.spend_of("local", by, days=30)["rows"]}
 
     assert dollars("workload") == pytest.approx({"mlp": 0.2, "lm": 0.2, "": 0.2})

@@ -1,21 +1,16 @@
 """A plan, the end of a process as an exception, and a clock of a test's own."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
 from tasks.node import device_check, measuring
 from tasks.node.on_ec2 import courier, metadata, sync
-from tasks.node.record import CPU, Devices, Item, Plan, write_json
+from tasks.node.record import CPU, Devices, Plan, write_json
 
 
-def plan(*items: Item, **changes: Any) -> Plan:
+def plan(*items, **changes):
     """A plan for three processors."""
     given = {
         "lease_id": "l",
@@ -27,7 +22,7 @@ def plan(*items: Item, **changes: Any) -> Plan:
     return Plan(items=list(items), **given | changes)
 
 
-def give(task: Plan, mailbox: Path, node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def give(task, mailbox, node, monkeypatch):
     """Put `task` where an agent puts it for its processes."""
     path = mailbox / f"node-{node}" / "scratch" / "plan.json"
     write_json(path, task)
@@ -35,7 +30,7 @@ def give(task: Plan, mailbox: Path, node: int, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(f"SRIFT_{name}", str(value))
 
 
-def records(mailbox: Path) -> dict[str, dict[str, Any]]:
+def records(mailbox):
     """Records by node and run."""
     files = sorted(mailbox.glob("node-*/records/*.json"))
     return {f"{file.parents[1].name}/{file.stem}": json.loads(file.read_text()) for file in files}
@@ -46,8 +41,8 @@ class Left(Exception):
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(code: int) -> NoReturn:
+def ends(monkeypatch):
+    def end(code):
         raise Left(code)
 
     monkeypatch.setattr("os._exit", end)
@@ -56,17 +51,17 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
 class Clock:
     """Stands for the module `time`. Time passes where somebody sleeps or a test says so; then happens what was due."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now):
         self.now = now
-        self.slept: list[float] = []
-        self._script: list[tuple[float, Callable[[], object]]] = []
+        self.slept = []
+        self._script = []
 
-    def time(self) -> float:
+    def time(self):
         return self.now
 
     monotonic = time
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.slept.append(seconds)
         self.now += seconds
         due = [act for moment, act in self._script if moment <= self.now]
@@ -74,15 +69,15 @@ class Clock:
         for act in due:
             act()
 
-    def at(self, moment: float, *acts: Callable[[], object]) -> None:
+    def at(self, moment, *acts):
         self._script += [(moment, act) for act in acts]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(time, name)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock(now=0.0)
     for module in (courier, device_check, measuring, metadata, sync):
         monkeypatch.setattr(module, "time", clock)

@@ -1,30 +1,27 @@
 """An agent reports how a launch ended, what it lets a workload see, and never imports torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.node.agent import Agent
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import ANY, CPU, Devices, Item, Plan, WorkloadFile, write_json
+from tasks.node.record import ANY, CPU, Devices, Item, WorkloadFile, write_json
 from tests.tasks.node.conftest import plan
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Agent:
+def agent(tmp_path):
     agent = Agent(mailbox=tmp_path, node=1, address="10.0.0.2", deadline_unix=time.time() + 60)
     agent.scratch.mkdir(parents=True)
     return agent
 
 
-def test_each_attempt_is_taken_once_and_never_an_older_one(agent: Agent, tmp_path: Path) -> None:
+def test_each_attempt_is_taken_once_and_never_an_older_one(agent, tmp_path):
     assert agent.new_plan() is None
     for attempt, is_taken in ((2, True), (2, False), (1, False), (3, True)):
         write_json(tmp_path / "plan.json", plan(attempt=attempt))
@@ -33,10 +30,8 @@ def test_each_attempt_is_taken_once_and_never_an_older_one(agent: Agent, tmp_pat
         agent.attempt = max(agent.attempt, attempt)
 
 
-def test_a_full_disk_does_not_end_the_agent(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(_path: Path, _body: object) -> None:
+def test_a_full_disk_does_not_end_the_agent(agent, monkeypatch, capsys):
+    def full(_path, _body):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tasks.node.agent.write_json", full)
@@ -61,9 +56,7 @@ WITHOUT_0 = plan(ITEM, attempt=2, ranks=[1, 2])
         (plan(expected=[Devices(name=ANY, count=1)] * 3, join_s=300.0), 0, "--rdzv-conf=timeout=300"),
     ],
 )  # fmt: skip
-def test_torchrun_is_given_its_place_and_how_long_to_wait(
-    whole: Plan, node: int, words: str
-) -> None:
+def test_torchrun_is_given_its_place_and_how_long_to_wait(whole, node, words):
     agent = Agent(mailbox=Path("m"), node=node, address="", deadline_unix=0.0)
     assert set(agent.command(whole)) >= set(words.split())
 
@@ -77,9 +70,9 @@ def test_torchrun_is_given_its_place_and_how_long_to_wait(
     ],
 )  # fmt: skip
 def test_a_machine_is_prepared_where_a_gpu_was_bought_or_a_workload_needs_it(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], module: str
-) -> None:
-    started: dict[str, Any] = {}
+    agent, monkeypatch, changes, module
+):
+    started = {}
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "leaks")
     monkeypatch.setattr("tasks.node.agent.interface_of", lambda _address: "eth0")
     monkeypatch.setattr(
@@ -93,7 +86,7 @@ def test_a_machine_is_prepared_where_a_gpu_was_bought_or_a_workload_needs_it(
     assert "leaks" not in started["env"].values()
 
 
-def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agent) -> None:
+def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent):
     agent.attempt = 1
     agent.log_path.write_text(f"srift[{EXIT_NO_DEVICE}]: bought for 4 x A10G\n")
     agent.launch = subprocess.Popen(["sh", "-c", f"exit {EXIT_NO_DEVICE}"])
@@ -104,6 +97,6 @@ def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agen
     assert finished["reason"] == "bought for 4 x A10G"
 
 
-def test_the_agent_never_imports_torch() -> None:
+def test_the_agent_never_imports_torch():
     code = "import sys, tasks.node.agent, tasks.node.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,11 +1,6 @@
 """Two steps on this machine find what is wrong with a workload, with the user's own line."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +30,7 @@ def build():
 """
 
 
-def answer(folder: Path, old: str = "", new: str = "", precision: str = "fp32") -> dict[str, Any]:
+def answer(folder, old="", new="", precision="fp32"):
     assert old in GOOD
     (folder / "d1.py").write_text(GOOD.replace(old, new) if old else GOOD)
     file = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", source="mine.py")
@@ -43,7 +38,7 @@ def answer(folder: Path, old: str = "", new: str = "", precision: str = "fp32") 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_workload_that_trains_has_figures_and_no_problem(tmp_path: Path, precision: str) -> None:
+def test_a_workload_that_trains_has_figures_and_no_problem(tmp_path, precision):
     result = answer(tmp_path, precision=precision)
     assert (result["precision"], result["problem"]) == (precision, "")
     figures = result["figures"]
@@ -76,15 +71,13 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*[torch.zer
         ("make_batch, torch", LOADER.format(9) + ", torch", "`global_batch`"),
     ],
 )  # fmt: skip
-def test_a_problem_is_named_with_the_users_line_and_a_hint(
-    tmp_path: Path, old: str, new: str, words: str
-) -> None:
+def test_a_problem_is_named_with_the_users_line_and_a_hint(tmp_path, old, new, words):
     result = answer(tmp_path, old, new)
     assert words in result["problem"] and result["figures"] is None
 
 
 @pytest.fixture
-def nothing_imported() -> Iterator[None]:
+def nothing_imported():
     """A process serves one folder; this one serves one after the other."""
     path = list(sys.path)
     yield
@@ -104,8 +97,8 @@ def nothing_imported() -> Iterator[None]:
     ],
 )  # fmt: skip
 def test_a_folders_own_file_is_named_by_its_place_there(
-    tmp_path: Path, nothing_imported: None, changed: str, text: str, words: str
-) -> None:
+    tmp_path, nothing_imported, changed, text, words
+):
     network, build = GOOD.split("def build", 1)
     train = f"from pkg.net import Net, torch, nn\n\ndef build{build}"
     package = tmp_path / "workloads" / "c1" / "pkg"
@@ -136,13 +129,13 @@ RANDOM = "torch.randn(batch, 4), torch.randn(batch, 1)"
         (FORWARD, "self.last(nn.BatchNorm1d(8)(self.first(x)))", "a batch of 1 fails"),
     ],
 )
-def test_what_may_not_be_meant_is_a_note(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_what_may_not_be_meant_is_a_note(tmp_path, old, new, words):
     result = answer(tmp_path, old, new)
     assert result["problem"] == "" and result["figures"]
     assert any(words in note for note in result["notes"])
 
 
-def test_a_precision_that_this_machine_lacks_is_not_checked(tmp_path: Path) -> None:
+def test_a_precision_that_this_machine_lacks_is_not_checked(tmp_path):
     result = answer(tmp_path, precision="tf32")
     assert result["problem"] == "" and result["figures"] is None
     assert "tf32" in result["notes"][0]

@@ -1,10 +1,6 @@
 """Checkpoints that an elastic run resumes from: whole or none, whenever their writer ends."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,17 +10,17 @@ from tasks.node.checkpoint import Checkpoints
 CPU = torch.device("cpu")
 
 
-def state(value: float) -> dict[str, Any]:
+def state(value):
     return {"model": {"weight": torch.full((300,), value)}}
 
 
-def value_of(found: tuple[dict[str, Any], dict[str, Any]] | None) -> float:
+def value_of(found):
     assert found is not None
     return float(found[1]["model"]["weight"][0])
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Checkpoints:
+def written(tmp_path):
     """Of steps 10 and 20."""
     one = Checkpoints(tmp_path / "run")
     assert one.newest(CPU) is None
@@ -34,7 +30,7 @@ def written(tmp_path: Path) -> Checkpoints:
     return one
 
 
-def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written: Checkpoints) -> None:
+def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written):
     found = written.newest(CPU)
     assert value_of(found) == 20 and found is not None and found[0]["loss"] == 0.5
     written.write(30, state(30))
@@ -48,10 +44,8 @@ def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written: Checkp
     assert written.newest(CPU) is None
 
 
-def test_a_writer_that_ends_midway_leaves_the_one_before(
-    written: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ends(_descriptor: int) -> None:
+def test_a_writer_that_ends_midway_leaves_the_one_before(written, monkeypatch):
+    def ends(_descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", ends)

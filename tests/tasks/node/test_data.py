@@ -1,9 +1,6 @@
 """Where a machine finds a workload's data, what it says where they are not there, and which keys become files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +20,8 @@ FAR = WorkloadFile(
 
 
 def test_a_folder_that_went_away_is_named_and_the_fault_is_not_the_workloads(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     near = replace(FAR, data=str(tmp_path / "images"))
     with pytest.raises(DataMissing, match="images") as missing:
         data_path(tmp_path, near)
@@ -38,7 +35,7 @@ def test_a_folder_that_went_away_is_named_and_the_fault_is_not_the_workloads(
     )
 
 
-def test_fetched_data_are_found_and_a_failure_to_fetch_is_explained(tmp_path: Path) -> None:
+def test_fetched_data_are_found_and_a_failure_to_fetch_is_explained(tmp_path):
     with pytest.raises(DataMissing, match="aabbccddeeff"):
         data_path(tmp_path, FAR)
     failure, fetched = (where(tmp_path, FAR.data_digest) for where in (failure_of, folder_of))
@@ -49,7 +46,7 @@ def test_fetched_data_are_found_and_a_failure_to_fetch_is_explained(tmp_path: Pa
         data_path(tmp_path, FAR)
 
 
-def test_keys_become_files_below_the_folder() -> None:
+def test_keys_become_files_below_the_folder():
     keys = ["cats/", "cats/1.jpg", "cats/deep/", "cats/deep/2 3.jpg", "cats/..rc"]
     assert files_of(keys, "cats/") == {
         "1.jpg": "cats/1.jpg",
@@ -63,6 +60,6 @@ def test_keys_become_files_below_the_folder() -> None:
     ["cats/../../etc/passwd", "cats/..", "cats//etc/passwd", "cats/./x", "cats/a/../../x", "dogs/1.jpg", "cats/a\nb",
      "cats/a\0b", f"cats/{'x' * 256}"],
 )  # fmt: skip
-def test_keys_that_climb_out_or_could_be_no_file_are_refused(key: str) -> None:
+def test_keys_that_climb_out_or_could_be_no_file_are_refused(key):
     with pytest.raises(ValueError, match=r"object|below"):
         files_of(["cats/1.jpg", key], "cats/")

@@ -1,7 +1,5 @@
 """A cache returns the samples of its dataset; what it cannot keep it reads again."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import multiprocessing
@@ -10,7 +8,6 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from tasks.node import data_cache
@@ -40,13 +37,13 @@ ALL = list(range(SAMPLES))
 class Rows(Dataset[Any]):
     """Eight numbers a sample; adds a byte to the file `reads` for each read."""
 
-    def __init__(self, reads: Path, scale: float = 1.0, *, slow_s: float = 0.0) -> None:
+    def __init__(self, reads, scale=1.0, *, slow_s=0.0):
         self.reads, self.scale, self.slow_s = str(reads), scale, slow_s
 
-    def __len__(self) -> int:
+    def __len__(self):
         return SAMPLES
 
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, place):
         with open(self.reads, "ab") as file:
             file.write(b".")
         time.sleep(self.slow_s)
@@ -56,54 +53,54 @@ class Rows(Dataset[Any]):
 class Flipped(Dataset[Any]):
     """Negates about half of the samples."""
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows):
         self.rows = rows
 
-    def __len__(self) -> int:
+    def __len__(self):
         return SAMPLES
 
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, place):
         numbers, label = self.rows[place]
         return numbers.mul_(1 if torch.rand(()) < 0.5 else -1), label
 
 
 class Moody(Rows):
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, place):
         return super().__getitem__(place)[0] + torch.rand(8), place
 
 
 class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter(range(3))
 
 
 @pytest.fixture
-def reads(tmp_path: Path) -> Path:
+def reads(tmp_path):
     return tmp_path / "reads"
 
 
-def count(reads: Path) -> int:
+def count(reads):
     """Reads since the last call."""
     number = reads.stat().st_size if reads.exists() else 0
     reads.write_bytes(b"")
     return number
 
 
-def epochs(dataset: Dataset[Any], number: int = 2, **options: Any) -> list[Tensor]:
+def epochs(dataset, number=2, **options):
     torch.manual_seed(3)
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size=8, shuffle=True, **options)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, **options)
     return [torch.cat([numbers[:, 0] for numbers, _ in loader]) for _ in range(number)]
 
 
-def gib_of(rows: Rows, samples: float) -> float:
+def gib_of(rows, samples):
     return samples * len(data_cache._pickled(0, rows[0])) / 2**30
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("memory_gib", [0.0, 1.0])
 def test_epochs_are_those_without_a_cache_and_each_sample_is_read_once(
-    reads: Path, tmp_path: Path, workers: int, memory_gib: float
-) -> None:
+    reads, tmp_path, workers, memory_gib
+):
     plain = epochs(Flipped(Rows(reads)), num_workers=workers)
     count(reads)
     kept = Cached(Rows(reads), memory_gib=memory_gib, folder=None if memory_gib else tmp_path)
@@ -115,7 +112,7 @@ def test_epochs_are_those_without_a_cache_and_each_sample_is_read_once(
 
 
 @pytest.mark.local
-def test_spawned_workers_share_the_memory_too(reads: Path) -> None:
+def test_spawned_workers_share_the_memory_too(reads):
     kept = Cached(Rows(reads))
     epochs(kept, 1)
     count(reads)
@@ -123,7 +120,7 @@ def test_spawned_workers_share_the_memory_too(reads: Path) -> None:
     assert again[0].sort().values.tolist() == ALL and count(reads) == 0
 
 
-def test_changing_samples_and_datasets_without_numbers_are_refused(reads: Path) -> None:
+def test_changing_samples_and_datasets_without_numbers_are_refused(reads):
     for dataset in (Stream(), object()):
         with pytest.raises(TypeError):
             Cached(dataset)
@@ -135,9 +132,7 @@ def test_changing_samples_and_datasets_without_numbers_are_refused(reads: Path) 
         Cached(Rows(reads))[SAMPLES]
 
 
-def test_samples_beyond_the_memory_are_read_again_or_lie_in_the_folder(
-    reads: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_beyond_the_memory_are_read_again_or_lie_in_the_folder(reads, tmp_path, caplog):
     room = gib_of(Rows(reads), 10.5)
     count(reads)
     epochs(Cached(Rows(reads), memory_gib=room), 3)
@@ -146,10 +141,8 @@ def test_samples_beyond_the_memory_are_read_again_or_lie_in_the_folder(
     assert count(reads) == SAMPLES + TWICE and len(caplog.records) == 1
 
 
-def test_a_file_serves_other_runs_of_the_same_dataset_alone(
-    reads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def reads_of_7(dataset: Rows, key: str = "") -> int:
+def test_a_file_serves_other_runs_of_the_same_dataset_alone(reads, tmp_path, monkeypatch):
+    def reads_of_7(dataset, key=""):
         count(reads)
         assert Cached(dataset, folder=tmp_path, key=key)[7][1] == 7
         return count(reads)
@@ -172,9 +165,7 @@ def test_a_file_serves_other_runs_of_the_same_dataset_alone(
     assert reads_of_7(Rows(reads)) == 2
 
 
-def test_damaged_and_half_written_samples_are_read_from_the_dataset(
-    reads: Path, tmp_path: Path
-) -> None:
+def test_damaged_and_half_written_samples_are_read_from_the_dataset(reads, tmp_path):
     epochs(Cached(Rows(reads), memory_gib=0, folder=tmp_path), 1)
     file = next(tmp_path.glob("srift-*.cache"))
     whole = file.read_bytes()
@@ -194,7 +185,7 @@ def test_damaged_and_half_written_samples_are_read_from_the_dataset(
         assert count(reads) == 0
 
 
-def refusing(*_: object) -> None:
+def refusing(*_):
     raise BlockingIOError(errno.EWOULDBLOCK, "refused")
 
 
@@ -208,13 +199,13 @@ def refusing(*_: object) -> None:
     ],
 )
 def test_a_disk_that_keeps_no_more_is_warned_of_once(
-    reads: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    function: str,
-    stands_in: Any,
-) -> None:
+    reads,
+    tmp_path,
+    monkeypatch,
+    caplog,
+    function,
+    stands_in,
+):
     folder = tmp_path / "cache"
     if not function:
         folder.write_text("no folder")
@@ -228,9 +219,7 @@ def test_a_disk_that_keeps_no_more_is_warned_of_once(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_a_dataset_without_a_module_file_needs_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_without_a_module_file_needs_a_key(tmp_path, monkeypatch):
     notebook = SimpleNamespace(Rows=Rows)
     monkeypatch.setitem(sys.modules, "notebook", notebook)
     monkeypatch.setattr(Rows, "__module__", "notebook")
@@ -239,15 +228,15 @@ def test_a_dataset_without_a_module_file_needs_a_key(
     assert Cached(Rows(tmp_path / "reads"), folder=tmp_path, key="v1")[0][1] == 0
 
 
-def test_compiled_types_have_a_digest_and_sets_of_any_order_the_same() -> None:
-    def digest(part: Any) -> bytes:
+def test_compiled_types_have_a_digest_and_sets_of_any_order_the_same():
+    def digest(part):
         return data_cache._digest(part, 1, "")
 
     assert digest([torch.float32, np.arange(3), torch.Generator, len, Path()])
     assert digest({0, 8}) == digest({8, 0}) != digest({8})
 
 
-def hammer(folder: Path, reads: Path, seed: int, rounds: int) -> None:
+def hammer(folder, reads, seed, rounds):
     kept = Cached(Rows(reads, slow_s=0.001), memory_gib=0, folder=folder)
     order = torch.Generator().manual_seed(seed)
     for _ in range(rounds):
@@ -258,9 +247,7 @@ def hammer(folder: Path, reads: Path, seed: int, rounds: int) -> None:
 
 
 @pytest.mark.local
-def test_processes_that_fill_one_file_get_no_wrong_sample_though_one_is_killed(
-    reads: Path, tmp_path: Path
-) -> None:
+def test_processes_that_fill_one_file_get_no_wrong_sample_though_one_is_killed(reads, tmp_path):
     context = multiprocessing.get_context("fork")
     rounds = (10**9, 20, 20, 20)
     made = [
@@ -278,7 +265,7 @@ def test_processes_that_fill_one_file_get_no_wrong_sample_though_one_is_killed(
     assert SAMPLES * size <= kept <= (SAMPLES + 1) * size  # one may be half written
 
 
-def test_samples_come_back_as_they_are_and_views_without_what_they_view() -> None:
+def test_samples_come_back_as_they_are_and_views_without_what_they_view():
     table = torch.arange(2_000_000, dtype=torch.float32).reshape(1000, 2000)
     tensors = [
         table[3, :100],
@@ -301,7 +288,7 @@ def test_samples_come_back_as_they_are_and_views_without_what_they_view() -> Non
         data_cache._pickled(4, lambda: None)
 
 
-def measured(dataset: Dataset[Any], workers: int) -> tuple[float, Loader]:
+def measured(dataset, workers):
     """Seconds that a step of 8 samples waits in a run."""
     model = nn.Linear(8, 1)
     loader = Loader(DataLoader(dataset, num_workers=workers), seed=1)
@@ -324,8 +311,8 @@ def measured(dataset: Dataset[Any], workers: int) -> tuple[float, Loader]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_later_epoch_is_measured_and_leaves_nothing_on_the_disk(
-    reads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+    reads, tmp_path, monkeypatch, workers
+):
     monkeypatch.setattr("tasks.node.loader._READ_S", 0.3)
     slow = Rows(reads, slow_s=0.02)
     without, loader = measured(Flipped(slow), workers)
@@ -336,9 +323,7 @@ def test_a_later_epoch_is_measured_and_leaves_nothing_on_the_disk(
     assert [one.stat().st_size for one in tmp_path.glob("srift-*")] == [FIRST]
 
 
-def test_a_cache_for_half_of_the_samples_is_measured_with_half_of_those_read(
-    reads: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_for_half_of_the_samples_is_measured_with_half_of_those_read(reads, monkeypatch):
     monkeypatch.setattr("tasks.node.loader._MAX_READ", 20)
     kept = Cached(Rows(reads), memory_gib=gib_of(Rows(reads), SAMPLES / 2 + 0.5))
     loader = Loader(DataLoader(kept), seed=1)

@@ -1,9 +1,6 @@
 """A machine measures the device that it was bought for, or nothing: the names, and the wait."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -33,8 +30,8 @@ A100 = "NVIDIA A100-SXM4-40GB"
     ],
 )
 def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_under_it(
-    expected: str, names: list[str], others: list[str]
-) -> None:
+    expected, names, others
+):
     assert all(is_named(expected, name) for name in names)
     assert not any(is_named(expected, name) for name in others)
 
@@ -51,18 +48,18 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
     ],
 )
 def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
-    clock: Any,
-    works_at: float,
-    cold_s: float,
-    wait_s: float,
-    reason: str,
-    least_s: float,
-    most_s: float,
-) -> None:
+    clock,
+    works_at,
+    cold_s,
+    wait_s,
+    reason,
+    least_s,
+    most_s,
+):
     """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
     colds = [cold_s]
 
-    def look(within_s: float) -> tuple[list[str], str]:
+    def look(within_s):
         assert within_s > 0.0
         needed_s = colds.pop() if colds else 0.0
         clock.now += min(needed_s, within_s)
@@ -88,9 +85,9 @@ def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
     ],
 )
 def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or_none(
-    monkeypatch: pytest.MonkeyPatch, expected: Devices, there: list[str], rank: int, found: str
-) -> None:
-    current: list[torch.device] = []
+    monkeypatch, expected, there, rank, found
+):
+    current = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
     monkeypatch.setattr(

@@ -1,9 +1,6 @@
 """How those that are there share out the batch of an elastic run, and that their steps are those of one batch."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -20,8 +17,8 @@ BATCHES = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
 @given(BATCHES, st.integers(0, 300))
 def test_all_of_the_batch_is_shared_out_and_no_device_gets_more_at_once_than_it_takes(
-    batches: list[int], more: int
-) -> None:
+    batches, more
+):
     found = shares(len(batches) + more, batches)
     samples = [sum(sizes) for sizes in found]
     assert sum(samples) == len(batches) + more and min(samples) >= 1
@@ -33,14 +30,14 @@ def test_all_of_the_batch_is_shared_out_and_no_device_gets_more_at_once_than_it_
 
 
 @pytest.mark.parametrize(("batch", "batches"), [(1, [4, 4]), (8, [4, 0])])
-def test_what_cannot_be_shared_is_refused(batch: int, batches: list[int]) -> None:
+def test_what_cannot_be_shared_is_refused(batch, batches):
     with pytest.raises(ValueError, match=f"a batch of {batch}"):
         shares(batch, batches)
 
 
 def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """torchrun has no word for it: with the time of a collective, all would stand still for a minute."""
     item = Item(
         run_id="e", kind="elastic", nodes=[0, 1], workload="w", batches=[2, 2], most_steps=9

@@ -1,21 +1,17 @@
 """A workload's own loader: rebuilt with the user's settings, watched, and ended with its rank."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.node import processes, profiler
-from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from tasks.node.entrypoint import WorkloadError, build, try_once
 from tasks.node.launch import explain
 from tasks.node.loader import LoaderError, running, worker_deaths_ignored
 from tasks.node.measuring import Patience
@@ -84,7 +80,7 @@ FILE = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", sou
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> Iterator[Builder]:
+def built(tmp_path):
     made = Builder(tmp_path)
     yield made
     for one in made.all:
@@ -94,25 +90,23 @@ def built(tmp_path: Path) -> Iterator[Builder]:
 class Builder:
     """Builds the workload around a loader that is given as text."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         (folder / "d1.py").write_text(TEXT)
-        self.all: list[LoadedWorkload] = []
+        self.all = []
 
-    def __call__(self, loader: str, *, seed: int = 0, rank: int = 0) -> LoadedWorkload:
+    def __call__(self, loader, *, seed=0, rank=0):
         file = replace(FILE, arguments={"loader": loader})
         self.all.append(build(self.folder, file, seed=seed, rank=rank, computing=Arithmetic()))
         return self.all[-1]
 
 
-def places(made: LoadedWorkload, batch: int, batches: int = 2) -> list[float]:
+def places(made, batch, batches=2):
     return [one for _ in range(batches) for one in made.make_batch(batch)[0][:, 0].tolist()]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_indices_are_drawn_from_the_seed_and_others_on_each_rank(
-    built: Builder, workers: int
-) -> None:
+def test_indices_are_drawn_from_the_seed_and_others_on_each_rank(built, workers):
     text = f"DataLoader(Rows(1000), batch_size=3, num_workers={workers})"
     seeds = ((0, 0), (0, 0), (0, 1), (1, 0))
     first, again, *others = (places(built(text, seed=seed, rank=rank), 8) for seed, rank in seeds)
@@ -120,7 +114,7 @@ def test_indices_are_drawn_from_the_seed_and_others_on_each_rank(
     assert first not in others and first != sorted(first)
 
 
-def test_the_users_settings_stay_but_for_the_batch(built: Builder) -> None:
+def test_the_users_settings_stay_but_for_the_batch(built):
     made = built(
         "DataLoader(Rows(50), batch_size=3, num_workers=2, prefetch_factor=5, timeout=7,"
         " persistent_workers=True, generator=torch.Generator(), collate_fn=lambda rows:"
@@ -134,14 +128,14 @@ def test_the_users_settings_stay_but_for_the_batch(built: Builder) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 7, 600])
-def test_the_wait_for_a_batch_is_shorter_than_a_collective(built: Builder, timeout: int) -> None:
+def test_the_wait_for_a_batch_is_shorter_than_a_collective(built, timeout):
     made = built(f"DataLoader(Rows(50), batch_size=3, num_workers=1, timeout={timeout})")
     made.make_batch(4)
     waits_s = made.loader._rebuilt.timeout
     assert waits_s == 7 if timeout == 7 else 30.0 <= waits_s <= Plan.timeout_s - 10.0
 
 
-def test_a_stream_begins_again_and_leaves_out_what_fills_no_batch(built: Builder) -> None:
+def test_a_stream_begins_again_and_leaves_out_what_fills_no_batch(built):
     made = built("DataLoader(Stream(10), batch_size=3)")
     assert places(made, 4, batches=3) == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
 
@@ -163,9 +157,7 @@ def test_a_stream_begins_again_and_leaves_out_what_fills_no_batch(built: Builder
         "DataLoader(Broken(50))",
     ],
 )
-def test_a_wrong_loader_is_explained_in_a_line_and_is_no_lost_peer(
-    built: Builder, loader: str
-) -> None:
+def test_a_wrong_loader_is_explained_in_a_line_and_is_no_lost_peer(built, loader):
     with pytest.raises((LoaderError, ValueError)) as raised:
         try_once(built(loader), 8)
     words = explain(raised.value, FILE)
@@ -175,16 +167,16 @@ def test_a_wrong_loader_is_explained_in_a_line_and_is_no_lost_peer(
     assert not lost_peer(raised.value)
 
 
-def test_neither_a_batch_maker_nor_a_loader_is_refused(built: Builder) -> None:
+def test_neither_a_batch_maker_nor_a_loader_is_refused(built):
     with pytest.raises(WorkloadError):
         built("Rows(50)")
 
 
-def workers_of(made: Any) -> list[int]:
+def workers_of(made):
     return [one.pid for one in made.loader._processes]
 
 
-def state(process: int) -> str:
+def state(process):
     """R, S, T (stopped) and so on [proc(5)]; empty after the end."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
@@ -192,7 +184,7 @@ def state(process: int) -> str:
         return ""
 
 
-def reach(workers: list[int], states: set[str]) -> bool:
+def reach(workers, states):
     """Whether all workers are in one of `states` within five seconds."""
     until = time.monotonic() + 5
     while {state(one) for one in workers} - states and time.monotonic() < until:
@@ -200,7 +192,7 @@ def reach(workers: list[int], states: set[str]) -> bool:
     return not {state(one) for one in workers} - states
 
 
-def test_workers_stand_still_between_measurements_and_end(built: Builder) -> None:
+def test_workers_stand_still_between_measurements_and_end(built):
     made = built("DataLoader(Rows(50), batch_size=2, num_workers=2)")
     for _ in range(2):
         with running(made.loader):
@@ -212,8 +204,8 @@ def test_workers_stand_still_between_measurements_and_end(built: Builder) -> Non
     assert [state(one) for one in workers] == ["", ""] and not workers_of(made)
 
 
-def test_no_death_of_a_worker_interrupts_the_report_of_an_error() -> None:
-    def interrupt(*_: object) -> None:
+def test_no_death_of_a_worker_interrupts_the_report_of_an_error():
+    def interrupt(*_):
         raise RuntimeError
 
     before = signal.signal(signal.SIGCHLD, interrupt)
@@ -226,9 +218,7 @@ def test_no_death_of_a_worker_interrupts_the_report_of_an_error() -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_workers_return_batches_however_long_their_folders_path_is(
-    built: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_return_batches_however_long_their_folders_path_is(built, tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
@@ -256,7 +246,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.local
-def test_workers_end_with_their_rank_however_that_ends(built: Builder) -> None:
+def test_workers_end_with_their_rank_however_that_ends(built):
     here = {**os.environ, "PYTHONPATH": str(Path(processes.__file__).parents[2])}
     printed = built.folder / "printed"
     with printed.open("w") as out:  # a pipe would stay open in workers that live on
@@ -271,9 +261,7 @@ def test_workers_end_with_their_rank_however_that_ends(built: Builder) -> None:
     assert are_gone
 
 
-def test_a_profile_measures_what_a_sample_costs_without_workers(
-    built: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_measures_what_a_sample_costs_without_workers(built, monkeypatch):
     made = built("DataLoader(Slow(50), batch_size=2, num_workers=3)")
     item = Item(run_id="p", kind="profile", nodes=[0], batches=[2, 4])
     try_once(made, 2)
@@ -287,7 +275,7 @@ def test_a_profile_measures_what_a_sample_costs_without_workers(
     assert all(row["input_s"] >= 0.01 * row["batch"] for row in values["rows"])
 
 
-def test_waiting_is_told_from_computing(tmp_path: Path) -> None:
+def test_waiting_is_told_from_computing(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(300_000))
     before = profiler._thread_counters()
@@ -303,7 +291,7 @@ QUICK = Item(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_wait_for_a_batch_is_a_part_of_the_step(built: Builder, workers: int) -> None:
+def test_the_wait_for_a_batch_is_a_part_of_the_step(built, workers):
     made = built(f"DataLoader(Slow(50), batch_size=2, num_workers={workers})")
     values, problem = train(QUICK, made, None, Patience(), place=0)
     assert problem == "" and values["loader_workers"] == workers and values["sync_s"] == 0.0
@@ -313,7 +301,7 @@ def test_the_wait_for_a_batch_is_a_part_of_the_step(built: Builder, workers: int
     assert len(workers_of(made)) == workers and reach(workers_of(made), {"T"})
 
 
-def test_steps_are_measured_over_whole_rounds_of_the_workers(built: Builder) -> None:
+def test_steps_are_measured_over_whole_rounds_of_the_workers(built):
     values, _ = train(
         QUICK, built("DataLoader(Rows(50), num_workers=3)"), None, Patience(), place=0
     )

@@ -1,18 +1,11 @@
 """What a machine is, as its kernel tells it."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-
-import pytest
 
 from tasks.node import machine
 
 
-def test_two_threads_of_one_core_count_once_and_only_what_may_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_threads_of_one_core_count_once_and_only_what_may_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_CPUS", tmp_path)
     for thread in range(8):  # four cores, thread t beside t + 4
         file = tmp_path / f"cpu{thread}" / "topology" / "thread_siblings_list"

@@ -1,11 +1,5 @@
 """When a measurement stops, and how it repeats what the host disturbed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -20,9 +14,7 @@ BOUNDS = {"least": 8, "most": 30, "most_s": 8.0}
 
 
 @given(SECONDS, st.floats(0, 7.9))
-def test_a_run_has_its_least_steps_while_there_is_time_and_an_end_however_noisy(
-    seconds: list[float], elapsed_s: float
-) -> None:
+def test_a_run_has_its_least_steps_while_there_is_time_and_an_end_however_noisy(seconds, elapsed_s):
     assert len(seconds) >= 8 or not measuring.enough(seconds, elapsed_s=elapsed_s, **BOUNDS)
     assert measuring.enough(seconds, elapsed_s=8.0, **BOUNDS)
     assert measuring.enough(seconds, least=1, most=len(seconds), elapsed_s=0.0, most_s=8.0)
@@ -39,12 +31,12 @@ def test_a_run_has_its_least_steps_while_there_is_time_and_an_end_however_noisy(
         ([0.212] * 4 + [0.211, 0.203] + [0.202] * 4, False),  # it still warms up
     ],
 )
-def test_a_steady_run_ends_and_a_noisy_one_goes_on(seconds: list[float], enough: bool) -> None:
+def test_a_steady_run_ends_and_a_noisy_one_goes_on(seconds, enough):
     assert measuring.enough(seconds, elapsed_s=2.0, **BOUNDS) is enough
 
 
 @given(SECONDS)
-def test_statistics_do_not_depend_on_order_or_unit(seconds: list[float]) -> None:
+def test_statistics_do_not_depend_on_order_or_unit(seconds):
     milliseconds = [1000 * one for one in reversed(seconds)]
     for statistic in (measuring.spread, measuring.median_error):
         assert statistic(milliseconds) == pytest.approx(statistic(seconds))
@@ -53,7 +45,7 @@ def test_statistics_do_not_depend_on_order_or_unit(seconds: list[float]) -> None
     assert middle == ordered[cut : len(seconds) - cut]
 
 
-def test_spread_by_hand() -> None:
+def test_spread_by_hand():
     assert measuring.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == pytest.approx(2 / 3)
     assert measuring.spread([7.0]) == 0.0 and measuring.DISTURBED == TAKEN
 
@@ -61,26 +53,26 @@ def test_spread_by_hand() -> None:
 class Host:
     """A machine's /proc/stat, whose ticks a test sets."""
 
-    def __init__(self, stat: Path) -> None:
+    def __init__(self, stat):
         self.stat, self.ran, self.taken = stat, 1000, 0
         self.runs(0)
 
-    def runs(self, ticks: int, taken: int = 0) -> None:
+    def runs(self, ticks, taken=0):
         self.ran, self.taken = self.ran + ticks, self.taken + taken
         self.stat.write_text(f"cpu  {self.ran} 0 0 777 88 0 0 {self.taken} 5 5\ncpu0 1 1\n")
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "_STAT", tmp_path / "stat")
     return Host(tmp_path / "stat")
 
 
-def blocks(host: Host, clock: Any, *taken: int) -> Callable[[], int]:
+def blocks(host, clock, *taken):
     """Returns 0, 1, ... after ten seconds each, with so many of a hundred ticks stolen."""
     times = iter(enumerate(taken))
 
-    def measure() -> int:
+    def measure():
         number, away = next(times)
         host.runs(100 - away, away)
         clock.now += 10.0
@@ -98,14 +90,14 @@ def blocks(host: Host, clock: Any, *taken: int) -> Callable[[], int]:
     ],
 )
 def test_a_disturbed_measurement_is_repeated_while_patience_lasts(
-    host: Host,
-    clock: Any,
-    left_s: float,
-    taken: tuple[int, ...],
-    kept: int,
-    share: float,
-    left_after_s: float,
-) -> None:
+    host,
+    clock,
+    left_s,
+    taken,
+    kept,
+    share,
+    left_after_s,
+):
     patient = Patience(left_s=left_s)
     assert patient.undisturbed(blocks(host, clock, *taken), None) == kept
     assert patient.taken_share == pytest.approx(share) and patient.left_s == left_after_s
@@ -116,8 +108,8 @@ def test_a_disturbed_measurement_is_repeated_while_patience_lasts(
 
 
 def test_ranks_repeat_together_for_the_least_patience_and_the_most_disturbed_machine_counts(
-    host: Host, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    host, clock, monkeypatch
+):
     # the other machine: ticks stolen, wanted, seconds, patience left, seconds of the fixed work
     others = iter([[50.0, 80.0, 30.0, 45.0 - 30.0 * turn, 0.02] for turn in range(9)])
     monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), next(others)])
@@ -126,7 +118,7 @@ def test_ranks_repeat_together_for_the_least_patience_and_the_most_disturbed_mac
     assert patient.left_s == -15.0 and patient.taken_share == pytest.approx(50 / 80)
 
 
-def test_a_kernel_that_counts_nothing_steals_nothing(host: Host) -> None:
+def test_a_kernel_that_counts_nothing_steals_nothing(host):
     host.stat.write_text("cpu 1 2 3")
     assert processor_ticks() == (0.0, 0.0)
     host.stat.unlink()
@@ -136,15 +128,15 @@ def test_a_kernel_that_counts_nothing_steals_nothing(host: Host) -> None:
 class Fixed:
     """Fixed work with given seconds."""
 
-    def __init__(self, *seconds: float) -> None:
+    def __init__(self, *seconds):
         self.left = list(seconds)
 
-    def seconds(self) -> float:
+    def seconds(self):
         return self.left.pop(0)
 
 
-def test_fixed_work_is_reported_of_kept_blocks(host: Host, clock: Any) -> None:
-    work: Any = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)  # before and after each block
+def test_fixed_work_is_reported_of_kept_blocks(host, clock):
+    work = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)  # before and after each block
     patient = Patience(left_s=60.0, reference=work)
     assert patient.undisturbed(blocks(host, clock, 90, 0), None) == 1
     for _ in range(2):
@@ -156,18 +148,18 @@ def test_fixed_work_is_reported_of_kept_blocks(host: Host, clock: Any) -> None:
     assert patient.reference_values([1]) == {}
 
 
-def test_fixed_work_is_reported_of_each_machines_slowest_device() -> None:
+def test_fixed_work_is_reported_of_each_machines_slowest_device():
     patient = Patience(references=[[2.0, 5.0, 0.5]])
     assert patient.reference_values([2, 1])["reference_s"] == [5.0, 0.5]
     patient.references.append([2.0, 5.0, 0.0])  # a rank without fixed work
     assert patient.reference_values([2, 1]) == {}
 
 
-def test_fixed_work_ignores_what_a_workload_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_work_ignores_what_a_workload_has_set(monkeypatch):
     work = reference.Reference(torch.device("cpu"))
-    seen: list[tuple[int, str]] = []
+    seen = []
 
-    def once(_self: object) -> None:
+    def once(_self):
         seen.append((torch.get_num_threads(), torch.get_float32_matmul_precision()))
 
     monkeypatch.setattr(reference.Reference, "_once", once)
@@ -185,13 +177,11 @@ def test_fixed_work_ignores_what_a_workload_has_set(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("each_s", "times"), [(0.02, 3), (0.3, 1), (0.0, 100)])
-def test_fixed_work_lasts_several_periods_of_a_quota(
-    monkeypatch: pytest.MonkeyPatch, clock: Any, each_s: float, times: int
-) -> None:
+def test_fixed_work_lasts_several_periods_of_a_quota(monkeypatch, clock, each_s, times):
     work = reference.Reference(torch.device("cpu"))
-    done: list[object] = []
+    done = []
 
-    def once(_self: object) -> None:
+    def once(_self):
         done.append(1)
         clock.now += each_s
 

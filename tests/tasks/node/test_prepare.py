@@ -1,12 +1,8 @@
 """A machine is made ready for a launch's workloads, or each run has a record with the reason."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,9 +31,7 @@ class Became(Exception):
     """Stands for the command; holds the program, its words, environment and folder."""
 
 
-def end_of(
-    mailbox: Path, monkeypatch: pytest.MonkeyPatch, workload: WorkloadFile, device: str = CPU
-) -> tuple[Any, ...]:
+def end_of(mailbox, monkeypatch, workload, device=CPU):
     """The end of preparing node 1, for a run on each of two nodes alone."""
     runs = [
         Item(run_id=f"r{n}", kind="train", nodes=[n], workload="repo", batches=[8]) for n in (0, 1)
@@ -48,7 +42,7 @@ def end_of(
     files = {"train.py": b"def build(): ...", "requirements.txt": b"nosuch\n--no-index"}
     (mailbox / workload.file).write_bytes(archive(files))
 
-    def execve(*given: Any) -> None:
+    def execve(*given):
         raise Became(*given, os.getcwd())
 
     monkeypatch.chdir(mailbox)
@@ -60,17 +54,15 @@ def end_of(
 
 
 def test_a_folder_is_unpacked_and_the_command_runs_in_it_with_the_workloads_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     program, words, environment, folder = end_of(tmp_path, monkeypatch, FOLDER)
     assert (program, words) == (sys.executable, [sys.executable, "-m", "torchrun"])
     assert environment["WIDTH"] == "3" and environment["PATH"]
     assert folder == str(tmp_path / "node-1/scratch/workloads/c") and os.listdir(folder)
 
 
-def test_requirements_that_are_installed_already_give_the_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requirements_that_are_installed_already_give_the_python(tmp_path, monkeypatch):
     made = tmp_path / "environment"
     made.mkdir()
     (made / "complete.json").write_text("{}")
@@ -83,14 +75,14 @@ def test_requirements_that_are_installed_already_give_the_python(
     [(NEEDS, "nosuch", ""), (replace(NEEDS, environment="/gone"), "/gone", ""), (NEEDS, "slow", INSTALL)],
 )  # fmt: skip
 def test_a_workload_that_cannot_be_made_ready_fails_every_run_of_the_machine(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    workload: WorkloadFile,
-    named: str,
-    cause: str,
-) -> None:
-    def slow(*_: object) -> str:
+    tmp_path,
+    monkeypatch,
+    capsys,
+    workload,
+    named,
+    cause,
+):
+    def slow(*_):
         raise NotInstalled("slow", passing=True)
 
     if cause:
@@ -103,12 +95,10 @@ def test_a_workload_that_cannot_be_made_ready_fails_every_run_of_the_machine(
     assert f"node 1: {last.removeprefix(f'srift[{EXIT_ITEM_FAILED}]: ')}" == record["reason"]
 
 
-def test_a_machine_without_its_devices_is_waited_for_once_and_fails_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_its_devices_is_waited_for_once_and_fails_its_runs(tmp_path, monkeypatch):
     waits = []
 
-    def wait(expected: Devices, _look: object, *, wait_s: float, most_s: float) -> str:
+    def wait(expected, _look, *, wait_s, most_s):
         waits.append(wait_s)
         return f"no {expected.name}"
 

@@ -1,7 +1,5 @@
 """Which of a node's ranks was hit, when torchrun tells of all that ended."""
 
-from __future__ import annotations
-
 import pytest
 
 from tasks.node.processes import exit_reason, worker_exit_code
@@ -12,7 +10,7 @@ FIRST = (
 ALSO = "  rank      : 1 (local_rank: 1)\n  exitcode  : {} (pid: 7932)\n"
 
 
-def log(first: int, *others: int) -> str:
+def log(first, *others):
     return FIRST.format(first) + "".join(ALSO.format(code) for code in others)
 
 
@@ -28,13 +26,11 @@ def log(first: int, *others: int) -> str:
         ((1, 4), 1),
     ],
 )
-def test_the_rank_that_was_hit_is_distinguished_from_those_that_lost_it(
-    codes: tuple[int, ...], hit: int
-) -> None:
+def test_the_rank_that_was_hit_is_distinguished_from_those_that_lost_it(codes, hit):
     assert worker_exit_code(log(*codes)) == hit
 
 
-def test_the_reason_is_that_ranks_last_word_else_its_exit_code() -> None:
+def test_the_reason_is_that_ranks_last_word_else_its_exit_code():
     text = "noise\nsrift[3]: out of memory\nsrift[4]: its peer is gone\n" + log(4, 3)
     assert exit_reason(text, 3) == "out of memory"
     assert exit_reason(text, 4) == "its peer is gone"

@@ -1,7 +1,5 @@
 """The wire: plans and records as JSON, written whole or not at all; the ranks of a plan."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -20,7 +18,7 @@ from tasks.node.record import (
 from tests.tasks.node.conftest import plan
 
 
-def test_a_plan_survives_the_mailbox(tmp_path: Path) -> None:
+def test_a_plan_survives_the_mailbox(tmp_path):
     file = WorkloadFile(name="w", digest="d", file="d.py", function="build", arguments={"width": 3})
     item = Item(run_id="r", kind="train", nodes=[0, 1], workload="w", batches=[3, 5])
     whole = plan(item, workloads=[file], expected=[Devices(name="A10G", count=4)] * 3)
@@ -28,13 +26,11 @@ def test_a_plan_survives_the_mailbox(tmp_path: Path) -> None:
     assert plan_from_json((tmp_path / "plan.json").read_text()) == whole
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "records" / "r.json"
     write_json(path, {"say": "old"})
 
-    def full(_descriptor: int) -> None:
+    def full(_descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -45,9 +41,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_no_link_that_lies_in_wait_is_written_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
-) -> None:
+def test_no_link_that_lies_in_wait_is_written_through(tmp_path, monkeypatch, comes_back):
     victim, notice = tmp_path / "victim", tmp_path / "notice.json"
     victim.write_text("untouched")
     for link in (notice, tmp_path / f".notice.json.{os.getpid()}"):
@@ -62,7 +56,7 @@ def test_no_link_that_lies_in_wait_is_written_through(
     assert victim.read_text() == "untouched"
 
 
-def test_a_node_has_the_ranks_of_its_largest_item_and_smaller_ones_use_the_first() -> None:
+def test_a_node_has_the_ranks_of_its_largest_item_and_smaller_ones_use_the_first():
     sizes = {"small": ([0, 1], [1, 2]), "large": ([1, 2], [4, 1])}
     small, large = (
         Item(run_id=name, kind="train", nodes=nodes, batches=[1, 1], devices=devices)

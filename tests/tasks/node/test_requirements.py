@@ -1,13 +1,10 @@
 """Requirements beside the node's own packages: real pip on wheels that are made here, without an index."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import subprocess
 import tarfile
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +16,14 @@ from tests.wheels import wheel
 TORCH = torch_version().partition("+")[0]
 
 
-def asked(root: Path, text: str) -> str:
+def asked(root, text):
     """Install that, and return the environment's Python."""
     (root / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{text}\n")
     return install("requirements.txt", root, environment_of(root / "environments", "d1"), "mine")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A folder with wheels: one that is content, one that takes no torch of today, two that quarrel."""
     wheels = tmp_path / "wheels"
     wheel(wheels, "greeting", "1.0", "WORD = 'hello'\n")
@@ -37,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(root: Path) -> None:
+def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(root):
     python = asked(root, "greeting")
     script = (
         "import greeting, importlib.util, importlib.metadata\n"
@@ -62,18 +59,14 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
         ("nosuch==3", "nosuch==3"),
     ],
 )
-def test_a_failure_is_in_pips_words_and_nothing_half_made_is_left(
-    root: Path, text: str, named: str
-) -> None:
+def test_a_failure_is_in_pips_words_and_nothing_half_made_is_left(root, text, named):
     with pytest.raises(NotInstalled) as refused:
         asked(root, text)
     assert named in str(refused.value) and "\n" not in str(refused.value)
     assert installed(environment_of(root / "environments", "d1")) is None
 
 
-def test_pip_sees_where_its_index_is_and_no_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_sees_where_its_index_is_and_no_credentials(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "leaks")
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:leaks@host/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://host/simple")
@@ -82,9 +75,7 @@ def test_pip_sees_where_its_index_is_and_no_credentials(
     assert "PIP_EXTRA_INDEX_URL=https://host/simple" in said and f"HOME={tmp_path}/scratch" in said
 
 
-def test_an_installation_that_takes_too_long_is_ended_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_that_takes_too_long_is_ended_with_its_children(tmp_path, monkeypatch):
     monkeypatch.setattr(requirements, "INSTALL_S", 0.5)
     # a child that lives on holds the pipe open, so that `_run` would wait for it
     script = ["/bin/sh", "-c", "sleep 60 & wait"]
@@ -102,9 +93,7 @@ ERROR: No matching distribution found for numpy
 @pytest.mark.parametrize(
     ("code", "output", "passing"), [(1, NO_INDEX, True), (None, "", True), (1, "ERROR: x", False)]
 )
-def test_no_index_or_no_time_may_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, output: str, passing: bool
-) -> None:
+def test_no_index_or_no_time_may_pass(tmp_path, monkeypatch, code, output, passing):
     run = requirements._run
     monkeypatch.setattr(
         requirements,
@@ -116,7 +105,7 @@ def test_no_index_or_no_time_may_pass(
     assert raised.value.passing is passing
 
 
-def packed(*members: tarfile.TarInfo) -> bytes:
+def packed(*members):
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w:gz") as tar:
         for member in members:
@@ -124,7 +113,7 @@ def packed(*members: tarfile.TarInfo) -> bytes:
     return held.getvalue()
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
+def member(name, kind=tarfile.REGTYPE, to=""):
     made = tarfile.TarInfo(name)
     made.type, made.linkname, made.size = kind, to, int(kind == tarfile.REGTYPE)
     return made
@@ -140,9 +129,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.Ta
         member("p", tarfile.FIFOTYPE),
     ],
 )
-def test_an_archive_that_leads_out_of_its_folder_or_is_torn_is_not_unpacked(
-    tmp_path: Path, odd: tarfile.TarInfo
-) -> None:
+def test_an_archive_that_leads_out_of_its_folder_or_is_torn_is_not_unpacked(tmp_path, odd):
     folder = tmp_path / "in" / "code"
     for content in (packed(member("a.py"), odd), packed(member("a.py"))[:40]):
         with pytest.raises(OSError):
@@ -150,7 +137,7 @@ def test_an_archive_that_leads_out_of_its_folder_or_is_torn_is_not_unpacked(
     assert not list(tmp_path.glob("**/*.py"))
 
 
-def test_an_archive_is_unpacked_once(tmp_path: Path) -> None:
+def test_an_archive_is_unpacked_once(tmp_path):
     for text in ("x", "kept"):
         unpack(packed(member("a/b.py")), tmp_path / "code")
         assert (tmp_path / "code" / "a" / "b.py").read_text() == text

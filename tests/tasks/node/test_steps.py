@@ -1,16 +1,10 @@
 """Steps of a run on one rank: shares of a batch, precisions, measured values, and profiles."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tasks.node import checkpoint, device, measuring, profiler, steps
 from tasks.node.entrypoint import LoadedWorkload
@@ -22,18 +16,18 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
-def plain_products() -> Iterator[None]:
+def plain_products():
     yield
     arithmetic("fp32", CPU)
 
 
-def regression(how: str = "fp32", *, factor: float = 1.0) -> LoadedWorkload:
+def regression(how="fp32", *, factor=1.0):
     """Two layers that learn a line; gradients are `factor` times too large."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     draw = torch.Generator().manual_seed(0)
 
-    def make_batch(size: int) -> tuple[Tensor, Tensor]:
+    def make_batch(size):
         inputs = torch.randn(size, 8, generator=draw)
         return inputs, inputs.sum(dim=1, keepdim=True)
 
@@ -46,11 +40,11 @@ def regression(how: str = "fp32", *, factor: float = 1.0) -> LoadedWorkload:
     )
 
 
-def trained(built: LoadedWorkload, count: int) -> list[float]:
+def trained(built, count):
     return [steps.one_step(built, built.model, [32], scale=1 / 32) for _ in range(count)]
 
 
-def item(**changes: Any) -> Item:
+def item(**changes):
     plain = {"kind": "train", "nodes": [0], "batches": [16], "warmup_steps": 1, "least_steps": 2}
     return Item(run_id="r", **{**plain, "most_steps": 4, **changes})
 
@@ -58,11 +52,11 @@ def item(**changes: Any) -> Item:
 LONG = item(least_steps=8, most_steps=20, most_s=30.0)
 
 
-def measured(built: LoadedWorkload, item: Item, place: int = 0) -> tuple[dict[str, Any], str]:
+def measured(built, item, place=0):
     return steps.train(item, built, None, Patience(left_s=1000.0), place=place)
 
 
-def test_micro_steps_add_up_to_the_step_of_the_whole_batch() -> None:
+def test_micro_steps_add_up_to_the_step_of_the_whole_batch():
     samples, results = torch.randn(12, 8), []
     for sizes, scale in (([12], 1 / 12), ([3, 4, 5], 1 / 12), ([0, 12], 1 / 12), ([12], 1 / 6)):
         left = list(samples.split([size for size in sizes if size]))
@@ -80,14 +74,12 @@ def test_micro_steps_add_up_to_the_step_of_the_whole_batch() -> None:
         torch.testing.assert_close(other, factor * change)
 
 
-def test_a_disturbed_block_trains_but_is_not_measured(
-    clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disturbed_block_trains_but_is_not_measured(clock, monkeypatch):
     """And a loss that diverges in such a block does not count."""
     ticks, taken = [0.0, 0.0], iter([0, *[90] * 40, *[0] * 100])
     losses = iter([*[1.0] * 22, *[float("nan")] * 100])
 
-    def one_step(*_: Any, **__: Any) -> float:
+    def one_step(*_, **__):
         stolen = next(taken)
         ticks[0] += stolen
         ticks[1] += 100
@@ -102,13 +94,13 @@ def test_a_disturbed_block_trains_but_is_not_measured(
     assert problem == "" and values["last_loss"] == 1.0
 
 
-def test_a_loss_that_is_no_number_is_no_measurement() -> None:
+def test_a_loss_that_is_no_number_is_no_measurement():
     values, problem = measured(regression(factor=float("nan")), item())
     assert values == {} and problem
 
 
 @pytest.mark.parametrize("how", ["fp32", "bf16", "fp16"])
-def test_products_are_in_the_format_named_and_training_goes_as_in_fp32(how: str) -> None:
+def test_products_are_in_the_format_named_and_training_goes_as_in_fp32(how):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(how, torch.float32)
     built, seen = regression(how), []
     built.model.register_forward_hook(lambda _module, _inputs, outputs: seen.append(outputs.dtype))
@@ -122,13 +114,13 @@ def test_products_are_in_the_format_named_and_training_goes_as_in_fp32(how: str)
     assert sum(found[-20:]) == pytest.approx(sum(plain[-20:]), rel=0.15)
 
 
-def test_fp16_is_measured_once_its_updates_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_is_measured_once_its_updates_are_made(monkeypatch):
     built = regression("fp16", factor=3e3)
     batch, scales = built.make_batch(16), []
     built = replace(built, make_batch=lambda _: batch)
     block = steps.TimedSteps.block
 
-    def noted(self: Any, *given: Any, **named: Any) -> Any:
+    def noted(self, *given, **named):
         scales.append(built.arithmetic.scale)
         return block(self, *given, **named)
 
@@ -140,7 +132,7 @@ def test_fp16_is_measured_once_its_updates_are_made(monkeypatch: pytest.MonkeyPa
     assert values == {} and "bf16" in problem
 
 
-def test_precisions_that_a_device_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precisions_that_a_device_lacks_are_refused(monkeypatch):
     for how in ("fp8", "tf32"):
         with pytest.raises(NoSuchPrecision, match=how):
             arithmetic(how, CPU)
@@ -151,7 +143,7 @@ def test_precisions_that_a_device_lacks_are_refused(monkeypatch: pytest.MonkeyPa
             arithmetic(how, GPU)
 
 
-def test_tf32_is_off_unless_it_is_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_off_unless_it_is_the_precision(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     for how in ("tf32", "fp32", "tf32", "bf16"):
         arithmetic(how, GPU)
@@ -160,14 +152,12 @@ def test_tf32_is_off_unless_it_is_the_precision(monkeypatch: pytest.MonkeyPatch)
         assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
 
 
-def test_a_profiles_forward_counts_the_making_of_a_batch(
-    monkeypatch: pytest.MonkeyPatch, clock: Any
-) -> None:
+def test_a_profiles_forward_counts_the_making_of_a_batch(monkeypatch, clock):
     monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=clock.time))
     built = regression()
 
-    def passing(seconds: float, act: Any) -> Any:
-        def acted(*given: Any, **named: Any) -> Any:
+    def passing(seconds, act):
+        def acted(*given, **named):
             clock.now += seconds
             return act(*given, **named)
 
@@ -182,17 +172,17 @@ def test_a_profiles_forward_counts_the_making_of_a_batch(
 
 
 def test_a_profile_ends_at_the_batches_that_fit_on_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def parts(_built: LoadedWorkload, batch: int) -> dict[str, Any]:
+    monkeypatch,
+):
+    def parts(_built, batch):
         if batch > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return {"batch": batch, "loading": []}
 
-    typical: list[int] = []
+    typical = []
     monkeypatch.setattr(profiler, "_parts", parts)
     monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: typical.append(batch))
-    alone: Any = None
+    alone = None
     values, problem = profiler.profile(
         item(kind="profile", batches=[2, 8, 64]), regression(), alone, Patience()
     )
@@ -206,8 +196,8 @@ def test_a_profile_ends_at_the_batches_that_fit_on_the_device(
     ("free", "folder", "is_timed"), [(10**9, "", True), (15, "", False), (10**9, "gone", False)]
 )
 def test_a_checkpoint_has_the_bytes_of_its_tensors_and_leaves_no_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, folder: str, is_timed: bool
-) -> None:
+    monkeypatch, tmp_path, free, folder, is_timed
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / folder))
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     values = checkpoint.write_checkpoint(regression())

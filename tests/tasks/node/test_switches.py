@@ -1,11 +1,6 @@
 """Recomputing and compiling change no trained number, and what they cannot do is an error."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +14,7 @@ COMPILER = "torch._inductor.compile_fx.compile_fx"
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
+def threads():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,26 +25,26 @@ def threads() -> Iterator[None]:
 class Block(nn.Module):
     """Counts how often it computes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.one, self.two, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
+    def forward(self, values):
         self.calls += 1
         return values + torch.dropout(self.two(torch.relu(self.one(values))), 0.3, train=True)
 
 
-def stack() -> nn.Sequential:
+def stack():
     torch.manual_seed(7)
     return nn.Sequential(nn.Linear(4, 8), nn.Sequential(*[Block() for _ in range(3)]))
 
 
-def plain() -> nn.Sequential:
+def plain():
     torch.manual_seed(7)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Softplus())
 
 
-def trained(switches: str, model: nn.Module) -> list[float]:
+def trained(switches, model):
     """Losses of five steps."""
     switch_on(model, switches)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -64,8 +59,8 @@ def trained(switches: str, model: nn.Module) -> list[float]:
     return losses
 
 
-def test_recomputed_blocks_train_the_same_with_dropout() -> None:
-    model: Any = stack()
+def test_recomputed_blocks_train_the_same_with_dropout():
+    model = stack()
     assert trained("none", stack()) == trained("checkpointing", model)
     assert [block.calls for block in model[1]] == [10] * 3
 
@@ -73,7 +68,7 @@ def test_recomputed_blocks_train_the_same_with_dropout() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own imports
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_a_compiled_model_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_model_trains_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     assert trained("compile", plain()) == pytest.approx(trained("none", plain()), rel=1e-5)
@@ -83,9 +78,7 @@ def test_a_compiled_model_trains_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute")
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_something_is_compiled_of_each_workload(
-    name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_something_is_compiled_of_each_workload(name, whole, monkeypatch):
     monkeypatch.setattr(COMPILER, lambda graph, *_, **__: graph.forward)
     built = load(HOME, name)
     switch_on(built.model, "compile", whole=whole)
@@ -96,9 +89,9 @@ def test_something_is_compiled_of_each_workload(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_graph_that_does_not_compile_is_an_error_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    monkeypatch,
+):
+    def refuse(*_, **__):
         raise RuntimeError("kernel")
 
     monkeypatch.setattr(COMPILER, refuse)
@@ -107,7 +100,7 @@ def test_a_graph_that_does_not_compile_is_an_error_in_one_line(
     assert "\n" not in explain(error.value)
 
 
-def test_unknown_switches_and_models_without_blocks_are_refused() -> None:
+def test_unknown_switches_and_models_without_blocks_are_refused():
     assert on("none") == frozenset() and on("checkpointing+compile") == {"checkpointing", "compile"}
     with pytest.raises(ValueError, match="recompile"):
         on("checkpointing+recompile")
@@ -115,7 +108,7 @@ def test_unknown_switches_and_models_without_blocks_are_refused() -> None:
         switch_on(plain(), "checkpointing")
 
 
-def test_layers_of_a_transformer_are_blocks() -> None:
+def test_layers_of_a_transformer_are_blocks():
     layer = nn.TransformerEncoderLayer(8, 2, 16)
     encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     found = [type(one) for one in blocks(nn.Sequential(nn.Embedding(10, 8), encoder))]

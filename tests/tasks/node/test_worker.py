@@ -1,9 +1,5 @@
 """How a worker ends: a full mailbox, a lost peer, and a fault of the workload are distinguished."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,16 +20,16 @@ class Store(dict[str, str]):
 
     is_gone = False
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key, value):
         self[key] = value
 
-    def check(self, _keys: list[str]) -> bool:
+    def check(self, _keys):
         if self.is_gone:
             raise dist.DistNetworkError("failed to send")
         return True
 
 
-def aborted(number: int, mailbox: Path, store: Store, error: Exception) -> int:
+def aborted(number, mailbox, store, error):
     mine = object.__new__(launch.Launch)  # without its peers
     mine.mailbox, mine.plan, mine.layout = mailbox, plan(ITEM), RankLayout(devices={0: 2, 1: 1})
     mine.rank, mine.node, mine.store = number, number // 2, store
@@ -44,8 +40,8 @@ def aborted(number: int, mailbox: Path, store: Store, error: Exception) -> int:
 
 
 def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     others = [
         Item(run_id="own", kind="train", nodes=[1], batches=[8]),
         Item(run_id="other", kind="probe", nodes=[0]),
@@ -73,8 +69,8 @@ def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_ma
     ],
 )
 def test_a_rank_that_fails_writes_the_record_and_the_first_one_wakes_the_others(
-    tmp_path: Path, number: int, node: str, label: str
-) -> None:
+    tmp_path, number, node, label
+):
     store = Store()
     assert aborted(number, tmp_path, store, ValueError("row 17")) == EXIT_ITEM_FAILED
     (found,) = records(tmp_path).items()
@@ -82,7 +78,7 @@ def test_a_rank_that_fails_writes_the_record_and_the_first_one_wakes_the_others(
     assert store == ({"item-0-done": "abort"} if number == 0 else {})
 
 
-def test_a_rank_that_lost_a_peer_or_the_store_blames_nobody(tmp_path: Path) -> None:
+def test_a_rank_that_lost_a_peer_or_the_store_blames_nobody(tmp_path):
     store, gone = Store(), Store()
     gone.is_gone = True
     closed = RuntimeError("Connection closed by peer")
@@ -91,10 +87,8 @@ def test_a_rank_that_lost_a_peer_or_the_store_blames_nobody(tmp_path: Path) -> N
     assert not records(tmp_path) and store == {"item-0-done": "abort"}
 
 
-def test_a_full_disk_ends_the_launch_and_says_where(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def full(_path: Path, _body: object) -> None:
+def test_a_full_disk_ends_the_launch_and_says_where(monkeypatch, capsys, tmp_path):
+    def full(_path, _body):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(launch, "write_json", full)
@@ -114,7 +108,5 @@ def test_a_full_disk_ends_the_launch_and_says_where(
         (ValueError("the connection between rows is missing"), False),
     ],
 )  # fmt: skip
-def test_a_lost_peer_is_not_taken_for_a_fault_of_the_workload(
-    error: Exception, is_lost: bool
-) -> None:
+def test_a_lost_peer_is_not_taken_for_a_fault_of_the_workload(error, is_lost):
     assert worker.lost_peer(error) == is_lost

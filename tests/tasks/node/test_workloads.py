@@ -1,7 +1,5 @@
 """The built-in workloads, loaded as nodes load them, and entrypoints that do not fit."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ import torch
 
 from tasks import node
 from tasks.node.device import to_device
-from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from tasks.node.entrypoint import WorkloadError, build, try_once
 from tasks.node.precision import arithmetic
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
@@ -35,21 +33,21 @@ def build():
 
 
 def load(
-    folder: Path,
-    name: str,
+    folder,
+    name,
     *,
-    rank: int = 0,
-    device: str = "cpu",
-    shared: bool = False,
-    **given: Any,
-) -> LoadedWorkload:
+    rank=0,
+    device="cpu",
+    shared=False,
+    **given,
+):
     file = WorkloadFile(name=name, digest="d", file=f"{name}.py", function="build", arguments=given)
     computing = arithmetic("fp32", torch.device(device))
     return build(folder, file, seed=0, rank=rank, computing=computing, shared=shared)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_ranks_train_from_equal_weights_on_other_samples(name: str) -> None:
+def test_ranks_train_from_equal_weights_on_other_samples(name):
     built, other = (load(HOME, name, rank=rank) for rank in (0, 1))
     before = [weights.detach().clone() for weights in built.model.parameters()]
     assert all(map(torch.equal, before, other.model.parameters()))
@@ -62,7 +60,7 @@ def test_ranks_train_from_equal_weights_on_other_samples(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_on_a_device_model_optimizer_and_batches_lie_there(name: str) -> None:
+def test_on_a_device_model_optimizer_and_batches_lie_there(name):
     """`meta` computes nothing, but everything must get there as to a GPU."""
     built = load(HOME, name, device="meta")
     held = [weights for group in built.optimizer.param_groups for weights in group["params"]]
@@ -71,13 +69,11 @@ def test_on_a_device_model_optimizer_and_batches_lie_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_tensors_made_elsewhere_are_moved_but_a_model_to_be_sharded(
-    tmp_path: Path, shared: bool
-) -> None:
+def test_tensors_made_elsewhere_are_moved_but_a_model_to_be_sharded(tmp_path, shared):
     (tmp_path / "own.py").write_text(ELSEWHERE)
     built = load(tmp_path, "own", device="meta", shared=shared)
     inputs, target = built.make_batch(3)
-    loss: Any = built.loss
+    loss = built.loss
     assert inputs["name"] == "kept"
     for moved in (inputs["x"][0], target, loss.weight):
         assert moved.device.type == "meta"
@@ -88,11 +84,11 @@ def test_tensors_made_elsewhere_are_moved_but_a_model_to_be_sharded(
 class Encoding(UserDict[str, Any]):
     """A batch that moves itself, as transformers' BatchEncoding."""
 
-    def to(self, device: torch.device) -> Encoding:
+    def to(self, device):
         return Encoding({name: tensor.to(device) for name, tensor in self.items()})
 
 
-def test_a_batch_that_can_move_itself_stays_what_it_is() -> None:
+def test_a_batch_that_can_move_itself_stays_what_it_is():
     moved = to_device((Encoding(tokens=torch.ones(3)), None), torch.device("meta"))
     assert isinstance(moved[0], Encoding) and moved[1] is None
     assert moved[0]["tokens"].device.type == "meta"
@@ -108,15 +104,13 @@ def test_a_batch_that_can_move_itself_stays_what_it_is() -> None:
         ("def build(**all): return all['widht']", {"widht": 3}, "optimizer"),
     ],
 )
-def test_an_entrypoint_that_does_not_fit_is_refused(
-    tmp_path: Path, source: str, given: dict[str, Any], named: str
-) -> None:
+def test_an_entrypoint_that_does_not_fit_is_refused(tmp_path, source, given, named):
     (tmp_path / "own.py").write_text(source)
     with pytest.raises(WorkloadError, match=named):
         load(tmp_path, "own", **given)
 
 
-def test_a_loss_for_each_sample_is_refused() -> None:
+def test_a_loss_for_each_sample_is_refused():
     built = replace(load(HOME, "wide_mlp"), loss=lambda output, target: output - target)
     with pytest.raises(WorkloadError):
         try_once(built, 2)

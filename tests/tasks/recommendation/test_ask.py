@@ -1,14 +1,11 @@
 """A question to the champion: known workloads and missing numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from models.domain.workload import Goal, Workload
-from models.planner.planner import Recommendation, nothing
+from models.domain.workload import Goal
+from models.planner.planner import nothing
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market.offers import OffersWanted
 from tasks.providers.base import ProviderError
@@ -30,7 +27,7 @@ TWELVE = Goal(goal="cheapest_within_deadline", hours=12.0)
 class Asked:
     """An installation of EC2 with an imported workload; the planner notes its questions."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, samples: str = "") -> None:
+    def __init__(self, folder, monkeypatch, *, samples=""):
         self.here = install(folder, "conv", provider=DescribedMachines(name="ec2"))
         (folder / "rows.csv").write_text(ROWS)
         header = ",samples" if samples else ""
@@ -42,28 +39,26 @@ class Asked:
             ImportFiles(measurements=folder / "rows.csv", workloads=folder / "facts.csv"),
             NOON,
         )
-        self.workloads: list[Workload] = []
+        self.workloads = []
         monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: self.here)
         monkeypatch.setattr(
             "tasks.recommendation.ask.load_champion", lambda home, provider: champion()
         )
         monkeypatch.setattr(Case, "plan", lambda case, top: self.note(case))
 
-    def note(self, case: Case) -> Recommendation:
+    def note(self, case):
         self.workloads.append(case.workload)
         return replace(
             nothing(case.workload), rows=[{"goal": goal.goal} for goal in case.workload.goals]
         )
 
-    def answer(self, workload: str, **words: int) -> Workload:
+    def answer(self, workload, **words):
         question = Question(workload=workload, goal=TWELVE, **words)
         assert len(answer("ec2", question, top=1)) == 1
         return self.workloads[-1]
 
 
-def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(tmp_path, monkeypatch):
     asked = Asked(tmp_path, monkeypatch)
     offers = asked.here.provider.offers(NOON)
     monkeypatch.setattr(
@@ -76,8 +71,8 @@ def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
 
 
 def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what_is_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     world = Asked(tmp_path, monkeypatch, samples="5000")
     asked = world.answer("foreign", samples=1_000_000, batch=64)
     assert (asked.samples, asked.global_batch_least, asked.global_batch_most) == (1_000_000, 64, 64)
@@ -89,8 +84,8 @@ def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what
 
 
 def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     world = Asked(tmp_path, monkeypatch)
     for words in ({}, {"samples": 10}, {"batch": 10}):
         with pytest.raises(SettingsError):

@@ -1,7 +1,5 @@
 """Exports against the models of their tools: botocore, moto, Python, and documented fields."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -9,10 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -28,7 +23,7 @@ from models.domain.cluster import parse_cluster
 from tasks.providers.ec2.api import shape_of
 from tasks.recommendation.exports import TARGETS, export
 from tasks.recommendation.exports.fleet import LAUNCH_TEMPLATE
-from tasks.recommendation.exports.selection import ExportRefused, Selection, select
+from tasks.recommendation.exports.selection import ExportRefused, select
 from tasks.workspace.settings import SettingsError
 from tests.installed import furnished
 from tests.warehouse.builders import recommendation
@@ -37,14 +32,14 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PRICES = {"g4dn.xlarge": 0.526, "g4dn.12xlarge": 3.912, "g4dn.8xlarge": 2.176, "g5.12xlarge": 5.672}
 
 
-PLAIN: dict[str, Any] = {"workload": "resnet50", "goal": "cheapest", "provider": "ec2"}
+PLAIN = {"workload": "resnet50", "goal": "cheapest", "provider": "ec2"}
 PLAIN |= {"region": "us-east-1", "layout": "4", "batch_per_device": "64", "status": "alternative"}
 PLAIN |= {"published_at": NOW - timedelta(hours=9), "price_as_of": NOW - timedelta(hours=10)}
 PLAIN |= {"publication_id": "20261120T030000-ab12", "model_version": "7"}
 PLAIN |= dict.fromkeys(("constraint_hours", "constraint_usd", "p_meets_constraint"))
 
 
-def row(rank: int, cluster: str, hours: float, **changes: Any) -> dict[str, Any]:
+def row(rank, cluster, hours, **changes):
     place = {"market": changes.pop("market", "on-demand"), "zone": changes.pop("zone", "any")}
     kinds, rate = parse_cluster(cluster), 0.4 if place["market"] == "spot" else 1.0
     offers = [
@@ -78,7 +73,7 @@ MIXED = [
     row(2, "3xg4dn.12xlarge", 18.0, status="misses_constraint", p_meets_constraint=0.31),
     row(3, "2xg4dn.12xlarge", 24.0),
 ]
-READERS: dict[str, Callable[[str], object]] = {
+READERS = {
     "skypilot": yaml.safe_load,
     "karpenter": lambda text: list(yaml.safe_load_all(text)),
     "sagemaker": json.loads,
@@ -87,16 +82,16 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def selected(rows: list[dict[str, Any]], now: datetime = NOW, **options: Any) -> Selection:
+def selected(rows, now=NOW, **options):
     return select(rows, "resnet50", now, **options)
 
 
-def document(rows: list[dict[str, Any]], target: str, rank: int = 1) -> Any:
+def document(rows, target, rank=1):
     return export(selected(rows, rank=rank), target)[0]["document"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_export_is_readable_and_states_prediction_and_age(target: str) -> None:
+def test_every_export_is_readable_and_states_prediction_and_age(target):
     body, text = export(selected(UNIFORM), target)
     for fact in ("resnet50", "20261120T030000-ab12", "2026-11-20 03:00 UTC"):
         assert fact in text
@@ -105,7 +100,7 @@ def test_every_export_is_readable_and_states_prediction_and_age(target: str) -> 
     assert target == "torchrun" or parsed == body["document"]
 
 
-def test_skypilot_lists_the_ranks_that_one_command_trains() -> None:
+def test_skypilot_lists_the_ranks_that_one_command_trains():
     task = document(UNIFORM, "skypilot")
     assert task["num_nodes"] == 2 and "--nproc-per-node 4" in task["run"]
     assert [tuple(one.values()) for one in task["resources"]["ordered"]] == [
@@ -126,12 +121,12 @@ def test_skypilot_lists_the_ranks_that_one_command_trains() -> None:
 
 
 @pytest.mark.parametrize("target", ["skypilot", "karpenter", "fleet"])
-def test_mixed_types_are_refused(target: str) -> None:
+def test_mixed_types_are_refused(target):
     with pytest.raises(ExportRefused):
         export(selected(MIXED), target)
 
 
-def test_sagemaker_requests_are_valid_and_in_order_of_rank() -> None:
+def test_sagemaker_requests_are_valid_and_in_order_of_rank():
     metal = row(2, "2xg4dn.metal", 8.0, layout="8", batch_per_device="32")
     spot = row(3, "2xg5.12xlarge", 10.0, market="spot", zone="us-east-1b")
     slow = row(4, "1xg4dn.xlarge", 1000.0, layout="1", batch_per_device="8", accumulation_steps=32)
@@ -158,7 +153,7 @@ def test_sagemaker_requests_are_valid_and_in_order_of_rank() -> None:
         document([metal | {"rank": 1}], "sagemaker")
 
 
-def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices() -> None:
+def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices():
     hours = {"g4dn.12xlarge": 24.0, "g5.12xlarge": 16.0}
     rows = [row(n, f"2x{kind}", own) for n, (kind, own) in enumerate(hours.items(), 1)]
     pool, *overlays = document(rows, "karpenter")
@@ -178,7 +173,7 @@ def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices() -> None:
         assert adjusted[0] == pytest.approx(adjusted[1])
 
 
-def test_karpenter_has_a_pool_for_each_market_and_prices_by_hours_for_fastest() -> None:
+def test_karpenter_has_a_pool_for_each_market_and_prices_by_hours_for_fastest():
     found = document([one | {"goal": "fastest"} for one in UNIFORM], "karpenter")
     pools = [one for one in found if one["kind"] == "NodePool"]
     assert [(one["metadata"]["name"], one["spec"]["weight"]) for one in pools] == [
@@ -191,8 +186,8 @@ def test_karpenter_has_a_pool_for_each_market_and_prices_by_hours_for_fastest() 
 
 
 def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     request = document(UNIFORM, "fleet")
@@ -215,7 +210,7 @@ def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_local_machines_are_refused_except_for_torchrun(target: str) -> None:
+def test_local_machines_are_refused_except_for_torchrun(target):
     selection = selected([row(1, "2xlc.large", 0.5, provider="local", layout="1")])
     if target == "torchrun":
         assert export(selection, target)[0]["document"]["devices"] == (1, 1)
@@ -224,7 +219,7 @@ def test_local_machines_are_refused_except_for_torchrun(target: str) -> None:
         export(selection, target)
 
 
-def test_the_row_is_selected_by_goal_provider_and_rank() -> None:
+def test_the_row_is_selected_by_goal_provider_and_rank():
     limited = [
         row(1, "1xg4dn.12xlarge", 9.0, goal="cheapest_within_deadline", constraint_hours=hours)
         for hours in (12.0, 24.0)
@@ -233,7 +228,7 @@ def test_the_row_is_selected_by_goal_provider_and_rank() -> None:
     chosen = selected(rows, goal="cheapest_within_deadline 24 h")
     assert chosen.first.row["constraint_hours"] == 24.0
     local = row(1, "1xlc.large", 1.0, provider="local")
-    refused: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
+    refused = [
         (rows, {}),
         (rows, {"goal": "cheapest_within_deadline"}),
         (rows, {"goal": "cheepest"}),
@@ -252,7 +247,7 @@ def test_the_row_is_selected_by_goal_provider_and_rank() -> None:
         selected([never])
 
 
-def test_old_publications_and_missed_constraints_are_warned_of() -> None:
+def test_old_publications_and_missed_constraints_are_warned_of():
     assert selected(UNIFORM).warnings == []
     assert len(selected(UNIFORM, now=NOW + timedelta(days=3)).warnings) == 2
     assert len(selected(MIXED, rank=2).warnings) == 1
@@ -261,15 +256,13 @@ def test_old_publications_and_missed_constraints_are_warned_of() -> None:
     assert len(selected([first | {"p_required": 0.9}]).warnings) == 1
 
 
-def test_newlines_in_names_stay_inside_comments() -> None:
+def test_newlines_in_names_stay_inside_comments():
     hostile = [row(1, "2xg5.12xlarge", 10.0, model_version="7\nimport os")]
     for target in ("torchrun", "skypilot", "karpenter"):
         assert "\nimport os" not in export(selected(hostile), target)[1]
 
 
-def test_the_command_prints_or_writes_the_file(
-    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_command_prints_or_writes_the_file(own_environment, monkeypatch, tmp_path):
     monkeypatch.chdir(furnished())
     monkeypatch.setenv("SRIFT_HOME", str(furnished() / "state"))
     words = ["export", "conv", "--to", "torchrun", "--goal", "fastest"]
@@ -306,7 +299,7 @@ dist.destroy_process_group()
 """
 
 
-def run_nodes(commands: list[str], folder: Path, script: str) -> str:
+def run_nodes(commands, folder, script):
     """Run each node's command on this machine with `script`, and return what they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -325,7 +318,7 @@ def run_nodes(commands: list[str], folder: Path, script: str) -> str:
 
 
 @pytest.mark.local
-def test_unequal_shares_train_like_one_process(tmp_path: Path) -> None:
+def test_unequal_shares_train_like_one_process(tmp_path):
     shares = {"layout": "1", "batch_per_device": "3+1", "accumulation_steps": 2}
     body, text = export(
         selected([row(1, "1xg5.12xlarge+1xg4dn.xlarge", 1.0, **shares)]), "torchrun"

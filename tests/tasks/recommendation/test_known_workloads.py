@@ -1,17 +1,11 @@
 """What is known of workloads, and who is asked about one where nobody says."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
 from tasks.workspace.settings import SettingsError
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, install
 from tests.warehouse.builders import PROFILE, body, setup
 from warehouse.append import append_records, note_instance_types, note_workloads
@@ -25,7 +19,7 @@ both,local,1xs.small,16,0.4,,
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     one = install(tmp_path)
     (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text(
@@ -36,12 +30,12 @@ def here(tmp_path: Path) -> Workspace:
     return one
 
 
-def known(here: Workspace) -> dict[tuple[str, str], dict[str, Any]]:
+def known(here):
     found = known_workloads(here.warehouse, here.settings)
     return {(one["workload"], one["provider"]): one for one in found if not one["public_rows"]}
 
 
-def test_rows_devices_and_facts_are_listed_by_provider(here: Workspace) -> None:
+def test_rows_devices_and_facts_are_listed_by_provider(here):
     found = known(here)
     both = ("both", "ec2"), ("both", "local")
     assert set(found) == {("vit", "ec2"), *both, ("facts-only", "ec2"), ("conv", ""), ("lm", "")}
@@ -53,7 +47,7 @@ def test_rows_devices_and_facts_are_listed_by_provider(here: Workspace) -> None:
     assert found["conv", ""]["in_settings"] and not vit["in_settings"]
 
 
-def test_measured_rows_are_not_imported_rows(here: Workspace) -> None:
+def test_measured_rows_are_not_imported_rows(here):
     with here.warehouse.transact() as connection:
         noted = [{"workload": "conv", "digest": "w1"}]
         note_workloads(connection, noted, provider="local", noted_at=NOON)
@@ -68,8 +62,8 @@ def test_measured_rows_are_not_imported_rows(here: Workspace) -> None:
 
 
 def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(
-    here: Workspace,
-) -> None:
+    here,
+):
     prices.note_definitions(here, NOON)
     assert ("conv", "local") not in known(here) and ("conv", "") in known(here)
     with here.warehouse.transact() as connection:
@@ -84,15 +78,15 @@ def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(
     assert known(here)["conv", "local"]["flops_per_sample"] == 3.0
 
 
-def test_nothing_is_known_before_the_first_refresh_and_nothing_is_made(tmp_path: Path) -> None:
+def test_nothing_is_known_before_the_first_refresh_and_nothing_is_made(tmp_path):
     here = install(tmp_path)
     here.warehouse.path.unlink()
     assert set(known(here)) == {("conv", ""), ("lm", "")}
     assert not here.warehouse.path.exists()
 
 
-def test_the_provider_that_knows_the_workload_is_asked(here: Workspace) -> None:
-    def asked(workload: str) -> tuple[str, str]:
+def test_the_provider_that_knows_the_workload_is_asked(here):
+    def asked(workload):
         return provider_that_knows(here.warehouse, here.settings, workload)
 
     assert asked("conv") == ("local", "")

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
-from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Mode, Workload
-from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.recommendation.pilots import pilots_for
 from tasks.recommendation.recommend import Case
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
-from tasks.workspace.workspace import Workspace
 from tests.benchmarks import synthetic_market as synthetic
 from tests.installed import NOON, DescribedMachines, champion, install
 from tests.models.guessing import FLOPS, asked, data, seconds
 from warehouse import append
 
 
-def pilots_of(
-    here: Workspace, champion: Champion, workload: Workload, *, count: int = 3
-) -> dict[str, Any]:
+def pilots_of(here, champion, workload, *, count=3):
     sold = here.provider.offers(NOON)
     case = Case.of(here, champion, workload, sold, pd.DataFrame())
     return pilots_for(case, case.plan(), buyable=sold, count=count)
@@ -37,7 +29,7 @@ def pilots_of(
 DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)
 
 
-def test_a_new_workload_is_profiled_first_in_each_tolerated_precision(tmp_path: Path) -> None:
+def test_a_new_workload_is_profiled_first_in_each_tolerated_precision(tmp_path):
     here = install(tmp_path, "conv", "new_workload")
     asked = replace(here.workloads[1], goals=DEADLINE)
     found = pilots_of(here, champion(), asked)
@@ -52,7 +44,7 @@ def test_a_new_workload_is_profiled_first_in_each_tolerated_precision(tmp_path: 
     assert profiled == {"fp32", "bf16"}
 
 
-def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path: Path) -> None:
+def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path):
     names = frozenset(one.name for one in DescribedMachines().instance_types())
     here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(unpriced=names))
     for workload in here.workloads:
@@ -64,14 +56,14 @@ def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path: Path) -
 class DearSpot(DescribedMachines):
     """Without an AWS account list prices are known and spot prices are not."""
 
-    def offers(self, now: datetime) -> list[Offer]:
+    def offers(self, now):
         return [
             one if one.market == "on-demand" else replace(one, usd_per_hour=None)
             for one in super().offers(now)
         ]
 
 
-def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path: Path) -> None:
+def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
     here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
     assert here.settings.campaign.market == "spot"
     found = pilots_of(here, champion(), replace(here.workloads[1], goals=DEADLINE))
@@ -89,13 +81,13 @@ class Gpus(DescribedMachines):
 
     name: str = "ec2"
 
-    def instance_types(self) -> list[InstanceType]:
+    def instance_types(self):
         return TYPES
 
-    def offers(self, now: datetime) -> list[Offer]:
+    def offers(self, now):
         return [replace(one, price_as_of=now) for one in synthetic.offers(TYPES)]
 
-    def fits(self, cluster: Cluster) -> str:
+    def fits(self, cluster):
         return "" if len(cluster.members) <= 4 else "too many"
 
 
@@ -105,12 +97,12 @@ NAMES = (
 )
 
 
-def described(types: list[InstanceType]) -> pd.DataFrame:
+def described(types):
     columns = [{name: getattr(one, name) for name in NAMES} for one in types]
     return pd.DataFrame(columns).assign(digest=[one.digest for one in types])
 
 
-def measured() -> TrainingData:
+def measured():
     """Four networks, on one device of every type."""
     rows = [
         asked(name, f"1x{one.name}", batch).assign(
@@ -125,13 +117,11 @@ def measured() -> TrainingData:
 
 
 @cache
-def model() -> Champion:
+def model():
     return Champion(version=1, model=fit(measured(), seed=1))
 
 
-def new_workload(
-    *, hours: float = 12.0, batch: int = 256, p_required: float | None = None
-) -> Workload:
+def new_workload(*, hours=12.0, batch=256, p_required=None):
     goal = Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required)
     return Workload(
         name="new",
@@ -143,7 +133,7 @@ def new_workload(
     )
 
 
-def home(folder: Path, *, flops: float | None = 1.5e10) -> Workspace:
+def home(folder, *, flops=1.5e10):
     """Where the facts of a network were imported, and no measurement of it."""
     here = install(folder, "conv", provider=Gpus())
     facts = FACTS if flops is None else FACTS | {"flops_per_sample": flops}
@@ -152,7 +142,7 @@ def home(folder: Path, *, flops: float | None = 1.5e10) -> Workspace:
     return here
 
 
-def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path: Path) -> None:
+def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path):
     found = pilots_of(home(tmp_path), model(), new_workload())
     assert found["settled"] is False and len(found["runs"]) == 3 and found["reason"] == ""
     after = [one["regret_after"] for one in found["runs"]]
@@ -161,7 +151,7 @@ def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path: Path) -> 
         assert one["usd"] > 0 and one["seconds"] > 0 and one["kind"] == "train"
 
 
-def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path: Path) -> None:
+def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path):
     here = home(tmp_path)
     fastest = replace(new_workload(), goals=(Goal(goal="fastest"),))
     case = Case.of(here, model(), fastest, here.provider.offers(NOON), pd.DataFrame())
@@ -174,9 +164,7 @@ def test_a_deadline_in_doubt_has_pilots_and_a_hopeless_deadline_none(tmp_path: P
 
 
 @pytest.mark.parametrize(("flops", "peak"), [(None, True), (1.5e10, False)])
-def test_without_a_guess_no_pilots_are_named(
-    tmp_path: Path, flops: float | None, peak: bool
-) -> None:
+def test_without_a_guess_no_pilots_are_named(tmp_path, flops, peak):
     known = model().model
     if not peak:
         alone = replace(known.facts.alone, sheets={})
@@ -197,10 +185,10 @@ STRANGERS = [
 class WithStrangers(Gpus):
     """And two devices without a measurement, of which the first has a data sheet."""
 
-    def instance_types(self) -> list[InstanceType]:
+    def instance_types(self):
         return [*TYPES, *STRANGERS]
 
-    def offers(self, now: datetime) -> list[Offer]:
+    def offers(self, now):
         sold = synthetic.offers(TYPES)
         for kind in STRANGERS:
             for one in synthetic.offers([TYPES[0]]):
@@ -209,7 +197,7 @@ class WithStrangers(Gpus):
         return [replace(one, price_as_of=now) for one in sold]
 
 
-def test_a_device_without_a_measurement_is_compared_by_its_data_sheet(tmp_path: Path) -> None:
+def test_a_device_without_a_measurement_is_compared_by_its_data_sheet(tmp_path):
     here = install(tmp_path, "conv", provider=WithStrangers())
     every = measured().instance_types, described(STRANGERS)
     known = fit(replace(measured(), instance_types=pd.concat(every, ignore_index=True)), seed=1)

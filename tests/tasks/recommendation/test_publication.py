@@ -1,9 +1,6 @@
 """The published table as readers of JSON get it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.recommendation.publication import after_refresh
@@ -18,7 +15,7 @@ KEPT = {
 }
 
 
-def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(tmp_path: Path) -> None:
+def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(tmp_path):
     warehouse = fresh(tmp_path)
     row = recommendation(goal="fastest", status="infeasible", reason="nothing on offer")
     nothing = {name: value if name in KEPT else None for name, value in row.items()}
@@ -40,8 +37,8 @@ FACTS = "workload,parameters,gradient_bytes,samples\nforeign,25,100,\npaper,25,1
 
 
 def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_and_the_next_command(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(name="ec2"))
     (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text(FACTS)

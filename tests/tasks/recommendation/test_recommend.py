@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
-from models.domain.cluster import Offer
 from models.domain.workload import Mode
 from models.step_time.model import fit
 from tasks.providers.base import ProviderError
@@ -20,7 +16,6 @@ from tasks.recommendation import recommend
 from tasks.recommendation.recommend import Case, recommend_all, supply_of, with_usual_goals
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from warehouse import append
 
@@ -28,35 +23,33 @@ GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "faste
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     return install(tmp_path)
 
 
-def rows_of(
-    here: Workspace, offers: list[Offer] | None = None, asked: Champion | None = None
-) -> list[Any]:
+def rows_of(here, offers=None, asked=None):
     sold = here.provider.offers(NOON) if offers is None else offers
     return recommend_all(here, asked, sold, measured().runs)
 
 
 def case_of(
-    here: Workspace,
-    offers: list[Offer] | None = None,
-    runs: pd.DataFrame | None = None,
-    asked: Champion | None = None,
-    **changes: Any,
-) -> Case:
+    here,
+    offers=None,
+    runs=None,
+    asked=None,
+    **changes,
+):
     """The case of conv, its definition changed so."""
     conv = replace(with_usual_goals(here.workloads[0]), **changes)
     sold = here.provider.offers(NOON) if offers is None else offers
     return Case.of(here, asked or champion(), conv, sold, measured().runs if runs is None else runs)
 
 
-def firsts(rows: list[Any], workload: str) -> dict[str, Any]:
+def firsts(rows, workload):
     return {row["goal"]: row for row in rows if row["workload"] == workload and row["rank"] == 1}
 
 
-def test_every_goal_of_every_workload_has_a_row(here: Workspace) -> None:
+def test_every_goal_of_every_workload_has_a_row(here):
     rows = rows_of(here, asked=champion(7))
     for workload in ("conv", "lm"):
         assert list(firsts(rows, workload)) == GOALS
@@ -73,7 +66,7 @@ def test_every_goal_of_every_workload_has_a_row(here: Workspace) -> None:
         assert (row["cluster"], row["usd"], row["model_version"]) == (None, None, None)
 
 
-def test_a_workload_without_measurements_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_workload_without_measurements_leaves_the_others_alone(tmp_path):
     rows = rows_of(install(tmp_path, "conv", "new_workload"), asked=champion())
     new = [row for row in rows if row["workload"] == "new_workload"]
     assert [(row["goal"], row["status"]) for row in new] == [(goal, "infeasible") for goal in GOALS]
@@ -83,7 +76,7 @@ def test_a_workload_without_measurements_leaves_the_others_alone(tmp_path: Path)
 
 
 @cache
-def knows_bf16() -> Champion:
+def knows_bf16():
     """Conv was measured in bf16 too, twice as fast."""
     data = measured()
     runs, profiles = (one[one["workload"] == "conv"] for one in (data.runs, data.profiles))
@@ -97,8 +90,8 @@ def knows_bf16() -> Champion:
     return Champion(version=4, model=fit(more, seed=1))
 
 
-def test_the_choice_is_among_tolerated_and_measured_precisions(here: Workspace) -> None:
-    def rows(*precisions: str, **facts: float) -> list[Any]:
+def test_the_choice_is_among_tolerated_and_measured_precisions(here):
+    def rows(*precisions, **facts):
         modes = tuple(map(Mode, precisions))
         return case_of(here, asked=knows_bf16(), modes=modes, **facts).plan().rows
 
@@ -110,7 +103,7 @@ def test_the_choice_is_among_tolerated_and_measured_precisions(here: Workspace) 
         assert {row["status"] for row in rows("fp16", **facts)} == {"infeasible"}
 
 
-def test_types_that_the_champion_does_not_know_are_not_guessed(here: Workspace) -> None:
+def test_types_that_the_champion_does_not_know_are_not_guessed(here):
     offers = here.provider.offers(NOON)
     kind = replace(offers[0].instance_type, name="x.new")
     stranger = [replace(offers[0], usd_per_hour=1e-6, instance_type=kind)]
@@ -130,8 +123,8 @@ def test_types_that_the_champion_does_not_know_are_not_guessed(here: Workspace) 
 
 
 def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_launched(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     bare = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
     ec2 = bare.settings.ec2.model_copy(update={"bucket": "mine-1"})
     able = replace(bare, settings=bare.settings.model_copy(update={"ec2": ec2}))
@@ -141,8 +134,8 @@ def test_the_reason_names_a_command_that_spends_money_only_if_machines_can_be_la
             assert ("srift import" in row["reason"]) is not spends
 
 
-def test_measured_runs_count_the_runs_of_that_setup(here: Workspace) -> None:
-    def counted(runs: pd.DataFrame) -> int:
+def test_measured_runs_count_the_runs_of_that_setup(here):
+    def counted(runs):
         return int(
             firsts(case_of(here, runs=runs).plan().rows, "conv")["cheapest"]["measured_runs"]
         )
@@ -156,7 +149,7 @@ def test_measured_runs_count_the_runs_of_that_setup(here: Workspace) -> None:
     assert counted(pd.DataFrame([run | {"runs": 2}, run | {"runs": 5, "layout": None}])) == 7
 
 
-def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here: Workspace) -> None:
+def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here):
     offers = here.provider.offers(NOON)
     day = {one.instance_type.name: NOON - timedelta(days=at) for at, one in enumerate(offers)}
     offers = [replace(one, price_as_of=day[one.instance_type.name]) for one in offers]
@@ -168,12 +161,12 @@ def test_the_date_of_a_price_is_that_of_the_rows_oldest_machine(here: Workspace)
 
 
 @pytest.mark.parametrize("digest", ["edited", IMPORTED])
-def test_old_runs_do_not_count_for_a_changed_workload(here: Workspace, digest: str) -> None:
+def test_old_runs_do_not_count_for_a_changed_workload(here, digest):
     rows = case_of(here, digest=digest).plan().rows
     assert {row["status"] for row in rows} == {"infeasible"}
 
 
-def test_the_measured_size_of_a_gradient_reaches_the_planner(here: Workspace) -> None:
+def test_the_measured_size_of_a_gradient_reaches_the_planner(here):
     row = {"workload": "conv", "digest": here.workloads[0].digest, "samples": 1}
     row |= {"gradient_bytes": 123, "parameters": 30}
     with here.warehouse.transact() as connection:
@@ -189,14 +182,14 @@ class Scored(DescribedMachines):
     patience: int = 1000
     asked: list[tuple[str, tuple[str, ...], int]] = field(default_factory=list)
 
-    def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
+    def placement_scores(self, region, names, count):
         self.asked.append((region, tuple(names), count))
         if len(self.asked) > self.patience:
             raise ProviderError("too many different questions")
         return {"a": 10 - count, "b": 1}
 
 
-def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path: Path) -> None:
+def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
     machines = Scored()
     rows = rows_of(install(tmp_path, provider=machines), asked=champion())
     for row in rows:
@@ -208,9 +201,7 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path: Path
 
 
 @pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
-def test_without_more_scores_the_others_stay_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int, most: int, asked: int
-) -> None:
+def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, patience, most, asked):
     monkeypatch.setattr(recommend, "MOST_SCORES", most)
     machines = Scored(patience=patience)
     rows = rows_of(install(tmp_path, provider=machines), asked=champion())
@@ -219,15 +210,15 @@ def test_without_more_scores_the_others_stay_unknown(
 
 
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(
-    here: Workspace,
-) -> None:
+    here,
+):
     offers = [
         replace(one, interruption_source="Spot Advisor", own_price="own discount")
         for one in here.provider.offers(NOON)
     ]
     case = case_of(here, offers)
     known = replace(case.experience, interruptions={"s.large": "own launches"})
-    sources: dict[bool, set[str]] = {True: set(), False: set()}
+    sources = {True: set(), False: set()}
     for row in replace(case, experience=known).plan(top=40).rows:
         types = {one["instance_type"] for one in row["cluster_offers"] if one["market"] == "spot"}
         assert "own discount" in row["reason"]
@@ -237,7 +228,7 @@ def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(
     assert sources == {True: {"own launches"}, False: {"Spot Advisor"}}
 
 
-def test_a_strategy_without_proof_of_learning_is_vetoed(here: Workspace) -> None:
+def test_a_strategy_without_proof_of_learning_is_vetoed(here):
     sparse = Mode(strategy="ddp-mstopk")
     case = case_of(here, modes=(Mode(), sparse))
     supply = supply_of(here, case.workload, case.known, case.experience.conditions)

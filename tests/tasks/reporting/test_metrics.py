@@ -1,10 +1,6 @@
 """Figures for Prometheus: first choices by goal, and moments; unknown values are left out."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,12 +13,12 @@ ROW = dict.fromkeys(
 ODD = 'a "name"\\'
 
 
-def row(workload: str, **changes: Any) -> dict[str, Any]:
+def row(workload, **changes):
     known = {"workload": workload, "cluster": "2xa", "hours": 1.5, "usd": 0.25}
     return ROW | known | {"price_as_of": NOON} | changes
 
 
-def test_first_choices_are_written_and_unknown_values_left_out(tmp_path: Path) -> None:
+def test_first_choices_are_written_and_unknown_values_left_out(tmp_path):
     nothing = {"cluster": None, "hours": None, "usd": None, "newest_measurement_at": EVENING}
     rows = [
         row("conv"),
@@ -38,7 +34,7 @@ def test_first_choices_are_written_and_unknown_values_left_out(tmp_path: Path) -
         for one in family.samples
     }
 
-    def choice(figure: str, workload: str, limit: str = "") -> float | None:
+    def choice(figure, workload, limit=""):
         labels = {"constraint": limit, "goal": "cheapest", "provider": "local"}
         key = (f"choice_{figure}", *labels.values(), workload)
         return found.get(key)

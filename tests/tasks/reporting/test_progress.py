@@ -1,10 +1,7 @@
 """Progress off and on a terminal; artifacts that hold no NaN."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,12 +11,12 @@ from tasks.reporting.live_progress import LiveReporter, working
 from tasks.reporting.progress import Reporter, reporter, reporting_to
 
 
-def terminal() -> tuple[Console, io.StringIO]:
+def terminal():
     shown = io.StringIO()
     return Console(file=shown, force_terminal=True, width=120), shown
 
 
-def test_off_a_terminal_only_finished_steps_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_a_terminal_only_finished_steps_are_lines(capsys):
     plain = Reporter()
     plain.start(3)
     plain.watch("2xa: train conv", 1, 0.1)
@@ -28,7 +25,7 @@ def test_off_a_terminal_only_finished_steps_are_lines(capsys: pytest.CaptureFixt
     assert (captured.out, captured.err) == ("", "prices: 10 offers\n")
 
 
-def test_the_bar_shows_runs_and_dollars_and_goes_away() -> None:
+def test_the_bar_shows_runs_and_dollars_and_goes_away():
     console, shown = terminal()
     live = LiveReporter(console)
     with pytest.raises(KeyboardInterrupt), reporting_to(live):
@@ -43,7 +40,7 @@ def test_the_bar_shows_runs_and_dollars_and_goes_away() -> None:
     assert "after the end" not in shown.getvalue() and type(reporter()) is Reporter
 
 
-def test_a_long_answer_is_under_way_on_a_terminal_alone() -> None:
+def test_a_long_answer_is_under_way_on_a_terminal_alone():
     console, shown = terminal()
     pipe = io.StringIO()
     for one in (console, Console(file=pipe)):
@@ -53,9 +50,9 @@ def test_a_long_answer_is_under_way_on_a_terminal_alone() -> None:
 
 
 def test_artifacts_hold_the_table_without_nan_and_the_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: dict[str, Any] = {}
+    monkeypatch,
+):
+    made = {}
     for kind, body in (("link", "link"), ("table", "table"), ("markdown", "markdown")):
         monkeypatch.setattr(
             f"prefect.artifacts.create_{kind}_artifact",

@@ -1,16 +1,11 @@
 """The report page of a publication: its sections, text from outside, and in a browser."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from tasks.reporting import report_page
 from tasks.reporting.report_page import PageSource
@@ -28,7 +23,6 @@ from tests.warehouse.builders import (
     stamp,
 )
 from warehouse.append import append, append_records
-from warehouse.database import Warehouse
 from warehouse.publication import publish
 from warehouse.reads import reported
 
@@ -38,7 +32,7 @@ SOURCES = {"local": PageSource(illustrative=True, refresh="srift refresh")}
 NOTHING = INFEASIBLE | {"reason": "nothing is that cheap", "price_as_of": None}
 
 
-def history(warehouse: Warehouse) -> None:
+def history(warehouse):
     """Models, judged promises, leases with their runs, and drift."""
     made = {"provider": "local", "training_digest": "d", "code_commit": "abc", "reason": HOSTILE}
     score = {"split": "workload", "group": "all", "rows": 40, "p90_error": 0.3, "median_width": 0.4}
@@ -69,7 +63,7 @@ def history(warehouse: Warehouse) -> None:
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def used(tmp_path_factory):
     """The page of a warehouse with two publications and a past; only read it."""
     folder = tmp_path_factory.mktemp("used")
     warehouse = fresh(folder)
@@ -87,7 +81,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_every_section_has_its_figures(used: Path) -> None:
+def test_every_section_has_its_figures(used):
     page = used.read_text()
     assert page.count("<section") == 7
     assert page.count("<svg") == 5  # two workloads, the model, the ledger, the refreshes
@@ -96,14 +90,14 @@ def test_every_section_has_its_figures(used: Path) -> None:
     assert len(page) < 1_000_000
 
 
-def test_text_from_outside_is_escaped_in_tables_and_charts(used: Path) -> None:
+def test_text_from_outside_is_escaped_in_tables_and_charts(used):
     page = used.read_text()
     assert "<script>document" not in page and "<b>net" not in page and "why <i>" not in page
     assert "&lt;b&gt;net" in page and page.count("<script") == 1
     assert "connect-src" not in page and "default-src 'none'" in page and "src=" not in page
 
 
-def test_an_empty_past_has_sentences_in_place_of_figures(tmp_path: Path) -> None:
+def test_an_empty_past_has_sentences_in_place_of_figures(tmp_path):
     warehouse = fresh(tmp_path)
     publish(warehouse, [recommendation(**NOTHING)], stamp(1))
     page = report_page.draw(reported(warehouse), SOURCES)
@@ -111,9 +105,9 @@ def test_an_empty_past_has_sentences_in_place_of_figures(tmp_path: Path) -> None
 
 
 @contextmanager
-def opened(file: Path, **context: Any) -> Iterator[Page]:
+def opened(file, **context):
     """The file in Chromium; a request or a message on the console is an error."""
-    trouble: list[str] = []
+    trouble = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET.split())
         page = browser.new_context(**context).new_page()
@@ -128,9 +122,9 @@ def opened(file: Path, **context: Any) -> Iterator[Page]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
-def test_the_page_works_in_a_browser(used: Path) -> None:
+def test_the_page_works_in_a_browser(used):
     for width, scheme in ((390, "light"), (1280, "dark")):
-        view: Any = {"width": width, "height": 900}
+        view = {"width": width, "height": 900}
         with opened(used, viewport=view, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert page.title() == "Srift: where to train"
@@ -143,7 +137,7 @@ def test_the_page_works_in_a_browser(used: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
-def test_the_table_is_filtered_sorted_and_unfolded(used: Path) -> None:
+def test_the_table_is_filtered_sorted_and_unfolded(used):
     with opened(used) as page:
         count, first = page.locator("#count"), page.locator("#recommendations tbody:visible")
         expect(count).to_have_text("3 first choices, 4 rivals")

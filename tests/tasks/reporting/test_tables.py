@@ -1,9 +1,6 @@
 """What a person reads off a terminal: whole cells, unknown values said, no escape codes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,20 +16,20 @@ DEADLINE = {"goal": "cheapest_within_deadline", "constraint_hours": 4.0}
 NOTHING = {"cluster": None, "cluster_offers": [], "status": "infeasible", "reason": "too slow"}
 
 
-def row(**changes: Any) -> dict[str, Any]:
+def row(**changes):
     return {"provider": "local"} | recommendation(**changes)
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def shown(rows: Rows, *now: datetime) -> str:
+def printed(capsys):
+    def shown(rows, *now):
         printing.print_recommendations(rows, *now)
         return capsys.readouterr().out
 
     return shown
 
 
-def test_first_choices_rivals_and_reasons(printed: Callable[..., str]) -> None:
+def test_first_choices_rivals_and_reasons(printed):
     rows = [
         row(**DEADLINE),
         row(**DEADLINE, rank=2, cluster="1xbig", usd=None, reason="it is dearer"),
@@ -46,39 +43,39 @@ def test_first_choices_rivals_and_reasons(printed: Callable[..., str]) -> None:
     assert " mode " not in shown and "0.500 (0.400-0.600)" in shown
 
 
-def test_a_workload_without_an_answer_takes_one_line(printed: Callable[..., str]) -> None:
+def test_a_workload_without_an_answer_takes_one_line(printed):
     shown = printed([row(**NOTHING), row(goal="fastest", **NOTHING)])
     assert shown.count("infeasible") == 1 and "limited by" not in shown
 
 
 @pytest.mark.parametrize(("days", "old"), [(6, ""), (630, ", 630 days old")])
-def test_old_prices_have_their_age(printed: Callable[..., str], days: int, old: str) -> None:
+def test_old_prices_have_their_age(printed, days, old):
     shown = printed([row(provider="ec2", usd_storage=0.1)], NOON + timedelta(days=days, minutes=1))
     assert f"2026-11-20 12:00 UTC{old}; usd" in shown and "illustrative" not in shown
 
 
-def test_cautions_are_printed_once(printed: Callable[..., str]) -> None:
+def test_cautions_are_printed_once(printed):
     reason = "it costs least" + printing.as_caution("the model is off by 60%")
     shown = printed([row(reason=reason), row(goal="fastest", reason=reason)])
     assert shown.count("60%") == 1 and "caution" not in shown
     assert printing.without_cautions(reason) == "it costs least"
 
 
-def test_mode_and_risk_have_columns_if_any_row_has_them(printed: Callable[..., str]) -> None:
+def test_mode_and_risk_have_columns_if_any_row_has_them(printed):
     assert "risk" not in printed([row(interruption_risk=0.0)])
     shown = printed([row(provider="ec2", precision="bf16", strategy="fsdp")])
     assert "bf16 fsdp" in shown and "20%" in shown and "as srift.toml states" in shown
 
 
 def test_small_numbers_have_no_exponent_and_long_clusters_are_whole(
-    printed: Callable[..., str],
-) -> None:
+    printed,
+):
     tiny = {"step_s": 0.00172, "step_low_s": 0.00123, "step_high_s": 0.00241, "usd": 0.0000432}
     shown = printed([row(**tiny, cluster="1xg4dn.12xlarge+" * 9 + "2xlast.one")])
     assert "0.0017 (0.0012-0.0024)" in shown and "0.000043" in shown and "\u2026" not in shown
 
 
-def test_the_frontier_and_pilots(printed: Callable[..., str]) -> None:
+def test_the_frontier_and_pilots(printed):
     run = {"kind": "train", "cluster": "2xs.large", "batch_per_device": "8", "usd": 0.004}
     run |= {"accumulation_steps": 2, "precision": "bf16"}
     run |= {"regret_after": 0.1, "assured_after": None}
@@ -93,7 +90,7 @@ def test_the_frontier_and_pilots(printed: Callable[..., str]) -> None:
         assert word in printed([row() | {"pilots": pilots | {"settled": settled, "runs": []}}])
 
 
-def test_the_table_for_the_page_has_a_line_a_row() -> None:
+def test_the_table_for_the_page_has_a_line_a_row():
     rows = [row(batch_per_device="8", accumulation_steps=2), row(**NOTHING)]
     table = printing.recommendation_table(rows)
     first, second = (dict(zip(table.headings, line, strict=True)) for line in table.lines)
@@ -101,7 +98,7 @@ def test_the_table_for_the_page_has_a_line_a_row() -> None:
     assert second["cluster"] == "infeasible" and "usd" in table.numbers
 
 
-def test_launches_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launches_add_up(capsys):
     offer = DescribedMachines().offers(NOON)[0]
     launch = PlannedLaunch(
         cluster=Cluster.of((2, offer)), items=(), est_s=10.0, est_usd=0.25, reason="two [profiles]"
@@ -112,7 +109,7 @@ def test_launches_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2xs.small" in shown and "two [profiles]" in shown and "$0.5000" in shown
 
 
-def test_imports_offers_and_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_imports_offers_and_workloads(capsys):
     files = {"file": "rows.csv", "facts_file": None, "forgotten": True, "imported_at": NOON}
     printing.print_imports([{"import_id": "abc", "providers": ["ec2"], "workloads": [], **files}])
     offer = offered("g5.xlarge", 1, None)

@@ -1,17 +1,12 @@
 """The model registry: versions, aliases, and a puller's program without this project."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -56,37 +51,37 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def home() -> Path:
+def home():
     return furnished() / "state"
 
 
 @cache
-def client(home: Path) -> MlflowClient:
+def client(home):
     uri = f"sqlite:///{home / 'mlflow.db'}"
     return MlflowClient(uri, uri)
 
 
 @pytest.fixture
-def copy(home: Path, tmp_path: Path) -> Path:
+def copy(home, tmp_path):
     """A copy of the registry whose artifacts are those of `home`."""
     shutil.copy(home / "mlflow.db", tmp_path)
     return tmp_path
 
 
-def log(home: Path, provider: str = "local") -> int:
+def log(home, provider="local"):
     return registry.log_challenger(
         home, provider, model(), scoreboard=scores(), card="", provenance=provenance()
     )
 
 
-def requirements(home: Path) -> list[str]:
+def requirements(home):
     (file,) = home.glob("mlartifacts/**/requirements.txt")
     return file.read_text().split()
 
 
-def absent_from_a_clean_environment(wanted: list[str]) -> list[str]:
+def absent_from_a_clean_environment(wanted):
     """Return the installed modules that `wanted` and its dependencies do not bring."""
-    kept: set[str] = set()
+    kept = set()
     queue = [Requirement(text) for text in wanted]
     while queue:
         requirement = queue.pop()
@@ -103,7 +98,7 @@ def absent_from_a_clean_environment(wanted: list[str]) -> list[str]:
     return sorted(strangers | {"models", "tasks", "flows", "warehouse", "tests"})
 
 
-def pull(home: Path, folder: Path, *frames: Mapping[Any, list[Any]]) -> list[Any]:
+def pull(home, folder, *frames):
     """Ask the champion in a program that has only mlflow and the logged requirements."""
     absent = absent_from_a_clean_environment(requirements(home))
     assert {"torch", "prefect", "duckdb", "models", "tasks"} <= set(absent)
@@ -116,7 +111,7 @@ def pull(home: Path, folder: Path, *frames: Mapping[Any, list[Any]]) -> list[Any
     return list(json.loads(ended.stdout.splitlines()[-1]))
 
 
-def test_the_champion_answers_a_puller(home: Path, tmp_path: Path) -> None:
+def test_the_champion_answers_a_puller(home, tmp_path):
     whole = SETUPS.assign(layout="1", accumulation_steps=[1, 2, 1], strategy="ddp", market=None)
     numbers = SETUPS.head(1).assign(batch_per_device=16, layout=1)
     unknown = SETUPS.assign(workload="convv")
@@ -130,7 +125,7 @@ def test_the_champion_answers_a_puller(home: Path, tmp_path: Path) -> None:
     assert "convv" in no_workload and "48.5" in no_batch
 
 
-def test_a_version_carries_scoreboard_card_and_provenance(home: Path) -> None:
+def test_a_version_carries_scoreboard_card_and_provenance(home):
     found = client(home).get_model_version_by_alias(NAME, "champion")
     assert found.description == "# a card"
     assert found.tags == provenance().tags() | {"promotion": "promoted: the first", "replaces": ""}
@@ -142,7 +137,7 @@ def test_a_version_carries_scoreboard_card_and_provenance(home: Path) -> None:
     assert packages == {"mlflow", *registry.REQUIREMENTS}
 
 
-def test_a_champion_comes_back_bit_for_bit(home: Path, tmp_path: Path) -> None:
+def test_a_champion_comes_back_bit_for_bit(home, tmp_path):
     champion = registry.load_champion(home, "local")
     assert champion is not None and champion.version == 1
     assert serialization.dump(champion.model) == serialization.dump(model())
@@ -151,7 +146,7 @@ def test_a_champion_comes_back_bit_for_bit(home: Path, tmp_path: Path) -> None:
     assert registry.load_champion(tmp_path, "local") is None and not list(tmp_path.iterdir())
 
 
-def test_the_quick_look_agrees_with_mlflow(home: Path, copy: Path) -> None:
+def test_the_quick_look_agrees_with_mlflow(home, copy):
     found = in_force(copy / "mlflow.db", NAME, "champion")
     assert found is not None and found[0] == 1 and (found[1] / "artifacts/model.json").exists()
     assert in_force(copy / "mlflow.db", NAME, "other") is None
@@ -159,7 +154,7 @@ def test_the_quick_look_agrees_with_mlflow(home: Path, copy: Path) -> None:
     assert in_force(copy / "mlflow.db", NAME, "champion") is None
 
 
-def test_a_challenger_is_promoted_or_refused(tmp_path: Path) -> None:
+def test_a_challenger_is_promoted_or_refused(tmp_path):
     first = log(tmp_path)
     challenger = client(tmp_path).get_model_version_by_alias(NAME, "challenger")
     assert int(challenger.version) == first
@@ -177,9 +172,7 @@ def test_a_challenger_is_promoted_or_refused(tmp_path: Path) -> None:
     assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
-def test_a_damaged_or_moved_registry_is_an_error(
-    home: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_or_moved_registry_is_an_error(home, copy, monkeypatch):
     monkeypatch.setattr(registry, "load", lambda text: json.loads("{"))
     with pytest.raises(registry.RegistryError):
         registry.load_champion(copy, "local")

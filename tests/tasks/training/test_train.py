@@ -1,11 +1,7 @@
 """A challenger is fitted, judged, recorded, and promoted only if the rule agrees."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,31 +10,30 @@ from models.monitoring.promotion import Promotion
 from tasks.training import registry
 from tasks.training.registry import Champion
 from tasks.training.train import Challenger, challenge, register
-from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, champion, install, measured, model, scores
 from warehouse import reads
 from warehouse.reads import mart
 
 
-def frames(**changes: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def frames(**changes):
     data = measured()
     return {name: getattr(data, name) for name in reads.TRAINING_FRAMES} | changes
 
 
 @cache
-def few() -> dict[str, pd.DataFrame]:
+def few():
     return frames(runs=measured().runs.head(16))
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Workspace:
+def here(tmp_path):
     return install(tmp_path)
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def logged(monkeypatch):
     """What reaches the registry, which has tests of its own."""
-    seen: dict[str, Any] = {"moves": []}
+    seen = {"moves": []}
     monkeypatch.setattr(
         registry, "log_challenger", lambda home, provider, model, **rest: seen.update(rest) or 4
     )
@@ -50,7 +45,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def challenger(promote: bool) -> Challenger:
+def challenger(promote):
     return Challenger(
         model=model(),
         held_out=pd.DataFrame(),
@@ -59,7 +54,7 @@ def challenger(promote: bool) -> Challenger:
     )
 
 
-def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted() -> None:
+def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted():
     assert challenge(frames(runs=measured().runs.head(0)), None) is None
     made = challenge(few(), None)
     assert made is not None and made.decision.promote
@@ -68,15 +63,13 @@ def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted() -> None:
     assert {"conv", "lm", "all"} <= set(made.scoreboard["group"])
 
 
-def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion() -> None:
+def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion():
     made = challenge(few(), champion())
     assert made is not None and not made.decision.promote
 
 
 @pytest.mark.parametrize("promote", [True, False])
-def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
-    here: Workspace, logged: dict[str, Any], promote: bool
-) -> None:
+def test_the_version_its_card_its_scores_and_the_decision_are_written_down(here, logged, promote):
     made = challenger(promote)
     assert register(here, made, frames(), "refresh-9", NOON) == (4, made.decision)
     assert logged["moves"] == [("promote" if promote else "refuse", "local", 4, "ruled")]
@@ -89,9 +82,7 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
         assert word in logged["card"]
 
 
-def test_a_champion_of_another_machine_is_compared_with_too(
-    here: Workspace, logged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_champion_of_another_machine_is_compared_with_too(here, logged, monkeypatch):
     monkeypatch.setattr(registry, "load_champion", lambda *_: Champion(version=3, model=model()))
     made = challenge(few(), None)
     assert made is not None and made.decision.promote

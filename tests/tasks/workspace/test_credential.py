@@ -1,18 +1,14 @@
 """The credential of a home: made once, replaced if others could know it."""
 
-from __future__ import annotations
-
 import os
 import stat
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tasks.workspace.credential import FILE, make_credential
 
 
-def test_it_is_made_once_for_its_owner(tmp_path: Path) -> None:
+def test_it_is_made_once_for_its_owner(tmp_path):
     home = tmp_path / "home"
     made = make_credential(home)
     assert made == make_credential(home) and len(made) > 40
@@ -20,27 +16,27 @@ def test_it_is_made_once_for_its_owner(tmp_path: Path) -> None:
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
-def readable(path: Path) -> None:
+def readable(path):
     path.chmod(0o640)
 
 
-def linked(path: Path) -> None:
+def linked(path):
     path.rename(path.with_name("other"))
     path.symlink_to(path.with_name("other"))
 
 
-def emptied(path: Path) -> None:
+def emptied(path):
     path.write_text("")
 
 
-def foreign(path: Path) -> None:
+def foreign(path):
     if os.geteuid():
         pytest.skip("only root can give a file away")
     os.chown(path, 65534, 65534)
 
 
 @pytest.mark.parametrize("expose", [readable, linked, emptied, foreign])
-def test_an_exposed_one_is_replaced(tmp_path: Path, expose: Callable[[Path], None]) -> None:
+def test_an_exposed_one_is_replaced(tmp_path, expose):
     before = make_credential(tmp_path)
     expose(tmp_path / FILE)
     assert make_credential(tmp_path) != before

@@ -1,18 +1,15 @@
 """Requirements are installed from a copy, and removed after a month without use."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
-from pathlib import Path
 
 import pytest
 
 from tasks.node.requirements import NotInstalled
 from tasks.workspace import environments
 from tasks.workspace.environments import environment_at, not_installable
-from tasks.workspace.settings import Settings, load_settings
+from tasks.workspace.settings import load_settings
 
 TOML = """
 [workloads.{name}]
@@ -25,7 +22,7 @@ global_batch = 64
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path):
     """Two workloads of one folder, bad and good, with requirements of their own."""
     repo = tmp_path / "repo"
     repo.mkdir()
@@ -36,7 +33,7 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(file).model_copy(update={"home": tmp_path / "state"})
 
 
-def ready(environment: Path, days: float = 0) -> str:
+def ready(environment, days=0):
     """Write an environment that was last used so many days ago."""
     environment.mkdir(parents=True)
     marker = environment / "complete.json"
@@ -45,13 +42,11 @@ def ready(environment: Path, days: float = 0) -> str:
     return "python"
 
 
-def test_each_workloads_requirements_are_tried_and_old_environments_go(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_workloads_requirements_are_tried_and_old_environments_go(settings, monkeypatch):
     repo, home = settings.root / "repo", settings.home / "environments"
     before = set(repo.iterdir())
 
-    def install(requirements: str, root: Path, environment: Path, workload: str) -> str:
+    def install(requirements, root, environment, workload):
         assert (root / requirements).read_text() == requirements
         (root / "build").mkdir()  # as pip does where it builds
         if workload == "bad":
@@ -68,12 +63,10 @@ def test_each_workloads_requirements_are_tried_and_old_environments_go(
 
 
 @pytest.mark.parametrize("full", ["unpack", "install"])
-def test_a_full_disk_is_the_workloads_reason_and_the_others_go_on(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, full: str
-) -> None:
+def test_a_full_disk_is_the_workloads_reason_and_the_others_go_on(settings, monkeypatch, full):
     tried = []
 
-    def fills(*arguments: object) -> str:
+    def fills(*arguments):
         tried.append(arguments)
         if len(tried) == 1:
             raise OSError(errno.ENOSPC, "No space left on device")

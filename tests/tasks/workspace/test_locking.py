@@ -1,11 +1,7 @@
 """One refresh at a time in a home, and whoever only looks is in nobody's way."""
 
-from __future__ import annotations
-
 import fcntl
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +15,7 @@ from tasks.workspace.locking import (
 )
 
 
-def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path: Path) -> None:
+def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path):
     with refresh_lock(tmp_path, "first"):
         seen = at_work(tmp_path)
         assert seen is not None and (seen["refresh_id"], seen["pid"]) == ("first", os.getpid())
@@ -33,14 +29,12 @@ def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path: Path)
         pass
 
 
-def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    naps: list[float] = []
+def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(tmp_path, capsys):
+    naps = []
     first = refresh_lock(tmp_path, "first")
     first.__enter__()
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         naps.append(seconds)
         if len(naps) == 3:
             first.__exit__(None, None, None)
@@ -50,13 +44,13 @@ def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_only_a_run_that_a_schedule_started_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_run_that_a_schedule_started_has_time(monkeypatch):
     assert patience_s() == 0.0
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
     assert patience_s() > 3600.0
 
 
-def test_a_refresh_that_was_cut_short_is_at_work_no_more(tmp_path: Path) -> None:
+def test_a_refresh_that_was_cut_short_is_at_work_no_more(tmp_path):
     with pytest.raises(KeyboardInterrupt), refresh_lock(tmp_path, "first"):
         raise KeyboardInterrupt
     assert at_work(tmp_path) is None
@@ -68,12 +62,10 @@ def test_a_refresh_that_was_cut_short_is_at_work_no_more(tmp_path: Path) -> None
         pass
 
 
-def test_somebody_who_only_looks_does_not_stop_a_refresh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_who_only_looks_does_not_stop_a_refresh(tmp_path, monkeypatch):
     real, refused = fcntl.flock, []
 
-    def flock(file: Any, how: int) -> None:
+    def flock(file, how):
         if how & fcntl.LOCK_EX and not refused:
             refused.append(how)
             raise BlockingIOError

@@ -1,9 +1,6 @@
 """The Prefect server of a single command: who may ask it, and when it ends."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import httpx
 import psutil
@@ -17,16 +14,14 @@ from tasks.workspace import prefect_server
 from tasks.workspace.home import Wrong
 
 
-def test_a_server_that_the_operator_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_the_operator_names_is_used(monkeypatch):
     monkeypatch.setattr(prefect_server.subprocess, "Popen", lambda *_, **__: pytest.fail())
     url = "http://127.0.0.1:4200/api"
     with temporary_settings({PREFECT_API_URL: url}), prefect_server.own_server():
         assert get_current_settings().api.url == url
 
 
-def test_a_server_that_ends_at_its_start_fails_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ends_at_its_start_fails_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(prefect_server, "_free_port", lambda: 4299)
     monkeypatch.setattr(prefect_server.sys, "executable", "/bin/false")
     with (
@@ -37,14 +32,14 @@ def test_a_server_that_ends_at_its_start_fails_the_command(
         pass
 
 
-def answer(url: str, credential: str = ":", **headers: str) -> httpx.Response:
+def answer(url, credential=":", **headers):
     user, _, password = credential.partition(":")
     with httpx.Client(trust_env=False, timeout=60, auth=(user, password)) as client:
         return client.post(f"{url}/flows/filter", json={}, headers=headers)
 
 
 @pytest.mark.local
-def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path: Path) -> None:
+def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path):
     with temporary_settings({PREFECT_API_URL: None, PREFECT_HOME: tmp_path}):
         with prefect_server.own_server():
             api = get_current_settings().api

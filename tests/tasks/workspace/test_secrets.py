@@ -1,10 +1,7 @@
 """Credentials go to AWS alone: not to a log, the home, the bucket, a machine or the table."""
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +25,7 @@ SECRETS = {
 
 
 @pytest.fixture
-def secretive(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def secretive(no_credentials, monkeypatch, tmp_path):
     """A project, and the ordinary credentials in the environment, as an operator has them."""
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
@@ -38,11 +35,11 @@ def secretive(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
-    secretive: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    secretive,
+    monkeypatch,
+    caplog,
+    capfd,
+):
     now = datetime.now(UTC)
     aws = FakeAws(now=now)
     monkeypatch.setattr(ec2_api, "boto_clients", lambda: aws.clients)

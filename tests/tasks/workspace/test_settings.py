@@ -1,7 +1,5 @@
 """srift.toml and SRIFT_* variables: what is refused, what wins, what a workload gets."""
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,7 +29,7 @@ SHARED = '[shared]\nhost = "db.example.org"\ndata = "s3://bucket/srift/"\n'
 
 
 @pytest.fixture
-def project(own_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(own_environment, tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("SRIFT_")]:
         monkeypatch.delenv(name)
     (tmp_path / "srift.toml").write_text(FILE)
@@ -40,12 +38,12 @@ def project(own_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return tmp_path
 
 
-def rewrite(project: Path, old: str, new: str) -> None:
+def rewrite(project, old, new):
     assert old in FILE
     (project / "srift.toml").write_text(FILE.replace(old, new, 1))
 
 
-def with_section(project: Path, section: str) -> None:
+def with_section(project, section):
     rewrite(project, "[campaign]", f"{section}\n[campaign]")
 
 
@@ -82,9 +80,7 @@ TINY = "workloads.tiny"
         ("[campaign]", '[shared]\npassword = "secret"\n[campaign]', "shared.password"),
     ],
 )
-def test_a_wrong_file_is_refused_and_the_key_is_named(
-    project: Path, old: str, new: str, key: str
-) -> None:
+def test_a_wrong_file_is_refused_and_the_key_is_named(project, old, new, key):
     rewrite(project, old, new)
     with pytest.raises(SettingsError) as refused:
         load_settings()
@@ -100,18 +96,14 @@ def test_a_wrong_file_is_refused_and_the_key_is_named(
         ("SRIFT_WORKLOADS__TINNY__SAMPLES", "1", "workloads.TINNY".lower()),
     ],
 )
-def test_a_wrong_variable_is_refused(
-    project: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, key: str
-) -> None:
+def test_a_wrong_variable_is_refused(project, monkeypatch, name, value, key):
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as refused:
         load_settings()
     assert key in str(refused.value)
 
 
-def test_variables_win_over_the_file_and_an_empty_one_counts_as_none(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_win_over_the_file_and_an_empty_one_counts_as_none(project, monkeypatch):
     monkeypatch.setenv("SRIFT_CAMPAIGN__MAX_USD", "0.5")
     monkeypatch.setenv("SRIFT_LOCAL__INSTANCE_TYPES__LC.SMALL__CORES", "0.3")
     for empty in ("SRIFT_HOME", "SRIFT_ROOT", "SRIFT_CAMPAIGN__MAX_MINUTES", "SRIFT_SOMETHING"):
@@ -122,7 +114,7 @@ def test_variables_win_over_the_file_and_an_empty_one_counts_as_none(
     assert settings.home == project / ".srift" and settings.root == project
 
 
-def test_root_and_home_from_anywhere(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_and_home_from_anywhere(project, monkeypatch):
     below = project / "deep" / "below"
     below.mkdir(parents=True)
     monkeypatch.setenv("SRIFT_ROOT", str(below))
@@ -133,7 +125,7 @@ def test_root_and_home_from_anywhere(project: Path, monkeypatch: pytest.MonkeyPa
     assert load_settings().home == below / "state"
 
 
-def test_a_workload_without_an_entrypoint_is_imported(project: Path) -> None:
+def test_a_workload_without_an_entrypoint_is_imported(project):
     rewrite(project, 'entrypoint = "tiny.py:build"\n', "")
     settings = load_settings()
     assert settings.workload("tiny").digest == IMPORTED
@@ -154,16 +146,14 @@ def test_a_workload_without_an_entrypoint_is_imported(project: Path) -> None:
         ("local", float("nan"), False, False),
     ],
 )
-def test_nothing_is_spent_without_a_cap_and_a_bucket(
-    project: Path, provider: str, max_usd: float | None, bucket: bool, allowed: bool
-) -> None:
+def test_nothing_is_spent_without_a_cap_and_a_bucket(project, provider, max_usd, bucket, allowed):
     if bucket:
         with_section(project, '[ec2]\nbucket = "mine-1"')
     with nullcontext() if allowed else pytest.raises(SettingsError):
         refuse_to_spend(provider, max_usd)
 
 
-def test_the_shared_stores_are_named_without_a_password(project: Path) -> None:
+def test_the_shared_stores_are_named_without_a_password(project):
     assert load_settings().server_variables() == {}
     with_section(project, SHARED)
     user = "srift@db.example.org:5432"
@@ -175,7 +165,7 @@ def test_the_shared_stores_are_named_without_a_password(project: Path) -> None:
     assert isinstance(open_warehouse(load_settings()), SharedWarehouse)
 
 
-def test_the_image_of_ec2_has_the_pinned_torch() -> None:
+def test_the_image_of_ec2_has_the_pinned_torch():
     pins = (Path(__file__).parents[3] / "constraints.txt").read_text().splitlines()
     (pinned,) = [line.partition("==")[2] for line in pins if line.startswith("torch==")]
     assert f"-pytorch-{pinned.rpartition('.')[0]}-" in AMI_PARAMETER

@@ -1,15 +1,12 @@
 """A workload's code: what travels, what decides its digest, what is refused."""
 
-from __future__ import annotations
-
 import io
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from tasks.workspace import sources
-from tasks.workspace.settings import Settings, SettingsError, load_settings
+from tasks.workspace.settings import SettingsError, load_settings
 
 TOML = """
 [workloads.net]
@@ -22,7 +19,7 @@ global_batch = 64
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     package = tmp_path / "repo" / "train"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -33,7 +30,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def settings(project: Path, *changes: tuple[str, str]) -> Settings:
+def settings(project, *changes):
     text = TOML
     for old, new in changes:
         text = text.replace(old, new)
@@ -41,7 +38,7 @@ def settings(project: Path, *changes: tuple[str, str]) -> Settings:
     return load_settings(project / "srift.toml")
 
 
-def digest(project: Path, *changes: tuple[str, str]) -> str:
+def digest(project, *changes):
     return settings(project, *changes).workload_digest("net")
 
 
@@ -53,7 +50,7 @@ def digest(project: Path, *changes: tuple[str, str]) -> str:
         ("global_batch", 'env = { DEPTH = "50" }\nglobal_batch'),
     ],
 )
-def test_another_setting_is_another_workload(project: Path, change: tuple[str, str]) -> None:
+def test_another_setting_is_another_workload(project, change):
     assert digest(project, change) != digest(project)
 
 
@@ -68,7 +65,7 @@ def test_another_setting_is_another_workload(project: Path, change: tuple[str, s
         ("venv/pyvenv.cfg", False),
     ],
 )
-def test_files_that_travel_decide_the_digest(project: Path, name: str, changes: bool) -> None:
+def test_files_that_travel_decide_the_digest(project, name, changes):
     before = digest(project)
     file = project / "repo" / name
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +73,7 @@ def test_files_that_travel_decide_the_digest(project: Path, name: str, changes: 
     assert (digest(project) != before) == changes
 
 
-def test_no_link_leads_out_of_the_folder(project: Path) -> None:
+def test_no_link_leads_out_of_the_folder(project):
     (project / "secret").mkdir()
     (project / "secret" / "key").write_text("k")
     (project / "repo" / "link").symlink_to(project / "secret" / "key")
@@ -86,7 +83,7 @@ def test_no_link_leads_out_of_the_folder(project: Path) -> None:
     assert not {"link", "folder/key"} & set(source.files)
 
 
-def test_the_archive_is_reproducible_and_shows_nothing_of_this_disk(project: Path) -> None:
+def test_the_archive_is_reproducible_and_shows_nothing_of_this_disk(project):
     _, source = settings(project).travelling("net")
     packed = source.travels_as(source.read())
     (project / "repo" / "config.json").touch()
@@ -97,8 +94,8 @@ def test_the_archive_is_reproducible_and_shows_nothing_of_this_disk(project: Pat
     assert {(one.uid, one.uname, one.mode) for one in members} == {(0, "", 0o644)}
 
 
-def test_requirements_are_installed_anew_if_what_pip_reads_changes(project: Path) -> None:
-    def needed() -> str:
+def test_requirements_are_installed_anew_if_what_pip_reads_changes(project):
+    def needed():
         return settings(project).travelling("net")[0].requirements_digest
 
     before = needed()
@@ -114,16 +111,14 @@ def test_requirements_are_installed_anew_if_what_pip_reads_changes(project: Path
 
 
 @pytest.mark.parametrize(("limit", "most"), [("MAX_BYTES", 10), ("MAX_FILES", 2)])
-def test_too_much_code_is_refused(
-    project: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
-) -> None:
+def test_too_much_code_is_refused(project, monkeypatch, limit, most):
     monkeypatch.setattr(sources, limit, most)
     with pytest.raises(SettingsError):
         settings(project)
 
 
 @pytest.mark.parametrize("missing", ["requirements.txt", "train/model.py"])
-def test_missing_files_are_refused(project: Path, missing: str) -> None:
+def test_missing_files_are_refused(project, missing):
     file = project / "repo" / missing
     file.unlink()
     with pytest.raises(SettingsError):
@@ -134,13 +129,13 @@ def test_missing_files_are_refused(project: Path, missing: str) -> None:
         settings(project)
 
 
-def test_a_module_that_would_hide_the_agent_is_refused(project: Path) -> None:
+def test_a_module_that_would_hide_the_agent_is_refused(project):
     (project / "repo" / "node.py").touch()
     with pytest.raises(SettingsError):
         settings(project)
 
 
-def test_a_file_travels_with_its_requirements(project: Path) -> None:
+def test_a_file_travels_with_its_requirements(project):
     alone = settings(
         project,
         ('path = "repo"\n', ""),
@@ -152,7 +147,7 @@ def test_a_file_travels_with_its_requirements(project: Path) -> None:
     assert source.packed and spec.requirements_digest
 
 
-def test_state_and_goals_are_no_code(project: Path) -> None:
+def test_state_and_goals_are_no_code(project):
     here = ('path = "repo"', 'path = "."')
     module = ("train.model:build", "repo.train.model:build")
     requirements = ('"requirements.txt"', '"repo/requirements.txt"')

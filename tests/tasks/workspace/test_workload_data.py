@@ -1,14 +1,10 @@
 """`data` of a workload: folders and S3 prefixes, and what cannot travel."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tasks.doctor.report import refuse_unless_well
 from tasks.workspace import workload_data
-from tasks.workspace.settings import Settings, SettingsError, load_settings
+from tasks.workspace.settings import SettingsError, load_settings
 from tasks.workspace.workload_data import BadData, source_of
 
 TOML = """
@@ -21,19 +17,19 @@ global_batch = 64
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     (tmp_path / "net.py").write_text("def build(data): ...\n")
     (tmp_path / "photos" / "a").mkdir(parents=True)
     (tmp_path / "photos" / "a" / "one.bin").write_bytes(b"123")
     return tmp_path
 
 
-def settings(project: Path, data: str = "photos") -> Settings:
+def settings(project, data="photos"):
     (project / "srift.toml").write_text(TOML.format(data=data))
     return load_settings(project / "srift.toml")
 
 
-def test_names_and_sizes_of_a_folder_decide_the_digest(project: Path) -> None:
+def test_names_and_sizes_of_a_folder_decide_the_digest(project):
     before = settings(project).workload_digest("net")
     file = project / "photos" / "a" / "one.bin"
     file.write_bytes(b"456")
@@ -42,7 +38,7 @@ def test_names_and_sizes_of_a_folder_decide_the_digest(project: Path) -> None:
     assert settings(project).workload_digest("net") != before
 
 
-def test_an_address_is_parsed(project: Path) -> None:
+def test_an_address_is_parsed(project):
     data = settings(project, "s3://bucket/a/b").data("net")
     assert data is not None and str(data.source) == "s3://bucket/a/b/"
     assert str(source_of("s3://bucket", project)) == "s3://bucket/"
@@ -62,19 +58,19 @@ def test_an_address_is_parsed(project: Path) -> None:
         "s3://bucket/" + "a" * 901,
     ],
 )
-def test_malformed_text_is_refused(project: Path, text: str) -> None:
+def test_malformed_text_is_refused(project, text):
     with pytest.raises(BadData):
         source_of(text, project)
 
 
-def test_a_missing_folder_stops_a_refresh_and_not_the_settings(project: Path) -> None:
+def test_a_missing_folder_stops_a_refresh_and_not_the_settings(project):
     found = settings(project, "fotos")
     found.home.mkdir(exist_ok=True)
     with pytest.raises(SettingsError):
         refuse_unless_well(found, "local", None)
 
 
-def test_links_to_folders_and_odd_names_are_refused(project: Path) -> None:
+def test_links_to_folders_and_odd_names_are_refused(project):
     photos = project / "photos"
     for name, target in (("link", photos), ("broken", "nowhere"), ("a\\b", "a/one.bin")):
         (photos / name).symlink_to(target)
@@ -84,9 +80,7 @@ def test_links_to_folders_and_odd_names_are_refused(project: Path) -> None:
     assert settings(project).data("net") is not None
 
 
-def test_too_many_files_and_none_are_refused(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_files_and_none_are_refused(project, monkeypatch):
     monkeypatch.setattr(workload_data, "MOST_FILES", 0)
     with pytest.raises(SettingsError):
         settings(project).data("net")
@@ -96,9 +90,7 @@ def test_too_many_files_and_none_are_refused(
 
 
 @pytest.mark.parametrize("data", [".", "net.py"])
-def test_a_file_and_the_folder_of_the_home_are_refused(
-    project: Path, monkeypatch: pytest.MonkeyPatch, data: str
-) -> None:
+def test_a_file_and_the_folder_of_the_home_are_refused(project, monkeypatch, data):
     monkeypatch.delenv("SRIFT_HOME")
     with pytest.raises(SettingsError):
         settings(project, data).data("net")

@@ -1,50 +1,47 @@
 """The folders `in/` and `out/` of a machine in the bucket, without S3."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from typing import Any
 
 
 class Store:
     """Keeps what comes, with the moment. While it is `down` it gives and takes nothing."""
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, clock):
         self.clock = clock
-        self.inward: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        self.came: list[tuple[float, str, bytes]] = []
+        self.inward = {}
+        self.asked = []
+        self.came = []
         self.tried = 0
         self.down = False
 
-    def brings(self, **files: str) -> None:
+    def brings(self, **files):
         """The controller's files and the manifest that names all; `__` stands for a dot."""
         self.inward |= {name.replace("__", "."): body.encode() for name, body in files.items()}
         self.inward.pop("manifest.json", None)
         named = {name: hashlib.sha256(body).hexdigest() for name, body in self.inward.items()}
         self.inward["manifest.json"] = json.dumps({"files": named}).encode()
 
-    def get(self, name: str) -> bytes:
+    def get(self, name):
         self.asked.append(name)
         if self.down or name not in self.inward:
             raise OSError(f"no {name}")
         return self.inward[name]
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name, content):
         self.tried += 1
         if self.down:
             raise TimeoutError("the store does not answer")
         self.came.append((self.clock.now, name, content))
 
-    def names(self) -> list[str]:
+    def names(self):
         """What came since the last call."""
         names = [name for _, name, _ in self.came]
         self.came.clear()
         return names
 
-    def moments(self, name: str) -> list[float]:
+    def moments(self, name):
         return [moment for moment, other, _ in self.came if other == name]
 
-    def bodies(self, name: str) -> list[Any]:
+    def bodies(self, name):
         return [json.loads(content) for _, other, content in self.came if other == name]

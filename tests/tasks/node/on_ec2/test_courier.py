@@ -1,14 +1,10 @@
 """A rented machine's life: no user code behind a fence that does not hold, and all is carried."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import pwd
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,13 +18,13 @@ GOES = {"kind": "interruption", "action": "terminate", "at": "2026-11-20T12:00:0
 
 
 def test_the_agent_sees_where_programs_are_and_nothing_of_the_machines_rights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SRIFT_BASE"):
         monkeypatch.setenv(name, "secret")
-    started: dict[str, Any] = {}
+    started = {}
 
-    def start_as(user: pwd.struct_passwd, command: list[str], **options: Any) -> SimpleNamespace:
+    def start_as(user, command, **options):
         started.update(options, user=user)
         return SimpleNamespace(pid=2**30)  # none has that number
 
@@ -43,36 +39,34 @@ def test_the_agent_sees_where_programs_are_and_nothing_of_the_machines_rights(
 
 
 @pytest.mark.parametrize("reason", ["it does not hold", ""])
-def test_nothing_is_served_behind_a_fence_that_does_not_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
+def test_nothing_is_served_behind_a_fence_that_does_not_hold(tmp_path, monkeypatch, reason):
     served = SimpleNamespace(serve=lambda: "served", leave=None)
     fakes = {"account": USER, "fence": reason, "Delivery": served}
     for name, value in fakes.items():
         monkeypatch.setattr(courier, name, lambda *_, value=value, **__: value)
     monkeypatch.setattr(courier.signal, "signal", lambda *_: None)
     given = argparse.Namespace(user="srift", python="/python", directory=tmp_path)
-    metadata: Any = SimpleNamespace(require=lambda _: "10.0.0.4", base="http://m", notice=None)
-    none: Any = None
+    metadata = SimpleNamespace(require=lambda _: "10.0.0.4", base="http://m", notice=None)
+    none = None
     assert courier.deliver(given, metadata, none, none, ends=1e12) == (reason or "served")
 
 
 class World(Store):
     """Store, agent, notices and data of one machine, which has its place from the beginning."""
 
-    def __init__(self, directory: Path, clock: Any) -> None:
+    def __init__(self, directory, clock):
         super().__init__(clock)
         self.mailbox, self.own = directory, directory / "node-1"
         self.inward["node.json"] = b'{"node": 1, "nodes": 2}'
-        self.code: int | None = None
+        self.code = None
         self.started = self.ended = -1.0
-        self.given: dict[str, str] | None = None
-        self.requested: dict[str, str] = {}
-        self.fetched: dict[str, dict[str, Any]] = {}
+        self.given = None
+        self.requested = {}
+        self.fetched = {}
         self.stopped = False
 
-    def serve(self, deadline_s: float = 1000.0) -> str:
-        world: Any = self
+    def serve(self, deadline_s=1000.0):
+        world = self
         delivery = Delivery(
             store=world,
             start=world.start,
@@ -83,50 +77,50 @@ class World(Store):
         )
         return delivery.serve()
 
-    def start(self, rank: int, deadline_unix: float) -> World:
+    def start(self, rank, deadline_unix):
         self.started = self.clock.now
         return self
 
-    def poll(self) -> int | None:
+    def poll(self):
         return self.code
 
-    def end(self) -> None:
+    def end(self):
         self.ended = self.clock.now
 
-    def last_output(self) -> str:
+    def last_output(self):
         return "Traceback: no such thing"
 
-    def notice(self) -> dict[str, str] | None:
+    def notice(self):
         if self.given is None and self.clock.now > 3.0:
             raise OSError("the metadata service is away")
         return self.given
 
-    def request(self, addresses: dict[str, str]) -> None:
+    def request(self, addresses):
         self.requested |= addresses
 
-    def states(self) -> dict[str, dict[str, Any]]:
+    def states(self):
         return json.loads(json.dumps(self.fetched))  # type: ignore[no-any-return]
 
-    def stop(self) -> None:
+    def stop(self):
         self.stopped = True
 
-    def writes(self, moment: float, name: str, content: str = "{}") -> None:
-        def act() -> None:
+    def writes(self, moment, name, content="{}"):
+        def act():
             (self.own / name).parent.mkdir(exist_ok=True)
             (self.own / name).write_text(content)
 
         self.clock.at(moment, act)
 
-    def sets(self, moment: float, **values: object) -> None:
+    def sets(self, moment, **values):
         self.clock.at(moment, lambda: self.__dict__.update(values))
 
 
 @pytest.fixture
-def world(tmp_path: Path, clock: Any) -> World:
+def world(tmp_path, clock):
     return World(tmp_path, clock)
 
 
-def test_a_machine_reports_itself_takes_its_place_and_carries_both_ways(world: World) -> None:
+def test_a_machine_reports_itself_takes_its_place_and_carries_both_ways(world):
     place = world.inward
     world.inward = {}
     world.sets(3, inward=place)
@@ -148,9 +142,7 @@ def test_a_machine_reports_itself_takes_its_place_and_carries_both_ways(world: W
         ("log-1.txt", 1e9, 0, 80),
     ],
 )
-def test_a_store_that_is_away_is_waited_for(
-    world: World, name: str, back_at: float, least_s: float, most_s: float
-) -> None:
+def test_a_store_that_is_away_is_waited_for(world, name, back_at, least_s, most_s):
     world.sets(8, down=True)
     world.writes(10, name)
     world.sets(12, code=0)
@@ -160,7 +152,7 @@ def test_a_store_that_is_away_is_waited_for(
     assert bool(world.moments(name)) is (back_at < 1000)
 
 
-def test_a_notice_is_passed_on_at_once_with_everything_else(world: World) -> None:
+def test_a_notice_is_passed_on_at_once_with_everything_else(world):
     world.writes(1, "log-1.txt", "a")
     world.sets(2, given={"kind": "rebalance", "action": "", "at": ""})
     world.writes(30, "log-1.txt", "ab")
@@ -176,7 +168,7 @@ def test_a_notice_is_passed_on_at_once_with_everything_else(world: World) -> Non
     assert world.moments("records/r.json")[0] <= moment
 
 
-def test_a_machine_that_must_go_before_it_has_a_place_passes_the_notice_on(world: World) -> None:
+def test_a_machine_that_must_go_before_it_has_a_place_passes_the_notice_on(world):
     place = world.inward
     world.inward = {}
     world.sets(2, given=GOES, down=True)
@@ -187,12 +179,12 @@ def test_a_machine_that_must_go_before_it_has_a_place_passes_the_notice_on(world
     assert len(world.moments("notice.json")) == 1 and world.moments("notice.json")[0] <= 7
 
 
-def test_an_agent_that_fails_is_reported_with_its_last_output(world: World) -> None:
+def test_an_agent_that_fails_is_reported_with_its_last_output(world):
     world.sets(5, code=1)
     assert world.serve().endswith("1: Traceback: no such thing")
 
 
-def test_requested_data_are_fetched_and_their_progress_is_reported(world: World) -> None:
+def test_requested_data_are_fetched_and_their_progress_is_reported(world):
     world.brings(data__json='{"data": {"aabb": "s3://mine-1/cats/"}}', plan__json="{}")
     world.inward["plan.json"] = b"replaced since"
     for second in range(5, 60):
@@ -208,7 +200,7 @@ def test_requested_data_are_fetched_and_their_progress_is_reported(world: World)
     assert 63 <= world.moments("data.json")[-1] <= 65 and reports[-1]["state"] == "ready"
 
 
-def test_a_machine_at_work_asks_and_sends_no_more_than_the_bill_counts(world: World) -> None:
+def test_a_machine_at_work_asks_and_sends_no_more_than_the_bill_counts(world):
     world.brings(plan__json='{"attempt": 1}')
     for second in range(1, 300):
         world.writes(second, "heartbeat.json", str(second))

@@ -1,13 +1,8 @@
 """S3 as a machine's courier uses it, against moto: data come whole or with a reason."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections import namedtuple
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -22,7 +17,7 @@ CATS = {"1.jpg": b"x" * 10, "deep/2 +ü.jpg": b"y" * 20, "empty": b""}
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def client(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
     with mock_aws():
@@ -35,11 +30,11 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def fetcher(client: Any, tmp_path: Path) -> Fetcher:
+def fetcher(client, tmp_path):
     return Fetcher(tmp_path, client)
 
 
-def fetched(fetcher: Fetcher, address: str = "s3://mine-1/cats/") -> dict[str, Any]:
+def fetched(fetcher, address="s3://mine-1/cats/"):
     fetcher._states["ab"] = {"state": "fetching", "bytes": 0, "of_bytes": None}
     fetcher.fetch_all({"ab": address})
     state, data = fetcher.states()["ab"], fetcher.mailbox / "data"
@@ -50,7 +45,7 @@ def fetched(fetcher: Fetcher, address: str = "s3://mine-1/cats/") -> dict[str, A
     return state
 
 
-def test_a_machine_reads_its_inward_objects_and_writes_its_outward_ones(client: Any) -> None:
+def test_a_machine_reads_its_inward_objects_and_writes_its_outward_ones(client):
     store = MachineStore(client, "mine-1", "srift/leases/l/me")
     client.put_object(Bucket="mine-1", Key="srift/leases/l/me/in/plan.json", Body=b"{}")
     assert store.get("plan.json") == b"{}"
@@ -62,8 +57,8 @@ def test_a_machine_reads_its_inward_objects_and_writes_its_outward_ones(client: 
 
 
 def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_write(
-    fetcher: Fetcher,
-) -> None:
+    fetcher,
+):
     before = os.umask(0o022)
     try:
         state = fetched(fetcher)
@@ -75,8 +70,8 @@ def test_all_objects_below_a_prefix_become_files_that_others_read_and_do_not_wri
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")} == {0o755, 0o644}
 
 
-def test_what_was_requested_is_fetched_once_in_a_thread(fetcher: Fetcher) -> None:
-    started: list[Any] = []
+def test_what_was_requested_is_fetched_once_in_a_thread(fetcher):
+    started = []
     fetcher.fetch_all = started.append  # type: ignore[method-assign]
     for _ in range(2):
         fetcher.request({"ab": "s3://mine-1/cats/"})
@@ -85,13 +80,13 @@ def test_what_was_requested_is_fetched_once_in_a_thread(fetcher: Fetcher) -> Non
 
 
 @pytest.mark.parametrize("address", ["s3://nobody/cats/", "s3://mine-1/cat/"])
-def test_data_that_are_not_there_are_a_reason(fetcher: Fetcher, address: str) -> None:
+def test_data_that_are_not_there_are_a_reason(fetcher, address):
     assert fetched(fetcher, address)["state"] == "failed"
 
 
 @pytest.mark.parametrize("operation", ["ListObjectsV2", "HeadObject", "GetObject"])
-def test_a_role_without_rights_is_sent_to_the_doctor(fetcher: Fetcher, operation: str) -> None:
-    def refuse(**_: Any) -> None:
+def test_a_role_without_rights_is_sent_to_the_doctor(fetcher, operation):
+    def refuse(**_):
         raise ClientError({"Error": {"Code": "AccessDenied"}}, operation)
 
     fetcher.client.meta.events.register(f"before-call.s3.{operation}", refuse)
@@ -101,20 +96,18 @@ def test_a_role_without_rights_is_sent_to_the_doctor(fetcher: Fetcher, operation
 @pytest.mark.parametrize(
     "changed", [{"cats/1.jpg": 11}, {"cats/../../../x": 4}, {"cats//etc/x": 4}, {"cats/1.jpg/x": 4}]
 )
-def test_objects_of_another_size_or_outside_the_folder_are_refused(
-    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, changed: dict[str, int]
-) -> None:
+def test_objects_of_another_size_or_outside_the_folder_are_refused(fetcher, monkeypatch, changed):
     listed = Fetcher._listed
     monkeypatch.setattr(Fetcher, "_listed", lambda *given: listed(*given) | changed)
     assert fetched(fetcher)["state"] == "failed"
 
 
-def test_free_space_is_looked_at_first(fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_looked_at_first(fetcher, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: usage(KEPT_FREE_BYTES + 29))
     assert "at least 1" in fetched(fetcher)["reason"]
 
 
-def test_a_machine_that_goes_down_fetches_no_further(fetcher: Fetcher) -> None:
+def test_a_machine_that_goes_down_fetches_no_further(fetcher):
     fetcher.stop()
     assert fetched(fetcher)["state"] == "failed"

@@ -1,10 +1,5 @@
 """The metadata service as a machine sees it: tokens first, bounded attempts, notices."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from tasks.node.on_ec2 import metadata
@@ -14,11 +9,11 @@ from tasks.node.on_ec2.metadata import Metadata, MetadataError
 class Service:
     """Answers from `values` if a token is shown; first come `faults`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.values = {"instance-id": "i-1"}
-        self.faults: list[int | Exception] = []
+        self.faults = []
 
-    def __call__(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    def __call__(self, method, url, headers):
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, Exception):
             raise fault
@@ -34,14 +29,14 @@ class Service:
 
 
 @pytest.fixture
-def service(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Service:
+def service(clock, monkeypatch):
     made = Service()
     monkeypatch.setattr(metadata, "ask", made)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://m/")
     return made
 
 
-def test_faults_are_tried_again_and_not_for_ever(service: Service) -> None:
+def test_faults_are_tried_again_and_not_for_ever(service):
     machine = Metadata()
     service.faults = [TimeoutError(), 500, 503]
     assert machine.require("instance-id") == "i-1"
@@ -56,11 +51,11 @@ def test_faults_are_tried_again_and_not_for_ever(service: Service) -> None:
         machine.notice()
 
 
-def test_the_service_is_that_of_aws_by_default() -> None:
+def test_the_service_is_that_of_aws_by_default():
     assert Metadata().base == "http://169.254.169.254"
 
 
-def test_an_interruption_outweighs_a_recommendation(service: Service) -> None:
+def test_an_interruption_outweighs_a_recommendation(service):
     machine = Metadata()
     assert machine.notice() is None
     service.values["events/recommendations/rebalance"] = '{"noticeTime": "T"}'

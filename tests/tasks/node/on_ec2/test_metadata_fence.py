@@ -1,11 +1,8 @@
 """User code runs only where the metadata service is out of its reach (real hosts: tests/local)."""
 
-from __future__ import annotations
-
 import pwd
 import socket
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,12 +23,12 @@ USER = pwd.struct_passwd(("srift", "x", 12345, 12346, "", "/", "/bin/sh"))
     ],
 )
 def test_one_rule_that_holds_is_enough_and_without_one_no_code_runs(
-    monkeypatch: pytest.MonkeyPatch, tools: str, holding: str, named: str
-) -> None:
+    monkeypatch, tools, holding, named
+):
     """A kernel that takes the rules of `tools`, of which those in `holding` keep the user out."""
-    rules: list[str] = []
+    rules = []
 
-    def apply(words: list[str]) -> str:
+    def apply(words):
         tool = "ip6" if words[:2] == ["ip", "-6"] else words[0]
         assert "12345" in " ".join(words)
         assert ("169.254.169.254" in " ".join(words)) is (tool != "ip6")
@@ -40,7 +37,7 @@ def test_one_rule_that_holds_is_enough_and_without_one_no_code_runs(
         rules.append(tool)
         return ""
 
-    def prove(*_: object) -> str:
+    def prove(*_):
         return "" if set(holding.split()) & set(rules) else "it is in force and does not hold"
 
     monkeypatch.setattr(fence, "_apply", apply)
@@ -51,16 +48,16 @@ def test_one_rule_that_holds_is_enough_and_without_one_no_code_runs(
 
 
 @pytest.mark.parametrize("name", ["root", "srift-no-such-user"])
-def test_root_and_unknown_users_are_refused(name: str) -> None:
+def test_root_and_unknown_users_are_refused(name):
     with pytest.raises(OSError, match=name):
         fence.account(name)
 
 
 def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given: dict[str, Any] = {}
-    confined: list[str] = []
+    monkeypatch,
+):
+    given = {}
+    confined = []
     monkeypatch.setattr(fence.subprocess, "Popen", lambda command, **options: given.update(options))
     for name in ("gain_nothing", "die_with_parent"):
         monkeypatch.setattr(fence, name, lambda name=name: confined.append(name))
@@ -79,12 +76,10 @@ def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(
         (1, None, "no such file"),
     ],
 )
-def test_only_a_refusal_of_what_root_is_granted_proves_the_fence(
-    monkeypatch: pytest.MonkeyPatch, code: int, root: OSError | None, named: str
-) -> None:
+def test_only_a_refusal_of_what_root_is_granted_proves_the_fence(monkeypatch, code, root, named):
     """The user's attempt ends with `code`, and root's meets the error `root`."""
 
-    def connect(*_: object, **__: object) -> SimpleNamespace:
+    def connect(*_, **__):
         if root is not None:
             raise root
         return SimpleNamespace(close=lambda: None)

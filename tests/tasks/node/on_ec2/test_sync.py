@@ -1,11 +1,7 @@
 """A machine's mailbox and the store: what comes in, and what goes out."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,7 @@ from tasks.providers.ec2 import prices as ec2_prices
 from tests.tasks.node.on_ec2.store import Store
 
 
-def write(folder: Path, name: str, content: str = "{}") -> None:
+def write(folder, name, content="{}"):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.1")
@@ -25,18 +21,16 @@ def write(folder: Path, name: str, content: str = "{}") -> None:
 
 
 @pytest.fixture
-def store(clock: Any) -> Store:
+def store(clock):
     return Store(clock)
 
 
 @pytest.fixture
-def outbox(tmp_path: Path, store: Store, clock: Any) -> Outbox:
+def outbox(tmp_path, store, clock):
     return Outbox(tmp_path, owner=os.getuid(), put=store.put)
 
 
-def test_what_is_new_or_changed_is_fetched_and_only_as_the_manifest_names_it(
-    tmp_path: Path, store: Store
-) -> None:
+def test_what_is_new_or_changed_is_fetched_and_only_as_the_manifest_names_it(tmp_path, store):
     inbox = Inbox(tmp_path, store.get)
     with pytest.raises(OSError, match="manifest"):
         inbox.fetch()
@@ -54,9 +48,7 @@ def test_what_is_new_or_changed_is_fetched_and_only_as_the_manifest_names_it(
 
 
 @pytest.mark.parametrize("name", ["../x", "node-0/notice.json"])
-def test_a_manifest_that_leads_elsewhere_is_refused(
-    name: str, tmp_path: Path, store: Store
-) -> None:
+def test_a_manifest_that_leads_elsewhere_is_refused(name, tmp_path, store):
     store.inward[name] = b""
     store.brings()
     with pytest.raises(OSError, match="no file of a mailbox"):
@@ -64,9 +56,7 @@ def test_a_manifest_that_leads_elsewhere_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_records_go_before_anything_else_and_other_folders_stay(
-    tmp_path: Path, store: Store, outbox: Outbox
-) -> None:
+def test_records_go_before_anything_else_and_other_folders_stay(tmp_path, store, outbox):
     first = ["records/b.json", "armed-1.json", "ready.json", "heartbeat.json", "log-1.txt"]
     for name in (*reversed(first), "scratch/plan-1.json", "records/deep/c.json"):
         write(tmp_path, name)
@@ -79,9 +69,7 @@ def test_records_go_before_anything_else_and_other_folders_stay(
     assert not outbox.carry(due_only=False) and store.names() == ["heartbeat.json"]
 
 
-def test_a_store_that_is_down_costs_patience_and_no_record(
-    tmp_path: Path, store: Store, outbox: Outbox, clock: Any
-) -> None:
+def test_a_store_that_is_down_costs_patience_and_no_record(tmp_path, store, outbox, clock):
     store.down = True
     for name in ("records/a.json", "records/b.json", "ready.json"):
         write(tmp_path, name)
@@ -95,9 +83,7 @@ def test_a_store_that_is_down_costs_patience_and_no_record(
     assert sorted(store.names()) == ["ready.json", "records/a.json", "records/b.json"]
 
 
-def test_of_a_long_log_the_end_goes_and_of_a_monster_nothing(
-    tmp_path: Path, store: Store, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_log_the_end_goes_and_of_a_monster_nothing(tmp_path, store, outbox, monkeypatch):
     monkeypatch.setattr(sync, "_LOG_BYTES", 4)
     monkeypatch.setattr(sync, "_LARGEST_BYTES", 8)
     write(tmp_path, "log-1.txt", "0123456789")
@@ -107,8 +93,8 @@ def test_of_a_long_log_the_end_goes_and_of_a_monster_nothing(
 
 
 def test_no_link_leads_out_no_pipe_is_waited_for_and_no_other_users_file_is_read(
-    tmp_path: Path, store: Store, clock: Any
-) -> None:
+    tmp_path, store, clock
+):
     secret, own = tmp_path / "secret", tmp_path / "own"
     write(secret, "x.json", "secret")
     own.mkdir()
@@ -133,12 +119,12 @@ def test_no_link_leads_out_no_pipe_is_waited_for_and_no_other_users_file_is_read
 
 
 def test_a_machine_sends_so_many_bytes_and_no_more_but_for_records_and_what_is_small(
-    tmp_path: Path, store: Store, outbox: Outbox, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, store, outbox, clock, monkeypatch
+):
     monkeypatch.setattr(sync, "_MOST_BYTES", 100)
     monkeypatch.setattr(sync, "_SMALL_BYTES", 10)
 
-    def carried(**files: int) -> list[str]:
+    def carried(**files):
         for name, size in files.items():
             write(tmp_path, name.replace("__", "/"), "x" * size)
         clock.now += 10.0
@@ -153,9 +139,7 @@ def test_a_machine_sends_so_many_bytes_and_no_more_but_for_records_and_what_is_s
 
 
 @pytest.mark.parametrize("kind", ["", "records/"])
-def test_a_flood_of_files_is_cut(
-    tmp_path: Path, store: Store, outbox: Outbox, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_flood_of_files_is_cut(tmp_path, store, outbox, monkeypatch, kind):
     monkeypatch.setattr(sync, "_MOST_FILES", 3)
     for number in range(5):
         write(tmp_path, f"{kind}{number}.json")
@@ -167,8 +151,8 @@ def test_a_flood_of_files_is_cut(
 
 
 def test_files_that_are_rewritten_all_the_time_cost_no_more_than_the_caps_count(
-    tmp_path: Path, store: Store, outbox: Outbox, clock: Any
-) -> None:
+    tmp_path, store, outbox, clock
+):
     """Twice as many as may go up, for a quarter of an hour; no heartbeat is left out."""
     for second in range(0, 900, 20):
         clock.now = float(second)

@@ -1,30 +1,25 @@
 """The largest entries without sorting: how many, and which."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tasks.node.strategies.mstopk import largest
 
 
-def energy(values: Tensor) -> float:
+def energy(values):
     return float((values.double() ** 2).sum())
 
 
-def gaussian(size: int) -> Tensor:
+def gaussian(size):
     return torch.randn(size, generator=torch.Generator().manual_seed(size))
 
 
 @pytest.mark.parametrize("size", [1000, 100_003])
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 0.9])
 @pytest.mark.parametrize("power", [1, 9])  # the ninth power has tails that hide all others
-def test_the_count_is_exact_and_nearly_all_energy_is_picked(
-    size: int, density: float, power: int
-) -> None:
+def test_the_count_is_exact_and_nearly_all_energy_is_picked(size, density, power):
     values, count = gaussian(size) ** power, max(1, int(density * size))
     picked = largest(values, count)
     assert len(picked.unique()) == len(picked) == count
@@ -32,7 +27,7 @@ def test_the_count_is_exact_and_nearly_all_energy_is_picked(
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=60), st.integers(1, 80))
-def test_what_is_left_is_not_much_larger(values: list[float], count: int) -> None:
+def test_what_is_left_is_not_much_larger(values, count):
     entries = torch.tensor(values)
     picked = largest(entries, count)
     assert len(picked.unique()) == len(picked) == min(count, len(values))
@@ -42,7 +37,7 @@ def test_what_is_left_is_not_much_larger(values: list[float], count: int) -> Non
     assert left.max() <= entries[picked].abs().min() + 4e-6 * entries.abs().max()
 
 
-def test_what_is_small_beside_one_large_entry_is_distinguished() -> None:
+def test_what_is_small_beside_one_large_entry_is_distinguished():
     values = gaussian(100_000) * 1e-7
     values[17] = 1.0
     rest = [place for place in largest(values, 1000).tolist() if place != 17]
@@ -54,7 +49,7 @@ def test_what_is_small_beside_one_large_entry_is_distinguished() -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_number_comes_first(wrong: float) -> None:
+def test_what_is_no_number_comes_first(wrong):
     values = gaussian(1000)
     values[[17, 800]] = wrong
     picked = largest(values, 5)

@@ -1,9 +1,6 @@
 """What strategies refuse, by the strategy, layer or setting that the error names."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -21,43 +18,43 @@ from tasks.node.workloads.transformer_lm import LanguageModel
 CUDA = torch.device("cuda")
 
 
-def pair(features: int = 4) -> nn.Sequential:
+def pair(features=4):
     return nn.Sequential(nn.Linear(4, features), nn.ReLU(), nn.Linear(features, 4))
 
 
-def tied() -> nn.Module:
+def tied():
     model = nn.Sequential(nn.Embedding(4, 4), *pair())
     model[1].weight = model[3].weight = model[0].weight
     return model
 
 
-def hooked() -> nn.Module:
+def hooked():
     model = pair()
     model[2].register_forward_hook(lambda *_: None)
     return model
 
 
-def patched() -> nn.Module:
+def patched():
     model = pair()
     model[2].forward = lambda inputs: inputs
     return model
 
 
-def table(**options: Any) -> nn.Module:
+def table(**options):
     return nn.Sequential(nn.Embedding(3, 3, **options))
 
 
 class Unhooked(torch.optim.Optimizer):
     """Calls no hooks, as wrappers of optimizers do not."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         pass
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         """Nothing."""
 
 
-def sgd(*, clips: bool) -> torch.optim.Optimizer:
+def sgd(*, clips):
     optimizer = torch.optim.SGD(pair().parameters())
     if clips:
         optimizer.register_step_pre_hook(lambda *_: None)
@@ -72,13 +69,13 @@ def sgd(*, clips: bool) -> torch.optim.Optimizer:
         *(("ddp-mstopk", (2, 1)), ("ddp-mstopk", (4,)), ("ps-4", (1, 1)), ("ps-1", (4,))),
     ],
 )
-def test_machines_that_do_not_fit_are_refused(name: str, machines: tuple[int, ...]) -> None:
+def test_machines_that_do_not_fit_are_refused(name, machines):
     with pytest.raises(ValueError, match=f"{name} .*use ddp"):
         strategy(name, machines=machines)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_each_strategy_can_be_named(name: str) -> None:
+def test_each_strategy_can_be_named(name):
     assert callable(strategy(name, machines=(1,) * 16))
     with pytest.raises(ValueError, match=name):
         strategy("dpp", machines=(1,) * 16)
@@ -115,12 +112,12 @@ def test_each_strategy_can_be_named(name: str) -> None:
         (partial(refuse_optimizer, "tensor-2d", sgd(clips=True)), "tensor-2d"),
     ],
 )
-def test_what_a_strategy_would_train_as_something_else_is_refused(act: Any, named: str) -> None:
+def test_what_a_strategy_would_train_as_something_else_is_refused(act, named):
     with pytest.raises(ValueError, match=named):
         act()
 
 
-def test_what_a_strategy_can_train_is_not_refused() -> None:
+def test_what_a_strategy_can_train_is_not_refused():
     strategy("zero2", "offload", CUDA)
     refuse_training("tensor-1d", "bf16", [4, 4])
     refuse_training("ps-1", "fp16", [6, 2])

@@ -1,12 +1,8 @@
 """The known networks: in full their libraries' own, in small trainable in every mode."""
 
-from __future__ import annotations
-
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 from tasks.node.check import checked
-from tasks.node.entrypoint import LoadedWorkload, build
+from tasks.node.entrypoint import build
 from tasks.node.precision import arithmetic
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
 from tasks.node.strategies import strategy
 from tasks.node.switches import blocks, switch_on
-from tasks.workspace.settings import Settings, load_settings
+from tasks.workspace.settings import load_settings
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "known-workloads.md").read_text()
@@ -30,7 +26,7 @@ SMALL = ("resnet50-small", "vit-b-16-small", "bert-small", "gpt2-small", "dlrm-s
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
+def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,7 +34,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[dist.ProcessGroup]:
+def alone():
     """A group of this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert dist.group.WORLD is not None
@@ -47,7 +43,7 @@ def alone() -> Iterator[dist.ProcessGroup]:
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory):
     """A project with the sections of the page."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "tasks" / "node" / "workloads", folder / "tasks" / "node" / "workloads")
@@ -56,7 +52,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load_settings(folder / "srift.toml")
 
 
-def file_of(settings: Settings, name: str) -> tuple[Path, WorkloadFile]:
+def file_of(settings, name):
     source, function = settings.source(name)
     path = source.files[source.entry]
     arguments = dict(settings.workloads[name].arguments)
@@ -65,9 +61,7 @@ def file_of(settings: Settings, name: str) -> tuple[Path, WorkloadFile]:
     )
 
 
-def load(
-    settings: Settings, name: str, device: str = "cpu", switches: str = "none"
-) -> LoadedWorkload:
+def load(settings, name, device="cpu", switches="none"):
     folder, file = file_of(settings, name)
     built = build(folder, file, seed=0, rank=0, computing=arithmetic("fp32", torch.device(device)))
     for module in built.model.modules():
@@ -77,20 +71,20 @@ def load(
     return built
 
 
-def losses(built: LoadedWorkload, module: nn.Module) -> list[float]:
+def losses(built, module):
     torch.manual_seed(1)
     return [one_step(built, module, [4], scale=1 / 4) for _ in range(3)]
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit-b-16", "bert", "gpt2", "dlrm"])
-def test_in_full_it_is_the_librarys_own(settings: Settings, name: str) -> None:
+def test_in_full_it_is_the_librarys_own(settings, name):
     """`meta` computes nothing, and everything must lie there as on a GPU."""
-    built: Any = load(settings, name, "meta")
+    built = load(settings, name, "meta")
     import torchvision  # after the operators are declared
     import transformers
 
     with torch.device("meta"):
-        library: Any = {
+        library = {
             "resnet50": torchvision.models.resnet50,
             "vit-b-16": torchvision.models.vit_b_16,
             "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig()),
@@ -108,7 +102,7 @@ def test_in_full_it_is_the_librarys_own(settings: Settings, name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_in_small_it_passes_the_check(settings: Settings, name: str, precision: str) -> None:
+def test_in_small_it_passes_the_check(settings, name, precision):
     result = checked(*file_of(settings, name), precision, batch=8)
     # Whether making a batch is slow depends on what else runs on this machine.
     notes = [note for note in result["notes"] if "making a batch" not in note]
@@ -118,9 +112,7 @@ def test_in_small_it_passes_the_check(settings: Settings, name: str, precision: 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")
 @pytest.mark.parametrize("name", SMALL)
-def test_in_small_it_trains_the_same_in_every_mode(
-    settings: Settings, name: str, alone: dist.ProcessGroup
-) -> None:
+def test_in_small_it_trains_the_same_in_every_mode(settings, name, alone):
     plain = load(settings, name)
     expected = losses(plain, plain.model)
     for named, switches in (("ddp", "checkpointing"), ("fsdp", "none"), ("fsdp", "checkpointing")):
@@ -131,8 +123,8 @@ def test_in_small_it_trains_the_same_in_every_mode(
             assert weight.grad is not None and bool(weight.grad.any())
 
 
-def test_tied_weights_belong_to_no_block(settings: Settings) -> None:
-    model: Any = load(settings, "gpt2-small").model
+def test_tied_weights_belong_to_no_block(settings):
+    model = load(settings, "gpt2-small").model
     embeddings = model.transformer
     assert model.lm_head.weight is embeddings.wte.weight
     gathered = {id(one) for block in blocks(model) for one in block.parameters()}

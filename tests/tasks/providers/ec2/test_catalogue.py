@@ -1,10 +1,5 @@
 """Descriptions of EC2 become instance types: sustained rates, fractions of devices."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from tasks.providers.ec2.catalogue import (
@@ -24,7 +19,7 @@ from tasks.providers.ec2.settings import AMI_PARAMETER
 from tasks.providers.ec2.snapshot import packaged
 
 
-def answer(name: str = "g9.2xlarge", **changed: Any) -> dict[str, Any]:
+def answer(name="g9.2xlarge", **changed):
     """An entry of DescribeInstanceTypes."""
     return {
         "InstanceType": name,
@@ -35,14 +30,12 @@ def answer(name: str = "g9.2xlarge", **changed: Any) -> dict[str, Any]:
     } | changed
 
 
-def gpus(**changed: Any) -> dict[str, Any]:
+def gpus(**changed):
     whole = {"Name": "T4", "Count": 1, "LogicalGpuCount": 1, "GpuPartitionSize": 1.0}
     return {"Gpus": [whole | {"MemoryInfo": {"SizeInMiB": 16384}} | changed]}
 
 
-def cards(
-    *gbps: float | None, stated: str = "High", able: Sequence[bool] = (), most: int = 99
-) -> dict[str, Any]:
+def cards(*gbps, stated="High", able=(), most=99):
     """Network cards; `able`: which of them take an EFA (all, unless given)."""
     takes = able or [True] * len(gbps)
     return {
@@ -71,7 +64,7 @@ EIGHTH = gpus(Count=0, GpuPartitionSize=0.125, Name="L4", MemoryInfo={"SizeInMiB
     ],
     ids=["GPU", "processors alone", "Neuron", "of unknown speed", "part of a GPU"],
 )
-def test_a_machine_is_what_its_devices_are(changed: dict[str, Any], device: object) -> None:
+def test_a_machine_is_what_its_devices_are(changed, device):
     kind = instance_type_of(answer(**changed))
     assert (kind.devices, kind.device, kind.device_memory_gib, kind.device_tflops) == device
     assert (kind.name, kind.cores, kind.memory_gib) == ("g9.2xlarge", 8.0, 32.0)
@@ -90,9 +83,7 @@ def test_a_machine_is_what_its_devices_are(changed: dict[str, Any], device: obje
         ("Z1", "fp32", None),
     ],
 )
-def test_what_a_device_cannot_exceed_depends_on_the_precision(
-    device: str, precision: str, most: float | None
-) -> None:
+def test_what_a_device_cannot_exceed_depends_on_the_precision(device, precision, most):
     assert most_tflops(device, precision) == most
 
 
@@ -108,14 +99,14 @@ def test_what_a_device_cannot_exceed_depends_on_the_precision(
     ],
 )
 def test_attached_cards_count_but_never_more_than_the_machine_is_said_to_have(
-    network: dict[str, Any], attached: tuple[int, ...], gbps: float
-) -> None:
+    network, attached, gbps
+):
     described = answer(NetworkInfo=network)
     assert efa_cards(described) == attached and instance_type_of(described).bandwidth_gbps == gbps
 
 
 @pytest.mark.parametrize("network", [cards(None, stated="10 Gigabit"), {}])
-def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network: dict[str, Any]) -> None:
+def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network):
     types = described([answer(NetworkInfo=network), answer("m9.large", GpuInfo={})])
     assert [kind.name for kind in types] == ["m9.large"]
 
@@ -129,14 +120,14 @@ def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network: dict[str,
         (("x1.*",), set()),
     ],
 )
-def test_types_are_wanted_by_name_pattern_or_gpu(patterns: tuple[str, ...], kept: set[str]) -> None:
+def test_types_are_wanted_by_name_pattern_or_gpu(patterns, kept):
     types = described(answer(name) for name in ("g9.2xlarge", "g4ad.xlarge", "p9.huge"))
     types += described([answer("m9.large", GpuInfo={})])
     assert {kind.name for kind in wanted(types, patterns)} == kept
     assert kept <= may_be_wanted((kind.name for kind in types), patterns)
 
 
-def test_gpu_stands_for_the_families_of_the_image() -> None:
+def test_gpu_stands_for_the_families_of_the_image():
     families = image_families(AMI_PARAMETER)
     gpu_types = [kind for kind in packaged().instance_types if is_gpu(kind)]
     offered = {family(kind.name) for kind in wanted(gpu_types, ["gpu"], families)}
@@ -147,7 +138,7 @@ def test_gpu_stands_for_the_families_of_the_image() -> None:
     assert wanted(gpu_types, ["gpu"], image_families("/ours/ami")) == gpu_types
 
 
-def test_processors_run_any_image_and_arm_none() -> None:
+def test_processors_run_any_image_and_arm_none():
     families = image_families(AMI_PARAMETER)
     arm, cpu = described([answer("m9.large", GpuInfo={}), answer("g5g.xlarge")])
     assert off_image(cpu, families) == "" and off_image(arm, families) and off_image(arm, None)
@@ -164,5 +155,5 @@ def test_processors_run_any_image_and_arm_none() -> None:
         ("trn1.32xlarge", "spot", None),
     ],
 )
-def test_each_family_and_market_has_its_quota(name: str, market: str, code: str | None) -> None:
+def test_each_family_and_market_has_its_quota(name, market, code):
     assert quota_of(name, market) == code

@@ -1,27 +1,20 @@
 """A running cluster of EC2: mirrored mailbox, notices, interruptions, replacements."""
 
-from __future__ import annotations
-
 import os
 import threading
-from typing import Any
 
 import pytest
 
 from tasks.execution.mailbox import Mailbox
 from tasks.node.record import write_json
 from tasks.providers.ec2 import mailbox_s3
-from tasks.providers.ec2.cluster import Ec2Cluster
-from tests.ec2_home import Home
-from tests.fake_ec2 import SILENT, FakeAws, Fault
+from tests.fake_ec2 import SILENT, Fault
 from tests.fake_s3 import ROLE, FakeS3
 
 FIRST, SECOND, THIRD = (f"i-{number:017x}" for number in (1, 2, 3))
 
 
-def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(
-    home: Home, running: Ec2Cluster, aws: FakeAws
-) -> None:
+def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(home, running, aws):
     home.upload(FIRST, "ready.json", {"address": "10.0.0.1"})
     home.upload(SECOND, "records/r-1-000.json", {"run_id": "r-1-000"})
     write_json(running.mailbox / "plan.json", {"attempt": 1})
@@ -39,9 +32,7 @@ def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(
     assert running.mirror.sync() and aws.count("s3:PutObject") == puts
 
 
-def test_the_manifest_comes_after_what_it_names(
-    home: Home, running: Ec2Cluster, aws: FakeAws
-) -> None:
+def test_the_manifest_comes_after_what_it_names(home, running, aws):
     write_json(running.mailbox / "plan.json", {"attempt": 1})
     refused = Fault(action="s3:PutObject", code="AccessDenied")
     refused.when = lambda words: "plan" in words["Key"]
@@ -52,12 +43,12 @@ def test_the_manifest_comes_after_what_it_names(
 
 
 def test_half_an_answer_never_appears_and_a_record_is_on_the_disk_before_its_name(
-    home: Home, running: Ec2Cluster, aws: FakeAws, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    home, running, aws, monkeypatch
+):
     home.upload(FIRST, "records/a.json", b"x" * 77)
     aws.s3.cut = 1
     assert not running.mirror.sync() and home.records() == set()
-    seen: list[tuple[int, bool]] = []
+    seen = []
     file = running.mailbox / "node-0" / "records" / "a.json"
     monkeypatch.setattr(
         "os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, file.exists()))
@@ -67,13 +58,11 @@ def test_half_an_answer_never_appears_and_a_record_is_on_the_disk_before_its_nam
 
 
 @pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject"])
-def test_a_store_that_fails_makes_nobody_silent(
-    home: Home, running: Ec2Cluster, aws: FakeAws, action: str
-) -> None:
+def test_a_store_that_fails_makes_nobody_silent(home, running, aws, action):
     box = Mailbox(path=running.mailbox, nodes=2)
     aws.s3.skew_s = 3600.0
 
-    def round_after(seconds: float) -> set[int]:
+    def round_after(seconds):
         aws.pass_s(seconds)
         if seconds < 60.0:
             for name in (FIRST, SECOND):
@@ -89,8 +78,8 @@ def test_a_store_that_fails_makes_nobody_silent(
 
 
 def test_odd_names_strangers_and_large_uploads_are_left_where_they_are(
-    home: Home, running: Ec2Cluster, aws: FakeAws, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    home, running, aws, monkeypatch
+):
     monkeypatch.setattr(mailbox_s3, "MOST_BYTES", 100)
     before = sorted(home.path.rglob("*"))
     for name in (
@@ -111,16 +100,14 @@ def test_odd_names_strangers_and_large_uploads_are_left_where_they_are(
     assert running.mirror.sync() and home.records() == {"fits"}
 
 
-def test_a_store_that_does_not_answer_keeps_no_machine_alive(
-    home: Home, aws: FakeAws, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypatch):
     monkeypatch.setattr(mailbox_s3, "POLL_S", 0.0)
     home.threaded, asked = True, threading.Event()
     home.provider = home.controller()
-    ended_first: list[bool] = []
+    ended_first = []
     listed = FakeS3.list_objects_v2
 
-    def slow(self: FakeS3, **words: Any) -> Any:
+    def slow(self, **words):
         if threading.current_thread() is not threading.main_thread():
             asked.set()
             ended = threading.Event()
@@ -139,9 +126,7 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(
     assert home.records() == {"a"} and len(home.provider.ended()) == 1
 
 
-def test_an_interruption_is_no_failure_and_what_ec2_knows_no_more_is_gone(
-    running: Ec2Cluster, aws: FakeAws
-) -> None:
+def test_an_interruption_is_no_failure_and_what_ec2_knows_no_more_is_gone(running, aws):
     aws.interrupt(FIRST)
     aws.pass_s(6.0)
     assert [node.alive for node in running.nodes()] == [False, True]
@@ -155,9 +140,7 @@ def test_an_interruption_is_no_failure_and_what_ec2_knows_no_more_is_gone(
     assert not running.nodes()[1].alive
 
 
-def test_ec2_is_asked_every_few_seconds_and_silence_is_no_loss(
-    running: Ec2Cluster, aws: FakeAws
-) -> None:
+def test_ec2_is_asked_every_few_seconds_and_silence_is_no_loss(running, aws):
     running.nodes()
     asked = aws.count("ec2:DescribeInstances")
     running.nodes()
@@ -167,9 +150,7 @@ def test_ec2_is_asked_every_few_seconds_and_silence_is_no_loss(
     assert [node.alive for node in running.nodes()] == [True, True]
 
 
-def test_a_notice_counts_down_by_the_stores_clock(
-    home: Home, running: Ec2Cluster, aws: FakeAws
-) -> None:
+def test_a_notice_counts_down_by_the_stores_clock(home, running, aws):
     for name, kind in ((FIRST, "interruption"), (SECOND, "rebalance")):
         home.upload(name, "notice.json", {"kind": kind, "action": "terminate", "at": ""})
     aws.pass_s(20.0)
@@ -181,7 +162,7 @@ def test_a_notice_counts_down_by_the_stores_clock(
     assert running.nodes()[0].interrupted
 
 
-def test_a_replacement_takes_the_rank_and_all_records_stay(home: Home, aws: FakeAws) -> None:
+def test_a_replacement_takes_the_rank_and_all_records_stay(home, aws):
     with home.acquire(home.two()) as running:
         for name in ("ready.json", "heartbeat.json", "records/a.json"):
             home.upload(SECOND, name, {"by": 2})
@@ -202,9 +183,7 @@ def test_a_replacement_takes_the_rank_and_all_records_stay(home: Home, aws: Fake
     assert aws.alive() == [] and aws.bought() == 3
 
 
-def test_a_refused_replacement_or_a_machine_that_does_not_end_leaves_the_rank_lost(
-    running: Ec2Cluster, aws: FakeAws
-) -> None:
+def test_a_refused_replacement_or_a_machine_that_does_not_end_leaves_the_rank_lost(running, aws):
     aws.immortal = True
     assert not running.replace(1) and aws.bought() == 2
     aws.immortal = False
@@ -215,9 +194,7 @@ def test_a_refused_replacement_or_a_machine_that_does_not_end_leaves_the_rank_lo
     assert running.replace(1) and len(aws.alive()) == 2
 
 
-def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(
-    home: Home, aws: FakeAws
-) -> None:
+def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home, aws):
     with home.acquire(home.two()):
         home.upload(FIRST, "records/last.json", {"run_id": "last"})
         aws.faults = [Fault(action="s3:GetObject", code="InternalError", times=400)]
@@ -228,8 +205,8 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
 
 
 def test_a_quiet_store_is_listed_every_five_seconds_and_a_new_file_goes_up_at_once(
-    home: Home, running: Ec2Cluster, aws: FakeAws
-) -> None:
+    home, running, aws
+):
     for second in range(120):
         if second == 60:
             before = aws.count("s3:ListBucket")

@@ -1,10 +1,6 @@
 """Machines of EC2 under a lease: gangs whole or none, nothing bought twice or left running."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,27 +8,25 @@ from models.domain.cluster import Cluster
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
-from tests.fake_ec2 import KILLED, NOON, SILENT, FakeAws, Fault, Killed
+from tests.fake_ec2 import KILLED, NOON, SILENT, Fault, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD, SPOT_USD
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 
 
-def refused(home: Home, cluster: Cluster | None = None) -> ProviderError:
+def refused(home, cluster=None):
     with pytest.raises(ProviderError) as raised, home.acquire(cluster or home.two()):
         pass
     assert "secret" not in str(raised.value)
     return raised.value
 
 
-def ended_usd(home: Home) -> float:
+def ended_usd(home):
     [ended] = home.provider.ended()
     return ended.usd or 0.0
 
 
-def test_a_spot_cluster_comes_up_in_the_cheapest_zone_and_is_gone_afterwards(
-    home: Home, aws: FakeAws
-) -> None:
+def test_a_spot_cluster_comes_up_in_the_cheapest_zone_and_is_gone_afterwards(home, aws):
     with home.acquire(home.two(), deadline_s=7200.0) as running:
         assert running.addresses == ["10.0.0.1", "10.0.0.2"]
         assert [node.alive for node in running.nodes()] == [True, True]
@@ -49,7 +43,7 @@ def test_a_spot_cluster_comes_up_in_the_cheapest_zone_and_is_gone_afterwards(
     assert home.provider.ended() == []
 
 
-def test_what_is_launched_is_closed_encrypted_tagged_and_ends_itself(home: Home) -> None:
+def test_what_is_launched_is_closed_encrypted_tagged_and_ends_itself(home):
     with home.acquire(home.two("on-demand")):
         machine = home.world.alive()[0]
         [group] = home.world.account.groups.values()
@@ -72,7 +66,7 @@ def test_what_is_launched_is_closed_encrypted_tagged_and_ends_itself(home: Home)
     assert "everything" not in group["out"]
 
 
-def test_one_fleet_a_market_and_a_refusal_for_each(home: Home, aws: FakeAws) -> None:
+def test_one_fleet_a_market_and_a_refusal_for_each(home, aws):
     aws.capacity = {(zone, one): 1 for zone in ZONES for one in ("spot", "on-demand")}
     assert isinstance(refused(home), NoCapacity)
     assert aws.count("ec2:CreateFleet") == 2 and aws.bought() == 0
@@ -80,9 +74,7 @@ def test_one_fleet_a_market_and_a_refusal_for_each(home: Home, aws: FakeAws) -> 
     assert (ended.outcome, ended.usd, len(ended.refusals)) == ("refused", 0.0, 2)
 
 
-def test_one_fleet_chooses_among_the_zones_and_a_replacement_stays_in_its_zone(
-    home: Home, aws: FakeAws
-) -> None:
+def test_one_fleet_chooses_among_the_zones_and_a_replacement_stays_in_its_zone(home, aws):
     aws.capacity |= {("us-east-1a", "spot"): 0, ("us-east-1c", "spot"): 1}
     with home.acquire(home.two()) as running:
         assert {offer.usd_per_hour for offer in running.cluster.members} == {SPOT_USD["b"]}
@@ -93,9 +85,7 @@ def test_one_fleet_chooses_among_the_zones_and_a_replacement_stays_in_its_zone(
         assert {machine.zone for machine in aws.alive()} == {"us-east-1b"}
 
 
-def test_a_gang_whose_second_group_is_refused_gives_the_first_back(
-    home: Home, aws: FakeAws
-) -> None:
+def test_a_gang_whose_second_group_is_refused_gives_the_first_back(home, aws):
     aws.capacity["us-east-1c", "spot"] = 2
     with home.acquire(home.mixed()) as running:
         assert {offer.market for offer in running.cluster.members} == {"on-demand"}
@@ -105,9 +95,7 @@ def test_a_gang_whose_second_group_is_refused_gives_the_first_back(
 
 
 @pytest.mark.parametrize("trouble", [{"short": 1}, {"boot_s": float("inf")}])
-def test_a_gang_that_comes_short_or_never_runs_is_given_back(
-    home: Home, aws: FakeAws, trouble: dict[str, Any]
-) -> None:
+def test_a_gang_that_comes_short_or_never_runs_is_given_back(home, aws, trouble):
     cluster = home.two()
     for name, value in trouble.items():
         setattr(aws, name, value)
@@ -122,9 +110,7 @@ def test_a_gang_that_comes_short_or_never_runs_is_given_back(
         ({"prices": {"g4dn.12xlarge": {"spot_usd_per_hour": 0.6}}}, 0.6),
     ],
 )
-def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(
-    home: Home, terms: dict[str, Any], usd: float
-) -> None:
+def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(home, terms, usd):
     home.choose(**terms)
     with home.acquire(home.two()) as running:
         assert {machine.market for machine in home.world.alive()} == {"spot"}
@@ -137,7 +123,7 @@ def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(
     }
 
 
-def test_own_prices_on_demand_lower_the_bill_and_never_the_worst_case(home: Home) -> None:
+def test_own_prices_on_demand_lower_the_bill_and_never_the_worst_case(home):
     for terms, worst in (
         ({"discounts": {"*": 0.6}}, ON_DEMAND_USD),
         ({"prices": {"g4dn.12xlarge": {"on_demand_usd_per_hour": 9.0}}}, 9.0),
@@ -151,7 +137,7 @@ def test_own_prices_on_demand_lower_the_bill_and_never_the_worst_case(home: Home
         assert running.usd_so_far() < 2 * 0.45 * ON_DEMAND_USD
 
 
-def test_what_cannot_be_launched_is_refused_before_anything_is_bought(home: Home) -> None:
+def test_what_cannot_be_launched_is_refused_before_anything_is_bought(home):
     both = Cluster.of((1, home.offer()), (1, home.offer(market="on-demand")))
     assert isinstance(refused(home, both), NotSupported)
     for terms in ({"volume_gib": 44}, {"bucket": None}, {"subnet_ids": ("subnet-00000000",)}):
@@ -162,9 +148,7 @@ def test_what_cannot_be_launched_is_refused_before_anything_is_bought(home: Home
 
 @pytest.mark.parametrize("shows", [True, False])
 @pytest.mark.parametrize("code", ["InternalError", SILENT, "RequestLimitExceeded"])
-def test_a_fleet_without_an_answer_is_looked_for_by_its_tag(
-    home: Home, aws: FakeAws, code: str, shows: bool
-) -> None:
+def test_a_fleet_without_an_answer_is_looked_for_by_its_tag(home, aws, code, shows):
     """Nothing else is asked for while its machines may still come."""
     aws.lag_s, aws.unheard = 60.0, shows
     if code == "InternalError":
@@ -178,7 +162,7 @@ def test_a_fleet_without_an_answer_is_looked_for_by_its_tag(
     assert aws.bought() == 2 and aws.alive() == []
 
 
-def test_a_fleet_that_fails_for_good_ends_the_launch(home: Home, aws: FakeAws) -> None:
+def test_a_fleet_that_fails_for_good_ends_the_launch(home, aws):
     aws.fleet_errors = [["InsufficientInstanceCapacity", "NeverHeardOf"]]
     assert "NeverHeardOf" in str(refused(home))
     assert aws.bought() == 0 and aws.count("ec2:CreateFleet") == 1
@@ -192,9 +176,7 @@ def test_a_fleet_that_fails_for_good_ends_the_launch(home: Home, aws: FakeAws) -
         ("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
     ],
 )
-def test_what_was_just_created_and_is_not_found_yet_is_asked_for_again(
-    home: Home, aws: FakeAws, action: str, code: str
-) -> None:
+def test_what_was_just_created_and_is_not_found_yet_is_asked_for_again(home, aws, action, code):
     aws.faults = [Fault(action=action, code=code, times=2)]
     with home.acquire(home.two()):
         assert home.leases.all()[0].refusals == ()
@@ -203,9 +185,7 @@ def test_what_was_just_created_and_is_not_found_yet_is_asked_for_again(
     assert aws.bought() == 2 and aws.alive() == []
 
 
-def test_a_machine_that_ec2_does_not_know_yet_is_not_taken_for_gone(
-    home: Home, aws: FakeAws
-) -> None:
+def test_a_machine_that_ec2_does_not_know_yet_is_not_taken_for_gone(home, aws):
     aws.lag_s = 60.0
     aws.boot_s = float("inf")
     aws.capacity["us-east-1c", "spot"] = 2
@@ -218,9 +198,7 @@ def test_a_machine_that_ec2_does_not_know_yet_is_not_taken_for_gone(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it is served", "after"])
-def test_a_controller_killed_at_any_call_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
-) -> None:
+def test_a_controller_killed_at_any_call_leaves_nothing(tmp_path, monkeypatch, after):
     monkeypatch.setattr("os.fsync", lambda handle: None)
     whole = Home(tmp_path / "whole")
     cluster = whole.mixed()
@@ -242,7 +220,7 @@ def test_a_controller_killed_at_any_call_leaves_nothing(
         assert home.world.alive() == [] and home.provider.leases() == [], calls[number]
 
 
-def test_a_request_is_in_the_lease_before_it_is_sent(home: Home) -> None:
+def test_a_request_is_in_the_lease_before_it_is_sent(home):
     home.world.faults = [Fault(action="ec2:CreateFleet", code=KILLED)]
     home.killed_in(home.two())
     [request] = home.leases.all()[0].requests
@@ -250,7 +228,7 @@ def test_a_request_is_in_the_lease_before_it_is_sent(home: Home) -> None:
     assert request.usd_per_hour > SPOT_MARGIN * max(SPOT_USD.values())
 
 
-def test_terminating_that_fails_is_left_to_the_reaper(home: Home, aws: FakeAws) -> None:
+def test_terminating_that_fails_is_left_to_the_reaper(home, aws):
     cluster = home.two()
     aws.faults = [Fault(action="ec2:TerminateInstances", code="AccessDenied")]
     refused(home, cluster)
@@ -260,9 +238,7 @@ def test_terminating_that_fails_is_left_to_the_reaper(home: Home, aws: FakeAws) 
     assert [ended.outcome for ended in home.provider.ended()] == ["released"]
 
 
-def test_nothing_more_is_bought_while_an_attempt_cannot_be_given_back(
-    home: Home, aws: FakeAws
-) -> None:
+def test_nothing_more_is_bought_while_an_attempt_cannot_be_given_back(home, aws):
     aws.capacity["us-east-1c", "spot"] = 2
     aws.faults = [Fault(action="ec2:TerminateInstances", code="AccessDenied", times=99)]
     refused(home, home.mixed())
@@ -270,7 +246,7 @@ def test_nothing_more_is_bought_while_an_attempt_cannot_be_given_back(
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_subnets_are_named_or_tagged(home: Home, aws: FakeAws, public: bool) -> None:
+def test_subnets_are_named_or_tagged(home, aws, public):
     if public:
         aws.account.subnet_names = {"subnet-0000000a": "us-east-1b"}
         home.choose(subnet_ids=("subnet-0000000a",))

@@ -1,16 +1,13 @@
 """Prices, placement scores and what is billed beside a machine; a price of 0 or none is unknown."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pandas as pd
 import pytest
 
-from models.domain.cluster import Offer, bucket_hazard
+from models.domain.cluster import bucket_hazard
 from models.job.interruption_rates import fit_hazard
 from tasks.providers.ec2 import prices
 from tasks.providers.ec2.api import connect
@@ -25,7 +22,7 @@ from tests.world.market import product
 G9 = instance_type_of(answer())
 
 
-def test_of_two_list_prices_the_higher_counts_and_other_units_do_not() -> None:
+def test_of_two_list_prices_the_higher_counts_and_other_units_do_not():
     usd = (("a", 0.5), ("a", 0.55), ("a", 0.0), ("b", None), ("c", 3.25))
     listed = [json.loads(product(name, "us-east-1", price)) for name, price in usd]
     yearly = product("a", "us-east-1", 99.0).replace('"Hrs"', '"Quantity"')
@@ -36,11 +33,11 @@ def test_of_two_list_prices_the_higher_counts_and_other_units_do_not() -> None:
 @pytest.mark.parametrize(
     ("text", "usd"), [("0.526", 0.526), ("0", None), ("-1", None), (None, None), ("nan", None)]
 )
-def test_a_price_is_positive_or_unknown(text: object, usd: float | None) -> None:
+def test_a_price_is_positive_or_unknown(text, usd):
     assert prices.known_price(text) == usd
 
 
-def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order() -> None:
+def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order():
     columns = ("InstanceType", "AvailabilityZone", "SpotPrice")
     rows = [
         dict(zip(columns, ("a", zone, usd), strict=True))
@@ -57,7 +54,7 @@ def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order()
 
 
 @pytest.mark.parametrize("bucket", [1, None])
-def test_a_spot_offer_says_how_often_its_type_is_interrupted(bucket: int | None) -> None:
+def test_a_spot_offer_says_how_often_its_type_is_interrupted(bucket):
     """The provider's prior of an unlisted type is the model's."""
     listed = {} if bucket is None else {G9.name: {"r": bucket}}
     advisor = {"spot_advisor": {"us-east-1": {"Linux": listed}}}
@@ -70,16 +67,14 @@ def test_a_spot_offer_says_how_often_its_type_is_interrupted(bucket: int | None)
     assert (spot.interruptions_per_hour == pytest.approx(unlisted)) == (bucket is None)
 
 
-FILE: dict[str, Any] = {
+FILE = {
     "prices": {"s1.small": {"on_demand_usd_per_hour": 0.5}, "n1.net": {"spot_usd_per_hour": 0.2}},
     "discounts": {"s*": 0.25, "s1.small": 0.9, "m?.med*": {"on_demand": 0.5, "spot": 0.1}},
 }
 OWN = Ec2.model_validate(FILE)
 
 
-def of(
-    name: str, market: str = "on-demand", usd: float | None = 1.0, region: str = "us-east-1"
-) -> Offer:
+def of(name, market="on-demand", usd=1.0, region="us-east-1"):
     return replace(offer(usd), instance_type=replace(G9, name=name), market=market, region=region)
 
 
@@ -95,9 +90,7 @@ def of(
         (of("n1.net"), 1.0, ""),
     ],
 )
-def test_an_own_price_is_used_and_said_and_billed_once(
-    public: Offer, usd: float | None, says: str
-) -> None:
+def test_an_own_price_is_used_and_said_and_billed_once(public, usd, says):
     (found,) = once = billed([public], OWN)
     assert found.usd_per_hour == usd
     assert says in found.own_price and bool(found.own_price) == bool(says)
@@ -106,7 +99,7 @@ def test_an_own_price_is_used_and_said_and_billed_once(
     assert billed(once, Ec2())[0].usd_per_hour == public.usd_per_hour
 
 
-def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest() -> None:
+def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest():
     for region, usd in (("us-east-1", 0.08), ("eu-central-1", 0.0952), ("xx-nowhere-1", 0.152)):
         (found,) = billed([of("l1.large", region=region)], Ec2(volume_gib=730))
         assert found.storage_usd_per_hour == pytest.approx(usd)
@@ -117,6 +110,6 @@ def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest() -> Non
     assert address == pytest.approx(0.005) and other_usd_per_hour(public=True) < 0.016
 
 
-def test_placement_scores_are_by_zone_name() -> None:
+def test_placement_scores_are_by_zone_name():
     found = connect(FakeAws().clients).placement_scores("us-east-1", ["g5.xlarge"], 4)
     assert found == {f"us-east-1{zone}": 5 for zone in "abc"}

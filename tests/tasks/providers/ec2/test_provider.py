@@ -1,11 +1,8 @@
 """The EC2 provider's types and prices, live and packaged, and its refusals."""
 
-from __future__ import annotations
-
 import io
 import json
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ from moto import mock_aws
 from models.domain.cluster import ANY_ZONE, Cluster, bucket_hazard
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
-from tasks.providers.ec2.api import Clients
 from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import NOON, FakeAws, Fault
@@ -22,7 +18,7 @@ from tests.fake_ec2_account import Account
 
 real_advisor = ec2_api.spot_advisor
 EAST, WEST = "us-east-1", "eu-west-1"
-USD: dict[str, dict[str, float | None]] = {
+USD = {
     EAST: {"g4dn.12xlarge": 3.912, "g4dn.xlarge": 0.526, "g5.xlarge": 0.0, "m5.large": 0.1},
     WEST: {"g4dn.12xlarge": 4.362},
 }
@@ -36,18 +32,18 @@ SPOT = {
 NARROW = Ec2(regions=(EAST, WEST), instance_types=("g4dn.*", "g5.xlarge"))
 
 
-def provider_of(choices: Ec2, clients: Clients | None = None) -> Ec2Provider:
+def provider_of(choices, clients=None):
     """A provider with a home that nobody has used."""
     return Ec2Provider(choices, clients, home=Path("/no/home"), node_package=Path("/no/package"))
 
 
 @pytest.fixture(autouse=True)
-def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
+def aws(no_credentials, monkeypatch):
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
     return FakeAws(account=Account(usd=USD, spot_usd=SPOT, page=1))
 
 
-def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws: FakeAws) -> None:
+def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
     offers = provider_of(NARROW, aws.clients).offers(NOON)
     found = {(o.instance_type.name, o.market, o.region, o.zone): o.usd_per_hour for o in offers}
     assert found == {
@@ -73,9 +69,7 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws: FakeAws
         ("ec2:DescribeInstanceTypes", "Bewildering", "Bewildering"),
     ],
 )
-def test_a_refusal_names_action_code_and_fix_and_no_secret(
-    aws: FakeAws, action: str, code: str, says: str
-) -> None:
+def test_a_refusal_names_action_code_and_fix_and_no_secret(aws, action, code, says):
     aws.faults = [Fault(action=action, code=code, times=9)]
     with pytest.raises(ProviderError) as refused:
         provider_of(NARROW, aws.clients).offers(NOON)
@@ -85,9 +79,7 @@ def test_a_refusal_names_action_code_and_fix_and_no_secret(
 
 
 @pytest.mark.parametrize(("profile", "says"), [("", "AWS_PROFILE"), ("me", "ProfileNotFound")])
-def test_without_credentials_it_has_the_package(
-    monkeypatch: pytest.MonkeyPatch, profile: str, says: str
-) -> None:
+def test_without_credentials_it_has_the_package(monkeypatch, profile, says):
     if profile:
         monkeypatch.setenv("AWS_PROFILE", profile)
     provider = provider_of(Ec2())
@@ -99,7 +91,7 @@ def test_without_credentials_it_has_the_package(
     assert named["g4dn.12xlarge"].usd_per_hour and "m5.large" not in named
 
 
-def test_unknown_names_and_types_without_an_image_are_limits() -> None:
+def test_unknown_names_and_types_without_an_image_are_limits():
     wrong = Ec2(regions=("us-esat-1",), instance_types=("gpus", "p4d.24xlarg", "g5.*", "gpu"))
     provider, right = provider_of(wrong), provider_of(Ec2())
     for name in ("us-esat-1", "gpus", "p4d.24xlarg", "p3dn", "g7e"):
@@ -109,7 +101,7 @@ def test_unknown_names_and_types_without_an_image_are_limits() -> None:
     assert len(provider_of(Ec2(bucket="mine-1")).limits()) == len(right.limits()) - 1
 
 
-def test_it_launches_nothing_without_a_bucket() -> None:
+def test_it_launches_nothing_without_a_bucket():
     provider = provider_of(Ec2(instance_types=("g4dn.xlarge",)))
     [offer] = provider.packaged_offers()
     with (
@@ -120,7 +112,7 @@ def test_it_launches_nothing_without_a_bucket() -> None:
     assert (provider.leases(), provider.ended(), len(provider.reap(NOON))) == ([], [], 1)
 
 
-def test_only_the_wanted_markets_are_asked_for(aws: FakeAws) -> None:
+def test_only_the_wanted_markets_are_asked_for(aws):
     choices = Ec2(instance_types=("g4dn.*",), markets=("spot",))
     assert {o.market for o in provider_of(choices, aws.clients).offers(NOON)} == {"spot"}
     assert aws.count("pricing:GetProducts") == 0
@@ -128,8 +120,8 @@ def test_only_the_wanted_markets_are_asked_for(aws: FakeAws) -> None:
 
 
 def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     assert not ec2_api.has_credentials()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
@@ -140,7 +132,7 @@ def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(
     assert "very-secret-key" not in repr(vars(provider))
 
 
-def no_network(*_: object, **__: object) -> io.BytesIO:
+def no_network(*_, **__):
     raise OSError("no network")
 
 
@@ -156,16 +148,14 @@ BODY = {"spot_advisor": {"us-east-1": {}}}
         (lambda *_, **__: pytest.fail("asked"), "http://127.0.0.1:5000", {}),
     ],
 )
-def test_the_advisor_is_a_prior_that_may_be_missing(
-    monkeypatch: pytest.MonkeyPatch, opened: Callable[..., io.BytesIO], endpoint: str, found: object
-) -> None:
+def test_the_advisor_is_a_prior_that_may_be_missing(monkeypatch, opened, endpoint, found):
     monkeypatch.setattr(urllib.request, "urlopen", opened)
     if endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     assert real_advisor() == found
 
 
-def test_a_cluster_is_launched_if_the_image_and_the_network_serve_it() -> None:
+def test_a_cluster_is_launched_if_the_image_and_the_network_serve_it():
     names = ("p3dn.24xlarge", "p4d.24xlarge", "c7i.xlarge")
     public = provider_of(Ec2(regions=(EAST, "us-west-2"), instance_types=names))
     private = provider_of(Ec2(instance_types=names, subnets="private"))

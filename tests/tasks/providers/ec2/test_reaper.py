@@ -1,10 +1,7 @@
 """What the reaper ends on EC2, in which regions, and what it fetches."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +10,13 @@ from tasks.providers.base import LeaseUnreadable, NotSwept
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.provider import Ec2Provider
 from tests.ec2_home import Home
-from tests.fake_ec2 import KILLED, SILENT, FakeAws, Fault, Killed
+from tests.fake_ec2 import KILLED, SILENT, Fault, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD, SPOT_USD
 
 BOTH = ["us-east-1", "eu-west-1"]
 
 
-def left_running(home: Home, lease_id: str = "r-1", region: str = "us-east-1") -> None:
+def left_running(home, lease_id="r-1", region="us-east-1"):
     """A controller is killed while its machines run, which do not end themselves."""
     cluster = Cluster.of((2, home.offer(zone=f"{region}a")))
     with pytest.raises(Killed), home.acquire(cluster, lease_id):
@@ -31,12 +28,12 @@ def left_running(home: Home, lease_id: str = "r-1", region: str = "us-east-1") -
 
 
 @pytest.fixture
-def left(home: Home) -> None:
+def left(home):
     left_running(home)
 
 
 @pytest.fixture
-def theirs(tmp_path: Path, aws: FakeAws) -> Home:
+def theirs(tmp_path, aws):
     """Another home of the same deployment, with machines in both regions past their deadline."""
     home = Home(tmp_path / "theirs", aws)
     for region in BOTH:
@@ -46,7 +43,7 @@ def theirs(tmp_path: Path, aws: FakeAws) -> Home:
 
 
 @pytest.fixture
-def moved_away(home: Home) -> None:
+def moved_away(home):
     """A lease of eu-west-1 is moved away, and srift.toml names another region and deployment."""
     home.reap()  # nothing is bought in a region that was not swept
     left_running(home, region="eu-west-1")
@@ -54,28 +51,26 @@ def moved_away(home: Home) -> None:
     home.choose(regions=("us-east-1",), deployment="another")
 
 
-def rewritten(home: Home, **changes: object) -> None:
+def rewritten(home, **changes):
     """The lease's file with other values; ... removes a key."""
     file = home.leases.directory("r-1") / "lease.json"
     body = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: value for key, value in body.items() if value is not ...}))
 
 
-def not_swept(home: Home) -> NotSwept:
+def not_swept(home):
     with pytest.raises(NotSwept) as raised:
         home.reap()
     return raised.value
 
 
-def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(
-    home: Home, left: None, aws: FakeAws
-) -> None:
+def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home, left, aws):
     """Whatever the deployment, bucket and prefix in srift.toml are now."""
     machine = aws.alive()[1].instance_id
     home.upload(machine, "records/a.json", {"run_id": "a"})
     home.choose(deployment="another", bucket="another", prefix="another")
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         aws.pass_s(seconds)
         if aws.instances[machine].ended_at is not None:
             home.upload(machine, "records/last.json", {"run_id": "last"})
@@ -90,22 +85,22 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(
     assert home.reap() == []
 
 
-def test_a_lease_with_its_controller_is_left_alone(home: Home, aws: FakeAws) -> None:
+def test_a_lease_with_its_controller_is_left_alone(home, aws):
     with home.acquire(home.two()):
         assert home.reap() == [] and len(aws.alive()) == 2
         assert len(home.provider.reap(aws.now, all_of_them=True)) == 1
         assert aws.alive() == []
 
 
-def test_every_region_is_swept_whoever_launched(home: Home, aws: FakeAws, theirs: Home) -> None:
+def test_every_region_is_swept_whoever_launched(home, aws, theirs):
     sentences = home.reap()
     assert len(sentences) == 4 and sum("eu-west-1" in one for one in sentences) == 2
     assert aws.alive() == [] and aws.account.groups == {} and aws.account.placements == {}
 
 
 def test_machines_of_others_live_to_their_deadline_and_of_other_deployments_beyond(
-    home: Home, tmp_path: Path, aws: FakeAws
-) -> None:
+    home, tmp_path, aws
+):
     left_running(Home(tmp_path / "ours", aws), "o-1")
     other = Home(tmp_path / "other", aws, home.choices.model_copy(update={"deployment": "other"}))
     left_running(other, "t-1")
@@ -114,9 +109,7 @@ def test_machines_of_others_live_to_their_deadline_and_of_other_deployments_beyo
     assert len(home.reap()) == 2 and len(aws.alive()) == 2
 
 
-def test_a_directory_without_a_lease_loses_neither_machines_nor_records(
-    home: Home, left: None, aws: FakeAws
-) -> None:
+def test_a_directory_without_a_lease_loses_neither_machines_nor_records(home, left, aws):
     records = home.leases.mailbox("r-1") / "node-0" / "records"
     records.mkdir(parents=True)
     (records / "a.json").write_text("{}")
@@ -142,8 +135,8 @@ def test_a_directory_without_a_lease_loses_neither_machines_nor_records(
     ids=str,
 )
 def test_machines_of_an_unreadable_lease_live_on_and_nothing_is_bought_beside_it(
-    home: Home, aws: FakeAws, changes: dict[str, object]
-) -> None:
+    home, aws, changes
+):
     before = aws.now
     with home.acquire(home.two()):
         rewritten(home, **changes)
@@ -158,7 +151,7 @@ def test_machines_of_an_unreadable_lease_live_on_and_nothing_is_bought_beside_it
     assert aws.bought() == 2 and aws.alive() == []
 
 
-def test_the_deadline_ends_machines_of_an_unreadable_lease(home: Home, aws: FakeAws) -> None:
+def test_the_deadline_ends_machines_of_an_unreadable_lease(home, aws):
     home.reap()
     left_running(home, region="eu-west-1")
     rewritten(home, of_a_newer_version=1)
@@ -169,9 +162,7 @@ def test_the_deadline_ends_machines_of_an_unreadable_lease(home: Home, aws: Fake
     assert aws.alive() == [] and home.leases.ids() == ["r-1"]
 
 
-def test_a_region_that_srift_toml_no_longer_names_is_swept_for_thirty_days(
-    home: Home, moved_away: None, aws: FakeAws
-) -> None:
+def test_a_region_that_srift_toml_no_longer_names_is_swept_for_thirty_days(home, moved_away, aws):
     assert len(home.reap()) == 2 and aws.alive() == []
     refused = Fault(action="", code="ExpiredToken", times=999)
     refused.when = lambda words: words["region"] == "eu-west-1"
@@ -182,16 +173,14 @@ def test_a_region_that_srift_toml_no_longer_names_is_swept_for_thirty_days(
 
 
 @pytest.mark.parametrize("text", ["{", '{"eu-west-1": 5}', '{"../x": "2026-11-20T12:00:00Z"}'])
-def test_unknown_regions_are_no_all_clear(home: Home, moved_away: None, text: str) -> None:
+def test_unknown_regions_are_no_all_clear(home, moved_away, text):
     home.leases.swept_file.write_text(text)
     assert list(not_swept(home).unswept) == ["other regions"]
     assert home.provider.not_swept_since(home.world.now) == ["us-east-1"]
     assert home.leases.swept_file.read_text() == text
 
 
-def test_a_region_that_does_not_answer_fails_the_reaping_after_the_others(
-    home: Home, aws: FakeAws, theirs: Home
-) -> None:
+def test_a_region_that_does_not_answer_fails_the_reaping_after_the_others(home, aws, theirs):
     fault = Fault(action="ec2:DescribeInstances", code=SILENT, times=99)
     fault.when = lambda words: words["region"] == "us-east-1"
     aws.faults = [fault]
@@ -204,16 +193,14 @@ def test_a_region_that_does_not_answer_fails_the_reaping_after_the_others(
     assert home.controller().not_swept_since(before) == [] and aws.alive() == []
 
 
-def test_an_expired_session_is_no_all_clear(home: Home, left: None, aws: FakeAws) -> None:
+def test_an_expired_session_is_no_all_clear(home, left, aws):
     aws.faults = [Fault(action="", code="ExpiredToken", times=999)]
     error = not_swept(home)
     assert {*error.unswept} == {"lease r-1", *BOTH} and "ExpiredToken" in error.unswept["eu-west-1"]
     assert home.provider.not_swept_since(aws.now) == BOTH
 
 
-def test_a_machine_that_does_not_end_is_no_all_clear(
-    home: Home, aws: FakeAws, theirs: Home
-) -> None:
+def test_a_machine_that_does_not_end_is_no_all_clear(home, aws, theirs):
     before = aws.now
     aws.faults = [Fault(action="ec2:TerminateInstances", code="AccessDenied", times=99)]
     assert "ec2:TerminateInstances" in not_swept(home).unswept["us-east-1"]
@@ -223,9 +210,7 @@ def test_a_machine_that_does_not_end_is_no_all_clear(
     assert home.provider.not_swept_since(before) == BOTH
 
 
-def test_without_credentials_no_region_is_called_empty(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_credentials_no_region_is_called_empty(home, monkeypatch):
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
     blind = Ec2Provider(home.choices, home=home.path, node_package=home.package)
     with pytest.raises(NotSwept) as raised:
@@ -236,7 +221,7 @@ def test_without_credentials_no_region_is_called_empty(
     assert len(unused.reap(home.world.now)) == 1 and not unused.was_used()
 
 
-def ended_hours(home: Home, usd: float) -> float:
+def ended_hours(home, usd):
     """Hours of two machines at `usd` that the reaper books."""
     home.reap()
     assert home.world.alive() == [] and home.provider.leases() == []
@@ -245,9 +230,7 @@ def ended_hours(home: Home, usd: float) -> float:
 
 
 @pytest.mark.parametrize(("forgotten", "over"), [(False, 1.05), (True, 1.25)])
-def test_a_dead_controllers_machines_cost_until_their_own_end(
-    home: Home, left: None, aws: FakeAws, forgotten: bool, over: float
-) -> None:
+def test_a_dead_controllers_machines_cost_until_their_own_end(home, left, aws, forgotten, over):
     for machine in aws.alive():
         machine.deaf = False
     aws.pass_s(9 * 3600)
@@ -258,9 +241,7 @@ def test_a_dead_controllers_machines_cost_until_their_own_end(
 
 
 @pytest.mark.parametrize("away_s", [390.0, 2400.0, 3 * 3600.0], ids=["late", "over", "forgotten"])
-def test_machines_that_were_never_heard_of_are_ended_and_paid_for(
-    home: Home, aws: FakeAws, away_s: float
-) -> None:
+def test_machines_that_were_never_heard_of_are_ended_and_paid_for(home, aws, away_s):
     aws.lag_s, cluster = 60.0, home.two("on-demand")
     aws.faults = [Fault(action="ec2:CreateFleet", code=KILLED, after=True)]
     home.killed_in(cluster)
@@ -272,7 +253,7 @@ def test_machines_that_were_never_heard_of_are_ended_and_paid_for(
     assert lived_s / 3600 < ended_hours(home, ON_DEMAND_USD) < (lived_s + 400) / 3600
 
 
-def test_a_sweep_in_the_future_does_not_count(home: Home) -> None:
+def test_a_sweep_in_the_future_does_not_count(home):
     home.reap()
     assert home.controller().not_swept_since(home.world.now) == []
     swept = json.loads(home.leases.swept_file.read_text())

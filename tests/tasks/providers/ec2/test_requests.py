@@ -1,18 +1,15 @@
 """Attempts and their requests: prices, zones, tokens, network cards, valid for botocore."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 from botocore import xform_name
 
-from models.domain.cluster import Cluster, Offer
-from tasks.providers.ec2.attempts import SPOT_MARGIN, Attempt, attempts
+from models.domain.cluster import Cluster
+from tasks.providers.ec2.attempts import SPOT_MARGIN, attempts
 from tasks.providers.ec2.catalogue import TypeFacts
 from tasks.providers.ec2.requests import (
     LaunchSpec,
-    Request,
     requests_of,
     security_group,
     shortened,
@@ -25,7 +22,7 @@ ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
 BOTH = ("on-demand", "spot")
 
 
-def offered(name: str, market: str, zone: str, usd: float | None) -> Offer:
+def offered(name, market, zone, usd):
     plain = offer(usd)
     kind = replace(plain.instance_type, name=name, provider="ec2")
     return replace(plain, instance_type=kind, market=market, zone=zone, region="us-east-1")
@@ -48,11 +45,11 @@ SPEC = LaunchSpec(
 )  # fmt: skip
 
 
-def attempts_of(cluster: Cluster = WANTED) -> list[Attempt]:
+def attempts_of(cluster=WANTED):
     return attempts(cluster, OFFERS, ZONES, BOTH)
 
 
-def requests(spec: LaunchSpec = SPEC, cluster: Cluster = WANTED) -> dict[str, Request]:
+def requests(spec=SPEC, cluster=WANTED):
     """Of the first attempt, each valid for botocore."""
     found = requests_of(spec, attempts_of(cluster)[0], security="sg-1", user_data="#!/bin/sh\n")
     by_name = {action.partition(":")[2]: request for action, request in found}
@@ -61,14 +58,14 @@ def requests(spec: LaunchSpec = SPEC, cluster: Cluster = WANTED) -> dict[str, Re
     return by_name
 
 
-def interfaces(spec: LaunchSpec, cluster: Cluster = P4D) -> list[Request]:
+def interfaces(spec, cluster=P4D):
     data = requests(spec, cluster)["CreateLaunchTemplate"]["LaunchTemplateData"]
-    found: list[Request] = data["NetworkInterfaces"]
+    found = data["NetworkInterfaces"]
     assert all(one["Groups"] == ["sg-1"] and "SubnetId" not in one for one in found)
     return found
 
 
-def test_the_wanted_market_comes_first_then_on_demand() -> None:
+def test_the_wanted_market_comes_first_then_on_demand():
     spot, on_demand = attempts_of()
     assert (spot.market, on_demand.market) == ("spot", "on-demand")
     assert list(spot.clusters) == list(on_demand.clusters) == ZONES
@@ -79,7 +76,7 @@ def test_the_wanted_market_comes_first_then_on_demand() -> None:
     assert there.usd_per_hour == pytest.approx(2 * 0.18)
 
 
-def test_only_allowed_markets_and_known_prices_are_attempted() -> None:
+def test_only_allowed_markets_and_known_prices_are_attempted():
     assert [attempt.market for attempt in attempts(WANTED, OFFERS, ZONES, ("spot",))] == ["spot"]
     assert [attempt.market for attempt in attempts_of(P4D)] == ["on-demand"]
     unknown = [replace(one, usd_per_hour=None) for one in OFFERS]
@@ -89,7 +86,7 @@ def test_only_allowed_markets_and_known_prices_are_attempted() -> None:
 
 
 @pytest.mark.parametrize("cluster", [WANTED, P4D], ids=["spot", "on-demand"])
-def test_a_fleet_is_all_or_none_in_one_zone_and_spot_up_to_a_price(cluster: Cluster) -> None:
+def test_a_fleet_is_all_or_none_in_one_zone_and_spot_up_to_a_price(cluster):
     found = requests(cluster=cluster)
     assert list(found) == ["CreatePlacementGroup", "CreateLaunchTemplate", "CreateFleet"]
     fleet, spot = found["CreateFleet"], cluster is WANTED
@@ -116,9 +113,7 @@ def test_a_fleet_is_all_or_none_in_one_zone_and_spot_up_to_a_price(cluster: Clus
     ],
     ids=["one card", "all take an EFA", "the first takes none"],
 )
-def test_every_network_card_is_attached_in_private_subnets(
-    cards: tuple[int, ...], expected: list[tuple[int, int, str]]
-) -> None:
+def test_every_network_card_is_attached_in_private_subnets(cards, expected):
     """EC2 refuses words about a public address beside several interfaces."""
     types = {"p4d.24xlarge": replace(EFA, efa_cards=cards)}
     found = interfaces(replace(SPEC, choices=Ec2(subnets="private"), types=types))
@@ -132,14 +127,14 @@ def test_every_network_card_is_attached_in_private_subnets(
     assert first["AssociatePublicIpAddress"] is True
 
 
-def test_everything_created_has_all_tags() -> None:
+def test_everything_created_has_all_tags():
     names = ("deployment", "lease", "node-group", "deadline", "controller")
     for request in (*requests().values(), security_group(SPEC)):
         for kind in request["TagSpecifications"]:
             assert {f"srift:{name}" for name in names} <= {tag["Key"] for tag in kind["Tags"]}
 
 
-def test_the_same_request_has_the_same_token_and_any_other_another() -> None:
+def test_the_same_request_has_the_same_token_and_any_other_another():
     tokens = set()
     for spec in (SPEC, replace(SPEC, lease_id="r-2"), replace(SPEC, controller="def")):
         for attempt in attempts_of():
@@ -152,6 +147,6 @@ def test_the_same_request_has_the_same_token_and_any_other_another() -> None:
     assert len(tokens) == 3 * 4 and all(len(token) <= 64 for token in tokens)
 
 
-def test_a_shortened_request_has_a_digest_for_the_user_data() -> None:
+def test_a_shortened_request_has_a_digest_for_the_user_data():
     short = shortened(requests()["CreateLaunchTemplate"])
     assert "sha256" in short["LaunchTemplateData"]["UserData"]

@@ -1,7 +1,5 @@
 """The packaged types and prices: dated, sourced, unknown prices unknown, reproducible."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from datetime import UTC, datetime
@@ -18,14 +16,14 @@ from tests.tasks.providers.ec2.test_catalogue import answer
 BODY = json.loads(gzip.decompress(FILE.read_bytes()))
 
 
-def test_it_says_where_it_comes_from_and_under_which_licence() -> None:
+def test_it_says_where_it_comes_from_and_under_which_licence():
     assert {source["package"] for source in BODY["sources"]} == {"moto", "apache-libcloud"}
     assert {source["licence"] for source in BODY["sources"]} == {"Apache-2.0"}
     notices = [source.get("notice", "") for source in BODY["sources"]]
     assert any("Apache Software Foundation" in notice for notice in notices)
 
 
-def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced() -> None:
+def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced():
     prices = [usd for prices in packaged().usd.values() for usd in prices.values()]
     assert None in prices and all(usd is None or usd > 0 for usd in prices)
     offers = packaged_offers(Ec2(), "us-east-1")
@@ -33,14 +31,14 @@ def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced() -> None:
     assert {offer.price_as_of for offer in offers} == {packaged().prices_as_of}
 
 
-def test_sources_are_combined_by_type_and_region() -> None:
+def test_sources_are_combined_by_type_and_region():
     listed = {"us-east-1": 1.5, "eu-west-1": 0.0, "us-gov-west-1": 2.0, "us-west-2-lax-1": 3.0}
     offered = {"us-east-1": {"g9.2xlarge"}, "eu-west-1": {"g9.2xlarge"}, "eu-west-2": {"other"}}
     rows = combined([answer()], offered, {"g9.2xlarge": listed})
     assert rows["g9.2xlarge"][-1] == {"eu-west-1": None, "us-east-1": 1.5}
 
 
-def test_the_command_makes_the_file_that_is_here_from_the_packages_that_it_names() -> None:
+def test_the_command_makes_the_file_that_is_here_from_the_packages_that_it_names():
     installed = {one.metadata["Name"] for one in metadata.distributions()}
     if not {"moto", "apache-libcloud"} <= installed:
         pytest.skip("its sources are not installed: pip install -e '.[snapshot]'")

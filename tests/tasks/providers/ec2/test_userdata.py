@@ -1,10 +1,7 @@
 """The user-data script: complete, small enough, and safe from its values."""
 
-from __future__ import annotations
-
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -22,11 +19,11 @@ GOOD = {
 }
 
 
-def script(deadline_s: float = 3601.0, **changed: str) -> str:
+def script(deadline_s=3601.0, **changed):
     return user_data(deadline_s, **GOOD | changed)
 
 
-def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot(tmp_path: Path) -> None:
+def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot(tmp_path):
     """A reboot loses the timer."""
     first, *lines = script().splitlines()
     assert first == "#!/bin/bash"
@@ -43,7 +40,7 @@ def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot(tmp_path: Pat
     assert words.read_text().splitlines()[1:] == ["-h now"]
 
 
-def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it() -> None:
+def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it():
     text = script(endpoint="http://10.0.0.1:5000", prefix="p" * 100)
     assert all(GOOD[name] in text for name in GOOD if name != "prefix")
     assert "--endpoint http://10.0.0.1:5000" in text and "--endpoint" not in script()
@@ -65,15 +62,13 @@ def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it(
         (60.0, {"prefix": "p" * MOST_BYTES}),
     ],
 )
-def test_no_end_a_password_or_too_many_bytes_are_refused(
-    deadline_s: float, changed: dict[str, str]
-) -> None:
+def test_no_end_a_password_or_too_many_bytes_are_refused(deadline_s, changed):
     with pytest.raises(NotSupported) as raised:
         script(deadline_s, **changed)
     assert "secret" not in str(raised.value)
 
 
-def test_no_value_is_run_as_a_command(tmp_path: Path) -> None:
+def test_no_value_is_run_as_a_command(tmp_path):
     for name in GOOD:
         text = script(**{name: f"x; touch {tmp_path}/ran; $(touch {tmp_path}/ran)"})
         values = [line for line in text.splitlines() if "touch" in line]

@@ -1,7 +1,5 @@
 """What is on offer, what fits, and the reasons given for the rest."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from models.domain.cluster import Cluster
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import LocalMachine
-from tasks.providers.local.cpu_shares import Affinity, Cgroups, CpuShares
+from tasks.providers.local.cpu_shares import Affinity, Cgroups
 from tasks.providers.local.network import Isolation
 from tasks.providers.local.settings import LocalInstanceType
 
@@ -21,7 +19,7 @@ ROOT, USER = Isolation(kind="root"), Isolation(kind="user")
 BARE = Isolation(kind="none", why_not="Operation not permitted")
 
 
-def spec(cores: float, bandwidth_gbps: float = 0.2) -> LocalInstanceType:
+def spec(cores, bandwidth_gbps=0.2):
     return LocalInstanceType(
         cores=cores,
         memory_gib=2.0,
@@ -36,26 +34,24 @@ TYPES = {"part": spec(0.4), "whole": spec(1.0), "huge": spec(8.0)}
 
 
 @pytest.fixture(autouse=True)
-def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_cores(monkeypatch):
     """We may use two cores of a large machine."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 7})
     monkeypatch.setattr(local_cpu, "quota_cores", lambda: math.inf)
 
 
-def machine(
-    isolation: Isolation = ROOT, shares: CpuShares = GROUPS, types: object = TYPES
-) -> LocalMachine:
+def machine(isolation=ROOT, shares=GROUPS, types=TYPES):
     made = LocalMachine(types, "python3")  # type: ignore[arg-type]
     made.isolation, made.shares = isolation, shares
     return made
 
 
-def of(local: LocalMachine, *names: str) -> Cluster:
+def of(local, *names):
     offers = {one.instance_type.name: one for one in local.offers(NOW)}
     return Cluster(members=tuple(offers[name] for name in names))
 
 
-def test_each_type_is_offered_in_both_markets_and_only_spot_is_interrupted() -> None:
+def test_each_type_is_offered_in_both_markets_and_only_spot_is_interrupted():
     offers = [
         (one.instance_type.name, one.market, one.usd_per_hour, one.interruptions_per_hour)
         for one in machine().offers(NOW)
@@ -64,7 +60,7 @@ def test_each_type_is_offered_in_both_markets_and_only_spot_is_interrupted() -> 
     assert offers == [(name, *market) for name in ("part", "whole") for market in markets]
 
 
-def test_a_type_larger_than_the_machine_is_left_out_with_the_reason() -> None:
+def test_a_type_larger_than_the_machine_is_left_out_with_the_reason():
     [sentence] = machine().limits()
     assert "huge" in sentence and "1.75" in sentence and "part" not in sentence
 
@@ -78,22 +74,22 @@ def test_a_type_larger_than_the_machine_is_left_out_with_the_reason() -> None:
         (["whole", "whole"], False),
     ],
 )
-def test_shares_add_up_to_the_cores_less_a_quarter(names: list[str], fits: bool) -> None:
+def test_shares_add_up_to_the_cores_less_a_quarter(names, fits):
     assert (machine().fits(of(machine(), *names)) == "") is fits
 
 
-def test_a_quota_on_ourselves_is_shared_out_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_on_ourselves_is_shared_out_and_no_more(monkeypatch):
     both = of(machine(), "whole", "part")
     monkeypatch.setattr(local_cpu, "quota_cores", lambda: 1.5)
     assert "1.25" in machine().fits(both)
 
 
-def test_an_unknown_type_does_not_fit_and_the_known_types_are_named() -> None:
+def test_an_unknown_type_does_not_fit_and_the_known_types_are_named():
     stranger = machine(types={"strange": spec(0.1)})
     assert "part, whole" in machine().fits(of(stranger, "strange"))
 
 
-def test_an_ordinary_user_is_offered_whole_cores_and_reads_why() -> None:
+def test_an_ordinary_user_is_offered_whole_cores_and_reads_why():
     user = machine(USER, Affinity("/sys/fs/cgroup: Permission denied"))
     assert [one.name for one in user.instance_types()] == ["whole"]
     first, _ = user.limits()
@@ -101,14 +97,14 @@ def test_an_ordinary_user_is_offered_whole_cores_and_reads_why() -> None:
     assert "not on offer" in user.fits(of(machine(), "part"))
 
 
-def test_without_namespaces_one_host_fits_and_the_user_is_warned() -> None:
+def test_without_namespaces_one_host_fits_and_the_user_is_warned():
     bare = machine(BARE)
     assert bare.fits(of(bare, "part")) == ""
     assert "network" in bare.fits(of(bare, "part", "part"))
     assert "Operation not permitted" in bare.limits()[0]
 
 
-def test_the_digest_follows_the_definition() -> None:
+def test_the_digest_follows_the_definition():
     before, after = (
         {one.name: one.digest for one in machine(types=types).instance_types()}
         for types in (TYPES, TYPES | {"part": spec(0.4, bandwidth_gbps=0.3)})

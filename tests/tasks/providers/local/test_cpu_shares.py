@@ -1,10 +1,7 @@
 """Quotas as the kernel reads them, in both versions of control groups, on a copy of their files."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations_with_replacement
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +13,7 @@ from tasks.providers.local.cpu_shares import Affinity, Cgroups, detect, place, q
 class Kernel:
     """A mount table that names one hierarchy, and the cgroup file of a process in /mine."""
 
-    def __init__(self, folder: Path, version: int) -> None:
+    def __init__(self, folder, version):
         self.version, self.top = version, folder / "cgroup"
         self.mounts, self.own = folder / "mounts", folder / "own"
         (self.top / "mine").mkdir(parents=True)
@@ -24,10 +21,10 @@ class Kernel:
         self.mounts.write_text(f"tmpfs / tmpfs rw 0 0\ncgroup {self.top} {kind} rw,cpu,cpuacct 0 0")
         self.enter("/mine")
 
-    def enter(self, group: str) -> None:
+    def enter(self, group):
         self.own.write_text(f"{'1:cpu,cpuacct' if self.version == 1 else '0:'}:{group}\n")
 
-    def limit(self, group: Path, quota_us: int) -> None:
+    def limit(self, group, quota_us):
         if self.version == 1:
             (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
             (group / "cpu.cfs_period_us").write_text("100000\n")
@@ -36,17 +33,17 @@ class Kernel:
 
 
 @pytest.fixture(params=[1, 2])
-def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Kernel:
+def kernel(tmp_path, request):
     return Kernel(tmp_path, request.param)
 
 
 @pytest.mark.parametrize(("cores", "quota"), [(0.2, "2000"), (1.0, "10000")])
-def test_a_share_is_given_and_taken_back(kernel: Kernel, cores: float, quota: str) -> None:
+def test_a_share_is_given_and_taken_back(kernel, cores, quota):
     shares = detect(kernel.mounts, kernel.own)
     assert shares == Cgroups(kernel.version, kernel.top / "mine")
     group = kernel.top / "mine" / "srift-a"
 
-    def limits() -> tuple[str, ...]:
+    def limits():
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.shares")
         files = files if kernel.version == 1 else ("cpu.max", "cpu.weight")
         return tuple(word for file in files for word in (group / file).read_text().split())
@@ -60,8 +57,8 @@ def test_a_share_is_given_and_taken_back(kernel: Kernel, cores: float, quota: st
     assert limits() == free
 
 
-def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel: Kernel) -> None:
-    def cores(group: str = "/mine") -> float:
+def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel):
+    def cores(group="/mine"):
         quota_cores.cache_clear()
         kernel.enter(group)
         return quota_cores(kernel.mounts, kernel.own)
@@ -76,7 +73,7 @@ def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel: Kernel)
     assert cores("/as/the/host/calls/it") == 2.0
 
 
-def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path: Path) -> None:
+def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path):
     shares = Cgroups(2, tmp_path)
     shares.add("srift-a", [], 0.05)
     shares.settle("srift-a", 0.05, {0})
@@ -92,8 +89,8 @@ def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path: Pat
     ],
 )
 def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
-    kernel: Kernel, mount: str, reason: str
-) -> None:
+    kernel, mount, reason
+):
     kernel.mounts.write_text(mount)
     shares = detect(kernel.mounts, kernel.own)
     assert isinstance(shares, Affinity) and shares.why_not.startswith(reason)
@@ -103,7 +100,7 @@ def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
 TWO_CORES = {0: 0.0, 1: 0.0}
 
 
-def highest_load(shares: list[float], free: dict[int, float]) -> float:
+def highest_load(shares, free):
     """The highest load of a core by shares that are held on some of the cores."""
     loads = dict.fromkeys(free, 0.0)
     for share, cores in zip(shares, place(shares, free), strict=True):
@@ -112,7 +109,7 @@ def highest_load(shares: list[float], free: dict[int, float]) -> float:
     return max(loads.values())
 
 
-def test_no_core_is_promised_twice_by_any_cluster_that_fits_two_cores() -> None:
+def test_no_core_is_promised_twice_by_any_cluster_that_fits_two_cores():
     for size in range(1, 5):
         for shares in combinations_with_replacement((0.2, 0.4, 0.8, 1.0), size):
             if sum(shares) <= 1.75:
@@ -121,15 +118,13 @@ def test_no_core_is_promised_twice_by_any_cluster_that_fits_two_cores() -> None:
                 assert highest_load(list(shares), TWO_CORES) <= 1.0 + 1e-9
 
 
-def test_shares_keep_clear_of_other_leases_and_spread_if_they_do_not_pack() -> None:
+def test_shares_keep_clear_of_other_leases_and_spread_if_they_do_not_pack():
     assert place([0.4], {0: 0.8, 1: 0.2}) == [{1}]
     assert place([0.55, 0.55, 0.55], TWO_CORES) == [{0, 1}, {1}, {0, 1}]
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=1, max_size=12), st.integers(1, 8))
-def test_every_share_gets_enough_cores_and_no_core_is_overloaded(
-    shares: list[float], count: int
-) -> None:
+def test_every_share_gets_enough_cores_and_no_core_is_overloaded(shares, count):
     free = dict.fromkeys(range(count), 0.0)
     assert highest_load(shares, free) <= 1.0 + 1e-9
     for share, cores in zip(shares, place(shares, free), strict=True):

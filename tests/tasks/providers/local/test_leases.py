@@ -1,14 +1,10 @@
 """Leases on disk, and what the reaper may and may not end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +32,7 @@ LEASE = HeldLease(
 
 
 @pytest.fixture
-def sleeper(tmp_path: Path) -> Iterator[Process]:
+def sleeper(tmp_path):
     """A process of the lease `one`."""
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "leases" / "one" / "code")}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
@@ -46,7 +42,7 @@ def sleeper(tmp_path: Path) -> Iterator[Process]:
         process.kill()
 
 
-def provider(home: Path, *leases: HeldLease) -> LocalProvider:
+def provider(home, *leases):
     made = LocalProvider(home, {}, home, "python3")
     made.shares = Affinity("not detected")
     with made.store.locked():
@@ -55,11 +51,11 @@ def provider(home: Path, *leases: HeldLease) -> LocalProvider:
     return made
 
 
-def file_of(local: LocalProvider) -> Path:
+def file_of(local):
     return local.store.directory("one") / "lease.json"
 
 
-def record_of(local: LocalProvider, text: str) -> Path:
+def record_of(local, text):
     """A record in the mailbox of a lease whose file is lost."""
     record = local.store.mailbox("one") / "node-0" / "records" / "r.json"
     record.parent.mkdir(parents=True)
@@ -68,7 +64,7 @@ def record_of(local: LocalProvider, text: str) -> Path:
     return record
 
 
-def test_a_lease_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_lease_comes_back_as_it_was_written(tmp_path):
     written = replace(LEASE, ended_at=NOW, usd=0.1)
     store = provider(tmp_path, written).store
     assert store.read("one") == written and store.read("two") is None
@@ -76,9 +72,7 @@ def test_a_lease_comes_back_as_it_was_written(tmp_path: Path) -> None:
         store.create(written)
 
 
-def test_a_lease_is_on_the_disk_before_it_takes_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
     local, seen = provider(tmp_path, LEASE), []
     path = file_of(local)
     monkeypatch.setattr(
@@ -89,7 +83,7 @@ def test_a_lease_is_on_the_disk_before_it_takes_its_name(
     assert seen == [(path.stat().st_size, False)]
 
 
-def test_records_without_a_lease_are_kept(tmp_path: Path) -> None:
+def test_records_without_a_lease_are_kept(tmp_path):
     for text, name in {"first": "one", "second": "one.1"}.items():
         local = provider(tmp_path, LEASE)
         record_of(local, text)
@@ -99,7 +93,7 @@ def test_records_without_a_lease_are_kept(tmp_path: Path) -> None:
         assert sentence.endswith(f"moved to {kept}") and local.store.ids() == []
 
 
-def test_a_mailbox_that_cannot_be_moved_stays(tmp_path: Path) -> None:
+def test_a_mailbox_that_cannot_be_moved_stays(tmp_path):
     local = provider(tmp_path, LEASE)
     record = record_of(local, "{}")
     (tmp_path / "rejected").write_text("a file in the way")
@@ -117,9 +111,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("how", [*UNREADABLE, "not opened"])
-def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(
-    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(tmp_path, how, monkeypatch):
     local = provider(tmp_path, LEASE)
     file = file_of(local)
     if how in UNREADABLE:
@@ -139,21 +131,19 @@ def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(
 
 
 @pytest.mark.parametrize("name", ["", "../one", "a/b", "a:b", ".lock"])
-def test_a_lease_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
+def test_a_lease_id_cannot_lead_elsewhere(tmp_path, name):
     with pytest.raises(ProviderError, match="letters"):
         LeaseStore(tmp_path).directory(name)
 
 
-def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(
-    tmp_path: Path, sleeper: Process
-) -> None:
+def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(tmp_path, sleeper):
     local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
     first, second = local.reap(NOW + timedelta(minutes=10))
     assert "1 processes" in first and "0 processes" in second and not is_running(sleeper)
     assert [one.usd for one in local.ended()] == [pytest.approx(0.06)] * 2
 
 
-def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: Path) -> None:
+def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path):
     local = provider(tmp_path, LEASE)
     morning = NOW + timedelta(hours=9)
     assert [one.usd_until(morning) for one in local.leases()] == [pytest.approx(0.36)]
@@ -161,7 +151,7 @@ def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: P
     assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
 
 
-def test_a_recycled_process_number_is_left_alone(tmp_path: Path, sleeper: Process) -> None:
+def test_a_recycled_process_number_is_left_alone(tmp_path, sleeper):
     stale = replace(sleeper, start_ticks=sleeper.start_ticks - 1)
     assert end([stale]) == [] and is_running(sleeper)
     local = provider(tmp_path, replace(LEASE, controller=stale))
@@ -169,36 +159,32 @@ def test_a_recycled_process_number_is_left_alone(tmp_path: Path, sleeper: Proces
 
 
 @pytest.mark.parametrize("boot", [boot_id(), "an earlier boot"])
-def test_a_controller_of_an_earlier_boot_is_gone(
-    tmp_path: Path, sleeper: Process, boot: str
-) -> None:
+def test_a_controller_of_an_earlier_boot_is_gone(tmp_path, sleeper, boot):
     local = provider(tmp_path, replace(LEASE, controller=sleeper, boot_id=boot))
     assert [one.controller_alive for one in local.leases()] == [boot == boot_id()]
 
 
-def test_a_live_controllers_lease_is_ended_only_with_all_of_them(
-    tmp_path: Path, sleeper: Process
-) -> None:
+def test_a_live_controllers_lease_is_ended_only_with_all_of_them(tmp_path, sleeper):
     local = provider(tmp_path, replace(LEASE, controller=sleeper))
     assert local.reap(NOW) == []
     assert [one.controller_alive for one in local.leases()] == [True]
     assert len(local.reap(NOW, all_of_them=True)) == 1 and local.leases() == []
 
 
-def test_leases_of_another_home_are_left_alone(tmp_path: Path) -> None:
+def test_leases_of_another_home_are_left_alone(tmp_path):
     here, there = provider(tmp_path / "here"), provider(tmp_path / "there", LEASE)
     assert here.reap(NOW, all_of_them=True) == []
     assert [one.lease_id for one in there.leases()] == ["one"]
     assert here.store.prefix != there.store.prefix
 
 
-def test_a_mark_is_read_as_it_was_written() -> None:
+def test_a_mark_is_read_as_it_was_written():
     mark = HostMark(home="0a1b", lease_id="r-1.2", index=3, cores=0.4)
     assert HostMark.parse(str(mark)) == mark
     assert [HostMark.parse(f"srift-host:{rest}") for rest in ("x", "a:b:c:d")] == [None, None]
 
 
-def test_revocations_follow_the_hazard_and_the_seed() -> None:
+def test_revocations_follow_the_hazard_and_the_seed():
     spot = replace(offer(), interruptions_per_hour=2.0)
     on_demand = replace(spot, market="on-demand", interruptions_per_hour=0.0)
     cluster = Cluster.of((4000, spot), (1, on_demand))

@@ -1,11 +1,6 @@
 """Links on a kernel without IPv6; stand-ins of `ip`, `tc`, `unshare` and `nsenter` are started."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-
-import pytest
 
 from tasks.providers.local import network as local_hosts
 from tasks.providers.local.network import HostNetwork, HostPlan, Isolation
@@ -22,9 +17,7 @@ case "$*" in *addrgenmode*) echo "Address family not supported by protocol" >&2;
 }
 
 
-def test_a_kernel_without_ipv6_can_have_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_without_ipv6_can_have_hosts(tmp_path, monkeypatch):
     log = tmp_path / "requests"
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(text.format(log=log) if name == "ip" else text)
