@@ -1,1 +1,1 @@
-"""Files of measurements, workloads and instance types: import and backtest."""
+"""Imports and backtests of files: measurements, workloads and instance types."""

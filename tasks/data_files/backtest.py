@@ -1,4 +1,4 @@
-"""`srift backtest`: two files in, a report and a file of predictions out."""
+"""Run `srift backtest`: fit on a file, predict another file, and report the errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Rows of the test file, how many were predicted, the summary table and warnings."""
+    """The result of a backtest.
+
+    `rows` is the number of rows of the test file, `predicted` the number of predicted rows.
+    `summary` is the table of errors and coverage. `sentences` are warnings.
+    """
 
     provider: str
     rows: int
@@ -48,13 +52,14 @@ def backtest(
     catalogue: Path | None,
     predictions: Path | None,
 ) -> Report:
-    """Fit on `train`, predict `test`, and write the test rows with `predictions` if given.
+    """Fit on `train`, predict `test`, and write the predicted test rows to `predictions`.
 
-    Raises ImportRefused, and OSError if `predictions` cannot be written.
+    `workloads` is a file of facts of workloads, `catalogue` a file of instance types. Raises
+    ImportRefused if a file is refused, and OSError if `predictions` cannot be written.
     """
     inputs = [path.resolve() for path in (train, test, workloads, catalogue) if path]
     if predictions and predictions.resolve() in inputs:
-        raise OSError(f"{predictions} is a file to read: name another file for the predictions")
+        raise OSError(f"{predictions} is an input: name another file for the predictions")
     (known, ignored), (frame, ignored_of_test) = read_frame(train), read_frame(test)
     provider = _one_provider({train: known, test: frame})
     nothing = pd.DataFrame()
@@ -91,6 +96,7 @@ def backtest(
 
 
 def _one_provider(files: dict[Path, pd.DataFrame]) -> str:
+    """Return the provider of all rows. Raises ImportRefused for several providers or no rows."""
     providers: set[str] = set()
     for path, runs in files.items():
         providers |= set(runs["provider"])

@@ -1,4 +1,4 @@
-"""Instance types from a catalogue file, CSV or Parquet, in EC2's columns. Empty means unknown."""
+"""Read instance types from a catalogue file, CSV or Parquet, with EC2's columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS += ["device_memory_gib", "device_tflops"]
 
 
 class CatalogueRow(BaseModel):
-    """One instance type. None is unknown."""
+    """One instance type of a catalogue file. An empty value becomes None: unknown."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -31,13 +31,13 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """The accelerator's name, or cpu. A share of a GPU is a device of its own."""
+        """Return the accelerator's name, or cpu. A share of a GPU is a separate kind of device."""
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
 
     @property
     def devices(self) -> int | None:
-        """Number of devices; a count of 0 is a share of one device. None is unknown."""
+        """Return the number of devices; None if unknown. A count of 0 means a share of one GPU."""
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:
             return 1 if self.device == "cpu" else None
@@ -45,9 +45,10 @@ class CatalogueRow(BaseModel):
 
 
 def read_catalogue(path: Path) -> pd.DataFrame:
-    """Return the file's types in the columns of the mart `instance_types`. Raises ImportRefused.
+    """Return the file's types in the columns of the mart `instance_types`.
 
-    A file does not have a device's peak rate: that of a known device stands in.
+    The file has no peak rates: these are looked up by the name of the device. Raises ImportRefused
+    if the file is refused.
     """
     rows = [
         (

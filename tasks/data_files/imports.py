@@ -1,6 +1,6 @@
-"""`srift import` and `srift forget`: measurements made elsewhere, and facts of workloads.
+"""Run `srift import` and `srift forget` for measurements made elsewhere and facts of workloads.
 
-A forgotten import stays in the warehouse and no longer counts; importing it again brings it back.
+A forgotten import stays in the warehouse but does not count. Importing it again restores it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,16 @@ from .public import (
 )
 
 _IMPORTS = "from imports"
-_LISTED = 12  # names in a line of the summary
+_LISTED = 12  # most names in a line of the summary
 
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """The result of an import: rows, counts of rows or facts by title and name, and warnings."""
+    """The result of an import.
+
+    `rows` is the number of rows in the file, `new` the number of rows that did not count before.
+    `counts` has numbers of rows or facts by title and name. `sentences` are warnings.
+    """
 
     import_id: str = ""
     dry_run: bool = False
@@ -82,7 +86,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """How many rows and facts no longer count, and a sentence."""
+    """The result of `srift forget`: how many rows and facts no longer count, and a sentence."""
 
     import_id: str
     rows: int
@@ -92,14 +96,17 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFiles:
-    """A file of measurements, a file of facts of workloads, or both; `provider` is of the facts."""
+    """The files of an import: measurements, facts of workloads, or both.
+
+    `provider` is the provider to which the facts apply.
+    """
 
     measurements: Path | None = None
     workloads: Path | None = None
     provider: str | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """A digest of the files and providers; the package's own rows have a name."""
+        """Return a digest of the files and providers; PUBLIC_IMPORT for the packaged rows."""
         rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
         )
@@ -118,10 +125,11 @@ def import_measurements(
     force: bool = False,
     dry_run: bool = False,
 ) -> Imported:
-    """Load the rows of a file, facts of workloads, or both, in one transaction.
+    """Load measurements, facts of workloads, or both, in one transaction.
 
-    Loading the same again changes nothing. `force` loads implausible rows, `dry_run` nothing.
-    Raises ImportRefused and WarehouseError; nothing was loaded then.
+    Loading the same files again changes nothing. `local_types` are the names of local instance
+    types. `force` also loads implausible rows. `dry_run` loads nothing. Raises ImportRefused if a
+    file is refused, and WarehouseError; in both cases nothing was loaded.
     """
     path = files.measurements
     found = Imported(dry_run=dry_run)
@@ -160,7 +168,7 @@ def import_measurements(
 
 @contextmanager
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
-    """Yield a transaction; on an empty warehouse in memory if a dry run has none."""
+    """Yield a transaction; a dry run without a warehouse gets an empty one in memory."""
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
             yield connection
@@ -171,14 +179,14 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
 
 
 def _count(connection: Connection, found: Imported, known_types: set[str]) -> None:
-    """Fill in what the staged rows are of."""
+    """Set the counts and warnings of `found` from the staged rows."""
     found.counts = staged_counts(connection)
     found.rows = sum(found.counts.get("workload", {}).values())
     found.new, other = counted_before(connection)
     unknown = set(found.counts.get("instance type", ())) - known_types
     if unknown:
         found.sentences.append(
-            f"no data sheet of {', '.join(sorted(unknown))}: predicted from their own rows"
+            f"no data sheet of {', '.join(sorted(unknown))}: only their measured rows predict them"
         )
     if other:
         found.sentences.append(
@@ -192,7 +200,7 @@ def _judge(
     types: Mapping[str, Mapping[str, tuple[int, str]]],
     workloads: Sequence[str],
 ) -> None:
-    """Raises ImportRefused if new rows, or rows of `workloads`, are hardly true."""
+    """Raise ImportRefused if new rows, or rows of `workloads`, are implausible."""
     peaks = [
         {
             "provider": provider,
@@ -206,13 +214,14 @@ def _judge(
     ]
     problems = sentences(path, implausible(connection, peaks, workloads))
     if problems:
-        raise ImportRefused(path, problems, hint="--force loads rows that are right all the same")
+        raise ImportRefused(path, problems, hint="If the rows are right, load them with --force")
 
 
 def load_public(workspace: Workspace, now: datetime) -> int:
-    """Import the package's step times unless that was done before; returns how many rows.
+    """Import the packaged step times unless that was done before; return the number of rows.
 
-    Emulated machines differ from the machines of these rows. Raises WarehouseError.
+    Nothing is imported for emulated machines, which differ from the machines of these rows. Raises
+    WarehouseError if the warehouse cannot be written.
     """
     warehouse = workspace.warehouse
     if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
@@ -221,16 +230,17 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS, provider=PROVIDER)
     loaded = import_measurements(warehouse, files, now, force=True)
     reporter().say(
-        f"loaded {loaded.rows} rows, {ORIGIN}; they count until there are rows of your own of a"
-        f" workload, or `srift forget {PUBLIC_IMPORT}`"
+        f"loaded {loaded.rows} rows, {ORIGIN}; they count for a workload until you have measured it"
+        f" or type `srift forget {PUBLIC_IMPORT}`"
     )
     return loaded.rows
 
 
 def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Workspace:
-    """Return the workspace with the workloads of the package's step times.
+    """Return the workspace with the workloads of the packaged step times.
 
-    Loads these step times first if the workload has no other rows. Raises WarehouseError.
+    The step times are loaded first if `workload` has no other rows. Raises WarehouseError if the
+    warehouse cannot be written.
     """
     spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
     public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
@@ -241,9 +251,9 @@ def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Works
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
-    """Let the import whose id begins with `text` no longer count. Nothing is deleted.
+    """Make the import whose id begins with `text` no longer count. Nothing is deleted.
 
-    Raises SettingsError unless exactly one import is called so.
+    Raises SettingsError unless exactly one import has such an id.
     """
     with warehouse.transact() as connection:
         imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}
@@ -261,18 +271,18 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
     again = f"`srift import {MEASUREMENTS} --workloads {FACTS}`"
     sentence = (
         f"import {import_id} is forgotten: {rows} rows and facts of {facts} workloads no longer"
-        f" count. The model has learned from it until {_refreshes(held['providers'])};"
-        f" {again if import_id == PUBLIC_IMPORT else 'importing it again'} brings it back"
+        f" count. The model contains them until {_refreshes(held['providers'])};"
+        f" {again if import_id == PUBLIC_IMPORT else 'importing it again'} restores it"
     )
     return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=sentence)
 
 
 def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
-    """Return every import, forgotten ones too, the oldest first."""
+    """Return every import, also forgotten imports, the oldest first."""
     with warehouse.read() as connection:
         return rows_of_query(connection, _IMPORTS)
 
 
 def _refreshes(providers: Iterable[str]) -> str:
-    """The commands that fit a model anew and buy nothing."""
+    """Return the commands that refit the models of `providers` without buying machines."""
     return " and ".join(f"`{refresh_command(one, '0')}`" for one in providers)

@@ -1,6 +1,6 @@
-"""Measurement rows and descriptions from CSV or Parquet files (docs/data-files.md).
+"""Read measurements and descriptions from CSV or Parquet files (docs/data-files.md).
 
-One bad row refuses the file, and is named by line (or row), column and reason.
+One bad value refuses the whole file. The error names its line (or row), column and reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Described = TypeVar("_Described", bound=BaseModel)
 
 
 class ImportRefused(Exception):
-    """A file was refused, and nothing was loaded; `problems` has a sentence for each bad row."""
+    """A refused file, of which nothing was loaded. `problems` has a sentence per bad value."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ class ImportRefused(Exception):
 
 
 def _whole(value: Any) -> Any:
-    """Accept whole numbers written as 1.09e8."""
+    """Return the integer for a text such as `1.09e8`; other values are returned unchanged."""
     return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
 
 
@@ -58,7 +58,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):
-    """The columns of a `--workloads` file."""
+    """A row of a `--workloads` file."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -70,9 +70,9 @@ class Facts(BaseModel):
 
 
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
-    """Read a file into the temporary table `staged` of `connection`; returns its unknown columns.
+    """Read a file into the temporary table `staged` of `connection`; return its unknown columns.
 
-    Raises ImportRefused naming every bad row.
+    Raises ImportRefused, which names every bad value.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
@@ -92,9 +92,9 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows as the mart `runs` has them, and its unknown columns.
+    """Return the file's rows in the columns of the mart `runs`, and the file's unknown columns.
 
-    Raises ImportRefused.
+    Raises ImportRefused if a value is bad.
     """
     with scratch() as connection:
         ignored = stage_measurements(connection, path, datetime.now(UTC))
@@ -104,9 +104,9 @@ def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
 def read_descriptions(
     path: Path, kind: type[_Described], *, key: str
 ) -> tuple[list[_Described], list[str]]:
-    """Return the rows of a file that describes each `key` once, and its unknown columns.
+    """Return the rows of a file as instances of `kind`, and the file's unknown columns.
 
-    Raises ImportRefused.
+    Raises ImportRefused if a value is bad or a value of the column `key` is repeated.
     """
     table = read_table(path)
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
@@ -132,9 +132,9 @@ def read_descriptions(
 
 
 def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a `--workloads` file without unknown facts, and its unknown columns.
+    """Return the rows of a `--workloads` file without empty facts, and its unknown columns.
 
-    Raises ImportRefused.
+    Raises ImportRefused if a value is bad or a workload is repeated.
     """
     rows, ignored = read_descriptions(path, Facts, key="workload")
     return [row.model_dump(exclude_none=True) for row in rows], ignored
@@ -143,7 +143,7 @@ def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def _unknown_columns(
     path: Path, table: pa.Table, required: Iterable[str], known: Iterable[str]
 ) -> list[str]:
-    """Return the columns that are not known. Raises ImportRefused if a required one is missing."""
+    """Return unknown columns. Raises ImportRefused if a required column is missing."""
     missing = [name for name in required if name not in table.column_names]
     if missing:
         raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
@@ -151,7 +151,7 @@ def _unknown_columns(
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a file's columns and `place`: the line of a CSV (its header is line 1), or the row.
+    """Return a file's table with a column `place`, the line (header: line 1) or Parquet row.
 
     Raises ImportRefused if the file cannot be read.
     """
@@ -174,12 +174,12 @@ def read_table(path: Path) -> pa.Table:
 
 
 def ignored_columns(names: Iterable[str]) -> list[str]:
-    """A sentence for each unknown column of a file."""
+    """Return a sentence for each unknown column of a file."""
     return [f"column {name!r} is unknown and was ignored" for name in names]
 
 
 def digest_of_file(path: Path) -> str:
-    """Sixteen hex digits of the file's content."""
+    """Return sixteen hex digits of the SHA-256 of the file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
@@ -189,11 +189,12 @@ def is_parquet(path: Path) -> bool:
 
 
 def row_word(path: Path) -> str:
-    """The word for a place in the file."""
+    """Return what a place in the file is called: row or line."""
     return "row" if is_parquet(path) else "line"
 
 
 def sentences(path: Path, found: Iterable[Problem]) -> list[str]:
+    """Return a sentence for each problem of the file."""
     return [
         f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
         for place, column, text, rule in found

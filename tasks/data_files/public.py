@@ -1,7 +1,7 @@
-"""The step times that ship with the package (warehouse/seeds).
+"""Provide the step times that come with the package (warehouse/seeds).
 
-They are an import like any other, made when they are first needed. A forgotten import stays
-forgotten.
+The step times are an ordinary import, loaded when they are first needed. Once forgotten, this
+import is not loaded again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..workspace.settings import Settings, WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
-PUBLIC_IMPORT = "public-t4"  # the staging views know the package's imports by `public-`
+PUBLIC_IMPORT = "public-t4"  # staging views recognise packaged imports by `public-`
 ORIGIN = "public step times that came with Srift (AdaptDL's OSDI'21 artifact, machines of 4 T4)"
 
 FOLDER = Path(package.__file__).parent / "seeds"
@@ -30,18 +30,18 @@ MEASUREMENTS, FACTS = FOLDER / "training_runs_t4.parquet", FOLDER / "workloads.c
 
 @cache
 def public_workloads() -> dict[str, WorkloadSettings]:
-    """Samples, batches and goals of their workloads, by name."""
+    """Return samples, batches and goals of the packaged workloads, by name."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
 def are_waiting(warehouse: Warehouse, settings: Settings) -> bool:
-    """True if the public rows were never loaded, and would be when they are needed."""
+    """True if the public rows were never loaded but would be loaded when needed."""
     return not settings.ec2.emulated and not knows_import(warehouse, PUBLIC_IMPORT)
 
 
 def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
-    """Return the public rows by workload, with clusters and facts, if they `are_waiting`."""
+    """Return the public rows by workload with clusters and facts; empty unless `are_waiting`."""
     if not are_waiting(warehouse, settings):
         return pd.DataFrame(columns=["workload"])
     rows = pd.read_parquet(MEASUREMENTS, columns=["workload", "cluster", "measured_at"])

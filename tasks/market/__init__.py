@@ -1,1 +1,1 @@
-"""Offers and prices as of now, and what a job meets on them."""
+"""Current offers and prices, and the start-up, interruptions and refusals of launches."""

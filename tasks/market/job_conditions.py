@@ -1,4 +1,4 @@
-"""What launches taught about a provider's machines: start-up, interruptions, refusals, costs."""
+"""Learn start-up, interruptions, refusals and costs of a provider's machines from launches."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from warehouse import reads
 
 from ..workspace.workspace import Workspace
 
-# Without launches: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from request
-# to running (`PRIOR_S`). Loading the agent and torchrun is a guess, twice that of local hosts.
+# Priors without launches: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from
+# request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess, about twice
+# the seconds of local hosts.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)
-LOCAL_SLOPE = (0.5, 0.5)  # hosts start on one machine: between side by side and in turn
+LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine: neither in parallel nor in turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """Conditions of jobs, seconds that a campaign pays for, and spot interruptions in words.
+    """What launches taught: conditions of jobs, costs of launches, and interruptions in words.
 
-    `interruptions` has an entry for each instance type that was launched on spot.
+    `interruptions` has a sentence for each instance type that was launched on spot.
     """
 
     conditions: JobConditions
@@ -43,10 +44,10 @@ class Experience:
 
 
 def experience_of(workspace: Workspace) -> Experience:
-    """Return what the warehouse's launches taught; without any, the prior.
+    """Return what the launches in the warehouse taught; without launches, return the prior.
 
-    Local hosts are interrupted as srift.toml states and refused only if they do not fit: neither is
-    learned. Until one was launched their start-up counts as known.
+    Local hosts are interrupted as srift.toml states and refused only if they do not fit, so that
+    neither is learned. Before the first local launch, their start-up counts as known.
     """
     machines, refusals, written, compiled, restarts = reads.launched(
         workspace.warehouse, workspace.provider.name
@@ -85,7 +86,7 @@ def experience_of(workspace: Workspace) -> Experience:
 
 
 def _read_back(restarts: pd.DataFrame) -> pd.DataFrame:
-    """Return checkpoints that were read: workload, instance_type, bytes, seconds."""
+    """Return the checkpoints that restarts read: workload, instance_type, bytes, seconds."""
     if not len(restarts):
         return restarts
     read = restarts[restarts["restore_s"].notna()].drop(columns="seconds")
@@ -93,7 +94,7 @@ def _read_back(restarts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
-    """Local hosts start alike in both markets: each launch counts for both."""
+    """Fit start-up seconds. A local launch counts for both markets, since hosts start alike."""
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)
     first, *_ = LOCAL_STARTUP_S
@@ -108,7 +109,7 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 
 
 def _advised(workspace: Workspace) -> dict[str, float]:
-    """Return interruptions an hour by type in the newest snapshot."""
+    """Return the advised interruptions per hour by instance type in the newest snapshot."""
     offers = reads.mart(workspace.warehouse, "offers", provider=workspace.provider.name)
     advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
     return dict(advised.groupby("instance_type")["interruptions_per_hour"].mean())

@@ -1,4 +1,4 @@
-"""Snapshots of instance types, workloads and prices, and the offers of the newest snapshot."""
+"""Store snapshots of instance types, workloads and prices, and read the newest offers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = (
     *("instance_type", *_OF_TYPE, *_OF_OFFER),
     *("usd_per_hour", "interrupted_a_day", "price_as_of"),
 )
-_FEW = 12  # names that an error lists
+_FEW = 12  # most names that an error lists
 _FACTS = {
     "parameters": int,
     "gradient_bytes": int,
@@ -38,8 +38,9 @@ _FACTS = {
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store today's definitions of workloads and instance types.
 
-    If the provider does not answer, known definitions stay and the package's fill the gaps: the
-    same facts from another source would turn all measurements into history.
+    If the provider does not answer, stored definitions stay and packaged definitions fill the gaps.
+    A packaged definition must not replace a stored one: measurements count only while the
+    definition stays the same.
     """
     name = workspace.provider.name
     try:
@@ -60,10 +61,11 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 def snapshot_offers(
     workspace: Workspace, refresh_id: str, now: datetime, *, buying: bool = True
 ) -> str:
-    """Store the offers of this moment and describe them.
+    """Store the current offers and return a sentence about them.
 
-    Without an answer the package's offers count if they are no older than the last snapshot, which
-    else stays in use.
+    If the provider does not answer, packaged offers are stored if they are no older than the last
+    snapshot; otherwise the last snapshot stays in use. With `buying`, the sentence also says why a
+    campaign can buy nothing.
     """
     source = ""
     try:
@@ -74,13 +76,13 @@ def snapshot_offers(
             last = current_offers(workspace)
             kept = f"the last snapshot{_as_of(last)} stays in use" if last else "none are known"
             return f"prices: {error}; {kept}"
-        source = f"; {error}, so they are those of the package{_as_of(offers)}"
+        source = f"; {error}, so these are packaged offers{_as_of(offers)}"
     rows = [
         {
             "provider": offer.instance_type.provider,
             "instance_type": offer.instance_type.name,
             **{name: getattr(offer, name) for name in (*_OF_OFFER, "interruptions_per_hour")},
-            # a changed discount counts at once: it is applied where offers are read
+            # Discounts are applied when offers are read, so that a changed discount counts at once.
             "usd_per_hour": offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour,
             "interruption_source": offer.interruption_source or None,
             "price_as_of": offer.price_as_of,
@@ -100,26 +102,28 @@ def snapshot_offers(
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Say why a campaign can measure nothing; empty if an offer of its market has a price."""
+    """Return why a campaign can measure nothing; "" if an offer of its market has a price."""
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     if not offers:
         return (
-            "no instance type is on offer: state one under [local.instance_types.NAME], or more"
-            " under [ec2] instance_types"
+            "no instance type is on offer: add a section [local.instance_types.NAME], or add types to"
+            " instance_types under [ec2]"
         )
     other = "on-demand" if market == "spot" else "spot"
     return (
-        f"no instance type has a {market} price, so nothing can be measured: state one, or"
+        f"no instance type has a {market} price, so nothing can be measured: set a price, or"
         f' market = "{other}" under [campaign]'
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffersWanted:
-    """Case-insensitive substring `filters` on columns of `listed`; an exact match wins.
+    """Filters and order of listed offers.
 
-    Listed by the column `sort`, descending with a - before it; unknown values come last.
+    `filters` are (column, text) pairs that match case-insensitive substrings; if a value equals the
+    text, only equal values match. `sort` is a column, with a leading - for descending order.
+    Unknown values come last. Columns are those of `listed`.
     """
 
     filters: tuple[tuple[str, str], ...] = ()
@@ -129,7 +133,7 @@ class OffersWanted:
         """Return the offers that pass all filters.
 
         Raises:
-            ProviderError: no offer passes.
+            ProviderError: if no offer passes.
         """
         frame = pd.DataFrame([_row(offer) for offer in offers], columns=list(COLUMNS))
         passed = pd.Series(True, index=frame.index)
@@ -151,13 +155,14 @@ class OffersWanted:
 
 
 def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
-    """Return wanted offers as rows, of the newest snapshot, the package or the provider.
+    """Return the `wanted` offers as rows with COLUMNS.
 
+    The offers come from the newest snapshot, else from the package, else from the provider.
     `usd_per_hour` is the whole bill of a machine, `interrupted_a_day` the chance of an interruption
     within a day.
 
     Raises:
-        ProviderError: no offers are known, or none is wanted.
+        ProviderError: if no offers are known or no offer passes the filters.
     """
     offers = (
         current_offers(workspace)
@@ -186,10 +191,12 @@ def _row(offer: Offer) -> dict[str, Any]:
 
 
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
-    """Return the provider's offers, else the package's or the last snapshot's. Stores nothing.
+    """Return the provider's current offers, else packaged offers, else the last snapshot.
+
+    Nothing is stored.
 
     Raises:
-        ProviderError: none of them has any.
+        ProviderError: if there are no offers from any of these sources.
     """
     try:
         return workspace.provider.offers(now)
@@ -201,7 +208,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """Return the newest snapshot as offers of known instance types; none without a warehouse."""
+    """Return the newest snapshot's offers of known types; none without a warehouse."""
     name = workspace.provider.name
     try:
         frame = reads.mart(workspace.warehouse, "offers", provider=name)
@@ -230,7 +237,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 
 
 def _packaged(workspace: Workspace) -> list[Offer]:
-    """Return the package's offers if they are no older than the last snapshot and differ."""
+    """Return packaged offers; none if they are older than the last snapshot or equal to it."""
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
     if not offers or not last:
         return offers
@@ -260,7 +267,7 @@ def _moment(value: object) -> datetime:
 
 
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
-    """Add the facts of the mart `workloads` with the same digest."""
+    """Return workloads with the facts that `known` (mart `workloads`) has of equal digests."""
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
     found = []
     for workload in workloads:
@@ -272,7 +279,7 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """Add what the warehouse knows, if there is one."""
+    """Return the workload with the facts in the warehouse; unchanged without a warehouse."""
     name = workspace.provider.name
     try:
         known = reads.mart(workspace.warehouse, "workloads", provider=name, workload=workload.name)

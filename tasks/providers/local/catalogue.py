@@ -125,8 +125,8 @@ class LocalMachine:
             held = Counter(mark.lease_id for mark in alive)
             by = ", ".join(f"{lease_id} ({count})" for lease_id, count in sorted(held.items()))
             raise NoCapacity(
-                f"{wanted or taken:g} cores wanted, this machine offers {most_cores():g}; running are"
-                f" the hosts of {by}. `srift reap` ends hosts without a controller."
+                f"{wanted or taken:g} cores wanted, {most_cores():g} available; hosts of {by} are"
+                " running. `srift reap` ends hosts without a controller."
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(
