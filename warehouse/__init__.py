@@ -1,1 +1,1 @@
-"""All SQL: raw tables (schema.sql) -> staging views -> marts -> checks -> the published copies."""
+"""All SQL: raw tables (schema.sql) -> staging views -> marts -> checks -> published copies."""

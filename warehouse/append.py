@@ -1,7 +1,7 @@
 """Append rows to the raw tables. A row whose key is stored already changes nothing.
 
-Each function takes an open connection, so that a caller joins several appends into one transaction
-(`Warehouse.transact`), and returns how many rows were new. Times of any zone are stored as UTC.
+Each function takes an open connection, so that a caller can join several appends into one
+transaction (`Warehouse.transact`). Each returns the number of new rows. Times are stored in UTC.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _KEYS = {
 def append_records(
     connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime
 ) -> int:
-    """Append runs: each body is a wire record (tasks/node/record.py) with its setup under `setup`.
+    """Append runs, each a record of a node (tasks/node/record.py) with its setup under `setup`.
 
-    A value that does not fit its column is stored as null: the bytes come from untrusted machines.
+    A value that does not fit its column is stored as null, since machines are not trusted.
     """
     at = in_utc(loaded_at).isoformat()
     stamp = {"refresh_id": refresh_id, "loaded_at": at}
@@ -58,7 +58,7 @@ def append_records(
 
 
 def _run(body: Row) -> dict[str, Any]:
-    """Return the values of raw_runs' columns; other keys may occur too."""
+    """Return a record's values by column of raw_runs. The result may have other keys too."""
     setup, values, devices = body["setup"], body.get("values") or {}, body.get("devices") or ()
     ended = body.get("ended_unix")
     row = {**(body.get("item") or {}), **values, **setup, **body}
@@ -84,23 +84,27 @@ def note_import(
     noted_at: datetime,
     files: Sequence[str | None] = (None, None),
 ) -> None:
-    """Note that an import was made ("imported", from `files` of rows and facts) or "forgotten"."""
+    """Record the `event` of an import: "imported" or "forgotten".
+
+    `files` are the names of the files of rows and of facts that were imported.
+    """
     file, facts_file = files
     row = {"import_id": import_id, "event": event, "file": file, "facts_file": facts_file}
     _note(connection, "raw_import_events", "import_id", [row | {"noted_at": noted_at}])
 
 
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
-    """Append rows with the columns of `stamp` that differ from the newest ones.
+    """Append definitions or facts of workloads that differ from the newest stored row.
 
-    Definitions have a `digest`; facts of an import have an empty one, and its `import_id`.
+    Each row also gets the columns of `stamp`. A definition has a `digest`. Facts of an import have
+    an empty digest and the `import_id`.
     """
     rows = [dict(row) | stamp for row in workloads]
     return _note(connection, "raw_workload_facts", "provider, workload, digest = ''", rows)
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
-    """Append today's definitions (columns of the mart) that differ from the newest ones."""
+    """Append definitions (with the mart's columns) that differ from the newest stored row."""
     known = _columns(connection, "raw_instance_types")
     rows = [{name: row[name] for name in known if name in row} for row in types]
     stamped = [row | {"noted_at": noted_at} for row in rows]
@@ -108,7 +112,7 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 
 
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
-    """Append rows that differ from the newest row of their key."""
+    """Append the rows that differ from the newest stored row of equal `key` (SQL expressions)."""
     names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
     columns = ", ".join(names)
     changed = f"""
@@ -124,9 +128,9 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 
 
 def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
-    """Append `rows`, each with the columns of `stamp`; returns how many were new.
+    """Append `rows`, each with the columns of `stamp`; return the number of new rows.
 
-    Raises ValueError for a column that `table` lacks.
+    Raises ValueError if a row has a column that `table` lacks.
     """
     return _append_chosen(
         connection, table, [dict(row) | stamp for row in rows], "select * from incoming"
@@ -134,7 +138,7 @@ def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any
 
 
 def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Insert the result of the query `chosen` on the relation `incoming`, which holds `rows`."""
+    """Insert the result of the query `chosen`, which reads `rows` as the relation `incoming`."""
     if not rows:
         return 0
     known = connection.execute(f"select * from {table} limit 0").to_arrow_table().schema
@@ -151,7 +155,7 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
 
 
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
-    """Insert the result of the query `chosen`, which has these `columns`; returns how many rows.
+    """Insert the result of the query `chosen`, which has `columns`; return the number of rows.
 
     A row is left out if its key is stored already, or occurs earlier in the result.
     """

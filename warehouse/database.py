@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-if TYPE_CHECKING:  # pandas takes half a second, which reading the published table does not need
+if TYPE_CHECKING:  # pandas takes half a second; reading published rows does not need it
     import pandas as pd
 
 SQL_FOLDER = Path(__file__).parent
@@ -34,11 +34,11 @@ WAIT_S = 60.0
 NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false"
 }
-# DuckDB refuses a reader beside a writer of the same file within one process. A thread that reads
-# may read again, which shares the open file and saves 25 ms a read.
+# Within one process, DuckDB refuses a reader of a file that has a writer. A thread that reads may
+# read again: nested reads share the open file, which saves 25 ms each.
 _IN_THIS_PROCESS = threading.RLock()
 _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
-# DuckDB has no error classes for these causes, only words.
+# DuckDB has no error classes for these causes; only the messages differ.
 _LOCKED = "Could not set lock on file"
 _FULL = re.compile("No space left on device|Disk quota exceeded|[Oo]ut of disk")
 _READ_ONLY = re.compile("Read-only file system|Permission denied")
@@ -47,12 +47,12 @@ _DAMAGED = re.compile(
     "|Could not read (?:enough|all|from)"
 )
 _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
-# Names and paths in a message may hold any of these words.
+# Quoted names and paths are removed first, since they may contain any of these words.
 _QUOTED = re.compile(r'"[^"]*"|(?<!\w)\'[^\']*\'(?!\w)|\S*/\S*')
 
 
 class WarehouseError(Exception):
-    """The warehouse could not do what was requested; the message says what to type next."""
+    """A failed request to the warehouse. The message says what to type next."""
 
     exit_code = 1
 
@@ -78,7 +78,10 @@ class WarehouseDamaged(WarehouseError):
 
 
 class Warehouse:
-    """The working DuckDB file at `path`; waits at most `wait_s` for other processes and threads."""
+    """The working DuckDB file at `path`.
+
+    It waits at most `wait_s` seconds for other processes and threads.
+    """
 
     def __init__(
         self,
@@ -96,11 +99,11 @@ class Warehouse:
 
     @property
     def backup(self) -> Path:
-        """The verified copy of the last refresh."""
+        """Return the path of the verified copy of the last refresh."""
         return self.path.with_name(f"{self.path.stem}-backup{self.path.suffix}")
 
     def create(self) -> None:
-        """Create the tables of an empty file, and every view anew, in one transaction.
+        """Create the tables in an empty file, and replace every view, in one transaction.
 
         Raises WarehouseError if another version of Srift made the tables.
         """
@@ -114,13 +117,13 @@ class Warehouse:
 
     @contextmanager
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection in one transaction. Must not be nested. Raises WarehouseBusy."""
+        """Yield a connection with an open transaction. Do not nest. Raises WarehouseBusy."""
         with self._open(read_only=False) as connection, transaction(connection):
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a read-only connection to one state. Raises WarehouseBusy, WarehouseMissing."""
+        """Yield a read-only connection. Raises WarehouseBusy, WarehouseMissing."""
         if not self.exists():
             raise WarehouseMissing(f"there is no warehouse at {self} yet: run `srift refresh`")
         with self._open(read_only=True) as connection:
@@ -128,12 +131,12 @@ class Warehouse:
 
     @contextmanager
     def read_or_empty(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Like `read`, but yield an empty warehouse in memory if there is none yet."""
+        """Like `read`, but yield an empty warehouse in memory if the file does not exist."""
         with self.read() if self.exists() else empty_warehouse() as connection:
             yield connection
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Return the rows of a relation whose columns equal `params`, or of a query with `$name`s.
+        """Return a relation's rows whose columns equal `params`, or a query's rows for its `$name`s.
 
         Raises WarehouseBusy, WarehouseMissing, and duckdb.Error for an unknown relation or column.
         """
@@ -146,9 +149,9 @@ class Warehouse:
             return count_rows(connection)
 
     def back_up(self) -> Path:
-        """Replace the backup by a copy of the file whose rows have all been read.
+        """Replace the backup by a copy of the file, after reading every row of the copy.
 
-        Raises WarehouseDamaged if the copy cannot be read, DiskFull; the old backup then stays.
+        Raises WarehouseDamaged if the copy cannot be read, DiskFull. The old backup then stays.
         """
         partial = self.backup.with_name(f".{self.backup.name}")
         try:
@@ -166,9 +169,9 @@ class Warehouse:
         return self.backup
 
     def restore(self) -> Path:
-        """Put the backup in the file's place; returns the new name of the damaged file.
+        """Replace the file by the backup; return the new path of the damaged file.
 
-        Raises WarehouseMissing without a backup.
+        Raises WarehouseMissing if there is no backup.
         """
         if not self.backup.exists():
             raise WarehouseMissing(
@@ -194,7 +197,7 @@ class Warehouse:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the file against other threads, and raise WarehouseError for DuckDB errors."""
+        """Lock the file against other threads, and turn DuckDB errors into WarehouseError."""
         if not _IN_THIS_PROCESS.acquire(timeout=self._wait_s):
             raise WarehouseBusy(
                 f"{self.path}: another thread of this process held it for {self._wait_s:g} s"
@@ -207,7 +210,7 @@ class Warehouse:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
-        import tenacity  # imports asyncio and ssl, which reading the published table does not need
+        import tenacity  # imports asyncio and ssl, which published rows do not need
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda error: _LOCKED in str(error)),
@@ -232,7 +235,7 @@ class Warehouse:
 
 
 def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
-    """Return our error for a DuckDB error that the file or the disk caused, or None."""
+    """Return the WarehouseError for a DuckDB error caused by the file or the disk; else None."""
     first_line = one_line(error)
     words = _QUOTED.sub("", str(error).replace(str(path), ""))
     if _FULL.search(words):
@@ -267,14 +270,14 @@ def select(
     for column in frame.columns:
         kind = frame[column].dtype
         if hasattr(kind, "na_value") and kind.kind in "iu":
-            frame[column] = frame[column].astype(float)  # an unknown number is NaN everywhere
+            frame[column] = frame[column].astype(float)  # unknown numbers are NaN in all columns
     return frame
 
 
 def rows_of_query(
     connection: duckdb.DuckDBPyConnection, query: str, params: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of a query as plain values."""
+    """Return the rows of a query as dictionaries of Python values."""
     found = connection.execute(query, dict(params or {}))
     names = [column[0] for column in found.description or ()]
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
@@ -293,7 +296,10 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
 
 
 def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Create the tables in an empty database. Raises WarehouseError if others are there."""
+    """Create the tables in an empty database.
+
+    Raises WarehouseError if the database has the tables of another version.
+    """
     text = SCHEMA.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
     known = schema_digest(connection)
@@ -318,7 +324,7 @@ def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
 def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | None = None) -> None:
     """Create the views of staging/ and marts/, each after the views it reads.
 
-    `only` limits them to these names.
+    `only` has the names of the views to create; None means all views.
     """
     files = [*SQL_FOLDER.glob("staging/*.sql"), *SQL_FOLDER.glob("marts/*.sql")]
     texts = {file.stem: file.read_text() for file in files if only is None or file.stem in only}
@@ -338,7 +344,7 @@ def empty_warehouse() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Commit at the end of the block, roll back if the block raises."""
+    """Commit at the end of the block; roll back if the block raises."""
     connection.begin()
     try:
         yield
@@ -355,7 +361,7 @@ def quoted(text: str) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Write a file's content, or a folder's names, to the disk."""
+    """Flush a file's content, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

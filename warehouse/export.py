@@ -36,8 +36,8 @@ TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift",
 FILES = ("recommendations", "regret_ledger")  # also written as .parquet and .csv
 VIEWS = frozenset({"recommendation_changes", "pareto"})
 STALE_AFTER_H = 48.0  # at least one nightly publication is missing
-_STORAGE = "v1.0.0"  # DuckDB 1.x cannot read what 2.0 writes by default
-# A column without a comment of its own has that of recommendation_history.
+_STORAGE = "v1.0.0"  # DuckDB 1.x cannot read the default format of 2.0
+# A column without a comment gets the comment of the same column in recommendation_history.
 _COMMENTS = """
     with wanted as (
         select table_name, column_name, comment
@@ -54,9 +54,9 @@ _COMMENTS = """
 
 
 def export(warehouse: Warehouse, folder: Path) -> list[Path]:
-    """Replace recommendations.duckdb, and .parquet and .csv of FILES; returns the paths.
+    """Replace recommendations.duckdb, and .parquet and .csv of FILES; return the paths.
 
-    Raises WarehouseError and OSError; the old files then stay.
+    Raises WarehouseError or OSError if a copy cannot be written. The old files then stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "recommendations.duckdb"
@@ -133,7 +133,7 @@ def read_published(
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the current publication: None for a missing value, times with their zone.
+    """Return the rows of the current publication, with None for missing values and UTC times.
 
     Raises WarehouseMissing, WarehouseDamaged.
     """

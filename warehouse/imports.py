@@ -1,8 +1,8 @@
-"""Rows of a measurement file on their way into the warehouse.
+"""Stage, check and load the rows of a measurement file.
 
-`stage` reads them into the temporary table `staged` (importing/stage.sql), `problems` checks them
-(importing/problems.sql), `append_imports` loads them. The tables lie in the caller's connection, so
-that one transaction covers all of it.
+`stage` reads the rows into the temporary table `staged` (importing/stage.sql). `problems` checks
+them (importing/problems.sql), and `append_imports` loads them. All tables belong to the caller's
+connection, so that one transaction covers the three steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .reads import SETUP
 _FOLDER = SQL_FOLDER / "importing"
 _SETUP = (*SETUP, "provider", "gradient_bytes", "parameters", "flops_per_sample")
 COLUMNS = (*_SETUP, "market", "zone", "source", "step_s", "sync_s", "run_id", "measured_at")
-_MOST_RATIO = 100.0  # runs of one setup differ by tens of per cent; milliseconds by 1,000
-# Winograd's convolutions need 0.44 of the multiplications that are counted.
+_MOST_RATIO = 100.0  # runs of a setup differ by tens of per cent, milliseconds by a factor of 1,000
+# Winograd convolutions need only 0.44 of the counted multiplications.
 _HEADROOM = 1.5
 Problem = tuple[int, str, str, str]
 
@@ -37,9 +37,10 @@ def scratch() -> Iterator[Connection]:
 
 
 def stage(connection: Connection, table: pa.Table) -> None:
-    """Create `texts`, the contract's columns as text ('' is missing), and `staged`, as typed rows.
+    """Create the temporary tables `texts` and `staged`.
 
-    `table` has the file's columns and `place`, the line or row of each.
+    `texts` has COLUMNS as text, with '' for a missing value. `staged` has typed rows. `table` has
+    the columns of the file, and `place`: the line or row number.
     """
     connection.register("incoming", table)
     texts = [
@@ -67,7 +68,7 @@ def remember(connection: Connection) -> None:
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Return how many rows and facts changed since `remember` (importing/changes.sql)."""
+    """Return the changed numbers of rows and facts since `remember` (importing/changes.sql)."""
     text = (_FOLDER / "changes.sql").read_text()
     return rows_of_query(connection, text, {"workloads": list(workloads)})[0]
 
@@ -76,7 +77,7 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
     """Return place, column, text and broken rule of each bad value.
 
     `known` has the legal `precisions`, `strategies`, `modes` ("strategy switches") and `providers`,
-    and the `latest` time of a measurement.
+    and the `latest` legal time of a measurement.
     """
     return _ask(connection, "problems", known)
 
@@ -84,7 +85,9 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
 def implausible(
     connection: Connection, types: Sequence[Row], workloads: Sequence[str]
 ) -> list[Problem]:
-    """Return place, column, text and reason of implausible new rows, also of `workloads`.
+    """Return place, column, text and reason of implausible rows.
+
+    Only new rows and all rows of `workloads` are judged.
 
     `types` have provider, name, precision and peak_tflops.
     """
@@ -104,7 +107,7 @@ def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
 
 
 def staged_frame(connection: Connection) -> pd.DataFrame:
-    """Return the staged rows as the mart `runs` has them, in the file's order."""
+    """Return the staged rows with the columns of the mart `runs`, in the file's order."""
     columns = ", ".join(
         "coalesce(run_id, row_digest) as run_id" if name == "run_id" else name for name in COLUMNS
     )
@@ -112,7 +115,7 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 
 
 def counted_before(connection: Connection) -> tuple[int, int]:
-    """Return how many staged rows are new, and how many have a known run_id with another step_s."""
+    """Return the number of new staged rows, and of known run_ids with another step_s."""
     found = connection.execute("""
         select
             count(distinct coalesce(staged.run_id, staged.row_digest))
@@ -127,7 +130,7 @@ def counted_before(connection: Connection) -> tuple[int, int]:
 def append_imports(
     connection: Connection, *, file_digest: str, loaded_at: datetime, import_id: str
 ) -> int:
-    """Load the staged rows, which can be forgotten by `import_id`; returns how many were new."""
+    """Load the staged rows under `import_id`; return the number of new rows."""
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
     connection.register("stamp", pa.Table.from_pylist([stamp]))
     names = [*COLUMNS, "row_digest", *stamp]

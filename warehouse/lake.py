@@ -1,7 +1,7 @@
-"""The warehouse that several machines share: DuckLake with a catalogue in PostgreSQL.
+"""Share a warehouse between machines: DuckLake with a catalogue in PostgreSQL.
 
-DuckLake has no keys and two appends of one key do not conflict. Therefore writers take turns by an
-advisory lock in PostgreSQL, and each process makes the views for itself.
+DuckLake has no keys, so that two appends of one key do not conflict. Writers therefore take turns
+with an advisory lock in PostgreSQL. Each process creates the views for itself.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from .database import (
 )
 
 _SCHEMA = "srift_warehouse"  # the catalogue's schema in PostgreSQL
-# PostgreSQL's settings for the session that holds a lock. It idles by design, and keepalives detect
-# a machine that loses its power after a minute instead of two hours.
+# PostgreSQL settings for the session that holds a lock. The session idles by design. Keepalives
+# detect a machine that lost its power after a minute instead of two hours.
 WHILE_LOCKED = {
     "idle_in_transaction_session_timeout": 0,
     "tcp_keepalives_idle": 30,
     "tcp_keepalives_interval": 10,
     "tcp_keepalives_count": 3,
 }
-TURN_S = 300.0  # eight machines that import at once wait for a minute
+TURN_S = 300.0  # if eight machines import at once, the last waits for a minute
 _WRITER, _OPENER = 5112001, 5112002  # keys of the advisory locks
 _TABLES_FIRST = "set search_path = 'shared.main'"
 _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
@@ -57,7 +57,7 @@ _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 class Lake:
     """A PostgreSQL database, and a folder or `s3://` prefix for the Parquet files.
 
-    `host` is a name or the folder of a Unix socket. libpq finds the password.
+    `host` is a host name or the folder of a Unix socket. libpq finds the password.
     """
 
     host: str
@@ -72,7 +72,7 @@ class Lake:
 
 
 class SharedWarehouse(Warehouse):
-    """A warehouse in a `lake`, for any number of processes; a writer waits at most `wait_s`."""
+    """A warehouse in a `lake`, for any number of processes. Writers wait at most `wait_s`."""
 
     def __init__(self, path: Path, lake: Lake, *, wait_s: float = TURN_S) -> None:
         super().__init__(path, wait_s=wait_s)
@@ -96,7 +96,7 @@ class SharedWarehouse(Warehouse):
             create_tables(connection, str(self))
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
-        """Copy the rows of `file` that are not here yet; returns how many, by table."""
+        """Copy the rows of `file` that are missing here; return the number of rows by table."""
         self.create()
         with file.read() as old, self.transact() as connection:
             names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()
@@ -115,11 +115,11 @@ class SharedWarehouse(Warehouse):
             return copied
 
     def back_up(self) -> Path:
-        """Do nothing: PostgreSQL and the files' store have backups of their own."""
+        """Do nothing: PostgreSQL and the store of the files are backed up by their operators."""
         return self.path
 
     def restore(self) -> Path:
-        """Raises WarehouseError: PostgreSQL and the files' store have backups of their own."""
+        """Raise WarehouseError: only operators can restore PostgreSQL and the store of the files."""
         raise WarehouseError(f"restore the database and the files of {self} from their backups")
 
     @contextmanager
@@ -130,7 +130,7 @@ class SharedWarehouse(Warehouse):
             session = self._session()
             session.make_views(self)
             connection = opened.enter_context(session.cursor(_VIEWS_FIRST))
-            if read_only:  # several reads see one state
+            if read_only:  # all reads see one state
                 connection.execute("begin transaction read only")
                 opened.callback(_roll_back, connection)
             yield connection
@@ -140,7 +140,7 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the writers' lock, which PostgreSQL releases if this process or machine dies."""
+        """Hold the writers' lock. PostgreSQL releases it if this process or machine dies."""
         with self._session().cursor(_VIEWS_FIRST) as connection:
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
             try:
@@ -150,7 +150,7 @@ class SharedWarehouse(Warehouse):
                 if "lock timeout" not in str(error):
                     raise
                 raise WarehouseBusy(
-                    f"{self}: {_holder(connection)} has written to it for {self._wait_s:g} s,"
+                    f"{self}: {_holder(connection)} has held the lock for {self._wait_s:g} s,"
                     " nothing was changed. Wait until that ends, or end it, and try again"
                 ) from error
             finally:
@@ -162,7 +162,9 @@ class SharedWarehouse(Warehouse):
             yield
         except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
             problem = explained(self.path, error)
-            if isinstance(problem, DiskFull | HomeReadOnly):  # of the published copies
+            if isinstance(
+                problem, DiskFull | HomeReadOnly
+            ):  # the error concerns the published copies
                 raise problem from error
             _session.cache_clear()  # a broken connection stays broken
             if isinstance(error, duckdb.TransactionException) and "conflict" in str(error).lower():
@@ -175,7 +177,7 @@ class SharedWarehouse(Warehouse):
 
 
 class _Session:
-    """DuckDB in this process with the lake attached, which takes half a second."""
+    """A DuckDB instance of this process with the lake attached, which takes half a second."""
 
     def __init__(self, lake: Lake) -> None:
         self._has_views, self._making_views = False, threading.Lock()
@@ -191,7 +193,7 @@ class _Session:
         self._connection.execute(f"attach {quoted(address)} as turns (type postgres, read_only)")
         with self.cursor(_VIEWS_FIRST) as opening:
             opening.begin()
-            lock(opening, _OPENER, TURN_S)  # the first process makes DuckLake's tables
+            lock(opening, _OPENER, TURN_S)  # the first process creates DuckLake's tables
             self._connection.execute(
                 f"attach {quoted('ducklake:postgres:' + address)} as shared"
                 f" (data_path {quoted(lake.data)}, metadata_schema {quoted(_SCHEMA)})"
@@ -200,7 +202,7 @@ class _Session:
 
     @contextmanager
     def cursor(self, search_path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection with transactions of its own."""
+        """Yield a connection with separate transactions."""
         with self._connection.cursor() as connection:
             connection.execute("use memory")
             with suppress(duckdb.CatalogException):  # before the lake is attached
@@ -208,13 +210,13 @@ class _Session:
             yield connection
 
     def make_views(self, warehouse: SharedWarehouse) -> None:
-        """Make the views once in this process. Raises WarehouseMissing, WarehouseError."""
+        """Create the views once in this process. Raises WarehouseMissing, WarehouseError."""
         with self._making_views:
             if self._has_views:
                 return
             with self.cursor(_TABLES_FIRST) as connection:
                 if schema_digest(connection) is None:
-                    raise WarehouseMissing(f"{warehouse} is empty yet: run `srift refresh`")
+                    raise WarehouseMissing(f"{warehouse} is still empty: run `srift refresh`")
                 create_tables(connection, str(warehouse))
             with self.cursor(_VIEWS_FIRST) as connection, transaction(connection):
                 create_views(connection)
@@ -228,7 +230,10 @@ def _session(lake: Lake, process: int) -> _Session:
 
 
 def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None:
-    """Hold PostgreSQL's lock `key` until the transaction of `connection` ends."""
+    """Hold PostgreSQL's lock `key` until the transaction of `connection` ends.
+
+    Raises duckdb.IOException if the lock is not free within `wait_s` seconds.
+    """
     wait_ms = max(1, round(wait_s * 1000))  # 0 means no limit
     for setting, value in {"lock_timeout": wait_ms, **WHILE_LOCKED}.items():
         _ask(connection, f"select set_config('{setting}', '{value}', true)")
@@ -290,7 +295,7 @@ def _address(lake: Lake) -> str:
 def _copied(
     old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
 ) -> int:
-    """Copy the rows that are missing here, in their order, so that the newest stays the newest."""
+    """Copy the rows of `old` that are missing in `connection`; keep the order of notes."""
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]
     columns = ", ".join(f'"{name}"' for name in names)

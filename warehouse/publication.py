@@ -1,4 +1,4 @@
-"""Publish one provider's recommendations, or refuse: checks/*.sql must return no row."""
+"""Publish the recommendations of a provider if no check (checks/*.sql) returns a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 20
 
 
 class PublicationRefused(WarehouseError):
-    """Checks found rows that must not be published; `failures` names each."""
+    """A refused publication: checks found bad rows, and `failures` names each."""
 
     def __init__(self, publication_id: str, failures: Sequence[str]) -> None:
         self.failures = list(failures)
@@ -22,7 +22,12 @@ class PublicationRefused(WarehouseError):
         if len(self.failures) > _SHOWN:
             lines.append(f"and {len(self.failures) - _SHOWN} more")
         super().__init__(
-            "\n  ".join([f"publication {publication_id} was refused, the last one stays:", *lines])
+            "\n  ".join(
+                [
+                    f"publication {publication_id} was refused, and the last publication stays:",
+                    *lines,
+                ]
+            )
         )
 
 
@@ -38,9 +43,10 @@ class Publication:
 
 
 def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication) -> int:
-    """Store a publication if every check passes; returns how many rows are new.
+    """Store a publication if every check passes; return the number of new rows.
 
-    Raises PublicationRefused, WarehouseBusy, and ValueError for a missing or unknown column.
+    Raises PublicationRefused if a check fails, WarehouseBusy if another process holds the
+    warehouse, and ValueError if a column is missing or unknown.
     """
     with warehouse.transact() as connection:
         new = append_publication(connection, rows, publication)
@@ -53,7 +59,7 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
 def append_publication(
     connection: Connection, rows: Sequence[Row], publication: Publication
 ) -> int:
-    """Append a publication unchecked, within the caller's transaction."""
+    """Append a publication without checks, in the caller's transaction."""
     header = asdict(publication)
     stamp = {name: header[name] for name in _STAMPED}
     columns = [column[0] for column in connection.table("raw_recommendations").description]

@@ -1,4 +1,4 @@
-"""Reads of the warehouse as frames. The marts document their columns."""
+"""Read the warehouse as frames. The marts (marts/*.sql) document the columns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LEARNED = (
     f"every run measured here, and of imports the newest {MOST_REPEATS} of each of {MOST_SETUPS:,}"
     " setups, evenly by workload and cluster"
 )
-# Setups are chosen first, so that only their rows are sorted: the first setup of each workload's
-# first cluster, and so on. The order within a cluster is by a hash.
+# Setups are chosen before rows, so that only rows of chosen setups are sorted. The choice takes
+# workloads and their clusters in turn; within a cluster, setups are in the order of a hash.
 _LEARNED_RUNS = f"""
     with setups as (
         select workload, cluster, hash({", ".join(SETUP)}) as setup,
@@ -72,7 +72,7 @@ _LEARNED_RUNS = f"""
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
     """Return the measured setups of the workloads, with `runs` and the newest `measured_at`.
 
-    None without a warehouse.
+    The frame is empty without a warehouse.
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
@@ -86,14 +86,17 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
 
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of measurements that count today, by workload."""
+    """Return the number of measurements that count now, by workload."""
     query = "select workload, count(*) as runs from runs where provider = $provider group by 1"
     with warehouse.read() as connection:
         return dict(connection.execute(query, {"provider": provider}).fetchall())
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """Return the frames that a model is fitted on, read at one moment; `runs` has LEARNED rows."""
+    """Return the frames that a model is fitted on, read at one moment.
+
+    `runs` is limited to the rows that LEARNED describes.
+    """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
         return {
@@ -103,7 +106,7 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
 
 
 def counted_runs(warehouse: Warehouse, provider: str) -> int:
-    """Return the number of runs that count, including those that no model learns from."""
+    """Return the number of runs that count, including runs that no model learns from."""
     return sum(measured_workloads(warehouse, provider).values())
 
 
@@ -125,7 +128,7 @@ def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of runs that count today, by line of torch (major.minor)."""
+    """Return the number of runs that count now, by torch version (major.minor)."""
     with warehouse.read_or_empty() as connection:
         lines = select(connection, "torch_lines", {"provider": provider})
     return dict(zip(lines["torch_line"].tolist(), lines["runs"].astype(int).tolist(), strict=True))
@@ -158,7 +161,7 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
 
 
 def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
-    """Return the number of the package's step times that count, by workload."""
+    """Return the number of packaged step times that count, by workload."""
     query = "select workload, rows from public_rows where provider = ?"
     with warehouse.read_or_empty() as connection:
         return dict(connection.execute(query, [provider]).fetchall())
@@ -183,9 +186,10 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return leases, runs and dollars `since` a moment, for each value of a column of SPEND_BY.
+    """Return leases, runs and dollars after `since`, by the value of SPEND_BY[`by`] as `of`.
 
-    The first row is the total. Raises WarehouseMissing.
+    The first row is the total. `usd` is None if a price is unknown. Raises WarehouseMissing if
+    there is no warehouse.
     """
     query = f"""
         select {SPEND_BY[by]} as "of", count(distinct lease_id)::integer as leases,
@@ -210,5 +214,5 @@ def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
 
 
 def mart(warehouse: Warehouse, name: str, **equal: object) -> pd.DataFrame:
-    """Return a mart, filtered by columns."""
+    """Return the rows of a mart whose columns equal the keyword arguments."""
     return warehouse.select(name, equal)
