@@ -1,4 +1,4 @@
--- Devices x batch x accumulation steps, over all instances, is the global batch. Must return no row.
+-- Sum over instances of devices x batch x accumulation steps = global batch. Must return no row.
 with parts as (
     select
         *,

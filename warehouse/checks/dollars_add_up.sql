@@ -1,4 +1,4 @@
--- The dollars of a row are the sum of what they are paid for, and no part is below nothing (of machines: prices_are_never_zero). Must return no row.
+-- usd is the sum of its three parts, and no part is negative. Must return no row.
 select
     format(
         '{} {} rank {}: {} usd, but {} for machines, {} for storage and {} for the rest',

@@ -1,4 +1,4 @@
--- What was promised and what happened is positive, and was measured after it was promised. Must return no row.
+-- Promised and measured values are positive, and runs are later than promises. Must return no row.
 select
     format(
         '{} {} of {}: promised {} s, measured {} s and {} hours in {} runs from {}',

@@ -1,7 +1,7 @@
--- A step is what its parts make up, where the model says them, and none of them is below nothing. Must return no row.
+-- A step is the sum of its parts, if they are known; none is negative. Must return no row.
 select
     format(
-        '{} {} rank {}: {} s a step, but {} s of computing, {} s of communication, of which {} s are not hidden, and {} s'
+        '{} {} rank {}: {} s per step, but {} s of computing, {} s of communication, of which {} s are not hidden, and {} s'
             ' of waiting for input',
         workload, goal, rank, step_s, coalesce(compute_s::varchar, 'unknown'), coalesce(communication_s::varchar, 'unknown'),
         coalesce(exposed_communication_s::varchar, 'unknown'), coalesce(input_s::varchar, 'unknown')

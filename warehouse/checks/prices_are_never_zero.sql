@@ -1,4 +1,4 @@
--- An unknown price is null; a price is positive and finite; a cost is known exactly when every price is. Must return no row.
+-- An unknown price is null, not 0. A cost is known exactly if all prices are. Must return no row.
 select format('{} {} rank {}: {} usd over offers {}', workload, goal, rank, usd, cluster_offers) as problem
 from published
 left join (
@@ -9,7 +9,7 @@ left join (
     from (select row_id, unnest(cluster_offers, recursive := true) from published)
     group by row_id
 ) as prices on prices.row_id = published.row_id
-where not coalesce(isfinite(usd), true)  -- and positive, since its parts are: dollars_add_up
+where not coalesce(isfinite(usd), true)  -- usd is positive since its parts are: dollars_add_up
     or not coalesce(usd_machines > 0, true)
     or not coalesce(usd_p90 > 0 and isfinite(usd_p90), true)
     or not coalesce(usd_per_million_samples > 0 and isfinite(usd_per_million_samples), true)

@@ -1,4 +1,4 @@
--- Probabilities lie in 0 to 1. Must return no row.
+-- Probabilities lie between 0 and 1. Must return no row.
 select format(
         '{} {} rank {}: required {}, meets {}, best {}, interrupted {} ({} times)', workload, goal, rank, p_required,
         p_meets_constraint, p_best, interruption_risk, expected_interruptions

@@ -1,5 +1,5 @@
--- Ranks of one goal are distinct. Must return no row.
-select format('{} {}: rank {} stands {} times', workload, goal, rank, count(*)) as problem
+-- The ranks of a goal are distinct. Must return no row.
+select format('{} {}: rank {} appears {} times', workload, goal, rank, count(*)) as problem
 from published
 group by provider, workload, goal, constraint_hours, constraint_usd, rank
 having count(*) > 1;

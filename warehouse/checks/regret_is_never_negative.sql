@@ -1,4 +1,4 @@
--- Regret is at least 0, and stated exactly where a choice that met its constraint was compared. Must return no row.
+-- Regret is at least 0, and known only if the verdict is compared. Must return no row.
 select format('{} {} of {}: verdict {}, met {}, regret {}', workload, goal, publication_id, verdict, met_constraint, regret)
     as problem
 from regret_ledger

@@ -1,5 +1,5 @@
--- Grain: one row: how many rows and facts counted in `rows_before` and `facts_before` and no longer do, and how many facts of
--- $workloads are new, changed or the same.
+-- Grain: one row. rows_gone and facts_gone count what `rows_before` and `facts_before` have and
+-- what no longer counts. facts_new, facts_changed and facts_same count the facts of $workloads.
 select
     (select count(*) from rows_before) - (select count(*) from stg_imports) as rows_gone,
     count(*) filter (before.provider is not null and now is distinct from before) as facts_gone,

@@ -1,4 +1,4 @@
--- Grain: one row a title and name: how many rows of `staged` are of it.
+-- Grain: one row per title and name: the number of rows of `staged`.
 with clusters as (
     select unnest(list_distinct(regexp_extract_all(cluster, '(?:^|\+)\d+x([^+]+)', 1))) as name
     from staged

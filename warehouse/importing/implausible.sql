@@ -1,5 +1,6 @@
--- Returns place, column, text and reason of rows of `staged` that are hardly true, of the rows that do not count yet and the
--- rows of $workloads. `known_types` has (provider, name, precision, peak_tflops); $most_ratio and $headroom are the limits.
+-- Returns place, column, text and reason of implausible rows of `staged`. Only rows that do not
+-- count yet and rows of $workloads are judged. `known_types` has provider, name, precision and
+-- peak_tflops; $most_ratio and $headroom are the limits.
 with setups as (
     select
         provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
@@ -14,7 +15,7 @@ with setups as (
         or coalesce(run_id, row_digest) not in (select run_id from stg_imports)
     group by all
 ),
--- The same setup may have been measured before.
+-- Earlier runs of the same setup count too.
 compared as (
     select
         setups.place,

@@ -1,5 +1,6 @@
--- Creates `staged`: a typed row a row of `texts`. Values that cannot be read are null, and problems.sql names them. Equal
--- rows without a run_id differ in row_digest, so that each counts.
+-- Creates `staged`, with a typed row per row of `texts`. Values that cannot be parsed are null, and
+-- problems.sql names them. Equal rows without a run_id get different row_digests, so that each
+-- counts.
 create or replace temp macro whole(text) as case
     when try_cast(text as double) between 1 and 9e18 and try_cast(text as double) = floor(try_cast(text as double))
         then try_cast(try_cast(text as double) as bigint)

@@ -1,6 +1,6 @@
--- Grain: one row a provider, workload, precision, switches and gradient bucket, in the order in which buckets become ready.
--- Sizes are those of the newest current profile; ready_fraction (0..1 of backward time) is the median over profiles of the
--- same sizes.
+-- Grain: one row per provider, workload, precision, switches and gradient bucket, in the order in
+-- which buckets become ready. Sizes are those of the newest current profile. ready_fraction (0 to 1
+-- of the backward time) is the median over the profiles with equal sizes.
 create or replace view buckets as
 with profiled as (
     select run_id, provider, workload, precision, switches, buckets, [one.bytes for one in buckets] as sizes, measured_at

@@ -1,6 +1,7 @@
--- Grain: one row a checkpoint written here on today's machines, by one rank: of a training run to its machine's disk, of
--- an elastic run to where all its machines find it. Bytes of the model's and the optimizer's state, and seconds until the
--- disk had them. instance_type is the writer's.
+-- Grain: one row per checkpoint that a rank wrote here on today's machines. A training run writes
+-- to the machine's disk, an elastic run to storage that all its machines share. bytes is the state
+-- of model and optimizer, seconds the time until the data is on disk, instance_type the writer's
+-- type.
 create or replace view checkpoints as
 with resumable as (
     select run_id, provider, workload, instance_types[1] as instance_type, instance_digests[1] as instance_digest,

@@ -1,5 +1,6 @@
--- Grain: one row a claim that is not settled, in the order in which they were made: a campaign that may still cost
--- left_usd, its cap without what its leases are known to have cost. place is where a person finds its home.
+-- Grain: one row per claim that is not settled, in the order of the claims. left_usd is what the
+-- campaign may still cost: its cap less the known cost of its leases. place tells a person where
+-- the campaign's home is.
 create or replace view claims as
 with spent as (
     select provider, refresh_id, sum(usd) as usd from raw_leases group by provider, refresh_id

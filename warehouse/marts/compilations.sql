@@ -1,5 +1,5 @@
--- Grain: one row a compiled training run measured here on today's definitions. seconds from its entrypoint until its steps
--- were steady, which is compiling and little else.
+-- Grain: one row per compiled training run measured here under today's definitions. seconds last
+-- from the start of the entrypoint until steps are steady; nearly all of this time is compilation.
 create or replace view compilations as
 select run_id, provider, workload, cluster, precision, strategy, switches, build_s + warmup_s as seconds, measured_at
 from stg_current

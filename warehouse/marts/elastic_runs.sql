@@ -1,5 +1,6 @@
--- Grain: one row an elastic run attempted here: how it ended, its steps and losses, how often its workers started, how
--- many machines it lost, how many steps it repeated, and seconds from its first step to its last checkpoint.
+-- Grain: one row per elastic run attempted here: how it ended, its steps and losses, the number of
+-- starts of its workers, lost machines and repeated steps, and the seconds between its first step
+-- and its last checkpoint.
 create or replace view elastic_runs as
 select
     run_id, provider, status, reason, workload, workload_digest, cluster, market, batch_per_device, steps, checkpoint_every,

@@ -1,6 +1,6 @@
--- Grain: one row a train, profile, probe or launch run without a measurement, with the reason, who reported it (node or
--- controller) and the cause: machine where it lacked its devices, data where its workload's data could not be had,
--- install where its requirements could not be installed, else empty.
+-- Grain: one row per train, profile, probe or launch run without a measurement, with the reason and
+-- who reported it (node or controller). cause is machine (devices were missing), data (the
+-- workload's data was not available), install (requirements could not be installed) or empty.
 create or replace view failed_runs as
 select
     run_id, provider, lease_id, refresh_id, kind, status, workload, workload_digest, cluster, layout, batch_per_device,

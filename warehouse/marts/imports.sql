@@ -1,4 +1,5 @@
--- Grain: one row an import, forgotten ones too: its files, when it was made last, its rows and facts. Times are UTC.
+-- Grain: one row per import, forgotten imports included: its files, when it was last made, its rows
+-- and facts. Times are UTC.
 create or replace view imports as
 with held as (
     select import_id, provider, workload

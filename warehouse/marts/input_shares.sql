@@ -1,4 +1,5 @@
--- Grain: one row a provider, workload and instance type: the share of a step that making the largest profiled batch took.
+-- Grain: one row per provider, workload and instance type: the time to make the largest profiled
+-- batch, as a share of the time to compute on it.
 create or replace view input_shares as
 select provider, workload, instance_type, arg_max(input_s / (forward_s + backward_s + optimizer_s), batch) as share
 from profiles

@@ -1,4 +1,5 @@
--- Grain: one row a provider and instance type, as last defined. GiB, gigabit/s, TFLOP/s of one device.
+-- Grain: one row per provider and instance type: its newest definition. Units are GiB, Gbit/s, and
+-- TFLOP/s of one device.
 create or replace view instance_types as
 select
     provider, name, devices, device, cores, memory_gib, device_memory_gib, bandwidth_gbps, device_tflops, digest

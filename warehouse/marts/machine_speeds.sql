@@ -1,5 +1,6 @@
--- Grain: one row a run measured here on today's machines (of any kind: train, profile, probe) and machine that took part
--- and reported seconds of the fixed work beside it. usual_s is over all rows of the instance type.
+-- Grain: one row per run (train, profile or probe) measured here on today's machines, and machine
+-- of that run with measured seconds of the fixed work. usual_s is the median over all rows of the
+-- instance type.
 create or replace view machine_speeds as
 with timed as (
     select

@@ -1,6 +1,7 @@
--- Grain: one row a machine that was held: seconds from asking for it to its being at work (null: it never was), hours
--- that it was held, whether the market took it away, and when. machines is how many of its type, market and zone the
--- lease had.
+-- Grain: one row per machine that was held. startup_s is the time between the request and the
+-- machine being at work, null if it never was. hours is how long it was held. interrupted is true
+-- if the market took it away at interrupted_at. machines counts the machines of its type, market
+-- and zone in the lease.
 create or replace view machines as
 select
     provider,

@@ -1,5 +1,5 @@
--- Grain: one row a provider and challenger: whether it became champion, why, and its pooled scores on held-out workloads.
--- A registry that began anew has given a version's number again: the refreshes differ.
+-- Grain: one row per provider and challenger: whether it became champion, why, and its pooled
+-- scores on held-out workloads. A new registry may repeat version numbers; refresh_id then differs.
 create or replace view model_versions as
 select
     raw_models.provider,

@@ -1,4 +1,5 @@
--- Grain: one row a provider, instance type, market and zone of the provider's newest snapshot. Unknown prices are null.
+-- Grain: one row per provider, instance type, market and zone of the provider's newest snapshot. An
+-- unknown price is null.
 create or replace view offers as
 with newest as (
     select provider, snapshot_id

@@ -1,5 +1,6 @@
--- Grain: one row a run measured under a definition that has changed since, or on another device than its machine was
--- bought for: history, never pooled with the new.
+-- Grain: one row per run that no longer counts: a definition, the torch version or the machine has
+-- changed since, or the run used another device than its machine was bought for. Such runs are
+-- never pooled with current runs.
 create or replace view outdated_runs as
 select
     run_id, provider, kind, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,

@@ -1,5 +1,5 @@
--- Grain: one row a provider, workload and setup of the current publication that no other beats in both dollars and hours.
--- Setups without a price cannot be placed and are left out.
+-- Grain: one row per provider, workload and setup of the current publication that no other setup
+-- beats in both dollars and hours. Setups without a price are left out.
 create or replace view pareto as
 with setups as (
     select distinct on (
@@ -25,4 +25,4 @@ where not exists (
 )
 order by provider, workload, usd, hours;
 
-comment on view pareto is 'One row a provider, workload and setup that the current publication names (up to five a goal) and that no other of them beats in both dollars and hours.';
+comment on view pareto is 'One row per provider, workload and setup that the current publication names (up to five per goal) and that no other named setup beats in both dollars and hours.';

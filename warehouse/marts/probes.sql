@@ -1,4 +1,5 @@
--- Grain: one row a current probe run and message size: seconds of one all-reduce over one device of each instance.
+-- Grain: one row per current probe run and message size: seconds of one all-reduce over one device
+-- of each instance.
 create or replace view probes as
 with lines as (
     select run_id, provider, cluster, unnest(rows) as line

@@ -1,5 +1,6 @@
--- Grain: one row a provider, workload, mode, instance type and batch: median seconds on one device over the current profiles;
--- reference_s and usual_reference_s as of the mart `runs`, the first a median over the profiles too.
+-- Grain: one row per provider, workload, mode, instance type and batch: median seconds on one
+-- device over the current profiles. reference_s and usual_reference_s are as in the mart `runs`;
+-- reference_s is a median over the profiles too.
 create or replace view profiles as
 with lines as (
     select

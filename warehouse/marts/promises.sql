@@ -1,7 +1,8 @@
--- Grain: one row a publication, workload, goal, constraint and rank, of the questions whose first choice may have been
--- measured before the same choice was promised again (promised_again_at; null: it was not). With the price (volumes,
--- addresses and requests included, where they were promised) and the interruptions an hour of the whole cluster, and of one machine of each of its members, as they were known when it was
--- published.
+-- Grain: one row per publication, workload, goal, constraint and rank. Only questions are kept
+-- whose first choice may have been measured before the same choice was promised again, at
+-- promised_again_at (null if it was not). Prices and interruptions per hour are as known at
+-- publication. They apply to the whole cluster, the price with volumes, addresses and requests if
+-- these were promised; pools has the interruptions per hour of one machine of each member.
 create or replace view promises as
 with named as (
     select * exclude (market), to_json(cluster_offers) as offered
@@ -51,7 +52,7 @@ ranked as (
         named.*,
         priced.market,
         priced.places,
-        -- what is beside the machines costs by the hour too; it was not promised before it was published
+        -- Storage and other costs also run by the hour. Old publications have none of them.
         priced.usd_per_hour + coalesce((named.usd_storage + named.usd_other) / named.hours, 0) as usd_per_hour,
         priced.interruptions_per_hour,
         priced.pools,

@@ -1,4 +1,5 @@
--- Grain: one row a provider and workload of which public step times that came with the package count: how many.
+-- Grain: one row per provider and workload with step times of the package (public) that count: the
+-- number of these rows.
 create or replace view public_rows as
 select provider, workload, count(*) as rows
 from stg_imports

@@ -1,5 +1,5 @@
--- Grain: one row a provider, workload, goal and constraint whose rank 1 differs between the provider's current publication
--- and the one before it; none where there is no earlier one.
+-- Grain: one row per provider, workload, goal and constraint whose rank 1 differs between the
+-- provider's current and previous publication. Without a previous publication there is no row.
 create or replace view recommendation_changes as
 with publications as (
     select distinct provider, publication_id, published_at
@@ -125,7 +125,7 @@ explained as (
     select
         changed.*,
         repriced.provider is not null
-            -- offers seen in one publication only cannot be compared: newer prices are then the only thing left
+            -- Offers of a single publication cannot be compared: if nothing else changed, newer prices did it.
             or (prices_dated_anew and not goals_changed and not model_changed and not measurements_changed)
             as prices_changed
     from changed
@@ -165,17 +165,17 @@ from explained
 join pairs on pairs.provider = explained.provider
 order by explained.provider, workload, goal, constraint_hours, constraint_usd;
 
-comment on view recommendation_changes is 'One row a provider, workload, goal and constraint whose rank 1 differs from the publication before.';
-comment on column recommendation_changes.previous_publication_id is 'Id of the publication before it. No unit.';
-comment on column recommendation_changes.previous_published_at is 'When the one before was published, UTC.';
-comment on column recommendation_changes.status is 'Status now; NULL where the goal is gone. No unit.';
-comment on column recommendation_changes.previous_status is 'Status before; NULL where the goal is new. No unit.';
+comment on view recommendation_changes is 'One row per provider, workload, goal and constraint whose rank 1 differs from the previous publication.';
+comment on column recommendation_changes.previous_publication_id is 'Id of the previous publication. No unit.';
+comment on column recommendation_changes.previous_published_at is 'When the previous publication was made, UTC.';
+comment on column recommendation_changes.status is 'Status now; NULL if the goal is gone. No unit.';
+comment on column recommendation_changes.previous_status is 'Status before; NULL if the goal is new. No unit.';
 comment on column recommendation_changes.previous_cluster is 'Cluster at rank 1 before. No unit.';
 comment on column recommendation_changes.hours is 'Expected hours of the training now. Unit: hours.';
 comment on column recommendation_changes.previous_hours is 'Expected hours of the training before. Unit: hours.';
 comment on column recommendation_changes.usd is 'Expected cost of the training now. Unit: US dollars.';
 comment on column recommendation_changes.previous_usd is 'Expected cost of the training before. Unit: US dollars.';
-comment on column recommendation_changes.cause is 'What changed it: prices, measurements, model, goals (the goal is new or gone), or several joined by commas; other where none of them did. No unit.';
-comment on column recommendation_changes.change is 'What is different: choice (another cluster, market or region, or none that meets the goal any more), split (the same machines, used otherwise), time (the same choice, other expected hours), price (the same choice and hours, other dollars) or goal (the goal is new or gone). No unit.';
+comment on column recommendation_changes.cause is 'Causes of the change, joined by commas: prices, measurements, model, goals (the goal is new or gone); other if there is none of these. No unit.';
+comment on column recommendation_changes.change is 'What is different: choice (another cluster, market or region, or no setup meets the goal any more), split (the same machines with another batch split), time (the same choice, other expected hours), price (the same choice and hours, other dollars) or goal (the goal is new or gone). No unit.';
 comment on column recommendation_changes.market is 'Market at rank 1 now: on-demand, spot or mixed. NULL without a cluster.';
 comment on column recommendation_changes.previous_market is 'Market at rank 1 before: on-demand, spot or mixed. NULL without a cluster.';

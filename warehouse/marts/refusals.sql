@@ -1,4 +1,4 @@
--- Grain: one row a request for machines that were not to be had, on the market and in the zone that was asked.
+-- Grain: one row per refused request for machines, with the market and the zone of the request.
 create or replace view refusals as
 select provider, lease_id, cluster, market, zone, measured_at as refused_at
 from raw_runs

@@ -1,8 +1,10 @@
--- Grain: one row a restart of an elastic run's workers on a type that is still defined as it was. outcome: 'fewer' (a
--- machine was lost, and those left went on), 'replaced' (one was lost, and another took its place before), 'grown' (one
--- joined while others worked). seconds from the loss, or of 'grown' from the last step before, to the first step after,
--- without restore_s, in which the checkpoint of restore_bytes was read back; both null where there was none. lost_steps
--- were done again. instance_type is that of the run's first machine.
+-- Grain: one row per restart of an elastic run's workers on a type whose definition is unchanged.
+-- outcome is 'fewer' (a machine was lost, and the remaining machines continued), 'replaced'
+-- (another machine took the place of a lost machine first) or 'grown' (a machine was added).
+-- seconds is the time between the loss, or for 'grown' the last step before, and the first step
+-- after. It excludes restore_s, in which the checkpoint of restore_bytes was read; both are null
+-- without a checkpoint. lost_steps were repeated. instance_type is the type of the run's first
+-- machine.
 create or replace view restarts as
 with told as (
     select

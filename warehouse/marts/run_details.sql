@@ -1,5 +1,5 @@
--- Grain: one row a training run measured here under today's definitions: what tells which part of its step was slow, and
--- what it ran on.
+-- Grain: one row per training run measured here under today's definitions: details that show which
+-- part of a step was slow, and what the run used.
 create or replace view run_details as
 with speeds as (
     select

@@ -1,6 +1,7 @@
--- Grain: one row a training run that was measured under today's definitions, here or elsewhere (imports carry no
--- digests and always enter). Seconds; bytes; measured_at in UTC. reference_s are seconds of the fixed work beside it, one
--- a machine, and usual_reference_s what is usual of its instance type; null where unknown.
+-- Grain: one row per training run measured under today's definitions, here or elsewhere (imports
+-- have no digests and always count). Units are seconds and bytes; measured_at is UTC. reference_s
+-- has the seconds of the fixed work on each machine, usual_reference_s the usual seconds of each
+-- machine's instance type; both are null if unknown.
 create or replace view runs as
 with speeds as (
     select

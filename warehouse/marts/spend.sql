@@ -1,4 +1,5 @@
--- Grain: one row a provider and refresh: what its leases cost and what came back. usd is null where a price is unknown.
+-- Grain: one row per provider and refresh: the cost of its leases and what they measured. usd is
+-- null if a price is unknown.
 create or replace view spend as
 with leases as (
     select

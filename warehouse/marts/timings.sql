@@ -1,4 +1,4 @@
--- Grain: one row a refresh and phase: seconds that are not steps of a benchmark.
+-- Grain: one row per refresh and phase, with the seconds of the phase.
 create or replace view timings as
 select refresh_id, phase, seconds
 from raw_timings

@@ -1,5 +1,5 @@
--- Grain: one row a provider and line of torch (major.minor) under which runs were measured here that count today: how
--- many. A run measured under another line makes all of them history.
+-- Grain: one row per provider and torch version (major.minor) with runs measured here that count
+-- today: the number of these runs. A run measured under another version makes all of them outdated.
 create or replace view torch_lines as
 select provider, torch_line, count(*) as runs
 from stg_current

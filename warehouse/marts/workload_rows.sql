@@ -1,5 +1,6 @@
--- Grain: one row a provider, workload and cluster that was measured under today's definitions: how many rows were
--- measured here, how many came with the package (public), how many others were imported, and the newest in UTC.
+-- Grain: one row per provider, workload and cluster measured under today's definitions: the number
+-- of rows measured here, of packaged rows (public) and of other imported rows, and the newest
+-- measurement in UTC.
 create or replace view workload_rows as
 select
     provider,

@@ -1,7 +1,8 @@
--- Grain: one row a provider and workload that was defined, measured or imported. What an import's facts file or the
--- definition says comes first, then what the current definition's runs measured, then what import rows say. The digest
--- of a workload whose runs or facts were imported and that nobody defined is 'imported'. `divided_...`: elements of what
--- tensor parallelism divides, of weights, and for a sample of inputs and of what enters and leaves pairs of layers.
+-- Grain: one row per provider and workload that was defined, measured or imported. The facts file
+-- of an import and the definition come first, then runs of the current definition, then imported
+-- rows. digest is 'imported' if rows or facts were imported and nobody defined the workload.
+-- `divided_...` count elements that tensor parallelism divides: weights, inputs of a sample, and
+-- activations of a sample that enter and leave pairs of layers.
 create or replace view workloads as
 with measured as (
     select

@@ -1,4 +1,4 @@
--- Grain: one row a goal whose first choice differs from the publication before.
+-- Grain: one row per goal whose first choice differs from the previous publication.
 select
     case when change in ('choice', 'split', 'goal') then 'Other choices' else 'The same choice at other hours or dollars' end
         as title,

@@ -1,4 +1,5 @@
--- Grain: one row a cluster and reason of runs without a measurement, of the provider's newest refresh with machines.
+-- Grain: one row per cluster and reason of runs without a measurement, in the provider's newest
+-- refresh with machines.
 with newest as (
     select provider, refresh_id
     from spend

@@ -1,5 +1,5 @@
--- Grain: one row a published first choice that was measured afterwards: the newest sixty of a provider. ratio, low and high
--- are over the promised step.
+-- Grain: one row per published first choice that was measured afterwards, the newest sixty per
+-- provider. ratio, low and high are relative to the promised step time.
 select
     'Measured against promised step times of ' || provider as title,
     *,

@@ -1,4 +1,4 @@
--- Grain: one row a setup that the provider's newest refresh with machines measured.
+-- Grain: one row per setup that the provider's newest refresh with machines measured.
 with newest as (
     select provider, refresh_id
     from spend

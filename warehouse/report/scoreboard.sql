@@ -1,4 +1,5 @@
--- Grain: one row a provider and split: the newest version's pooled scores on rows that it had not seen.
+-- Grain: one row per provider and split: the newest version's pooled scores on rows that it had not
+-- seen.
 select format('Version {} of {} on rows that it had not seen', version, scores.provider) as title, scores.*
 from scores
 join model_versions using (provider, version, refresh_id)

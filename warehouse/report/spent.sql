@@ -1,4 +1,4 @@
--- Grain: one row a provider and workload: dollars of the newest refresh that held machines.
+-- Grain: one row per provider and workload: dollars of the newest refresh that held machines.
 with newest as (
     select provider, refresh_id
     from spend

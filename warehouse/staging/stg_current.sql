@@ -1,6 +1,7 @@
--- Grain: one row a measured train, profile or probe run, with its line of torch (major.minor) and whether its workload,
--- its instance types and its machines are still as they were. Machines count if they had their types' devices, run the
--- line of torch and, locally, are the machine of the provider's newest measurement on the right devices.
+-- Grain: one row per measured train, profile or probe run, with its torch version (major.minor) and
+-- whether its workload, its instance types and its machines are unchanged. Machines count as
+-- unchanged if they had the devices of their types and the torch version of the provider's newest
+-- measurement on the right devices. A local run must also be on the machine of that measurement.
 create or replace view stg_current as
 with measured as (
     select

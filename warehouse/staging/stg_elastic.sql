@@ -1,6 +1,7 @@
--- Grain: one row a start of an elastic run's workers, in order: on how many machines, at which step, how many more steps
--- had been done before, and when. lost_unix is when the controller last saw a machine gone between the start before and
--- this start. restore_s and restore_bytes are of the checkpoint that it resumed from. Null where there was none.
+-- Grain: one row per start of an elastic run's workers, in order: the number of machines, the step,
+-- the number of further steps done before that were lost, and the times. lost_unix is when the
+-- controller last saw a machine gone between the previous start and this start. restore_s and
+-- restore_bytes describe the checkpoint that was read, null if there was none.
 create or replace view stg_elastic as
 with starts as (
     select

@@ -1,4 +1,4 @@
--- Grain: one row an import: the files that it read, when it was made last, and whether it was forgotten since.
+-- Grain: one row per import: its files, when it was last made, and whether it was forgotten since.
 create or replace view stg_import_files as
 select
     import_id,

@@ -1,5 +1,6 @@
--- Grain: one row a measurement made elsewhere that some import holds which was not forgotten, as it came. Of these imports
--- some (`in_public`) or all (`is_public`) are the package's, which are called public-....
+-- Grain: one row per measurement made elsewhere that belongs to at least one import that is not
+-- forgotten, as imported. in_public is true if one of these imports is packaged (its id starts with
+-- public-), is_public if all are.
 create or replace view stg_import_rows as
 with forgotten as (
     select import_id

@@ -1,5 +1,6 @@
--- Grain: one row a measurement made elsewhere that counts: of one run_id with several values those loaded first do. Public
--- rows say so in `source`, and do not count beside one's own of the workload.
+-- Grain: one row per measurement made elsewhere that counts. If a run_id has several values, the
+-- value loaded first counts. Packaged rows are named in `source`, and do not count if this
+-- installation has its own rows or definition of the workload.
 create or replace view stg_imports as
 with rivals as (
     select run_id, arg_min(row_digest, {'loaded': loaded_at, 'digest': row_digest}) as first_digest

@@ -1,4 +1,4 @@
--- Grain: one row a provider and instance type: its newest definition.
+-- Grain: one row per provider and instance type: its newest definition.
 create or replace view stg_instance_types as
 select * exclude (noted_order)
 from raw_instance_types

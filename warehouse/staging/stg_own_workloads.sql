@@ -1,6 +1,7 @@
--- Grain: one row a provider and workload of which somebody here has rows of his own, or a definition of its code. Public
--- step times that came with the package (imports called public-...) do not count beside those, since the name may mean
--- another thing. An import of the same rows as the public ones is none of one's own.
+-- Grain: one row per provider and workload of which this installation has its own rows or a
+-- definition. Packaged step times (imports called public-...) do not count for such a workload,
+-- since its name may mean another job. An import of the packaged rows does not make a workload an
+-- own workload.
 create or replace view stg_own_workloads as
 select provider, workload
 from stg_import_rows

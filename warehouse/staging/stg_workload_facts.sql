@@ -1,5 +1,6 @@
--- Grain: one row a provider and workload with facts of an import that was not forgotten. Each fact is the newest that any
--- import gave. Facts of the package (imports called public-...) come last, and none where the workload is one's own.
+-- Grain: one row per provider and workload with facts of an import that is not forgotten. Each fact
+-- is the newest value that an import gave. Packaged facts (imports called public-...) come last,
+-- and are left out for workloads of stg_own_workloads.
 create or replace view stg_workload_facts as
 with counted as (
     select
