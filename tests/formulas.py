@@ -1,5 +1,9 @@
 """Bytes and elements that strategies send, by their papers: references for tests and benchmarks."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 import numpy as np
 
 from models.domain.workload import TENSOR_1D, grid_shape
@@ -8,35 +12,37 @@ from models.step_time.compression import DENSITY
 Layer = tuple[float, float]  # features of inputs and of outputs
 
 
-def dense_bytes(gradient_bytes, machines, devices):
+def dense_bytes(gradient_bytes: float, machines: int, devices: int) -> float:
     """Bytes that one of a machine's `devices` sends to other machines in a DDP step."""
     return 2 * (machines - 1) / machines * gradient_bytes / devices
 
 
-def sparse_bytes(gradient_bytes, machines, devices, density=DENSITY):
+def sparse_bytes(
+    gradient_bytes: float, machines: int, devices: int, density: float = DENSITY
+) -> float:
     """The same of ddp-mstopk: position and value, 8 bytes, of each entry that is sent."""
     return (machines - 1) * 8 * density * gradient_bytes / 4 / devices
 
 
-def adasum_bytes(gradient_bytes, parameters, ranks):
+def adasum_bytes(gradient_bytes: float, parameters: int, ranks: int) -> float:
     """Bytes of one rank in a step of Adasum: halves at each level, and three doubles a parameter."""
     levels = int(np.log2(ranks))
     return 2 * (ranks - 1) / ranks * gradient_bytes + 12 * parameters * levels * (levels + 1)
 
 
-def dense_elements(layers, ranks):
+def dense_elements(layers: Sequence[Layer], ranks: int) -> float:
     """Elements sent per rank by a DDP all-reduce."""
     return 2 * (ranks - 1) / ranks * sum(before * after for before, after in layers)
 
 
 def sent_elements(
-    strategy,
-    ranks,
-    layers,
-    rows,
+    strategy: str,
+    ranks: int,
+    layers: Sequence[Layer],
+    rows: float,
     *,
-    needs_input_gradient=True,
-):
+    needs_input_gradient: bool = True,
+) -> float:
     """Elements sent per rank by tensor parallelism over `layers`, with `rows` of all ranks."""
     shape = grid_shape(strategy, ranks)
     assert shape is not None, f"{ranks} ranks are no grid of {strategy}"
