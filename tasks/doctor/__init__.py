@@ -1,1 +1,1 @@
-"""Whether a refresh could work here, and the fix."""
+"""Check whether a refresh can work on this installation, and name the fixes."""

@@ -1,6 +1,6 @@
 """Check an AWS account: credentials, bucket, roles, and per region launches and quotas.
 
-A launch's requests are tried as dry runs. Nothing is launched, and nothing is left behind.
+The requests of a launch are tried as dry runs. The checks launch nothing and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .data import examine_data
 from .findings import Finding, judged
 
 MAX_CLOCK_S = 240.0  # AWS refuses requests signed more than 300 s before or after its time
-# Roles of EC2 itself; an account has them once it has used spot machines and fleets.
+# EC2's service roles. An account has them after its first spot machine and its first fleet.
 SERVICE_ROLES = {
     "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
     "AWSServiceRoleForEC2Fleet": "ec2fleet.amazonaws.com",
 }
-_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the groups that an ACL may name
+_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # suffixes of the public groups in an ACL
 
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
-    """Return findings about the account. Stops at what later checks depend on."""
+    """Return findings about the account. Stops if a check fails that later checks depend on."""
     ec2 = settings.ec2
     count = f"{len(packaged_types(ec2))} match {', '.join(ec2.instance_types)}"
     found = [judged("settings", _settings, ec2), Finding("instance types", "ok", count)]
@@ -68,7 +68,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
 
 
 def account_number(ec2: Ec2) -> str | None:
-    """Return the account's number, or None without credentials."""
+    """Return the number of the AWS account, or None if its credentials do not work."""
     try:
         return str(connect().ask("sts:GetCallerIdentity", ec2.regions[0])["Account"])
     except ProviderError:
@@ -77,7 +77,7 @@ def account_number(ec2: Ec2) -> str | None:
 
 def _settings(ec2: Ec2) -> str:
     if ec2.bucket is None:
-        raise Wrong("set bucket under [ec2]: launches need a bucket of S3")
+        raise Wrong("set bucket under [ec2]: machines report through an S3 bucket")
     return f"machines report to s3://{ec2.bucket}/{ec2.prefix}"
 
 
@@ -86,15 +86,15 @@ def _regions(api: Ec2Api, ec2: Ec2) -> str:
     enabled = {one["RegionName"] for one in every if one.get("OptInStatus") != "not-opted-in"}
     unusable = [one for one in ec2.regions if one not in enabled]
     if unusable:
-        raise Wrong(f"{', '.join(unusable)} in [ec2] regions: no such region, or not enabled")
+        raise Wrong(f"{', '.join(unusable)} is not enabled: enable it, or edit [ec2] regions")
     return f"{', '.join(ec2.regions)} enabled"
 
 
 def _clock(api: Ec2Api, answered_at_unix: float) -> str:
     ahead_s = api.now().timestamp() - answered_at_unix
     if abs(ahead_s) > MAX_CLOCK_S:
-        raise Wrong(f"this clock is {ahead_s:+.0f} s off AWS's, which refuses 300: use NTP")
-    return f"{ahead_s:+.0f} s off AWS's"
+        raise Wrong(f"this clock differs from AWS's by {ahead_s:+.0f} s: synchronize it with NTP")
+    return f"{ahead_s:+.0f} s from AWS's clock"
 
 
 def _bucket(api: Ec2Api, ec2: Ec2) -> str:
@@ -102,12 +102,12 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
     stated = answer.get("LocationConstraint")
     region = {None: "us-east-1", "EU": "eu-west-1"}.get(stated, stated)
     if region not in ec2.regions:
-        raise Wrong(f"{ec2.bucket} is in {region}, which is not in [ec2] regions")
+        raise Wrong(f"{ec2.bucket} is in {region}: add that region to [ec2] regions")
     return f"{ec2.bucket} is in {region}"
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Wrong if policy or ACL let strangers read or write, and nothing blocks that."""
+    """Raise Wrong if the bucket's policy or ACL makes it public and no block prevents that."""
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
     answer = api.ask_unless((missing,), action, region, **words)
@@ -118,19 +118,19 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
     granted = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
     by_policy = status.get("IsPublic") and not blocked.get("RestrictPublicBuckets")
     if by_policy or (granted and not blocked.get("IgnorePublicAcls")):
-        raise Wrong(f"{ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
-    return "nobody else may read or write it"
+        raise Wrong(f"{ec2.bucket} is public: block that by `aws s3api put-public-access-block`")
+    return "the bucket is not public"
 
 
 def _usable(api: Ec2Api, ec2: Ec2) -> str:
-    """Write, read, list and delete an object."""
+    """Write, read, list and delete an object. Raises Wrong if it is not listed or not deleted."""
     region, key = ec2.regions[0], f"{ec2.prefix}/doctor/{uuid4().hex}"
     words = {"Bucket": ec2.bucket, "Key": key}
     api.ask("s3:PutObject", region, Body=b"srift doctor deletes this\n", **words)
     try:
         api.ask("s3:GetObject", region, **words)
         if not api.ask("s3:ListBucket", region, Bucket=ec2.bucket, Prefix=key).get("Contents"):
-            raise Wrong(f"{key} is missing in the bucket's list")
+            raise Wrong(f"{key} was written, but the bucket does not list it")
     finally:
         try:
             api.ask("s3:DeleteObject", region, **words)
@@ -143,28 +143,31 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
     try:
         api.ask("iam:GetRole", ec2.regions[0], RoleName=role)
     except AwsRefused as error:
-        # IAM denies a question about a role that does not exist.
+        # IAM also denies access to a role that does not exist.
         if error.code not in ("NoSuchEntity", *DENIED):
             raise
         fix = f"aws iam create-service-linked-role --aws-service-name {SERVICE_ROLES[role]}"
-        raise Wrong(f"not visible: run `{fix}`; if it exists, allow iam:GetRole") from None
+        raise Wrong(f"not found: run `{fix}`. If the role exists, allow iam:GetRole") from None
     return "exists"
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Survey a launch of two machines of the smallest type, and dry-run its requests."""
+    """Check image and subnets for two machines of the smallest type, and dry-run their launch."""
     check, several = f"launches in {region}", packaged().several_interfaces
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
     if not pairs:
-        yield Finding(check, "note", "not tried: the package knows no type that is sold here")
+        yield Finding(check, "note", "not tried: this region sells no instance type that is known")
         return
     cluster = min(pairs, key=lambda pair: pair.members[0].instance_type.cores)
     names = {"lease_id": "doctor", "controller": "doctor"}
     try:
         image = api.image(region, ec2.ami_parameter)
         if image.get("Architecture", "x86_64") != "x86_64":
-            raise Wrong(f"{image['ImageId']} is for {image['Architecture']}, machines are x86_64")
+            raise Wrong(
+                f"{image['ImageId']} is for {image['Architecture']}: set [ec2] ami_parameter to an"
+                " x86_64 image"
+            )
         spec = launch_spec(api, ec2, cluster, deadline_unix=0, **names)
     except ProviderError as error:
         yield Finding(check, "wrong", str(error))
@@ -175,7 +178,10 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Dry-run everything that creates something, without the groups that do not exist yet."""
+    """Dry-run every request that creates something.
+
+    Leaves out the security group and the placement group, which do not exist yet.
+    """
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
     zone = min(spec.subnets)
@@ -197,13 +203,14 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
 
 
 def _without(value: Any, names: tuple[str, ...]) -> Any:
+    """Return the JSON `value` without the keys `names`, at any depth."""
     if isinstance(value, dict):
         return {key: _without(one, names) for key, one in value.items() if key not in names}
     return [_without(one, names) for one in value] if isinstance(value, list) else value
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that the smallest type fits under one quota of the campaign's market."""
+    """Check that a quota of the campaign's market allows a machine of its smallest type."""
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):
         code = quota_of(kind.name, settings.campaign.market)
@@ -218,5 +225,5 @@ def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
             yield Finding(check, "note", f"unknown: {error}")
     fits = any(quota["Value"] >= cores[code] for code, quota in quotas.items())
     for code, quota in quotas.items():
-        says = f"{quota['QuotaName']!r} is {quota['Value']:g} vCPUs of {cores[code]:g} for one"
-        yield Finding(check, "ok" if fits else "wrong", f"{says} machine ({code})")
+        says = f"{quota['QuotaName']!r} is {quota['Value']:g} vCPUs, and {cores[code]:g} are needed"
+        yield Finding(check, "ok" if fits else "wrong", f"{says} for a machine ({code})")

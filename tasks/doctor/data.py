@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Finding]:
-    """Return a finding for each workload's data; `api` is given where EC2 is to be used."""
+    """Return a finding for each workload's data. Pass `api` to check the data for EC2 machines."""
     for name in settings.workloads:
         check = f"data of {name}"
         try:
@@ -36,12 +36,15 @@ def examine_data(settings: Settings, api: Ec2Api | None = None) -> Iterator[Find
             yield judged(check, _listed, api, settings.ec2, data.source)
             if needed := statements(settings.ec2, data.source):
                 role, policy = settings.ec2.instance_profile, json.dumps(needed)
-                says = f"not checked: the policy of {role} must contain {policy}"
+                says = f"not checked: the IAM policy of {role} must contain {policy}"
                 yield Finding(check, "note", says)
 
 
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
-    """Return what the machines' policy needs, beside deployments/iam, to read `sources`."""
+    """Return the IAM statements that let machines read `sources`.
+
+    Folders, and addresses that deployments/iam already allows, need none.
+    """
     found: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"
     for source in sources:
@@ -65,7 +68,7 @@ def _listed(api: Ec2Api, ec2: Ec2, address: Address) -> str:
     try:
         listed, _ = Store(api, ec2.regions[0], address.bucket).listed(address.prefix, MOST_FILES)
     except AwsRefused as error:
-        if error.code in DENIED:  # the machines' role may have the right
+        if error.code in DENIED:  # the machines' role may still have the right
             raise NotChecked(f"{address}: {error}") from None
         raise
     if not listed:
@@ -76,7 +79,7 @@ def _listed(api: Ec2Api, ec2: Ec2, address: Address) -> str:
 
 
 def _check_room(ec2: Ec2, size: int) -> None:
-    """Raises Wrong if the machines' volume is too small."""
+    """Raise Wrong if the machines' volume is too small for `size` bytes of data."""
     needed_gib = -(-(size + KEPT_FREE_BYTES) // _GIB)
     if needed_gib > ec2.volume_gib:
         raise Wrong(

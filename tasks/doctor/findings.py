@@ -1,4 +1,4 @@
-"""What the doctor finds: one line a check."""
+"""Describe the findings of `srift doctor`, one line per check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..providers.base import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `note` stops nothing; `wrong` names the fix."""
+    """The result of one check. `wrong` stops a paid refresh and names the fix; `note` does not."""
 
     check: str
     status: Literal["ok", "note", "wrong"]
@@ -21,11 +21,14 @@ class Finding:
 
 
 class NotChecked(Exception):
-    """Why a check could not look."""
+    """A check could not run. The message gives the reason."""
 
 
 def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
-    """Return `ask(*given)` as ok, or its error as wrong; a note if there is nothing to check."""
+    """Return the result of `ask(*given)` as an ok finding, or its error as a wrong finding.
+
+    Returns a note if the check could not run, or if the warehouse is missing or busy.
+    """
     try:
         return Finding(check, "ok", ask(*given))
     except (NotChecked, WarehouseMissing, WarehouseBusy) as error:

@@ -1,4 +1,4 @@
-"""The IAM policies of deployments/iam, filled with this installation's names."""
+"""Fill the IAM policies of deployments/iam with this installation's names."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from ..workspace.settings import SettingsError
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "iam"
 NAMES = ("controller-policy", "node-policy", "node-trust")
-ACCOUNT = "123456789012"  # AWS's example, used if the account is not known
+ACCOUNT = "123456789012"  # the example account of AWS's documentation
 
 
 def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None) -> dict[str, Any]:
-    """Return each policy by its file's name. Raises SettingsError.
+    """Return the policies as JSON objects, by file name without suffix.
 
-    The machines' role has the name of their profile, unless `node_role` is given.
+    account: AWS's example account if None.
+    node_role: name of the machines' role. The default is the name of their instance profile.
+    Raises SettingsError if no bucket is set or deployments/iam is missing.
     """
     if ec2.bucket is None:
-        raise SettingsError("the policies name the bucket: set bucket under [ec2] in srift.toml")
+        raise SettingsError("set bucket under [ec2] in srift.toml: the policies name the bucket")
     if not FOLDER.is_dir():
-        raise SettingsError(f"{FOLDER} is missing: the policies come with a checkout of Srift")
+        raise SettingsError(f"{FOLDER} is missing: run this command in a checkout of Srift")
     names = {
         "bucket": ec2.bucket,
         "prefix": ec2.prefix,

@@ -1,4 +1,4 @@
-"""Check what a refresh needs. Costs nothing, starts no machine, changes nothing."""
+"""Check what a refresh needs. The checks start no machine and change nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from .iam_policies import policies
 
 
 def examine(settings: Settings, provider: str) -> list[Finding]:
-    """Return every finding, in the order of repair. Raises SettingsError."""
+    """Return every finding, in the order in which problems should be fixed.
+
+    Raises SettingsError if the provider is unknown.
+    """
     found = examine_home(settings)
     if spends_money(provider):
         return found + examine_ec2(settings)
@@ -30,11 +33,14 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
 
 
 def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
-    """Return whether SRIFT_HOME is writable and its files readable; `thorough` reads each row."""
+    """Return findings on SRIFT_HOME: disk, privacy, warehouse, table, registry and history.
+
+    thorough: also read every row of the warehouse, and check Prefect's history.
+    """
     home, warehouse = settings.home, open_warehouse(settings, wait_s=1.0)
     found = [judged("home", check_home, home)]
     if home.is_dir() and home.stat().st_mode & 0o077:
-        says = f"other users can look into {home}: `chmod 700 {home}` prevents that"
+        says = f"other users can read {home}: run `chmod 700 {home}`"
         found.append(Finding("privacy of home", "note", says))
     return [
         *found,
@@ -46,14 +52,14 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
 
 
 def trouble_of(settings: Settings) -> list[str]:
-    """Return what is wrong in SRIFT_HOME, without reading all of it."""
+    """Return the problems of SRIFT_HOME, without reading every row."""
     return problems(examine_home(settings, thorough=False))
 
 
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
-    """Raises ProviderError with everything that is wrong before a refresh may spend money.
+    """Raise ProviderError with all problems if a refresh that spends money would meet one.
 
-    Any other refresh needs a writable home and its workloads' data.
+    Any other refresh needs only a writable home and the data of its workloads.
     """
     check_home(settings.home)
     for name in settings.workloads:
@@ -65,7 +71,7 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
 
 
 def policies_of(settings: Settings) -> dict[str, Any]:
-    """Return the IAM policies with this installation's names, and access to workloads' data."""
+    """Return the IAM policies, which also allow machines to read the workloads' data."""
     found = policies(settings.ec2, account_number(settings.ec2))
     data = map(settings.data, settings.workloads)
     sources = {str(each.source): each.source for each in data if each is not None}
@@ -74,10 +80,14 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 
 
 def share_warehouse(settings: Settings) -> str:
-    """Copy the home's file into the shared warehouse; return what was copied. Keeps the file."""
+    """Copy the home's warehouse file into the shared warehouse, and return a message.
+
+    The file stays. Raises SettingsError if no warehouse is shared, WarehouseMissing if there is no
+    file to copy.
+    """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
-        raise SettingsError("nothing is shared: srift.toml has no section [shared]")
+        raise SettingsError("no warehouse is shared: add a section [shared] to srift.toml")
     if not file.exists():
         raise WarehouseMissing(f"there is no warehouse at {file} to copy")
     copied = shared.carry_over(file)
@@ -89,12 +99,12 @@ def _warehouse(warehouse: Warehouse, thorough: bool) -> str:
     if thorough:
         return f"all {warehouse.verify()} rows can be read"
     with warehouse.read():
-        return "opens"
+        return "can be opened"
 
 
 def _registry(home: Path) -> str:
     if OPERATORS_STORE in os.environ:  # the URL may hold a password
-        return f"is where {OPERATORS_STORE} or [shared] says"
+        return f"not checked: {OPERATORS_STORE} or [shared] names another store"
     if found := registry_damage(home):
         raise Wrong(found)
     return "can be read" if (home / "mlflow.db").exists() else "there is none yet"
@@ -102,7 +112,7 @@ def _registry(home: Path) -> str:
 
 def _history(home: Path, thorough: bool) -> str:
     if HISTORY in os.environ:
-        return f"is where {HISTORY} or [shared] says"
+        return f"not checked: {HISTORY} or [shared] names another store"
     store = Path(os.environ.get("PREFECT_HOME", home / "prefect")) / "prefect.db"
     if thorough and (found := damage(store)):
         raise Wrong(f"{store} is damaged ({found}): move it away; only the history of runs is lost")
@@ -117,5 +127,5 @@ def _local(provider: Provider) -> list[Finding]:
 def _types(provider: Provider) -> str:
     types = [one.name for one in provider.instance_types()]
     if not types:
-        raise Wrong("no type of [local.instance_types] in srift.toml fits this machine")
+        raise Wrong("add a smaller type to [local.instance_types]: none fits this machine")
     return ", ".join(types)

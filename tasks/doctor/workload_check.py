@@ -1,7 +1,7 @@
-"""`srift check`: two steps of a workload on this machine, in each of its precisions.
+"""Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-Runs as on a host: code from an archive, installed requirements, a clean environment and, if
-namespaces are available, no network and no view of other processes.
+The conditions are those of a host: code from an archive, installed requirements, a clean
+environment and, if namespaces are available, no network and no view of other processes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..workspace.environments import install_at
 from ..workspace.settings import Settings
 from ..workspace.sources import Source
 
-_SHARE = 4  # a device gets a quarter of the least global batch
+_SHARE = 4  # the check uses a quarter of the least global batch, as one of four devices would
 
 
 class CheckFailed(Exception):
-    """The workload does not train here."""
+    """The workload does not train on this machine."""
 
     exit_code = 1
 
@@ -37,8 +37,8 @@ class CheckFailed(Exception):
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
     """Return workload, entrypoint, batch per device, notes, and the result of each precision.
 
-    `timeout_s` does not include the installation of requirements. Raises SettingsError on an
-    unknown workload, CheckFailed if the check cannot run to its end.
+    timeout_s: seconds for the steps, without the installation of requirements.
+    Raises SettingsError if the workload is unknown, CheckFailed if the check does not finish.
     """
     file, source = settings.travelling(name)
     if data := settings.data(name):
@@ -51,12 +51,12 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     except NotInstalled as error:
         raise CheckFailed(str(error)) from None
     isolation = detect()
-    notes = [f"{link} is a link, and is not sent to machines" for link in source.left_out]
+    notes = [f"{link} is a link that is not sent to machines" for link in source.left_out]
     if not isolation.namespaces:
-        notes.append(f"the check could reach the network, a host cannot: {isolation.why_not}")
+        notes.append(f"the check had network access, which hosts lack: {isolation.why_not}")
     untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
     if untried:
-        notes.append(f"not tried with one process: {', '.join(untried)}")
+        notes.append(f"not checked, since only one process ran: {', '.join(untried)}")
     question = {"workload": asdict(file), "precisions": list(stated.precisions), "batch": batch}
     with tempfile.TemporaryDirectory(prefix="srift-check-") as place:
         answer = Path(place) / "answer.json"
@@ -66,13 +66,13 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             code = _run(command, Path(place), file, question, timeout_s)
         except subprocess.TimeoutExpired:
             raise CheckFailed(
-                f"two steps of {batch} samples took more than {timeout_s:g} s;"
-                " --timeout allows more"
+                f"two steps of {batch} samples took more than {timeout_s:g} s:"
+                " allow more with --timeout"
             ) from None
         if not answer.exists():
             killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
             memory = ", probably out of memory" if killed else ""
-            raise CheckFailed(f"its process ended with exit code {code}{memory}")
+            raise CheckFailed(f"the workload's process ended with exit code {code}{memory}")
         precisions = json.loads(answer.read_text())
     return {
         "workload": name,
@@ -84,7 +84,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
 
 def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Put the code below `place`/home, and the node package alone on Python's path."""
+    """Write the workload's code below `place`/home, and the package `node` below `place`/code."""
     content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)
     if file.folder:
@@ -107,7 +107,7 @@ def _run(
     return subprocess.run(
         command,
         input=json.dumps({**question, "folder": str(folder)}).encode(),
-        stdout=sys.stderr.fileno(),  # the workload's prints are not the command's output
+        stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the command's output
         cwd=folder / file.folder,
         env=agent.clean_environment(folder) | own | file.env,
         timeout=timeout_s,
@@ -116,8 +116,8 @@ def _run(
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:
-    """Return what keeps the workload from training, if anything."""
+    """Return an error that lists the failed precisions, or None if the workload trained."""
     lines = [
         f"in {one['precision']}: {one['problem']}" for one in found["precisions"] if one["problem"]
     ]
-    return CheckFailed(f"{found['workload']} failed here: {'; '.join(lines)}") if lines else None
+    return CheckFailed(f"{found['workload']} did not train {'; '.join(lines)}") if lines else None

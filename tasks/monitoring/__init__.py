@@ -1,1 +1,1 @@
-"""Drift, slow runs, the regret ledger and the status."""
+"""Watch drift, slow runs, past recommendations and dollars, and report the status."""

@@ -1,4 +1,8 @@
-"""Store drift, slow runs and judged promises, before a challenger learns from the runs."""
+"""Judge new runs for drift and slowness, judge published promises, and store the results.
+
+A promise is the step time, hours and dollars of a published choice. The checks run before a
+challenger learns from the new runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from ..workspace.workspace import Workspace
 
 Row = dict[str, Any]
 _MOST_SENTENCES = 5
-# Columns of the mart run_details that are not known before a run.
+# Columns of the mart run_details that are known only after a run.
 _OUTCOMES = ["step_s", "sync_s", "step_spread", "input_s", "rank_compute_s", "taken_share"]
 _OUTCOMES += ["reference_s", "usual_reference_s", "usual_spread"]
 
@@ -37,7 +41,7 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Judge the runs that are new to the champion; returns a sentence for each drift."""
+    """Judge drift on the runs that are new to the champion. Returns a sentence for each drift."""
     known = rows_of(reads.drifting(workspace.warehouse, workspace.provider.name))
     if champion is not None:
         before = {tuple(row[name] for name in drift.GROUP): row["since"] for row in known}
@@ -61,9 +65,10 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return when each drifting type was found to drift: earlier runs have to be repeated.
+    """Return the newest measurement of each drifting instance type.
 
-    Every type on offer drifts if all runs together do.
+    Runs before that time have to be repeated. If the provider drifts as a whole, every type on
+    offer counts as drifting.
     """
     moments: dict[str, datetime] = {}
     for row in rows_of(reads.drifting(workspace.warehouse, workspace.provider.name)):
@@ -80,7 +85,7 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
 def note_alarms(
     workspace: Workspace, champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
-    """Judge runs that are new to the champion; returns sentences on slow runs and slow machines."""
+    """Find slow runs among those new to the champion. Returns sentences on runs and machines."""
     of = {"provider": workspace.provider.name}
     speeds = reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of)
     cautions = slow_runs.slow_machines(speeds)
@@ -99,7 +104,7 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Describe the newest rows of the mart `alarms`, and count the others."""
+    """Describe the newest rows of the mart `alarms`, and count the older rows."""
     sentences = [slow_runs.sentence(row) for row in alarms[:_MOST_SENTENCES]]
     if len(alarms) > _MOST_SENTENCES:
         sentences.append(
@@ -111,7 +116,7 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
 def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
     """Add the newest slow run of a recommended instance type to the reasons of first choices."""
     alarms = reads.mart(workspace.warehouse, "alarms", provider=workspace.provider.name)
-    # Causes that pass with the hour say nothing about the type.
+    # A slow host or a slow period is temporary and says nothing about the instance type.
     lasting = [row for row in rows_of(alarms) if row["cause"] not in ("host", "speed")]
     return [row | {"reason": _with_note(row, lasting)} for row in rows]
 
@@ -136,7 +141,7 @@ def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def judge_promises(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:
-    """Judge every promise by the runs measured since; returns how many judgements are new."""
+    """Judge every promise by the runs measured since. Returns the number of new judgements."""
     promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
     judged = regret_ledger.judge(

@@ -1,4 +1,4 @@
-"""Dollars of past and of held leases."""
+"""Report the dollars of ended and held leases."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BY = tuple(SPEND_BY)
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
     """Return the dollars of leases that ended within the last `days` (UTC), by one of BY.
 
-    A lease's dollars are shared equally by its runs. `usd` is None if a price is unknown. `held`
-    are leases that are not over, `unreadable` a sentence for each lease that cannot be read.
+    The runs of a lease share its dollars equally. `usd` is None if a price is unknown. `held` are
+    the leases that have not ended. `unreadable` has a sentence for each lease that cannot be read.
     Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What runs, what it costs and what is stale: read from lease files and the published copy."""
+"""Report what runs, what it costs and what is stale, from lease files and the published copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 
 
 def status_of(provider: str) -> dict[str, Any]:
-    """Return the refresh at work, leases, the table's ages, and what is stale."""
+    """Return the running refresh, held leases, ages of the table in hours, and what is stale."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)
@@ -81,14 +81,14 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
         age_h = (pd.Timestamp(now).tz_localize(None) - newest) / pd.Timedelta(hours=1)
         facts[f"{name}_h_ago"] = None if pd.isna(age_h) else age_h
         if age_h > STALE_AFTER_H:
-            stale.append(f"{name} of the table is {age_h / 24:.1f} days ago: run `{refresh}`")
+            stale.append(f"{name} of the table is {age_h / 24:.1f} days old: run `{refresh}`")
     missing = sorted(set(workspace.settings.workloads) - set(frame["workload"]))
     stale += [f"workload {name} is not in the published table: run `{refresh}`" for name in missing]
     return facts, stale
 
 
 def _relation(workspace: Workspace, name: str) -> pd.DataFrame:
-    """This provider's rows of a published relation; none if nothing can be read."""
+    """Return this provider's rows of a published relation; no rows if it cannot be read."""
     try:
         return read_published(workspace.published, name, {"provider": workspace.provider.name})
     except WarehouseError:

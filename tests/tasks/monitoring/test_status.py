@@ -81,11 +81,11 @@ def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here):
     found = status.status_of("local")
     assert found["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
     assert found["published"]["rows"] == 1 and found["published"]["model_version"] is None
-    assert sum("3.0 days ago" in one for one in found["stale"]) == 3
+    assert sum("3.0 days old" in one for one in found["stale"]) == 3
     assert "doubtful" in found["stale"] and found["report_page"] == str(here.report_page)
     publish(here, NOW)
     fresh = status.status_of("local")["stale"]
-    assert not any("days ago" in one for one in fresh)
+    assert not any("days old" in one for one in fresh)
     assert sum("not in the published table" in one for one in fresh) == len(here.workloads)
     assert json.dumps(found, default=str)
 
