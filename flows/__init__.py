@@ -1,8 +1,8 @@
-"""The order of a run: prices, measurements, model, table. No logic."""
+"""Prefect flows that run prices, measurements, model and table in order. They hold no logic."""
 
 import os
 
-# Set before Prefect and MLflow are imported.
+# Prefect and MLflow read these variables when they are imported.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_TASKS_DEFAULT_NO_CACHE", "true")  # arguments are large and stateful
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -1,4 +1,4 @@
-"""Read instance types and prices now; on its own schedule also re-price the table."""
+"""Store current instance types and prices. The scheduled flow also publishes a new table."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def market(
 ) -> str:
     """Store the current offers and return a summary.
 
-    `republish` also publishes a new table. `buying` adds the provider's launch limits to the
-    summary.
+    republish: also publish a table with the new prices.
+    buying: add the provider's launch limits to the summary.
     """
     now = datetime.now(UTC)
     workspace = open_workspace(provider)

@@ -1,4 +1,4 @@
-"""Measure under a dollar cap: buy and load one launch after another."""
+"""Measure under a dollar cap: buy one launch after another and load its records."""
 
 from __future__ import annotations
 
@@ -41,11 +41,15 @@ load = task(collect_launch)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Buy the most valuable launches; return launches, rows by status, dollars and seconds."""
+    """Buy the most valuable launches within the campaign's caps.
+
+    max_usd: dollar cap; None takes the cap of srift.toml, 0 measures nothing.
+    Returns the number of launches, rows by status, dollars and seconds by phase.
+    """
     workspace = open_workspace(provider)
     if max_usd != 0:
         refuse_unless_swept(workspace, datetime.now(UTC))
-        workspace = with_requirements_installed(workspace)  # before the campaign's minutes begin
+        workspace = with_requirements_installed(workspace)  # does not count as campaign time
     champion = load_champion(workspace.home, provider)
     tally = Tally.of(workspace, max_usd, refresh_id)
     _serve(workspace, within(workspace, champion, tally), tally)
@@ -58,12 +62,13 @@ def measure_named(
 ) -> dict[str, Any]:
     """Measure named clusters, or pilots, under the caps of a refresh. Publishes nothing.
 
-    Returns the refresh id, `runs` with predicted and measured values, and what they cost. Raises
-    SettingsError on an unknown name and Busy if a refresh runs.
+    Returns the refresh id, `runs` with predicted and measured values, and `spent` with their cost.
+    Raises SettingsError if a name is unknown, Busy if a refresh runs, and ProviderError if the
+    requirements of the workload cannot be installed.
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
-        raise SettingsError("--max-usd 0 measures nothing; --dry-run shows what would run")
+        raise SettingsError("--max-usd 0 measures nothing: give a cap, or add --dry-run")
     workspace = open_workspace(provider)
     now = datetime.now(UTC)
     clusters_of(workspace, wish, offers_now(workspace, now))
@@ -90,11 +95,11 @@ def measure_named(
 def _serve(
     workspace: Workspace, launches: Iterable[PlannedLaunch], tally: Tally
 ) -> list[tuple[PlannedLaunch, Served]]:
-    """Run the launches in turn. Each is loaded first: its results decide the next."""
+    """Run the launches in turn. Loads each launch before the next, which depends on its results."""
     made, refresh_id, name = [], tally.refresh_id, workspace.provider.name
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
-    # Claimed before the rest of the month's dollars is read.
+    # Claim before reading what is left of the month, so that two homes never spend the same dollars.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
     try:
         for number, launch in enumerate(launches):

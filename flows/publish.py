@@ -1,4 +1,4 @@
-"""Recommend for every workload and goal with the champion, check, store, export."""
+"""Recommend a cluster for every workload and goal, and publish the table."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ export = task(export_copies)
 
 @flow(name="publish", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
-    """Publish a new table and return its number of rows. A failed check keeps the old table."""
+    """Publish a new table and return its number of rows.
+
+    Raises an error and keeps the old table if a check fails.
+    """
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
     names = [one.name for one in workspace.workloads]
     runs = measured_setups(workspace.warehouse, provider, names)
-    # Only this machine knows which local hosts fit on it.
+    # Dask workers cannot tell which local hosts fit on this machine.
     dask = workspace.settings.shared.dask if workspace.spends_money else ""
     offers = current_offers(workspace)
     rows = recommend(workspace, champion, offers, runs, each=each_by_task(dask))

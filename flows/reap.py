@@ -1,4 +1,4 @@
-"""End machines that outlived their deadline or controller, and load what they measured."""
+"""End machines that outlived their deadline or controller, and load their records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ end_overdue = task(end_and_collect)
 
 @flow(name="reap", log_prints=True)
 def reap(provider: str = "local") -> list[str]:
-    """Return a sentence for each machine ended.
+    """Reap machines and load their records. Returns one sentence per action.
 
-    Raises NotSwept if a region could not be searched, so that the run fails visibly.
+    Raises NotSwept if a region or lease could not be checked, so that the flow run fails visibly.
     """
     try:
         sentences = end_overdue(open_workspace(provider), datetime.now(UTC))

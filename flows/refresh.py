@@ -1,4 +1,4 @@
-"""The scheduled parent: market -> measure -> retrain -> publish, under one refresh id."""
+"""Run market, measure, retrain and publish under one refresh id. This flow has a schedule."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from warehouse.database import DiskFull
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
     """Refresh prices, measurements, model and table.
 
-    Returns the refresh id, the campaign's summary, the promotion rule's sentence and seconds by
-    phase. The run is Cancelled if another refresh holds the home.
+    max_usd: dollar cap; None takes the cap of srift.toml, 0 measures nothing.
+    Returns the refresh id, the campaign's summary, the promotion decision, the number of published
+    rows and seconds by phase. Returns the state Cancelled if another refresh runs in this home.
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
@@ -70,7 +71,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()
-    except DiskFull as error:  # the publication is complete, and the older copy stays
+    except DiskFull as error:  # the table is published, and the previous backup stays
         reporter().say(f"note: {error}")
     reporter().say(f"seconds: {seconds_listed(seconds)}")
     return {
@@ -83,7 +84,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 
 
 def _reap(provider: str, max_usd: float | None) -> None:
-    """Raises NotSwept if a region could not be searched and the refresh may spend money."""
+    """Reap machines. Raises NotSwept if the refresh may spend money and a region was not checked."""
     try:
         reap(provider)
     except NotSwept as error:

@@ -1,4 +1,4 @@
-"""Judge earlier promises and drift, then fit a challenger and promote or refuse it."""
+"""Judge published promises and drift, then fit a challenger and promote or refuse it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ register_challenger = task(register)
 
 @flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Fit on all runs under the current definitions; return the promotion rule's sentence."""
+    """Fit a challenger on all valid runs. Returns a sentence with the promotion decision."""
     workspace = open_workspace(provider)
     workspace.warehouse.create()
     frames = training_frames(workspace.warehouse, provider)
     champion, now = load_champion(workspace.home, provider), datetime.now(UTC)
     judge(workspace, frames, refresh_id, now)
-    # Drift is judged on runs that the champion has not seen.
+    # Judge drift before retraining, on runs that the champion has not learned from.
     for drift in find_drift(workspace, frames, champion, refresh_id, now):
         reporter().say(drift)
         announce(DRIFTED, f"model.{provider}", drift)
@@ -43,7 +43,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     each = each_by_task(workspace.settings.shared.dask)
     challenger = fit_challenger(frames, champion, each)
     if challenger is None:
-        return "there is no challenger: nothing was measured"
+        return "no challenger was fitted: nothing was measured"
     version, decision = register_challenger(
         workspace, challenger, frames, refresh_id, datetime.now(UTC)
     )

@@ -1,4 +1,4 @@
-"""Map a function as Prefect tasks: on threads, or on the Dask cluster that srift.toml names."""
+"""Map a function over values as Prefect tasks, on threads or on the Dask cluster of srift.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 
 
 def each_by_task(dask: str) -> Each:
-    """Return a `map` that runs each call as a task; `dask` is a scheduler's address or empty."""
+    """Return a `map` that runs each call as a Prefect task.
+
+    dask: address of a Dask scheduler; empty to use threads.
+    """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
         name = getattr(function, "func", function).__name__.strip("_")

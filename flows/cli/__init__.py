@@ -14,7 +14,7 @@ import typer
 from flows.cli import asking, files, installation, running
 from flows.cli.errors import ExplainedGroup
 
-# Fewer collections: looking at objects every 700 takes a fifth of a short command's time.
+# Collect garbage rarely: the default threshold of 700 costs a fifth of a short command's time.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 app = typer.Typer(

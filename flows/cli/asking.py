@@ -1,4 +1,4 @@
-"""Commands that answer: recommend, size, table, export, offers, workloads."""
+"""Define the commands that answer questions: recommend, size, table, export, offers, workloads."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def hours_of(deadline: str | None) -> float | None:
     return float(match[1]) * _HOURS[match[2]]
 
 
-@app.command("recommend", help="Ask the champion, over current prices.")
+@app.command("recommend", help="Recommend clusters for a workload at current prices.")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommend:
-    """Options of `srift recommend`; typer calls the class like a function."""
+    """The options of `srift recommend`. typer calls this class like a function."""
 
     workload: Annotated[
         str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")
@@ -67,7 +67,7 @@ class Recommend:
     ] = None
     p_required: Annotated[
         float | None,
-        typer.Option(help="Probability, such as 0.9, with which the limit must be met."),
+        typer.Option(help="Required probability of meeting the limit, such as 0.9."),
     ] = None
     provider: KnowingProvider = None
     samples: Annotated[
@@ -80,7 +80,7 @@ class Recommend:
     device: DeviceText = None
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
     pilots: Annotated[
-        int, typer.Option(min=0, max=9, help="Runs to name that would settle the choice.")
+        int, typer.Option(min=0, max=9, help="How many runs to suggest that settle the choice.")
     ] = 3
     as_json: Json = False
 
@@ -130,7 +130,7 @@ def size(
     provider: KnowingProvider = None,
     as_json: Json = False,
 ) -> None:
-    """How large a cluster stays efficient, what would hide communication, and the best batch."""
+    """Show the largest efficient cluster, the bandwidth it needs, and the best batch."""
     from tasks.recommendation.sizing import size as sized
     from tasks.reporting.tables import print_sizing
 
@@ -151,7 +151,7 @@ def table(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The published table: the first choice for each workload and goal."""
+    """Print the published table: the first choice for each workload and goal."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
@@ -168,7 +168,7 @@ def table(
 
 
 def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    """Sort by a column, unknown values last. Raises BadParameter."""
+    """Sort by the column `sort`, unknown values last. Raises BadParameter if it is unknown."""
     column = sort.removeprefix("-")
     check_column(sort, [name for name in rows[0] if not isinstance(rows[0][name], list)])
     known = [row for row in rows if row[column] is not None]
@@ -210,10 +210,10 @@ def export(
     show(as_json, body, text)
 
 
-@app.command("offers", help="Instance types with devices, bandwidth, prices and spot risk.")
+@app.command("offers", help="List instance types with devices, bandwidth, prices and spot risk.")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOffers:
-    """Options of `srift offers`."""
+    """The options of `srift offers`. typer calls this class like a function."""
 
     instance_type: Annotated[
         str | None, typer.Argument(help="Types whose name contains this: g5, xlarge.")
@@ -243,7 +243,7 @@ class ListOffers:
 
 @app.command()
 def workloads(as_json: Json = False) -> None:
-    """What is known of each workload: providers, devices, rows, and facts."""
+    """List the known workloads with providers, devices, rows and facts."""
     from tasks.recommendation.known_workloads import known_workloads
     from tasks.reporting.tables import print_workloads
 

@@ -1,4 +1,4 @@
-"""What the commands share: options, settings, and how output is printed."""
+"""Define the options that several commands share, load settings, and print output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run; s
 
 
 def show(as_json: bool, body: Any, shown: str | Callable[[Any], object]) -> None:
-    """Print `body` as JSON, or a text, or call a printer with `body`."""
+    """Print `body` as JSON if `as_json`; else print the text `shown`, or call `shown(body)`."""
     if as_json:
         typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))
     elif callable(shown):
@@ -47,14 +47,14 @@ def _json_value(value: Any) -> Any:
 
 
 def settings() -> Settings:
-    """Return the settings, with the home created and Prefect's state inside it."""
+    """Load the settings, create the home, and let Prefect keep its state in the home."""
     from tasks.workspace.settings import load_settings
 
     found = load_settings()
     found.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     found.set_server_variables()
     os.environ.setdefault("PREFECT_HOME", str(found.home / "prefect"))
-    # The run's log goes to Prefect; the console belongs to the command's output.
+    # The log of a flow run goes to Prefect, so that the console shows only the command's output.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     return found
 
@@ -68,7 +68,10 @@ def opened() -> tuple[Settings, Warehouse]:
 
 
 def provider_for(workload: str, provider: str | None) -> str:
-    """Return `provider`, or the one with data on the workload; notes a surprising choice."""
+    """Return `provider`, or the provider with data on the workload if it is None.
+
+    Prints a note to standard error if the choice may surprise the user.
+    """
     if provider is not None:
         return provider
     from tasks.recommendation.known_workloads import provider_that_knows
@@ -81,7 +84,7 @@ def provider_for(workload: str, provider: str | None) -> str:
 
 
 def check_column(column: str, known: Iterable[str]) -> None:
-    """Raises BadParameter unless `column`, possibly after a minus, is known."""
+    """Raise BadParameter if `column`, without a leading minus, is not in `known`."""
     known = list(known)
     if column.removeprefix("-") not in known:
         raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, known)}")

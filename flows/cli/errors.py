@@ -1,4 +1,4 @@
-"""From exceptions to exit codes.
+"""Convert exceptions to messages and exit codes.
 
 Exceptions with an `exit_code` are expected: their message is printed without a traceback.
 """
@@ -33,7 +33,7 @@ class ExplainedGroup(TyperGroup):
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Exit with 2 on wrong settings and 1 on an expected failure; other errors are bugs."""
+    """Exit with 2 on wrong settings and 1 on an expected failure. Re-raise other errors, as bugs."""
     try:
         yield
     except Exception as error:
@@ -45,7 +45,7 @@ def explained() -> Iterator[None]:
         code = getattr(error, "exit_code", None)
         expected = code or isinstance(error, (OSError, _of_prefect("CancelledRun", OSError)))
         message = str(error) if expected else _server_trouble(library)
-        if not expected or getattr(error, "errno", None):  # raised by a library or the system
+        if not expected or getattr(error, "errno", None):  # an error of a library or the system
             message = disk_trouble(error) or message
         if not message:
             raise
@@ -53,18 +53,19 @@ def explained() -> Iterator[None]:
 
 
 def fail(message: str, code: int) -> None:
+    """Print `message` to standard error and exit with `code`."""
     typer.echo(f"srift: {message}", err=True)
     raise SystemExit(code)
 
 
 def _of_prefect(name: str, otherwise: type[BaseException]) -> type[BaseException]:
-    """Return an exception class of Prefect, which is imported late, or `otherwise`."""
+    """Return Prefect's exception class `name`, or `otherwise` if Prefect is not imported."""
     found: type[BaseException] = getattr(sys.modules.get("prefect.exceptions"), name, otherwise)
     return found
 
 
 def _server_trouble(library: str) -> str:
-    """Return what is wrong with the home if Prefect's server answers "error 500" alone."""
+    """Return the home's problem, which Prefect's server reports only as "error 500"."""
     from tasks.workspace.home import Wrong, check_home
     from tasks.workspace.settings import load_settings
 

@@ -1,4 +1,4 @@
-"""Commands on measurement files: import, forget, backtest."""
+"""Define the commands on measurement files: import, forget, backtest."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def forget(
     list_all: Annotated[bool, typer.Option("--list", help="Print all imports.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Undo an import: its rows no longer count. Importing again brings them back."""
+    """Undo an import, so that its rows no longer count. A new import brings the rows back."""
     if (import_id is None) != list_all:
         raise typer.BadParameter("give either the id of an import or --list")
     from tasks.data_files.imports import forget_import, list_imports
@@ -85,7 +85,7 @@ def backtest(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit on one file, predict another: errors and coverage by workload and cluster size."""
+    """Fit on one file, predict another, and print errors by workload and cluster size."""
     from tasks.data_files.backtest import backtest as compare
     from tasks.reporting.tables import print_scores
 

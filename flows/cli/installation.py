@@ -1,4 +1,4 @@
-"""Commands that check or repair an installation: doctor, check, restore."""
+"""Define the commands that check or repair an installation: doctor, check, restore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ app = typer.Typer()
 @app.command()
 def check(
     workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")],
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until it is ended.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that the check may take.")
+    ] = 300.0,
     as_json: Json = False,
 ) -> None:
     """Run two steps of a workload on this machine, in each of its precisions."""
@@ -40,7 +42,7 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check what a refresh needs, and print the fix for what is wrong. Starts nothing."""
+    """Check what a refresh needs, and print a fix for each problem. Starts no machine."""
     from tasks.doctor import findings
     from tasks.doctor import report as checks
 
@@ -61,9 +63,9 @@ def doctor(
 
 @app.command()
 def restore(as_json: Json = False) -> None:
-    """Replace a damaged warehouse with the last refresh's copy. Keeps the damaged file."""
+    """Replace a damaged warehouse with the last refresh's backup. Keeps the damaged file."""
     from tasks.workspace.shared import open_warehouse
 
     damaged = open_warehouse(settings()).restore()
-    text = f"the last refresh's copy is in place; the damaged file is {damaged}"
+    text = f"the backup of the last refresh was restored; the damaged file is now {damaged}"
     show(as_json, {"damaged": str(damaged)}, text)

@@ -1,4 +1,4 @@
-"""Commands that start or end machines: refresh, measure, reap, status, spend."""
+"""Define the commands on running machines: refresh, measure, reap, status, spend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def refresh(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Run the whole flow once: prices, measurements, model, table."""
+    """Update prices, measurements, model and table once."""
     if dry_run:
         _show_launches(as_json, provider, max_usd)
         return
@@ -86,7 +86,10 @@ def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: A
 
 @contextmanager
 def _server(provider: str, max_usd: float | None) -> Iterator[None]:
-    """Serve Prefect's API within the block. Refuses what would fail before the server starts."""
+    """Serve Prefect's API within the block.
+
+    Checks dollar cap, disk and lock first, because the server starts slowly.
+    """
     from tasks.workspace.home import check_home
     from tasks.workspace.locking import refuse_if_at_work
     from tasks.workspace.workspace import refuse_to_spend
@@ -106,11 +109,11 @@ def _server(provider: str, max_usd: float | None) -> Iterator[None]:
 @app.command()
 def reap(
     provider: Annotated[
-        ProviderName | None, typer.Option(help="Default: every provider used from here.")
+        ProviderName | None, typer.Option(help="Default: every provider that this home has used.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """End overdue and orphaned machines, and load what they measured."""
+    """End overdue and orphaned machines, and load their records."""
     from tasks.execution.collect import reap_now
     from tasks.providers.base import NotSwept
 
@@ -126,7 +129,7 @@ def reap(
 
 @app.command()
 def status(provider: Provider = "local", as_json: Json = False) -> None:
-    """What is running, what it costs, and what is stale."""
+    """Show what is running, what it costs, and what is stale."""
     from tasks.monitoring.status import status_of
     from tasks.reporting.tables import print_status
 
@@ -137,15 +140,15 @@ def status(provider: Provider = "local", as_json: Json = False) -> None:
 @app.command()
 def spend(
     by: Annotated[
-        Literal["day", "campaign", "workload", "type"], typer.Option(help="A row for each.")
+        Literal["day", "campaign", "workload", "type"], typer.Option(help="Group rows by this.")
     ] = "day",
     days: Annotated[
-        int | None, typer.Option(min=1, help="Only launches that ended within so many days.")
+        int | None, typer.Option(min=1, help="Only launches that ended within this many days.")
     ] = None,
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Dollars spent on measuring, and what held machines may still cost."""
+    """Show dollars spent on measurements, and what held machines may still cost."""
     from tasks.monitoring.spend import spend_of
     from tasks.reporting.tables import print_spend
 
