@@ -1,7 +1,7 @@
-"""Prefect automations that notify somebody: `automations.py --notify slack-webhook/oncall`.
+"""Install Prefect automations that notify: `automations.py --notify slack-webhook/oncall`.
 
-They tell of a nightly refresh that did not complete for 26 hours, a refused promotion, a model
-that is off on new runs, and of 80 % of a month's dollars spent or held.
+They notify if a nightly refresh does not complete for 26 hours, a promotion is refused, the model
+drifts on new runs, or 80 % of a month's dollars are spent or held.
 
 `--notify` names a notification block of the Prefect server as `type/name` (`prefect block ls`).
 """
@@ -33,7 +33,10 @@ _ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Canc
 
 
 def without_heartbeat() -> AutomationCore:
-    """Mark a run as crashed after three missed heartbeats, as Prefect documents it."""
+    """Return an automation that marks a run as crashed after three missed heartbeats.
+
+    Prefect's documentation recommends this automation.
+    """
     return AutomationCore(
         name="srift: crash runs without a heartbeat",
         trigger=EventTrigger(
@@ -50,7 +53,10 @@ def without_heartbeat() -> AutomationCore:
 
 
 def overdue(block: Any, deployment: str) -> AutomationCore:
-    """Notify if `deployment` does not complete in time."""
+    """Return an automation that notifies if `deployment` does not complete within OVERDUE.
+
+    block: id of the notification block.
+    """
     hours = OVERDUE.total_seconds() / 3600
     body = f"{deployment} did not complete within {hours:.0f} hours; `srift status` says more."
     return AutomationCore(
@@ -72,7 +78,7 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
 
 
 def announced(block: Any, event: str, subject: str) -> AutomationCore:
-    """Notify of an event that the flows send."""
+    """Return an automation that notifies with `subject` if the flows send `event`."""
     return AutomationCore(
         name=f"srift: {event.removeprefix('srift.')}",
         trigger=EventTrigger(
@@ -91,7 +97,7 @@ def announced(block: Any, event: str, subject: str) -> AutomationCore:
 
 
 def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    """Create the automation, or update the one with its name."""
+    """Create the automation, or update the existing automation with the same name."""
     if known := client.read_automations_by_name(automation.name):
         client.update_automation(known[0].id, automation)
     else:
@@ -99,9 +105,10 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
-    """Install the automations that notify; return their names. Raises ObjectNotFound.
+    """Install the automations that notify, and return their names.
 
-    A refresh without an active schedule has none.
+    Removes the alarm of a refresh without an active schedule. Raises ObjectNotFound if the block
+    `notify` does not exist.
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id

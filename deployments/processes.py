@@ -1,4 +1,4 @@
-"""Processes that `make up` starts and ends."""
+"""Start and end the processes of `make up`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import psutil
 
 
 class UpError(Exception):
-    """The operator can fix it; the message says how."""
+    """`make up` cannot start or continue. The message names the fix or shows the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A process and its log."""
+    """A child process and its log file."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -26,7 +26,10 @@ class Child:
 
     @classmethod
     def start(cls, name: str, line: Sequence[str], *, env: Mapping[str, str], log: Path) -> Self:
-        """Start `line`. It ends with this script, and does not get the terminal's Ctrl-C."""
+        """Start the command `line`.
+
+        The process ends with this script, and does not receive the terminal's Ctrl-C.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -36,20 +39,21 @@ class Child:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                umask=0o077,  # databases and logs are the operator's alone
+                umask=0o077,  # other users must not read databases and logs
             )
         return cls(name=name, process=process, log=log)
 
     def check(self) -> None:
-        """Raises UpError with the end of the log if the process has ended."""
+        """Raise UpError with the end of the log if the process has ended."""
         if self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise UpError(f"{self.name} ended; the end of {self.log}:\n{tail}")
 
     def end(self, *, grace_s: float) -> int:
-        """Terminate the process and its flow runs; return how many had to be killed.
+        """Terminate the process and its flow runs. Returns how many runs had to be killed.
 
-        A worker waits for its runs, which have process groups of their own.
+        grace_s: seconds until processes are killed. Flow runs are terminated too, because they
+        have separate process groups and a worker waits for them.
         """
         try:
             first = psutil.Process(self.process.pid)

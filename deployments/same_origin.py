@@ -1,4 +1,7 @@
-"""MLflow's basic auth that refuses other origins. MLflow trusts every page of localhost."""
+"""Refuse requests of other origins before MLflow's basic authentication.
+
+MLflow itself trusts every page of localhost.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from mlflow.server.auth import authenticate_request_basic_auth
 
 
 def authenticate() -> Any:
-    """Refuse a request of another page, which a browser sends with the operator's password.
+    """Return 403 for a request of another origin, else the result of MLflow's authentication.
 
-    The refusal is empty: MLflow lets every page of localhost read it.
+    A browser would send such a request with the operator's password. The response is empty,
+    because MLflow lets every page of localhost read responses.
     """
     origin = request.headers.get("Origin")
     if origin not in (None, request.host_url.rstrip("/")):

@@ -1,6 +1,6 @@
-"""`make up`: serve the schedule of prefect.yaml with Prefect, MLflow and a worker on loopback.
+"""Serve the schedule of prefect.yaml with Prefect, MLflow and a worker on loopback: `make up`.
 
-Both servers ask for the credential of SRIFT_HOME; all state is there.
+All state is in SRIFT_HOME. Both servers require the credential that is stored there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FOLDER = Path(__file__).resolve().parent
 PREFECT_FILE = FOLDER / "prefect.yaml"
 BIN = Path(sys.executable).parent
 SERVER_GRACE_S = 10.0
-RUN_GRACE_S = 30.0  # a run releases its machines and loads what it measured
+RUN_GRACE_S = 30.0  # time for a run to release its machines and load its records
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AUTH_INI = """[mlflow]
 default_permission = READ
@@ -55,7 +55,7 @@ class Stop(BaseException):
 
 def stop(number: int, frame: FrameType | None) -> None:
     for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)  # a second signal must not interrupt the end
+        signal.signal(one, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
     raise Stop
 
 
@@ -63,14 +63,17 @@ say = partial(print, flush=True)
 
 
 class Service:
-    """The processes of `make up`; `credential` is never on a command line."""
+    """The processes of `make up`.
+
+    `credential` is passed in the environment, because other users can read command lines.
+    """
 
     def __init__(self, settings: Settings, **ports: int) -> None:
         self.home, self.ports = settings.home, ports
         self.credential = make_credential(self.home)
         self.api = f"http://{HOST}:{ports['prefect']}/api"
         self.children: list[Child] = []
-        # Not /tmp: Prefect's folder there may belong to another user.
+        # Prefect's folder in /tmp may belong to another user.
         scratch = self.home / "tmp"
         scratch.mkdir(exist_ok=True)
         path = os.environ.get("PATH", os.defpath)
@@ -91,7 +94,10 @@ class Service:
         }
 
     def spawn(self, name: str, *line: str, **env: str) -> Child:
-        """Start a program of this environment; the last one started is the first to end."""
+        """Start a program of this Python environment. `end` ends programs in reverse order.
+
+        line: program and arguments. env: further variables.
+        """
         program, *words = line
         log = self.home / "logs" / f"{name}.log"
         child = Child.start(name, [str(BIN / program), *words], env=self.env | env, log=log)
@@ -109,7 +115,7 @@ class Service:
 
     def start_mlflow(self) -> Child:
         port, password = self.ports["mlflow"], self.credential.partition(":")[2]
-        # One user, created anew at each start: MLflow ignores a changed password later.
+        # Recreate the user database at each start, because MLflow ignores a changed password.
         users = self.home / "mlflow-users.db"
         users.unlink(missing_ok=True)
         ini = self.home / "mlflow-auth.ini"
@@ -145,7 +151,10 @@ class Service:
             raise UpError(f"`prefect {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
 
     def install(self, client: SyncPrefectClient, prefect_file: Path) -> None:
-        """Install the deployments. Schedules that were resumed or paused by hand stay so."""
+        """Install the deployments of `prefect_file`.
+
+        Keeps the state of schedules that an operator paused or resumed.
+        """
         before = {one.name: [s.active for s in one.schedules] for one in client.read_deployments()}
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
         self.prefect("deploy", "--all", "--prefect-file", str(prefect_file))
@@ -161,13 +170,13 @@ class Service:
             say(f"ending {child.name}")
             killed += child.end(grace_s=RUN_GRACE_S if child.name == "worker" else SERVER_GRACE_S)
         if killed:
-            say(f"{killed} processes were killed; `srift reap` ends what they left behind")
+            say(f"{killed} processes were killed; run `srift reap` to end their machines")
 
 
 def settle(client: SyncPrefectClient) -> None:
-    """Cancel runs that were due while nobody served them, and mark interrupted runs as crashed.
+    """Cancel runs that were due while no worker ran, and mark interrupted runs as crashed.
 
-    Otherwise every missed refresh would run now, each under a dollar cap of its own.
+    Otherwise every missed refresh would run now, each with a separate dollar cap.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})
@@ -185,7 +194,10 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 @contextmanager
 def serving(service: Service, prefect_file: Path) -> Iterator[SyncPrefectClient]:
-    """Start everything; end it in reverse order. Raises UpError."""
+    """Start servers and worker, and end them after the block in reverse order.
+
+    Raises UpError if one of them does not start.
+    """
     try:
         say("starting the servers and the worker (half a minute)")
         server, pages = service.start_prefect(), service.start_mlflow()
@@ -206,7 +218,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[SyncPrefectClient]
 
 
 def main(words: list[str]) -> int:
-    """Serve until a signal. Returns 0 after a signal, 1 after a failure, 2 for misuse."""
+    """Serve until a signal. Returns 0 after a signal, 1 after a failure, 2 after a usage error."""
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N")
@@ -237,7 +249,7 @@ def main(words: list[str]) -> int:
             for name in options.fire:
                 fired = client.read_deployment_by_name(f"{flows[name]}/{name}")
                 client.create_flow_run_from_deployment(fired.id)
-            say("Ctrl-C ends all of it.")
+            say("Press Ctrl-C to end all of these.")
             while True:
                 for child in service.children:
                     child.check()

@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar of a campaign's runs, and a spinner."""
+"""Show progress on a terminal, with a bar of a campaign's runs or a spinner."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .progress import Reporter, log_to_run
 
 
 def live_reporter() -> Reporter:
-    """Return a bar if standard error is a terminal, else plain lines."""
+    """Return a reporter with a progress bar if standard error is a terminal, else plain lines."""
     console = Console(stderr=True)
     return LiveReporter(console) if console.is_terminal else Reporter()
 
 
 class LiveReporter(Reporter):
-    """A bar on a terminal."""
+    """A progress bar of a campaign's runs on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:
-        """Print above the bar, and log to the flow run."""
+        """Print `text` above the bar, and log it to the flow run."""
         log_to_run(text)
         self._console.print(text, highlight=False, markup=False)
 
@@ -56,7 +56,7 @@ class LiveReporter(Reporter):
 
 @contextmanager
 def working(what: str, console: Console | None = None) -> Iterator[None]:
-    """Show on a terminal that `what` is under way, until the block ends."""
+    """Show a spinner with the text `what` on a terminal within the block."""
     console = console or Console(stderr=True)
     with console.status(what) if console.is_terminal else nullcontext():
         yield

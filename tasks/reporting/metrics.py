@@ -1,6 +1,7 @@
-"""Metrics of the current publication for Prometheus: `published/metrics.prom`.
+"""Write metrics of the current publication for Prometheus, to `published/metrics.prom`.
 
-node_exporter's textfile collector reads it. An age is `time() - srift_published_timestamp_seconds`.
+node_exporter's textfile collector reads the file. The age of the table in seconds is
+`time() - srift_published_timestamp_seconds`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _MOMENTS = {
 
 
 def write_metrics(path: Path, rows: Iterable[Row]) -> None:
-    """Write metrics of the first choices among the published `rows`. Raises OSError."""
+    """Write metrics of the first choices among the published `rows`.
+
+    Raises OSError if the file cannot be written.
+    """
     firsts = [row for row in rows if row["rank"] == 1]
     registry = CollectorRegistry()
     sure = "1 if the first choice meets its goal with the required probability (default: 50 %)"
@@ -57,6 +61,6 @@ def write_metrics(path: Path, rows: Iterable[Row]) -> None:
             f"srift_{name}_timestamp_seconds", f"Unix time {text}", by, registry=registry
         )
         known = [row for row in firsts if row[column] is not None]
-        for row in sorted(known, key=lambda one: one[column]):  # the newest stays
+        for row in sorted(known, key=lambda one: one[column]):  # the newest is set last
             moment.labels(*(row[label] for label in by)).set(row[column].timestamp())
     write_to_textfile(str(path), registry)

@@ -1,4 +1,4 @@
-"""Progress of a flow as lines, and as Prefect artifacts and events."""
+"""Report the progress and results of a flow as lines, and as Prefect artifacts and events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-# Events for Prefect's automations and other programs.
+# Names of events for Prefect's automations and other programs.
 RECOMMENDATION_CHANGED = "srift.recommendation.changed"
 PROMOTION_REFUSED = "srift.promotion.refused"
 DRIFTED = "srift.drift"
@@ -19,22 +19,25 @@ MONEY_SHORT = "srift.money.short"
 
 
 class Reporter:
-    """Plain lines to standard error (a flow run's log, a pipe)."""
+    """Writes plain lines to standard error. The base class of other reporters."""
 
     def say(self, text: str) -> None:
-        """Log a finished step: to the flow run and to standard error."""
+        """Log `text` to the flow run and to standard error."""
         log_to_run(text)
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
     def start(self, runs: int) -> None:
-        """Begin a campaign of `runs`."""
+        """Begin the progress of a campaign of `runs` runs."""
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Show the current step, finished runs and dollars (None: an unknown price)."""
+        """Show the current step `what`, the number of finished runs, and the dollars so far.
+
+        usd: None if a price is unknown.
+        """
 
     def stop(self) -> None:
-        """End the campaign."""
+        """End the progress of the campaign."""
 
 
 _reporter: ContextVar[Reporter] = ContextVar("reporter")
@@ -42,13 +45,13 @@ _PLAIN = Reporter()
 
 
 def reporter() -> Reporter:
-    """Return the reporter of this context; plain lines by default."""
+    """Return the reporter of this context. The default writes plain lines."""
     return _reporter.get(_PLAIN)
 
 
 @contextmanager
 def reporting_to(other: Reporter) -> Iterator[None]:
-    """Show progress through `other` within the block."""
+    """Use the reporter `other` within the block."""
     token = _reporter.set(other)
     try:
         yield
@@ -58,13 +61,13 @@ def reporting_to(other: Reporter) -> Iterator[None]:
 
 
 def seconds_listed(seconds: Mapping[str, float]) -> str:
-    """Return phases and their seconds as text, the longest first."""
+    """Return the seconds by phase as text, the longest phase first."""
     longest = sorted(seconds.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
 
 
 def log_to_run(text: str) -> None:
-    """Log to Prefect's run, if there is one."""
+    """Log `text` to the Prefect run of this context, if there is one."""
     if "prefect" not in sys.modules:
         return
     from prefect.exceptions import MissingContextError
@@ -107,9 +110,10 @@ _CHOICES = ("choice", "goal")
 
 
 def announce(event: str, about: str, said: str, **more: Any) -> None:
-    """Send an event to Prefect about a resource such as `recommendation.ec2.vit.cheapest`.
+    """Send an event to Prefect.
 
-    The payload is the sentence `said`, and `more`.
+    about: the resource, such as `recommendation.ec2.vit.cheapest`.
+    said: the sentence that notifications print. `more`: further values of the payload.
     """
     from prefect.events import emit_event
 
@@ -118,7 +122,7 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
 
 
 def announce_changes(provider: str, changes: Sequence[Row]) -> None:
-    """Send an event for each goal whose first choice differs from the last publication's."""
+    """Send an event for each goal whose first choice differs from the previous publication."""
     for change in changes:
         if change["change"] in _CHOICES:
             about = f"recommendation.{provider}.{change['workload']}.{change['goal']}"
@@ -126,7 +130,10 @@ def announce_changes(provider: str, changes: Sequence[Row]) -> None:
 
 
 def _change(change: Row) -> str:
-    """Return a change as text: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`."""
+    """Return a change as text: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`.
+
+    The parentheses hold the cause of the change.
+    """
     row = {name: _plain(value) for name, value in change.items()}
     before, after = _choice(row, "previous_"), _choice(row, "")
     goal = goal_text(row)
@@ -144,7 +151,7 @@ def _choice(row: Row, prefix: str) -> str:
 
 
 def goal_text(row: Row) -> str:
-    """Return a goal with its limit: `cheapest_within_deadline 12 h`."""
+    """Return a goal with its limit as text, such as `cheapest_within_deadline 12 h`."""
     hours, usd = row["constraint_hours"], row["constraint_usd"]
     limit = f" {hours:g} h" if hours is not None else "" if usd is None else f" ${usd:g}"
     return f"{row['goal']}{limit}"

@@ -1,6 +1,6 @@
-"""The report page: recommendations, their reasons and their record, as one HTML file.
+"""Draw the report page: one HTML file with recommendations, their reasons and past results.
 
-Charts are SVG. Jinja escapes all text of the page, and matplotlib all text of the charts.
+Charts are SVG. Jinja escapes all text of the page, and matplotlib escapes all text of the charts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 OLD_AFTER_H = 48.0
-_LONG = 12  # rows of a table that is not folded
+_LONG = 12  # rows; a longer table is folded
 _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSource:
-    """What the page says about a provider: if its prices are real, and how to refresh."""
+    """Facts on a provider. `illustrative`: its prices are not real. `refresh`: command to type."""
 
     illustrative: bool
     refresh: str
@@ -48,7 +48,7 @@ class PageSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A table and, for some, its chart."""
+    """A titled table with an optional chart."""
 
     title: str
     text: TextTable
@@ -60,9 +60,10 @@ class Panel:
 
 
 def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) -> str:
-    """Return the page as HTML, from the frames of `warehouse.reads.reported`.
+    """Return the page as HTML.
 
-    `sources` has an entry for every provider that published.
+    frames: relations by name, from `warehouse.reads.reported`.
+    sources: an entry for every provider that has published.
     """
     rows = {name: _rows(frame) for name, frame in frames.items()}
     recommended = rows["recommendations"]
@@ -95,7 +96,7 @@ def draw(frames: Mapping[str, pd.DataFrame], sources: Mapping[str, PageSource]) 
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Return the rows of each goal, first choice first, with their table lines and reasons."""
+    """Return the rows of each goal in order of rank, with their table lines and reasons."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):
         reason = without_cautions(row["reason"])
@@ -122,7 +123,7 @@ def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> list
 
 
 def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
-    """Draw the frame as SVG whose black is the page's text colour."""
+    """Draw the frame as SVG. Black becomes the text colour of the page, for dark mode."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -1,6 +1,6 @@
-"""Tables and sentences for a person: drawn by rich on a terminal, plain text elsewhere.
+"""Print tables and sentences: with rich on a terminal, as plain text elsewhere.
 
-rich is imported late: a pipe does not need it.
+rich is imported inside functions, because plain text does not need it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
 def as_caution(sentence: str) -> str:
-    """Return the sentence as the end of a published reason. It must not hold a semicolon."""
+    """Return the suffix that adds a caution to a published reason.
+
+    sentence: must not contain a semicolon.
+    """
     return f"; caution: {sentence}"
 
 
 def cautions_in(reasons: Iterable[str]) -> list[str]:
-    """Return the distinct sentences that `as_caution` added to these reasons."""
+    """Return the distinct sentences that `as_caution` added to `reasons`."""
     return list(dict.fromkeys(text for reason in reasons for text in _CAUTION.findall(reason)))
 
 
@@ -45,7 +48,7 @@ def without_cautions(reason: str) -> str:
 
 
 class _Cell(string.Formatter):
-    """Format values of a cell. None is "unknown", or "" if the format begins with "?"."""
+    """Formats the values of a cell. None is "unknown", or "" if the format begins with "?"."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get(str(key))
@@ -62,7 +65,7 @@ class _Cell(string.Formatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """A table as text; the columns in `numbers` are aligned to the right."""
+    """A table as text. The columns in `numbers` are aligned to the right."""
 
     headings: list[str]
     numbers: set[str]
@@ -70,10 +73,10 @@ class TextTable:
 
 
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
-    """Return the rows as text.
+    """Return the rows as a table of text.
 
-    Each line of `columns` is `heading: format`. A format with a `:` marks a column of numbers. A
-    column that is empty in every row is left out.
+    columns: one line `heading: format` per column. A format with a `:` marks a column of numbers.
+    A column that is empty in every row is left out.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.strip().splitlines())
     cells = {
@@ -88,16 +91,17 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
 
 
 def _say(text: str, style: str = "") -> None:
-    """Print text: in a style and wrapped between words on a terminal, plain elsewhere."""
+    """Print `text`: with the rich style `style` and wrapped on a terminal, plain elsewhere."""
     if not sys.stdout.isatty():
         print(text)
         return
     from rich.console import Console
 
-    Console().print(text, style=style, markup=False)  # a reason may hold square brackets
+    Console().print(text, style=style, markup=False)  # a reason may contain square brackets
 
 
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
+    """Print the rows under `title`. Prints nothing without rows. `columns`: as in `text_table`."""
     if not rows:
         return
     if title:
@@ -117,7 +121,7 @@ def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
 
 
 def _draw_table(text: TextTable) -> None:
-    """Print a table whose cells are folded to the terminal's width."""
+    """Print a table with rich, with its cells folded to the width of the terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -136,8 +140,8 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 
 COLUMN_LEGEND = (
-    "p ok: chance to keep to the deadline or budget; p best: chance to be the best of the 50"
-    " nearest candidates; a doubling: a factor of two in batch, devices or machines"
+    "p ok: probability of keeping the deadline or budget; p best: probability of being the best of"
+    " the 50 nearest candidates; a doubling: a factor of two in batch, devices or machines"
 )
 _RECOMMENDED = """
     goal: {goal}
@@ -179,7 +183,8 @@ def print_recommendations(
 ) -> None:
     """Print each workload's goals with their first choices, rivals and reasons.
 
-    Prices of the providers in `illustrative` are not real. Other prices are printed with their age.
+    rows: rows of the published table, or of `recommend`.
+    illustrative: providers whose prices are not real. Other prices are printed with their age.
     """
     for provider in {row["provider"] for row in rows} & set(illustrative):
         _say(f"provider {provider}: prices are illustrative", style="italic")
@@ -226,7 +231,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the most informative runs, or why no run is needed."""
+    """Print the most informative runs, or why no run is suggested."""
     runs, regret = pilots["runs"], pilots["regret"]
     loss = (
         "never measured as it is now"
@@ -236,7 +241,7 @@ def _print_pilots(pilots: Row) -> None:
     if pilots["reason"]:
         _say(f"\n{pilots['reason']}")
     elif pilots["settled"] is None:
-        _say(f"\nopen: {loss}; a few runs would not settle it")
+        _say(f"\nopen: {loss}; a few runs would not settle the choice")
     elif pilots["settled"]:
         _say(f"\nsettled: {loss}")
     else:
@@ -253,12 +258,12 @@ def _print_pilots(pilots: Row) -> None:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the table of `print_recommendations`, with a line for each row."""
+    """Return the table of `print_recommendations`, with one line per row."""
     return text_table([_recommended(row) for row in rows], _RECOMMENDED)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
-    """Return the row with the values of _RECOMMENDED; an infeasible row has its status alone."""
+    """Return the row with the values of _RECOMMENDED. An infeasible row shows only its status."""
     if row["cluster"] is None:
         blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step"], "")
         return blank | {"goal": goal_text(row), "rank": row["rank"], "cluster": row["status"]}
@@ -270,7 +275,7 @@ def _recommended(row: Row) -> dict[str, Any]:
 
 
 def _described(row: Row) -> dict[str, Any]:
-    """Return the row with batch, mode, and cluster with its mode, as text."""
+    """Return the row with `batch`, `mode` and `cluster_and_mode` as text."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
     name = f"{row['cluster']} in {mode}" if mode else row["cluster"]
@@ -278,14 +283,14 @@ def _described(row: Row) -> dict[str, Any]:
 
 
 def _mode(row: Row) -> str:
-    """Return the row's mode; empty for the default."""
+    """Return the mode of the row as text; empty for the default mode."""
     usual = Mode()
     mode = Mode(**{name: row.get(name) or value for name, value in usual._asdict().items()})
     return "" if mode == usual else str(mode)
 
 
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run, with the notes once each."""
+    """Print the launches of a dry run, their notes without repetition, and the total cost."""
     columns = """
         cluster: {cluster}
         market: {market}
@@ -306,7 +311,7 @@ def print_launches(rows: Sequence[Row]) -> None:
 
 
 def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
-    """Return a row for each launch, as `--json` prints it."""
+    """Return a row for each launch, in the form that `--json` prints."""
     names = ("kind", "workload", "nodes", "batches", "reason")
     return [
         {
@@ -323,7 +328,7 @@ def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
 
 
 def print_measured(found: Row, provider: str) -> None:
-    """Print the predicted and the measured step of each run of `srift measure`."""
+    """Print predicted and measured step seconds of each run of `srift measure`, and the cost."""
     shown = []
     for run in found["runs"]:
         predicted, step_s = run["predicted_step_s"], run["step_s"]
@@ -370,7 +375,7 @@ def print_status(found: Row) -> None:
         age = table["published_at_h_ago"]
         _say(f"published: {table['rows']} rows, {age:.1f} h ago, {model}")
     if found["report_page"]:
-        print(f"page: {found['report_page']}")  # not wrapped: people click it
+        print(f"page: {found['report_page']}")  # not wrapped, so that a terminal can open the link
     for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
         _say(sentence)
     _print_notes([*found["stale"], *found["limits"]])
@@ -385,7 +390,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print a line for each workload and provider, then the workloads without data."""
+    """Print one line per workload and provider, then the workloads without data."""
     columns = """
         workload: {workload}
         provider: {provider}
@@ -404,12 +409,12 @@ def print_workloads(known: Sequence[Row]) -> None:
     if nothing or not known:
         _say(
             f"nothing is known yet of {', '.join(nothing) or 'any workload'}:"
-            " `srift refresh` measures here, `srift import` loads what was measured elsewhere"
+            " run `srift refresh` to measure here, or `srift import` to load measurements"
         )
 
 
 def print_offers(rows: Sequence[Row]) -> None:
-    """Print a line for each offer of `tasks.market.offers.listed`."""
+    """Print one line per offer of `tasks.market.offers.listed`."""
     columns = """
         type: {instance_type}
         devices: {devices:}
@@ -431,7 +436,7 @@ def print_offers(rows: Sequence[Row]) -> None:
 
 
 def print_spend(found: Row) -> None:
-    """Print the dollars of `tasks.monitoring.spend.spend_of`, and the held machines."""
+    """Print the dollars that `tasks.monitoring.spend.spend_of` reports, and the held machines."""
     by = f"""
         {found["by"]}: {{of}}
         leases: {{leases:}}
@@ -446,7 +451,7 @@ def print_spend(found: Row) -> None:
     _print_table(found["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")
     if not found["held"] and not found["unreadable"]:
         _say("no machine is held")
-    _print_notes([f"{one}: what it costs is not known" for one in found["unreadable"]])
+    _print_notes([f"{one}: its cost is unknown" for one in found["unreadable"]])
 
 
 _SCALE = """
@@ -492,7 +497,10 @@ def print_sizing(found: Row) -> None:
 
 
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows with type, mode and unit as text."""
+    """Return the rows with `type_and_mode`, `units` and `mark` as text.
+
+    The mark `*` flags a size whose step is composed of micro-steps.
+    """
     shown = []
     for row in rows:
         mode, each = _mode(row), row.get("devices_each")
@@ -504,7 +512,7 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def print_check(found: Row) -> None:
-    """Print a line for each precision in which the workload trained, then notes."""
+    """Print one line per precision in which the workload trained, then notes."""
     trained = [
         {**one["figures"], "precision": one["precision"], "batch": found["batch"]}
         for one in found["precisions"]
@@ -529,7 +537,7 @@ def print_check(found: Row) -> None:
 
 
 def print_imports(imports: Sequence[Row]) -> None:
-    """Print a line for each import, including forgotten imports."""
+    """Print one line per import, including forgotten imports."""
     if not imports:
         _say("nothing was ever imported")
     columns = """
@@ -552,7 +560,7 @@ def print_imports(imports: Sequence[Row]) -> None:
 
 
 def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
-    """Print a scoreboard, if it has a row, with fractions to four digits, and notes."""
+    """Print `title`, the scoreboard `frame` rounded to four decimals, and notes."""
     text = frame.round(4).to_string(index=False) if len(frame) else ""
     _say(f"{title}\n{text}".rstrip())
     _print_notes(sentences)

@@ -1,1 +1,1 @@
-"""Retraining, the MLflow registry and the registered model."""
+"""Fit challengers, and keep models in the MLflow registry."""

@@ -1,6 +1,6 @@
-"""The model class that MLflow stores with each version and runs in the puller's program.
+"""Define the model class that MLflow stores with each version and loads in a user's program.
 
-`srift_models` is a copy of the room `models` that travels with the version.
+`srift_models` is the copy of the package `models` that is stored with the version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mlflow.pyfunc.model import PythonModel
 
 
 class StepTime(PythonModel):
-    """Predict step times: setups in, seconds with a 90 % interval and the bottleneck out."""
+    """The registered model. Predicts step seconds, their 90 % interval and the bottleneck."""
 
     def load_context(self, context: Any) -> None:
         from srift_models.step_time.serialization import load
@@ -24,7 +24,10 @@ class StepTime(PythonModel):
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """Return one row per setup, in order. Raises ValueError on an unknown name."""
+        """Return one row per setup of `model_input`, in order.
+
+        Raises ValueError if a workload or an instance type is unknown.
+        """
         predicted: pd.DataFrame = self.model.predict(model_input)
         return predicted
 

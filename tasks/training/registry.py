@@ -1,6 +1,7 @@
-"""The model registry: the only file that uses MLflow, which takes seconds to import.
+"""Store models in the MLflow registry, and load the champion.
 
-The store is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another.
+The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another one. Only this file
+and the stored model class import MLflow, which takes seconds.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.models import ModelSignature
 
-ALIAS, CHALLENGER = "champion", "challenger"  # the version in force; the newest refused one
+ALIAS, CHALLENGER = "champion", "challenger"  # the version in use; the newest version not in use
 REQUIREMENTS = ("numpy", "scipy", "pandas")
 _REQUIRED = ("workload", "cluster", "batch_per_device")
 _TEXT = ("workload", "cluster", "strategy", "precision", "switches", "provider")
-# Of any type: a layout is a number or `4+4+2`, and MLflow takes no integer for a float.
+# Columns of any type: a layout is a number or `4+4+2`, and MLflow rejects an integer for a float.
 _ANY_TYPE = (
     *("batch_per_device", "layout", "accumulation_steps"),
     *("parameters", "gradient_bytes", "flops_per_sample"),
@@ -62,7 +63,7 @@ class RegistryError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Champion:
-    """The model in force, its registered version and its scoreboard."""
+    """The model in use, its registered version and its scoreboard."""
 
     version: int
     model: StepTimeModel
@@ -71,7 +72,7 @@ class Champion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a version comes from."""
+    """The data, code and refresh from which a version was fitted."""
 
     training_digest: str
     training_rows: int
@@ -84,11 +85,12 @@ class Provenance:
 
 
 def name_of(provider: str) -> str:
-    """Return the registered name; fits are never pooled across providers."""
+    """Return the registered model name of a provider. Providers never share a model."""
     return f"srift-step-time-{provider}"
 
 
 def signature() -> ModelSignature:
+    """Return the columns of the model's input and output."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
@@ -106,7 +108,7 @@ def signature() -> ModelSignature:
 
 
 def example(model: StepTimeModel) -> pd.DataFrame:
-    """Return an input row that `model` can answer."""
+    """Return an input row for which `model` has a prediction."""
     workload, mode = min(model.trained)
     (kind, *_) = sorted(model.measured_types) or model.instance_types
     row = {"workload": workload, "cluster": f"1x{kind}", "batch_per_device": "8"}
@@ -120,7 +122,7 @@ def _own_store(home: Path) -> str:
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    """Open the registry. Raises RegistryError for every error of MLflow or its store."""
+    """Open the registry. Converts every error of MLflow or its store to RegistryError."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -131,12 +133,12 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     uri = chosen or _own_store(home)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    # MLflow writes its store into the environment, where it would look like an operator's choice.
+    # MLflow sets these variables, which would then look like the operator's choice.
     for name, value in ((OPERATORS_STORE, chosen), ("MLFLOW_REGISTRY_URI", None)):
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    # It prints the traceback of every error.
+    # This logger prints the traceback of every error.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -158,7 +160,10 @@ def log_challenger(
     card: str,
     provenance: Provenance,
 ) -> int:
-    """Register a new version under the alias `challenger`; return its number."""
+    """Register a new version under the alias `challenger`. Returns its number.
+
+    card: description of the version, in Markdown. Raises RegistryError.
+    """
     import mlflow
 
     name = name_of(provider)
@@ -192,7 +197,7 @@ def log_challenger(
 def promote(
     home: Path, provider: str, number: int, reason: str, *, over: int | None = None
 ) -> None:
-    """Put version `number` in force in place of version `over`."""
+    """Make version `number` the champion, in place of version `over`."""
     name, text = name_of(provider), str(number)
     with _client(home) as client:
         client.set_model_version_tag(name, text, "promotion", f"promoted: {reason}")
@@ -203,14 +208,17 @@ def promote(
 
 
 def refuse(home: Path, provider: str, number: int, reason: str) -> None:
-    """Record why version `number` is not in force."""
+    """Record why version `number` was not promoted."""
     with _client(home) as client:
         name = name_of(provider)
         client.set_model_version_tag(name, str(number), "promotion", f"refused: {reason}")
 
 
 def load_champion(home: Path, provider: str) -> Champion | None:
-    """Return the model in force, or None before the first. Raises RegistryError."""
+    """Return the champion, or None if no model was ever promoted.
+
+    Raises RegistryError if the registry or the model cannot be read.
+    """
     chosen = OPERATORS_STORE in os.environ
     if not chosen and not (home / "mlflow.db").exists():
         return None
@@ -232,6 +240,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
 
 
 def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
+    """Return the champion's version and folder, as MLflow downloads it; None without a champion."""
     import mlflow
 
     with _client(home) as client:
@@ -242,17 +251,18 @@ def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
 
 
 def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
-    """Return the version with `alias`, or None."""
+    """Return the version with `alias`, or None if no version has the alias."""
     models = client.search_registered_models(f"name = '{name}'")
     numbers = [model.aliases[alias] for model in models if alias in model.aliases]
     return int(numbers[0]) if numbers else None
 
 
 def _experiment(client: MlflowClient, name: str, home: Path) -> str:
+    """Return the id of the experiment `name`. Creates the experiment if it is missing."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    # A database would put artifacts into the working directory; a server decides itself.
+    # With a database, MLflow's default is the working directory; a server has its own default.
     root = os.environ.get(OPERATORS_ARTIFACTS)
     if client.tracking_uri == _own_store(home):
         root = (home / "mlartifacts").as_uri()
@@ -262,7 +272,7 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return `split/group/figure` -> value, in characters that MLflow accepts."""
+    """Return values by `split/group/figure`, with the characters that MLflow accepts in names."""
     figures = ["mean_error", "median_error", "p90_error", "coverage_90", "median_width"]
     long = scoreboard.melt(["split", "group"], figures).dropna()
     names = long["split"] + "/" + long["group"].astype(str) + "/" + long["variable"]
@@ -271,7 +281,7 @@ def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
 
 
 def _copy_of_models(folder: Path) -> Path:
-    """Copy the model's code as the package `srift_models`, a name that no puller uses."""
+    """Copy the model's code into `folder` as `srift_models`, so that no user's package clashes."""
     target, room = folder / "srift_models", Path(models.__file__).parent
     for part in ("domain", "step_time"):
         shutil.copytree(room / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))

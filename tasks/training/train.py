@@ -27,9 +27,9 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """A fitted model, its predictions of held-out rows, their scoreboard and the decision.
+    """A fitted model, its predictions of held-out rows, its scoreboard and the promotion decision.
 
-    `over` is the version it was compared with, or None.
+    over: version of the champion in the comparison; None without a champion.
     """
 
     model: StepTimeModel
@@ -42,9 +42,11 @@ class Challenger:
 def challenge(
     frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = side_by_side
 ) -> Challenger | None:
-    """Fit on all rows, score on held-out groups, compare with the champion on the same runs.
+    """Fit on all rows, score on held-out groups, and compare with the champion on the same runs.
 
-    `each` maps over held-out groups. Returns None if there is nothing to fit.
+    frames: training frames of `warehouse.reads`.
+    each: `map` over the held-out groups, for parallel fits.
+    Returns None if there is nothing to fit.
     """
     data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
@@ -62,7 +64,10 @@ def challenge(
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
-    """Fit and promote a first model on the warehouse's rows; None if it has none. Raises Busy."""
+    """Fit a first model on the rows of the warehouse, and promote it.
+
+    Returns None if the warehouse has no rows. Raises Busy if a refresh runs.
+    """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
@@ -80,7 +85,10 @@ def register(
     refresh_id: str,
     now: datetime,
 ) -> tuple[int, Promotion]:
-    """Log the challenger, then promote or refuse it; return its version and the decision."""
+    """Log the challenger, then promote or refuse it. Returns its version and the decision.
+
+    Compares again if another machine of the team has promoted a champion since.
+    """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(
         training_digest=reads.training_digest(dict(frames)),
@@ -99,7 +107,7 @@ def register(
     )
     decision, over = challenger.decision, challenger.over
     current = registry.load_champion(home, provider)
-    if current is not None and current.version != over:  # another machine of the team promoted it
+    if current is not None and current.version != over:  # promoted by another machine of the team
         data, over = at_nominal_speed(TrainingData(**frames)), current.version
         decision = verdict(data, challenger.held_out, challenger.model, current.model)
     if decision.promote:
@@ -121,7 +129,7 @@ def register(
 
 
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
-    """Return a page for the puller: what the model predicts, how well, and how to call it."""
+    """Return the model card: what the model predicts, its errors, and how to call it."""
     pooled = challenger.scoreboard[challenger.scoreboard["group"] == "all"]
     lines = [
         f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows,"

@@ -1,1 +1,1 @@
-"""Settings, the opened workspace, locking, and what Prefect needs to run here."""
+"""Open settings and workspace, lock a home, and prepare data, environments and Prefect."""

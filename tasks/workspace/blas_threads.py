@@ -1,4 +1,4 @@
-"""Linear algebra on one thread: several threads spin against each other on busy cores.
+"""Limit linear algebra to one thread, because several threads spin on busy cores.
 
 A fit of 4,853 rows on 2 busy cores takes 48 to 90 s with two threads, 4 to 6 s with one.
 """

@@ -1,4 +1,4 @@
-"""The credential of a home, `srift:PASSWORD`, which the servers of `make up` ask for."""
+"""Create the credential of a home, `srift:PASSWORD`, for the servers of `make up`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ USER = "srift"
 
 
 def make_credential(home: Path) -> str:
-    """Return the credential in `home`, a file of its owner alone; replace an exposed one."""
+    """Return the credential in `home`. Creates it, or replaces it if other users could read it."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = home / FILE
     if not _is_private(path):
@@ -24,7 +24,7 @@ def make_credential(home: Path) -> str:
 
 
 def _is_private(path: Path) -> bool:
-    """True if `path` is a plain file of this user, closed to others, that holds a credential."""
+    """Return True if `path` is a plain file with a credential that only this user can read."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Python environments with workloads' requirements, in SRIFT_HOME/environments.
+"""Install workloads' requirements into Python environments in SRIFT_HOME/environments.
 
-Local hosts have no network: their environments are installed before they start.
+Local hosts have no network, so their environments are installed before they start.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _UNUSED_DAYS = 30.0
 
 
 def environment_at(home: Path, spec: WorkloadFile) -> Path:
-    """Return the environment's folder for the requirements of `spec`."""
+    """Return the folder of the environment for the requirements of `spec`."""
     return environment_of(home / "environments", spec.requirements_digest)
 
 
 def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
-    """Install the requirements of `spec` if needed; return the Python that has them.
+    """Install the requirements of `spec` if needed. Returns the environment's Python executable.
 
-    Raises NotInstalled.
+    Raises NotInstalled if the installation fails.
     """
     environment = environment_at(home, spec)
     if installed(environment) is None:
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
     try:
-        # pip may write beside what it builds, so it gets a copy of the folder.
+        # pip may write into the folder that it builds, so it gets a copy.
         with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
             unpack(source.travels_as(source.read()), Path(folder) / "code")
             python = install(spec.requirements, Path(folder) / "code", environment, spec.name)
@@ -45,7 +45,7 @@ def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
 def not_installable(settings: Settings) -> dict[str, str]:
     """Install every workload's requirements, and remove environments unused for a month.
 
-    Returns the reason for each workload whose requirements cannot be installed.
+    Returns the errors of requirements that cannot be installed, by workload.
     """
     refused, used = {}, set()
     for name, stated in settings.workloads.items():

@@ -1,4 +1,4 @@
-"""SRIFT_HOME: whether it can be written, and what its SQLite files hold."""
+"""Check the disk of SRIFT_HOME, and read its SQLite files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from ..providers.base import ProviderError
 
 _LEAST_FREE_MIB = 100  # a first refresh writes about 20 MiB
-# Variables by which an operator chooses other stores.
+# Variables with which an operator chooses other stores.
 OPERATORS_STORE = "MLFLOW_TRACKING_URI"
 OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"
 HISTORY = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -22,7 +22,7 @@ _CHAMPION = """
     from registered_model_aliases natural join model_versions
     where name = ? and alias = ?
 """
-# SQLite, DuckDB and copies of several files name no error number.
+# SQLite, DuckDB and `shutil` report these errors without an error number.
 _FULL = ("disk is full", "No space left on device", "Disk quota exceeded", "ut of disk")
 _READ_ONLY = ("readonly database", "Read-only file system")
 
@@ -32,7 +32,7 @@ class Wrong(ProviderError):
 
 
 def damage(store: Path) -> str:
-    """Return what is wrong with the SQLite file; empty if it is sound, missing or locked."""
+    """Return the damage of a SQLite file; empty if the file is intact, missing or locked."""
     if not store.exists():
         return ""
     try:
@@ -46,9 +46,9 @@ def damage(store: Path) -> str:
 
 
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
-    """Return version and folder of a registered model, read without MLflow's slow import.
+    """Return version and folder of the model `name` with `alias`, without importing MLflow.
 
-    None if the answer is not in the store; then MLflow must be asked.
+    Returns None if the store does not have them; then the caller uses MLflow, which starts slowly.
     """
     try:
         with closing(_opened(store)) as connection:
@@ -82,7 +82,7 @@ def check_home(home: Path) -> str:
 
 
 def registry_damage(home: Path) -> str:
-    """Return what is wrong with the home's registry, and the fix; empty if it is sound."""
+    """Return the damage of the home's model registry, and the fix; empty if it is intact."""
     found = damage(home / "mlflow.db")
     if not found:
         return ""

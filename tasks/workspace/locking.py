@@ -1,4 +1,7 @@
-"""One refresh at a time in a home. The kernel releases the lock when its process dies."""
+"""Lock a home, so that one refresh runs at a time.
+
+The kernel releases a lock when its process dies.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from warehouse import append
 from ..reporting.progress import reporter
 from .workspace import Workspace
 
-_PATIENCE_S = 6 * 3600.0  # of a scheduled run: longer than any refresh takes
+_PATIENCE_S = 6 * 3600.0  # wait of a scheduled run, longer than any refresh takes
 _POLL_S = 2.0
 
 
 class Busy(Exception):
-    """Another refresh holds the home."""
+    """Another refresh runs in this home."""
 
     exit_code = 1
 
@@ -46,7 +49,7 @@ def refresh_lock(
             if left_s <= 0:
                 raise _busy(other)
             if left_s == patience_s:
-                reporter().say(f"{_describe(other)}; this one waits for it")
+                reporter().say(f"{_describe(other)}; waiting for its end")
             sleep(_POLL_S)
             left_s -= _POLL_S
         file.truncate(0)
@@ -68,14 +71,14 @@ def _locked(file: IO[str], how: int) -> bool:
 
 
 def refuse_if_at_work(home: Path) -> None:
-    """Raises Busy if a refresh runs; checked before Prefect, which starts slowly."""
+    """Raise Busy if a refresh runs. Commands call this before they start Prefect, which is slow."""
     other = at_work(home)
     if other is not None:
         raise _busy(other)
 
 
 def patience_s() -> float:
-    """Return how long this run waits for the lock: a scheduled run waits, a person does not."""
+    """Return the seconds to wait for the lock: 6 hours in a scheduled run, else 0."""
     from prefect.runtime import deployment
 
     return _PATIENCE_S if deployment.id else 0.0
@@ -93,14 +96,14 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return the running refresh of another process, or None."""
+    """Return the running refresh as `at_work` does, or None if this process runs it."""
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
 
 
 @contextmanager
 def alone(home: Path, name: str) -> Iterator[None]:
-    """Hold the lock `name` of this home; waits for it."""
+    """Hold the lock `name` of this home within the block. Waits until the lock is free."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / f".{name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -121,5 +124,5 @@ def _busy(other: Mapping[str, Any]) -> Busy:
 def _describe(other: Mapping[str, Any]) -> str:
     return (
         f"refresh {other.get('refresh_id')} (process {other.get('pid')}, since"
-        f" {other.get('started_at')}) is at work in this home"
+        f" {other.get('started_at')}) runs in this home"
     )

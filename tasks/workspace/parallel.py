@@ -1,4 +1,4 @@
-"""Spread a function over processes, for commands that run outside a flow."""
+"""Map a function over values in several processes, for commands that run outside a flow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_PROCESSES = 4  # each holds its own libraries and data, about 300 MB
 
 
 def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """Map `function` over `values` with one process per core."""
+    """Map `function` over `values` with a process per core, and at most four."""
     from joblib import Parallel, cpu_count, delayed, parallel_config
 
     processes = max(1, int(min(cpu_count(), quota_cores(), _MAX_PROCESSES)))
@@ -21,5 +21,5 @@ def side_by_side(function: Callable[[Any], Any], values: Iterable[Any]) -> list[
 
 
 def _print_to_stderr() -> None:
-    """Keep a library's prints out of the command's output."""
+    """Redirect standard output to standard error, to keep libraries' prints out of the output."""
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""The Prefect server of a single command: Prefect's own server, which ends with the command."""
+"""Run Prefect's server for a single command."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _START_S = 120.0
 def own_server() -> Iterator[None]:
     """Serve Prefect's API within the block, unless PREFECT_API_URL names a server.
 
-    The server runs in a session of its own: Ctrl-C must reach the flow first, which then reports
-    its end to a living server. Raises Wrong if the server does not start.
+    The server runs in a separate session, so that Ctrl-C ends the flow first and the flow can
+    report its end to the server. Raises Wrong if the server does not start.
     """
     if get_current_settings().api.url is not None:
         yield
@@ -66,17 +66,17 @@ def own_server() -> Iterator[None]:
             {
                 PREFECT_API_URL: url,
                 PREFECT_API_AUTH_STRING: credential,
-                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,  # costs a second per flow, nobody listens
+                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,  # unused, and costs a second per flow
             }
         ):
             try:
                 yield
-            finally:  # send what is queued while the server still runs
+            finally:  # send queued logs and events while the server still runs
                 APILogHandler().flush()
                 EventsWorker.drain_all(timeout=5)
     except ServerEnded as error:
         raise Wrong(
-            f"Prefect's server did not start, and nothing was measured; its log is {log.name}."
+            f"nothing was measured: Prefect's server did not start, and its log is {log.name}."
             f" If its history is damaged, move {home / 'prefect.db'} away and try again"
         ) from error
     finally:
@@ -85,14 +85,14 @@ def own_server() -> Iterator[None]:
 
 
 class ServerEnded(Exception):
-    """A server ended, or did not listen in time."""
+    """A server ended or did not listen in time."""
 
 
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until `server` listens on the loopback port. Raises ServerEnded.
+    """Wait until `server` listens on the loopback port.
 
-    Checks that the listening process is ours: another user's process must never receive the
-    credential.
+    Another user's process on the port does not count, because it must not get the credential.
+    Raises ServerEnded if `server` ends or does not listen in time.
     """
     end = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < end:
@@ -103,6 +103,7 @@ def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _listens(pid: int, port: int) -> bool:
+    """Return True if the process `pid` or a child of it listens on `port`."""
     try:
         process = psutil.Process(pid)
         return any(

@@ -1,4 +1,4 @@
-"""Settings: the nearest `srift.toml` upwards, overridden by SRIFT_* variables."""
+"""Load the settings of the nearest `srift.toml` upwards, overridden by SRIFT_* variables."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ PREFIX = "SRIFT_"
 FILE = "srift.toml"
 IMPORTED = "imported"  # digest of a workload without code; the mart `workloads` uses it too
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Set by Srift, torchrun or the machine: a workload must not change credentials, what Python and
-# the linker load, how ranks find each other, or the precision that is measured.
+# Variables of Srift, torchrun or the machine. A workload must not change credentials, what Python
+# and the linker load, how ranks find each other, or the precision that is measured.
 _RESERVED = """
 AWS_* SRIFT_* PREFECT_* MLFLOW_* PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE
 PYTHONSAFEPATH PYTHONPLATLIBDIR PYTHONEXECUTABLE VIRTUAL_ENV LD_* PATH HOME TMPDIR
@@ -91,7 +91,7 @@ class Choice(_Section):
 
 
 def _one_of(names: Sequence[str]) -> AfterValidator:
-    """Return a validator that accepts these names and suggests the nearest for another."""
+    """Return a validator that accepts `names`, and suggests the nearest name for any other name."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -104,7 +104,7 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 class GoalSettings(_Section):
     """A goal of the table.
 
-    With `p_required`, a cluster is named only if it meets the limit with that probability.
+    p_required: probability with which a recommended cluster must meet the limit.
     """
 
     goal: Annotated[str, _one_of(GOALS)]
@@ -124,9 +124,9 @@ class WorkloadSettings(_Section):
     """A workload: its code, samples, global batch and goals.
 
     `entrypoint` is `file.py:function` beside srift.toml, or `module:function` in the folder
-    `path`. A workload without an entrypoint has imported measurements alone. `precisions`,
+    `path`. A workload without an entrypoint has only imported measurements. `precisions`,
     `strategies` and `switches` list what its training tolerates. `data` is a folder or
-    `s3://bucket/prefix`; the function gets its place on the machine as the argument `data`.
+    `s3://bucket/prefix`. The function gets the folder on the machine as its argument `data`.
     """
 
     entrypoint: str | None = None
@@ -151,7 +151,7 @@ class WorkloadSettings(_Section):
     def _allowed(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if not _VARIABLE.fullmatch(name) or "\0" in value:
-                raise ValueError(f"{name!r} is no variable")
+                raise ValueError(f"{name!r} is not the name of a variable")
             if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
                 raise ValueError(f"{name} is reserved: Srift, torchrun or the machine sets it")
         return env
@@ -183,10 +183,10 @@ class WorkloadSettings(_Section):
             if self.entrypoint is None and getattr(self, key):
                 raise ValueError(f"{key} needs an entrypoint")
         if self.data is not None and "data" in self.arguments:
-            raise ValueError("rename arguments.data: the entrypoint gets `data` already")
-        scaled = {STRATEGIES[0], *SERVED}  # the others combine gradients that fp16 has scaled
+            raise ValueError("rename arguments.data: the entrypoint already gets `data`")
+        scaled = {STRATEGIES[0], *SERVED}  # other strategies would combine fp16's scaled gradients
         if "fp16" in self.precisions and not scaled.issuperset(self.strategies):
-            raise ValueError("fp16 works with strategy ddp alone; take bf16")
+            raise ValueError("fp16 works only with strategy ddp and parameter servers: use bf16")
         for strategy in set(self.strategies) - {mode.strategy for mode in self.modes}:
             switches = ", ".join(self.switches)
             raise ValueError(f"strategy {strategy} does not work with switches {switches}")
@@ -199,7 +199,7 @@ class Shared(_Section):
     """PostgreSQL at `host`, and files in `data`, that several machines share.
 
     `data` is a folder or `s3://bucket/prefix`. libpq finds the password (PGPASSWORD, PGPASSFILE).
-    `dask` is the address of a Dask scheduler; it may stand alone.
+    `dask` is the address of a Dask scheduler, which works without `host` and `data` too.
     """
 
     host: str = Field(default="", pattern=r"^[^@:]*$")
@@ -212,13 +212,13 @@ class Shared(_Section):
     @model_validator(mode="after")
     def _complete(self) -> Shared:
         if bool(self.host) != bool(self.data):
-            raise ValueError("host and data go together")
+            raise ValueError("set host and data together")
         if self.dask and find_spec("prefect_dask") is None:
-            raise ValueError("Dask is not installed: type `pip install 'srift[dask]'`")
+            raise ValueError("Dask is not installed: run `pip install 'srift[dask]'`")
         return self
 
     def url(self, database: str, driver: str) -> str:
-        """Return SQLAlchemy's URL of a database, without a password."""
+        """Return the SQLAlchemy URL of `database` for `driver`, without a password."""
         host, query = quote(self.host), ""
         if "/" in self.host:  # the folder of a Unix socket
             host, query = "", f"?host={quote(self.host, safe='')}"
@@ -226,7 +226,10 @@ class Shared(_Section):
 
 
 class Settings(_Section):
-    """Settings of an installation. `root` is the folder of srift.toml, `home` holds the state."""
+    """The settings of an installation.
+
+    `root` is the folder of srift.toml. `home` is SRIFT_HOME, the folder of all state.
+    """
 
     root: Path
     home: Path = Field(Path(".srift"), validate_default=True)
@@ -236,7 +239,7 @@ class Settings(_Section):
     ec2: Ec2 = Ec2()
     shared: Shared = Shared()
     workloads: dict[Name, WorkloadSettings] = {}
-    # A folder of a million files is read once.
+    # Cached by workload, because listing a folder of a million files is slow.
     _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)
 
     @field_validator("home")
@@ -253,12 +256,12 @@ class Settings(_Section):
         return str(self.root / Path(stated).expanduser() / kind)
 
     def set_server_variables(self) -> None:
-        """Set `server_variables` in this process unless the operator has set them."""
+        """Set `server_variables` in the environment, except those that the operator has set."""
         for name, value in self.server_variables().items():
             os.environ.setdefault(name, value)
 
     def server_variables(self) -> dict[str, str]:
-        """Return the variables by which Prefect and MLflow find the shared stores."""
+        """Return the variables that name the shared stores to Prefect and MLflow."""
         if not self.shared.host:
             return {}
         artifacts, database = self.shared_data("mlflow"), self.shared.database
@@ -269,7 +272,10 @@ class Settings(_Section):
         }
 
     def workload(self, name: str) -> Workload:
-        """Return the workload with the digest of its present code. Raises SettingsError."""
+        """Return the workload with the digest of its current code.
+
+        Raises SettingsError if the name is unknown or the code cannot be read.
+        """
         stated = self.stated(name)
         least, largest = stated.batches
         overshoot = self.choice.overshoot_price
@@ -285,21 +291,24 @@ class Settings(_Section):
         )
 
     def stated(self, name: str) -> WorkloadSettings:
-        """Return the workload's section. Raises SettingsError on an unknown name."""
+        """Return the workload's section of srift.toml. Raises SettingsError if it is unknown."""
         if name not in self.workloads:
             raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, self.workloads)}")
         return self.workloads[name]
 
     def source(self, name: str) -> tuple[Source, str]:
-        """Return a workload's code and the name of its function. Raises SettingsError."""
+        """Return a workload's code and the name of its function.
+
+        Raises SettingsError if the name is unknown or the code cannot be sent to machines.
+        """
         stated = self.stated(name)
         where, _, function = (stated.entrypoint or "").rpartition(":")
         try:
             if not where or not function.isidentifier():
-                raise SourceRefused("entrypoint", "needed, of the form file.py:function")
+                raise SourceRefused("entrypoint", "give it in the form file.py:function")
             if stated.path is None:
                 return file_source(self.root, where, stated.requirements), function
-            # State, goals and data must not change the code's digest.
+            # Changes of state, goals or data must not change the digest of the code.
             without = [self.home, self.root / FILE]
             if stated.data and isinstance(data := source_of(stated.data, self.root), Path):
                 without.append(data)
@@ -309,7 +318,10 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return the description of a workload for machines, and its code. Raises SettingsError."""
+        """Return the description of a workload for machines, and its code.
+
+        Raises SettingsError if the name is unknown, or the code or data cannot be read.
+        """
         source, function = self.source(name)
         stated, data = self.stated(name), self.data(name)
         try:
@@ -338,7 +350,10 @@ class Settings(_Section):
         ), source
 
     def data(self, name: str) -> WorkloadData | None:
-        """Return a workload's data, as first read. Raises SettingsError if they cannot travel."""
+        """Return a workload's data, or None if it has none. Later calls return the first result.
+
+        Raises SettingsError if the data cannot be sent to machines.
+        """
         text = self.workloads[name].data
         if text is not None and name not in self._data:
             try:
@@ -348,25 +363,32 @@ class Settings(_Section):
         return self._data.get(name)
 
     def workload_digest(self, name: str) -> str:
-        """Return twelve hex digits of code, function, arguments, requirements, env and data."""
+        """Return a digest of code, function, arguments, requirements, env and data.
+
+        The digest has twelve hex digits. It is IMPORTED for a workload without code.
+        """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
         return self.travelling(name)[0].digest
 
 
 def find_file(start: Path | None = None) -> Path:
-    """Return the nearest srift.toml from `start` upwards. Raises SettingsError."""
+    """Return the nearest srift.toml from `start` (default: the working directory) upwards.
+
+    Raises SettingsError if there is none.
+    """
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         if (folder / FILE).is_file():
             return folder / FILE
-    raise SettingsError(f"no {FILE} in {here} or above it; change to a project, or write one")
+    raise SettingsError(f"no {FILE} in {here} or above it: change to a project, or create the file")
 
 
 def load_settings(file: Path | None = None) -> Settings:
-    """Return the settings. Raises SettingsError that names every wrong key.
+    """Return the settings of `file`, by default of the nearest srift.toml.
 
-    SRIFT_ROOT is where the search for srift.toml starts.
+    The search for srift.toml starts at the folder SRIFT_ROOT if this variable is set. Raises
+    SettingsError, which names every wrong key.
     """
     start = os.environ.get(f"{PREFIX}ROOT")
     path = (file or find_file(Path(start) if start else None)).resolve()
@@ -389,7 +411,7 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def _override(body: dict[str, Any], variable: str) -> None:
-    """Put the variable SRIFT_SECTION__KEY into `body`; a list or a section is JSON."""
+    """Set the value of variable SRIFT_SECTION__KEY in `body`. A list or a section is JSON."""
     *sections, key = variable.removeprefix(PREFIX).lower().split("__")
     value = os.environ[variable]
     if not value or variable == f"{PREFIX}ROOT":

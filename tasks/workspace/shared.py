@@ -1,4 +1,4 @@
-"""The warehouse of an installation: a file in its home, or what `[shared]` names."""
+"""Open the warehouse of an installation: a file in its home, or the one that `[shared]` names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .settings import Settings
 
 
 def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
-    """Return the warehouse, not opened yet. A writer waits at most `wait_s` for others."""
+    """Return the warehouse, without a connection. A writer waits `wait_s` at most for the lock."""
     path, shared = settings.home / "warehouse.duckdb", settings.shared
     if not shared.host:
         return Warehouse(path, wait_s=WAIT_S if wait_s is None else wait_s)

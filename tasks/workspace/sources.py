@@ -1,4 +1,4 @@
-"""A workload's code: the files that travel, their digest, and the archive that is sent."""
+"""Select the files of a workload's code, compute their digest, and pack them for machines."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_BYTES = 64 * 2**20  # every machine fetches the archive
 MAX_FILES = 20_000
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # entries that mark a Python environment
 _COMPILED = (".pyc", ".pyo")
-_AGENT = ("node.py", "node/__init__.py")  # would hide the package that runs on machines
+_AGENT = ("node.py", "node/__init__.py")  # would shadow the package `node` that machines run
 _MODIFIED_UNIX = 315_619_200  # 1980-01-02: wheels reject earlier dates
-# An option, a path or an archive in a requirements file: pip may read other files too.
+# An option, a path or an archive in a requirements file, so that pip may read other files.
 _READS_FILES = re.compile(r"^\s*-|/|\.whl|\.zip|\.tar\.gz", re.MULTILINE)
 
 
 class SourceRefused(Exception):
-    """The code cannot be sent; `key` is the setting that is wrong."""
+    """The code cannot be sent to machines. `key` is the workload's setting to correct."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -36,10 +36,11 @@ class SourceRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A workload's files, by their name on the machine.
+    """The files of a workload, by their name on the machine.
 
-    `entry` is the file with the function, `module` its dotted name (empty for a file alone),
-    `requirements` the requirements file, `left_out` the links that are not sent.
+    entry: the file with the function. module: its dotted name; empty for a single file.
+    requirements: the requirements file; empty if there is none.
+    left_out: links that are not sent to machines.
     """
 
     files: Mapping[str, Path]
@@ -54,7 +55,7 @@ class Source:
         return bool(self.module or self.requirements)
 
     def read(self) -> dict[str, bytes]:
-        """Return the content of each file. Raises OSError."""
+        """Return the content of each file. Raises OSError if a file cannot be read."""
         return {name: path.read_bytes() for name, path in self.files.items()}
 
     def digest(
@@ -66,7 +67,10 @@ class Source:
         env: Mapping[str, str],
         data: str = "",
     ) -> str:
-        """Return twelve hex digits that identify the workload; `data` is its data's digest."""
+        """Return twelve hex digits that identify the workload.
+
+        contents: the result of `read`. data: digest of the workload's data.
+        """
         content = hashed(contents).digest() if self.packed else contents[self.entry]
         called = f"{self.module}:{function}" if self.module else function
         return digest_of(
@@ -74,26 +78,26 @@ class Source:
         )
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
-        """Return the digest of what pip reads; empty without requirements.
+        """Return the digest of the files that pip reads; empty without requirements.
 
-        Includes all files if the requirements file may name one of them.
+        Includes all files if the requirements file may refer to other files.
         """
         if not self.requirements:
             return ""
         stated = contents[self.requirements]
         local = _READS_FILES.search(stated.decode(errors="replace"))
         needed = hashed(contents if local else {self.requirements: stated})
-        # Two requirements files of one folder are two environments.
+        # Two requirements files of one folder need two environments, even if they are equal.
         needed.update(self.requirements.encode())
         return str(needed.hexdigest()[:12])
 
     def travels_as(self, contents: Mapping[str, bytes]) -> bytes:
-        """Return the single file's content, or a reproducible archive."""
+        """Return the bytes to send: the content of a single file, or an archive."""
         return archive(contents) if self.packed else contents[self.entry]
 
 
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
-    """Return the digest of a workload; empty values in `more` do not change it."""
+    """Return the digest of a workload. Empty values in `more` do not change the digest."""
     options = {name: value for name, value in more.items() if value}
     called = [function, dict(arguments), *([options] if options else [])]
     rest = json.dumps(called, sort_keys=True).encode()
@@ -101,7 +105,7 @@ def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **mor
 
 
 def hashed(contents: Mapping[str, bytes]) -> Any:
-    """Return the SHA-256 of names and contents in the order of the names."""
+    """Return a SHA-256 hash of names and contents, sorted by name."""
     whole = hashlib.sha256()
     for name in sorted(contents):
         whole.update(f"{name}\0{len(contents[name])}\0".encode(errors="surrogateescape"))
@@ -123,7 +127,11 @@ def archive(contents: Mapping[str, bytes]) -> bytes:
 def folder_source(
     folder: Path, module: str, requirements: str, without: Collection[Path]
 ) -> Source:
-    """Return the code below `folder`, except what lies in `without`. Raises SourceRefused."""
+    """Return the code below `folder`, except the files and folders in `without`.
+
+    module: dotted name of the entrypoint's module. Raises SourceRefused if the module or the
+    requirements file is missing, or if the files are too many or too large.
+    """
     files, left_out = _files(folder.resolve(), {path.resolve() for path in without})
     stem = module.replace(".", "/")
     entry = next((one for one in (f"{stem}.py", f"{stem}/__init__.py") if one in files), None)
@@ -143,7 +151,10 @@ def folder_source(
 
 
 def file_source(root: Path, name: str, requirements: str) -> Source:
-    """Return a file below `root` with its requirements file. Raises SourceRefused."""
+    """Return the code in the file `name` of `root`, with its requirements file.
+
+    Raises SourceRefused if a file is missing or too large.
+    """
     path = root / name
     if not path.is_file():
         near = nearest_names(path.name, [other.name for other in path.parent.glob("*")])
@@ -157,9 +168,9 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 
 
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
-    """Return the files to send by name, and the links that are not followed.
+    """Return the files to send, by name, and the links that are not followed.
 
-    Hidden files, environments and compiled code stay at home.
+    Leaves out hidden files, Python environments and compiled code.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -184,10 +195,10 @@ def _sends_folder(path: Path, without: Collection[Path]) -> bool:
 
 
 def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
-    """Raises SourceRefused if the files are too many, too large, or hide the agent's package."""
+    """Raise SourceRefused if files are too many, too large or missing, or shadow package `node`."""
     for name in _AGENT:
         if name in files:
-            raise SourceRefused("path", f"rename {files[name]}: machines run a package `node`")
+            raise SourceRefused("path", f"rename {files[name]}: Srift's own package is `node`")
     if requirements and requirements not in files:
         raise SourceRefused("requirements", f"no file {folder / requirements} that can be sent")
     sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -196,6 +207,6 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
         raise SourceRefused(
             "path",
             f"{folder} holds {sum(sizes.values()) / 2**20:.0f} MiB in {len(files)} files; at most"
-            f" {MAX_BYTES >> 20} MiB in {MAX_FILES} are sent. Name data as `data`; the largest"
-            f" files are {', '.join(largest)}",
+            f" {MAX_BYTES >> 20} MiB in {MAX_FILES} are sent. Set `data` for data files; the"
+            f" largest files are {', '.join(largest)}",
         )

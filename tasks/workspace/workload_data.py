@@ -1,4 +1,4 @@
-"""What `data` of a workload names: a folder of this machine, or a prefix in S3."""
+"""Read the setting `data` of a workload: a folder of this machine, or a prefix in S3."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from pathlib import Path
 
 MOST_FILES = 1_000_000  # more take hours to fetch one by one
 _MAX_NAME_BYTES = 900  # S3 allows 1024 bytes for a key, the prefix included
-# The prefix enters an IAM policy: no '*', '?' or '$'.
+# The prefix is part of an IAM policy, where '*', '?' and '$' have a meaning.
 _ADDRESS = re.compile(
     r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w!.'()=+@:, /~#%&;[\]{}^-]*))?"
 )
 
 
 class BadData(ValueError):
-    """`data` names nothing that can travel to a machine."""
+    """The setting `data` names nothing that can be sent to machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Objects in `bucket` whose keys begin with `prefix`, which is empty or ends with a slash."""
+    """The objects in S3 bucket `bucket` whose keys begin with `prefix`.
+
+    The prefix is empty or ends with a slash.
+    """
 
     bucket: str
     prefix: str
@@ -35,9 +38,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadData:
-    """A workload's data: a folder or an address.
+    """The data of a workload: a folder or an S3 address.
 
-    `digest` covers the text of the setting and, for a folder, names and sizes of its files.
+    text: the setting in srift.toml.
+    digest: of the text and, for a folder, of the names and sizes of its files.
     """
 
     text: str
@@ -45,12 +49,15 @@ class WorkloadData:
     digest: str
 
     def fetched_below(self, home: Path) -> Path:
-        """Return the folder where data from S3 are kept for local hosts."""
+        """Return the folder in `home` that keeps data from S3 for local hosts."""
         return home / "data" / self.digest
 
 
 def source_of(text: str, root: Path) -> Path | Address:
-    """Parse `text`; a folder is relative to `root`. Raises BadData."""
+    """Parse the setting `data`. A folder is relative to `root`.
+
+    Raises BadData if the text is neither a folder nor an S3 address.
+    """
     if text.strip() and text.isprintable() and "://" not in text:
         return (root / Path(text).expanduser()).resolve()
     address = _ADDRESS.fullmatch(text)
@@ -62,7 +69,10 @@ def source_of(text: str, root: Path) -> Path | Address:
 
 
 def read_data(text: str, root: Path, home: Path) -> WorkloadData:
-    """Return the data that `text` names, with their digest. Raises BadData."""
+    """Return the data that `text` names, with their digest.
+
+    Raises BadData if the text has another form, or if the folder cannot be sent to machines.
+    """
     source, files = source_of(text, root), None
     if isinstance(source, Path):
         if home.is_relative_to(source):
@@ -72,9 +82,10 @@ def read_data(text: str, root: Path, home: Path) -> WorkloadData:
 
 
 def files_below(folder: Path) -> dict[str, int]:
-    """Return name and size of each file below `folder`. Raises BadData.
+    """Return the size in bytes of each file below `folder`, by name.
 
-    A link counts as the file it leads to. A link to a folder is refused: it may be a cycle.
+    A link to a file counts as the file. Raises BadData if the folder is empty or has too many
+    files, names that S3 refuses, or links to folders, which may form a cycle.
     """
     found: dict[str, int] = {}
     for name, size in _walk(folder, ""):
@@ -82,7 +93,7 @@ def files_below(folder: Path) -> dict[str, int]:
         if len(found) > MOST_FILES:
             raise BadData(f"{folder} has more than {MOST_FILES} files: pack them into archives")
     if not found:
-        raise BadData(f"{folder} has no file in it: put the data there, or remove `data`")
+        raise BadData(f"{folder} contains no file: put the data there, or remove `data`")
     return dict(sorted(found.items()))
 
 
@@ -94,25 +105,28 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
             name = f"{within}{entry.name}"
             length = len(name.encode(errors="replace"))
             if not name.isprintable() or "\\" in name or length > _MAX_NAME_BYTES:
-                raise BadData(f"rename {entry.name!r} in {folder}: S3 takes no such name")
+                raise BadData(f"rename {entry.name!r} in {folder}: S3 refuses this name")
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(Path(entry.path), f"{name}/")
             elif entry.is_file():
                 yield name, entry.stat().st_size
             else:
-                raise BadData(f"{entry.path} is no plain file: remove it, or copy what it names")
+                raise BadData(f"{entry.path} is not a plain file: remove it, or copy its target")
     except OSError as error:
         raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
-    """Return twelve hex digits of the text, and of the folder's names and sizes."""
+    """Return a digest of twelve hex digits.
+
+    text: the setting. files: bytes by name for a folder, None for an S3 address.
+    """
     content = json.dumps([text.rstrip("/") or text, files])
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def said_bytes(size: int) -> str:
-    """Format a size, such as `3.2 GiB`."""
+    """Return `size` in bytes as text, such as `3.2 GiB`."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What a flow works on: settings, warehouse and one provider."""
+"""Open the workspace of a flow: settings, warehouse and one provider."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..providers.local import provider as local
 from .settings import IMPORTED, Settings, SettingsError, load_settings
 from .shared import open_warehouse
 
-# Machines of "local" are shares of this computer with stated prices; those of "ec2" cost dollars.
+# Machines of "local" are shares of this computer with assumed prices. EC2's machines cost dollars.
 _SPENDS_MONEY = {"local": False, "ec2": True}
 PROVIDERS = tuple(_SPENDS_MONEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """Settings, warehouse and one provider."""
+    """The settings, warehouse and provider that a flow works on."""
 
     settings: Settings
     warehouse: Warehouse
@@ -45,7 +45,7 @@ class Workspace:
 
     @property
     def can_launch(self) -> bool:
-        """True unless paid machines have no bucket to report to."""
+        """Return True unless machines cost money and have no S3 bucket to report to."""
         return not self.spends_money or self.settings.ec2.bucket is not None
 
     @property
@@ -60,7 +60,7 @@ class Workspace:
 
     @property
     def published(self) -> Path:
-        """The folder that readers open."""
+        """Return the folder of the published files."""
         return self.home / "published"
 
     @property
@@ -73,17 +73,20 @@ class Workspace:
 
     @property
     def measurable(self) -> list[Workload]:
-        """Workloads with code; the others have imported measurements alone."""
+        """Return the workloads with code. Other workloads have only imported measurements."""
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
 
     def without(self, names: Collection[str]) -> Workspace:
-        """Return a workspace whose srift.toml lacks the workloads `names`."""
+        """Return a workspace without the workloads `names`."""
         kept = {name: one for name, one in self.settings.workloads.items() if name not in names}
         return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
 
 
 def open_workspace(provider: str = "local") -> Workspace:
-    """Open the workspace; starts nothing. Raises SettingsError."""
+    """Open the workspace of `provider`. Starts no process.
+
+    Raises SettingsError if the settings are wrong or the provider is unknown.
+    """
     settings = load_settings()
     return Workspace(
         settings=settings,
@@ -102,14 +105,20 @@ def provider_of(settings: Settings, name: str) -> Provider:
 
 
 def spends_money(name: str) -> bool:
-    """True if machines of the provider `name` cost dollars. Raises SettingsError if unknown."""
+    """Return True if machines of the provider `name` cost dollars.
+
+    Raises SettingsError if the provider is unknown.
+    """
     if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest_names(name, PROVIDERS)}")
     return _SPENDS_MONEY[name]
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return provider -> type -> number and kind of devices, without asking a service."""
+    """Return the number and kind of devices, by provider and instance type.
+
+    local_types: names of the local instance types. EC2's types come from the packaged catalogue.
+    """
     return {
         "local": dict.fromkeys(local_types, (1, "cpu")),
         "ec2": {one.name: (one.devices, one.device) for one in packaged().instance_types},
@@ -117,16 +126,16 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
 
 
 def refresh_command(provider: str, max_usd: str) -> str:
-    """Return the command of a refresh that may spend `max_usd`."""
+    """Return the command line of a refresh. `max_usd` is used if the provider costs money."""
     if not spends_money(provider):
         return "srift refresh"
     return f"srift refresh --provider {provider} --max-usd {max_usd}"
 
 
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
-    """Raises SettingsError if money could be spent without a cap or a bucket.
+    """Raise SettingsError if a campaign could spend money without a cap or a bucket.
 
-    A cap of 0 measures nothing and is always allowed.
+    max_usd: the cap in dollars; None if it is missing. A cap of 0 is always allowed.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
         raise SettingsError(f"--max-usd {max_usd} is not a number of dollars")
@@ -144,13 +153,16 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
 
 
 def new_refresh_id(now: datetime) -> str:
-    """Return an id that sorts by time and is unique among machines."""
+    """Return a new refresh id. Ids sort by time and are unique across machines."""
     return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
 
 
 @cache
 def code_commit() -> str:
-    """Return the commit of the running code, with `-dirty` after edits; else "unknown"."""
+    """Return the git commit of the running code, with `-dirty` after edits.
+
+    Returns "unknown" without git or outside a repository.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match", ""]
     try:
         return subprocess.check_output(
