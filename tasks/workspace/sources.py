@@ -87,7 +87,7 @@ class Source:
         stated = contents[self.requirements]
         local = _READS_FILES.search(stated.decode(errors="replace"))
         needed = hashed(contents if local else {self.requirements: stated})
-        # Two requirements files of one folder need two environments, even if they are equal.
+        # Includes the name, because two requirements files of one folder need two environments.
         needed.update(self.requirements.encode())
         return str(needed.hexdigest()[:12])
 
