@@ -197,6 +197,7 @@ def in_utc(moment: datetime) -> datetime:
 
 
 def _plain(value: Any) -> Any:
+    """Return times in UTC and NaT as None; other values are returned unchanged."""
     if isinstance(value, datetime):
         return None if value != value else in_utc(value)  # NaT is unequal to itself
     return value

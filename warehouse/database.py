@@ -131,12 +131,14 @@ class Warehouse:
 
     @contextmanager
     def read_or_empty(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Like `read`, but yield an empty warehouse in memory if the file does not exist."""
+        """Yield a connection as `read` does, or to an empty warehouse in memory without a file."""
         with self.read() if self.exists() else empty_warehouse() as connection:
             yield connection
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Return a relation's rows whose columns equal `params`, or a query's rows for its `$name`s.
+        """Return a relation's rows whose columns equal `params`, or the rows of a query.
+
+        A query uses `params` as `$name`.
 
         Raises WarehouseBusy, WarehouseMissing, and duckdb.Error for an unknown relation or column.
         """
@@ -192,6 +194,7 @@ class Warehouse:
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield a connection to the file, which other threads cannot open at that time."""
         with self._alone(), self._connect(read_only=read_only) as connection:
             yield connection
 
@@ -210,6 +213,7 @@ class Warehouse:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+        """Open the file, with retries while another process holds it. Raises WarehouseBusy."""
         import tenacity  # imports asyncio and ssl, which published rows do not need
 
         retrying = tenacity.Retrying(
@@ -260,7 +264,7 @@ def one_line(error: Exception) -> str:
 def select(
     connection: duckdb.DuckDBPyConnection, relation: str, params: Mapping[str, Any] | None = None
 ) -> pd.DataFrame:
-    """Like `Warehouse.select`, on an open connection."""
+    """Return rows as `Warehouse.select` does, on an open connection."""
     params = dict(params or {})
     query = relation
     if relation.isidentifier():
@@ -308,7 +312,7 @@ def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         connection.execute("insert into srift_schema values (?, now()::timestamp)", [digest])
     elif known != digest:
         raise WarehouseError(
-            f"another version of Srift made {name}: use that version, or set SRIFT_HOME elsewhere"
+            f"another version of Srift made {name}: use that one, or set SRIFT_HOME to another folder"
         )
 
 

@@ -144,6 +144,7 @@ def published_rows(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a read-only connection to the published copy in `folder`."""
     path = folder / "recommendations.duckdb"
     if not path.exists():
         raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh`")
@@ -156,11 +157,12 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             raise (problem or error) from error
         raise WarehouseDamaged(
             f"the published copy is damaged: {one_line(error)}."
-            " `srift refresh --max-usd 0` writes it anew"
+            " `srift refresh --max-usd 0` writes it again"
         ) from error
 
 
 def _plain(value: Any) -> Any:
+    """Return NaN as None and times with zone UTC; other values are returned unchanged."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

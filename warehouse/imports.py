@@ -58,6 +58,7 @@ def stage(connection: Connection, table: pa.Table) -> None:
 
 
 def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[Any]:
+    """Return the rows of the query importing/`name`.sql."""
     return connection.execute((_FOLDER / f"{name}.sql").read_text(), dict(params)).fetchall()
 
 

@@ -119,7 +119,7 @@ class SharedWarehouse(Warehouse):
         return self.path
 
     def restore(self) -> Path:
-        """Raise WarehouseError: only operators can restore PostgreSQL and the store of the files."""
+        """Raise WarehouseError: only operators can restore PostgreSQL and the stored files."""
         raise WarehouseError(f"restore the database and the files of {self} from their backups")
 
     @contextmanager
@@ -158,6 +158,7 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
+        """Turn errors of DuckDB, DuckLake and PostgreSQL into WarehouseError."""
         try:
             yield
         except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
@@ -254,6 +255,7 @@ def _holder(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def _ask(connection: duckdb.DuckDBPyConnection, query: str) -> list[tuple[object, ...]]:
+    """Return the rows of a query that PostgreSQL runs."""
     return connection.execute(f"select * from postgres_query('turns', {quoted(query)})").fetchall()
 
 
@@ -263,6 +265,7 @@ def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _extension(name: str) -> Path:
+    """Return the file of a DuckDB extension. Raises WarehouseError if it is not installed."""
     package = importlib.util.find_spec(f"duckdb_extension_{name}")
     for folder in (package.submodule_search_locations or ()) if package else ():
         for file in Path(folder).rglob("*.duckdb_extension"):

@@ -21,8 +21,8 @@ SETUP = (
 
 MOST_REPEATS, MOST_SETUPS = 20, 9000
 LEARNED = (
-    f"every run measured here, and of imports the newest {MOST_REPEATS} of each of {MOST_SETUPS:,}"
-    " setups, evenly by workload and cluster"
+    f"every run measured here, and the newest {MOST_REPEATS} imports of each of {MOST_SETUPS:,}"
+    " setups, chosen evenly by workload and cluster"
 )
 # Setups are chosen before rows, so that only rows of chosen setups are sorted. The choice takes
 # workloads and their clusters in turn; within a cluster, setups are in the order of a hash.

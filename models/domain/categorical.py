@@ -51,6 +51,7 @@ class Keys(Sequence[str]):
         return self.names[int(self.codes[at])]
 
     def __add__(self, other: Keys) -> Keys:
+        """Return the items of both sequences, with a table of both names."""
         table = Keys.of((*self.names, *other.names))
         mine, theirs = table.codes[: len(self.names)], table.codes[len(self.names) :]
         return Keys(table.names, np.concatenate([mine[self.codes], theirs[other.codes]]))
@@ -79,4 +80,5 @@ class Keys(Sequence[str]):
         return {self.names[code]: order[starts[code] : ends[code]] for code in self._used()}
 
     def _used(self) -> list[int]:
+        """Return the codes that some item has, in ascending order."""
         return np.flatnonzero(np.bincount(self.codes, minlength=len(self.names))).tolist()

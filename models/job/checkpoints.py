@@ -45,6 +45,7 @@ class CheckpointModel:
 
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
+    """Return the logs of the line's seconds at `state_bytes`."""
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 

@@ -53,7 +53,7 @@ class JobCosts:
         return self._priced(what, self.hours)
 
     def drawn(self, what: str) -> FloatArray:
-        """Return "hours" or "usd" by joint draw of step times and interruptions, (setups, draws)."""
+        """Return (setups, draws) "hours" or "usd", drawn with step times and interruptions."""
         return self._priced(what, self.sampled_hours)
 
     def expected_by_draw(self, what: str) -> FloatArray:
@@ -64,6 +64,7 @@ class JobCosts:
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
+        """Return `hours`, or their dollars if `what` is "usd": NaN if a price is unknown."""
         return hours if what == "hours" else (self.usd_per_hour * hours.T).T
 
 

@@ -77,7 +77,10 @@ class Conditions(NamedTuple):
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: ArrayLike) -> Conditions:
-        """Return conditions with `seconds`, (clusters,) or a number, added to start and replacement."""
+        """Return conditions with `seconds`, (clusters,) or a number, added to start-ups.
+
+        The seconds are also added to each replacement.
+        """
         more = np.asarray(seconds, dtype=float)
         return self._replace(
             startup_s=self.startup_s + more, replacement_s=self.replacement_s + more
@@ -158,6 +161,7 @@ class _Job(NamedTuple):
 
 
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
+    """Return the expected parts of jobs with `work_hours`, (clusters,) or (clusters, draws)."""
     work = np.asarray(work_hours, dtype=float).T
     write = conditions.checkpoint_s / 3600
     rate = np.maximum(conditions.hazard_per_hour, _LEAST_HAZARD)

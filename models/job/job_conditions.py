@@ -122,6 +122,7 @@ class Learned:
     def _startup(
         self, pools: Sequence[Pool], counts: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
+        """Return mean start-up seconds with retries, and the standard deviations of their logs."""
         places = [(pool.instance_type, pool.market) for pool in pools]
         return self._with_refusals(*gang_startup(self.startup, places, counts), pools, counts)
 
@@ -156,7 +157,7 @@ JobConditions = Stated | Learned
 
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
-    """Return the distinct pools of `clusters`, and the (clusters, pools) machines from each pool."""
+    """Return the distinct pools of `clusters`, and (clusters, pools) machines from each pool."""
     bought = [Counter(map(Pool.of, cluster.members)) for cluster in clusters]
     pools = list(dict.fromkeys(pool for counted in bought for pool in counted))
     counts = [[counted[pool] for pool in pools] for counted in bought]

@@ -37,7 +37,7 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return the log medians of (group, member) keys and their standard deviations, (keys, 2)."""
+        """Return (keys, 2) log medians of (group, member) keys and their standard deviations."""
         found = []
         for key in keys:
             middle, sd = self.groups[key[0]]
@@ -85,6 +85,7 @@ class LogSeconds:
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
+            """Return the mean and covariance of all terms, given the noise."""
             covariance = np.linalg.inv(design.T @ design / noise_sd**2 + np.diag(sd**-2.0))
             shift = covariance @ (design.T @ (logs - design @ mean)) / noise_sd**2
             return mean + shift, covariance
@@ -97,6 +98,7 @@ class LogSeconds:
         location, covariance = posterior(noise_sd)
 
         def normal(*terms: int) -> Normal:
+            """Return the mean and standard deviation of the sum of `terms`."""
             at = list(terms)
             return float(location[at].sum()), float(np.sqrt(covariance[np.ix_(at, at)].sum()))
 

@@ -34,6 +34,7 @@ class Report:
 
     @property
     def headline(self) -> str:
+        """Return the caption of the summary table."""
         return (
             f"{self.predicted} of {self.rows} rows predicted ({self.provider}); errors are"
             " |predicted - measured| over measured,\ncoverage is the share inside the 50, 80 and"

@@ -23,8 +23,8 @@ from warehouse import reads
 from ..workspace.workspace import Workspace
 
 # Priors without launches: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from
-# request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess, about twice
-# the seconds of local hosts.
+# request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess: about
+# twice the seconds of local hosts.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)
@@ -116,7 +116,7 @@ def _advised(workspace: Workspace) -> dict[str, float]:
 
 
 def _in_words(held: pd.DataFrame) -> str:
-    """Describe the interruptions of one type's spot machines."""
+    """Return a sentence about the interruptions of one type's spot machines."""
     count, hours = int(held["interrupted"].sum()), held["hours"].sum()
     noun = "interruption" if count == 1 else "interruptions"
     last = pd.Timestamp(held["asked_at"].max())

@@ -107,7 +107,7 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
         return ""
     if not offers:
         return (
-            "no instance type is on offer: add a section [local.instance_types.NAME], or add types to"
+            "no instance type is on offer: add a section [local.instance_types.NAME], or types to"
             " instance_types under [ec2]"
         )
     other = "on-demand" if market == "spot" else "spot"
@@ -179,6 +179,7 @@ def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
 
 
 def _row(offer: Offer) -> dict[str, Any]:
+    """Return an offer as a row with COLUMNS."""
     risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
     return {
         "instance_type": offer.instance_type.name,
@@ -250,6 +251,7 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 
 
 def _key(offer: Offer) -> tuple[object, ...]:
+    """Return what identifies an offer, with its price."""
     return offer.instance_type.name, offer.market, offer.region, offer.zone, offer.usd_per_hour
 
 
@@ -258,10 +260,12 @@ def _as_of(offers: Sequence[Offer]) -> str:
 
 
 def _known(value: Any) -> Any:
+    """Return the value, or None if it is missing."""
     return None if pd.isna(value) else value
 
 
 def _moment(value: object) -> datetime:
+    """Return a time of the warehouse with its zone, UTC."""
     moment = pd.Timestamp(str(value)).to_pydatetime()
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

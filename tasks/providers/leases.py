@@ -30,6 +30,7 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 
 def _in_utc(moment: datetime) -> datetime:
+    """Return a time in UTC. Raises ValueError if the time has no zone."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment.isoformat()} has no time zone")
     return moment.astimezone(UTC)
@@ -198,7 +199,7 @@ class LeaseFolder(Generic[L]):
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
     def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Return every readable lease, ended or not, and the error of each unreadable lease by id."""
+        """Return every readable lease, ended or not, and by id the error of each unreadable one."""
         found: list[L] = []
         unreadable: dict[str, LeaseUnreadable] = {}
         for lease_id in self.ids():

@@ -20,12 +20,12 @@ judged as (
                     and regexp_full_match(texts.cluster, '([1-9]\d*x[A-Za-z0-9][A-Za-z0-9._-]*)(\+[1-9]\d*x[A-Za-z0-9][A-Za-z0-9._-]*)*')
             },
             {
-                'name': 'batch_per_device', 'text': texts.batch_per_device, 'rule': 'must be a whole number, or one an instance',
+                'name': 'batch_per_device', 'text': texts.batch_per_device, 'rule': 'must be a whole number, or one per instance',
                 'ok': len(string_split(staged.batch_per_device, '+')) = len(string_split(texts.batch_per_device, '+'))
                     and len(string_split(staged.batch_per_device, '+')) in (1, instances)
             },
             {
-                'name': 'layout', 'text': texts.layout, 'rule': 'must be a whole number, or one an instance',
+                'name': 'layout', 'text': texts.layout, 'rule': 'must be a whole number, or one per instance',
                 'ok': texts.layout = '' or len(string_split(staged.layout, '+')) = len(string_split(texts.layout, '+'))
                     and len(string_split(staged.layout, '+')) in (1, instances)
             },
@@ -34,20 +34,20 @@ judged as (
                 'ok': staged.accumulation_steps is not null
             },
             {
-                'name': 'precision', 'text': texts.precision, 'rule': 'must be of ' || array_to_string($precisions, ', '),
+                'name': 'precision', 'text': texts.precision, 'rule': 'must be one of ' || array_to_string($precisions, ', '),
                 'ok': staged.precision in $precisions
             },
             {
-                'name': 'strategy', 'text': texts.strategy, 'rule': 'must be of ' || array_to_string($strategies, ', '),
+                'name': 'strategy', 'text': texts.strategy, 'rule': 'must be one of ' || array_to_string($strategies, ', '),
                 'ok': staged.strategy in $strategies
             },
             {
                 'name': 'switches', 'text': texts.switches,
-                'rule': 'must be of checkpointing, compile and offload (with fsdp and zero2), none with a divided strategy',
+                'rule': 'must be of checkpointing, compile and offload (only with fsdp, zero2); none with tensor strategies, tables',
                 'ok': staged.strategy not in $strategies or (staged.strategy || ' ' || staged.switches) in $modes
             },
             {
-                'name': 'provider', 'text': texts.provider, 'rule': 'must be of ' || array_to_string($providers, ', '),
+                'name': 'provider', 'text': texts.provider, 'rule': 'must be one of ' || array_to_string($providers, ', '),
                 'ok': staged.provider in $providers
             },
             {

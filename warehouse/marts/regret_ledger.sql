@@ -29,7 +29,7 @@ comment on column regret_ledger.promised_hours is 'Expected hours of the whole t
 comment on column regret_ledger.promised_usd is 'Expected cost of the whole training as published. Unit: US dollars. NULL where a price is unknown.';
 comment on column regret_ledger.promised_p_meets is 'Probability of meeting the constraint as published. Unit: fraction, 0 to 1. NULL where the goal has none.';
 comment on column regret_ledger.runs is 'Number of runs of exactly this setup measured since. Unit: runs.';
-comment on column regret_ledger.measured_step_s is 'Median step time of those runs. Unit: seconds.';
+comment on column regret_ledger.measured_step_s is 'Median step time of the measured runs. Unit: seconds.';
 comment on column regret_ledger.measured_hours is 'Expected hours of the whole training at the measured step time; start-up, checkpoints and interruptions as they were promised. Unit: hours.';
 comment on column regret_ledger.measured_usd is 'Expected cost of the whole training at the measured step time and the published prices. Unit: US dollars. NULL where a price is unknown.';
 comment on column regret_ledger.measured_p_meets is 'Probability of meeting the constraint at the measured step time, interruptions drawn. Unit: fraction, 0 to 1. NULL where the goal has none.';

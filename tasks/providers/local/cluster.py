@@ -171,6 +171,7 @@ class LocalCluster(RunningCluster):
         self._revoked.pop(index, None)
 
     def _share(self, index: int, cores: float | None, usable: set[int]) -> None:
+        """Set a host's CPU share; None lifts it. Raises ProviderError if that fails."""
         try:
             self._machine.shares.settle(self._name(index), cores, usable)
         except OSError as error:
@@ -187,6 +188,7 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _tail(self, index: int) -> str:
+        """Return the end of a host's log, after a colon; "" without a log."""
         try:
             text = self._log(index).read_text(errors="replace").strip()
         except OSError:

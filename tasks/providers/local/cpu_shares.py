@@ -35,10 +35,11 @@ class Affinity:
     why_not: str
 
     def enforces(self, cores: float) -> bool:
+        """True if a share of `cores` can be enforced."""
         return cores >= 1 and float(cores).is_integer()
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Pin the processes to cores without another host. Raises NoCapacity if too few are free."""
+        """Pin the processes to cores without other hosts. Raises NoCapacity if too few are free."""
         usable = os.sched_getaffinity(0)
         free = set(usable)
         for pid in {pid for others in hosts().values() for pid in others} - set(pids):
@@ -72,6 +73,7 @@ class Cgroups:
     why_not = ""
 
     def enforces(self, cores: float) -> bool:
+        """True if a share of `cores` can be enforced."""
         return cores > 0
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
@@ -118,6 +120,7 @@ class Cgroups:
         return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
 
     def _write_quota(self, group: Path, cores: float | None) -> None:
+        """Limit a group to `cores` and raise its weight; None lifts both. Raises OSError."""
         period_us, quota_us = _PERIOD_US, 0
         if cores is not None:
             period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))

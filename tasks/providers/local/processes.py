@@ -118,6 +118,7 @@ def end(processes: Collection[Process], *, within_s: float = 5.0) -> list[Proces
 
 
 def _exits(handle: int, within_s: float) -> bool:
+    """True if the process of a pidfd ends within `within_s` seconds."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(max(0.0, within_s) * 1000))
