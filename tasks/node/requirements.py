@@ -1,9 +1,9 @@
-"""A workload's requirements, installed into a Python environment beside this node's Python, whose
-torch it uses.
+"""Installs a workload's requirements into a Python environment that uses this node's torch.
 
-The environment sees every package of the Python that makes it; pip adds what is missing, with torch
-held at its version. It is made once for the same requirements, Python and torch, by one process at
-a time, and is complete only when its marker is there. Standard library.
+The environment sees all packages of the Python that creates it. pip adds the missing packages and
+keeps torch at its version. An environment is created once for the same requirements, Python and
+torch, by one process at a time. It is complete once its marker file exists. Imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from pathlib import Path
 from .machine import torch_version
 from .processes import die_with_parent
 
-INSTALL_S = 300.0  # most seconds of an installation; Plan.prepare_s where a node makes it
+INSTALL_S = 300.0  # limit of an installation; equals Plan.prepare_s if a node installs
 _MARKER = "complete.json"
-# Variables by which pip finds programs and an index. A value with a password does not reach
-# packages' code.
+# Variables by which pip finds programs and an index. Values with a password are left out, since
+# pip runs code of packages.
 _CARRIED = re.compile(
     "PATH|LANG|LC_ALL|LD_LIBRARY_PATH|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|PIP_[A-Z_]+|"
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
-_MOST_WORDS = 600  # characters of pip's words
-_UNREACHED = "connection broken by"  # pip's words for an index that does not answer
+_MOST_WORDS = 600  # characters of pip's output
+_UNREACHED = "connection broken by"  # in pip's output if an index does not answer
 
 
 class NotInstalled(Exception):
-    """Requirements could not be installed; the message is in pip's words.
+    """Raised if requirements cannot be installed; the message contains pip's output.
 
-    `passing`: the network or the time may be at fault, and another moment may do.
+    `passing` is True if the network or the time limit may be the cause, so that a retry may help.
     """
 
     def __init__(self, sentence: str, *, passing: bool = False) -> None:
@@ -51,8 +51,10 @@ class NotInstalled(Exception):
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Put the files of a tar.gz below `folder`, where there is none yet. Raises OSError, also for
-    a member that leads out of the folder or is no file.
+    """Unpack a tar.gz into `folder`, unless the folder exists.
+
+    Raises OSError if the archive cannot be unpacked, or if a member leads out of the folder or is
+    neither a file nor a folder.
     """
     if folder.exists():
         return
@@ -62,27 +64,28 @@ def unpack(archive: bytes, folder: Path) -> None:
             tar.extractall(beside, filter="data")
         beside.rename(folder)
     except (tarfile.TarError, EOFError) as error:
-        raise OSError(f"an archive of code could not be unpacked: {error}") from None
+        raise OSError(f"the archive of code could not be unpacked: {error}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Where requirements of that digest are installed for this Python and its torch."""
+    """Return the folder for requirements with that digest, for this Python and its torch."""
     key = "\0".join([digest, sys.version, sys.prefix, torch_version(), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def installed(environment: Path) -> str | None:
-    """The Python of a complete environment; None if there is none."""
+    """Return the Python of a complete environment; None if it is not complete."""
     return str(environment / "bin" / "python") if (environment / _MARKER).is_file() else None
 
 
 def install(requirements: str, root: Path, environment: Path, workload: str) -> str:
-    """Return the Python of `environment`, made if it is not there, with `requirements` below
-    `root`, where pip runs.
+    """Create `environment` if it does not exist, and return its Python.
 
-    Waits for another process that makes it. Raises NotInstalled.
+    `requirements` is the path of a requirements file relative to `root`, where pip runs. Waits if
+    another process is creating the environment. `workload` is for messages. Raises NotInstalled if
+    pip fails or exceeds INSTALL_S.
     """
     environment.parent.mkdir(parents=True, exist_ok=True)
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
@@ -102,6 +105,7 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
 
 
 def _make(requirements: str, root: Path, environment: Path, workload: str) -> None:
+    """Create the environment and run pip. Raises NotInstalled if that fails."""
     torch = torch_version()
     python = str(environment / "bin" / "python")
     install = ["install", "--no-input", "--disable-pip-version-check", "--requirement"]
@@ -123,7 +127,10 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
 
 
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:
-    """Exit code (None: it took too long and was ended, with all that it had started) and output."""
+    """Run a command in `root`; return its exit code and its output.
+
+    After INSTALL_S seconds the command and its children are killed, and the exit code is None.
+    """
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -148,11 +155,11 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
     except subprocess.TimeoutExpired:
         return None, ""
     finally:
-        if process.returncode is None:  # not waited for yet: the number is its own
+        if process.returncode is None:  # not reaped yet, so the process id is still its own
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
 
 def _packages() -> list[str]:
-    """Folders of the packages that this Python imports."""
+    """Return the folders from which this Python imports packages."""
     return [folder for folder in site.getsitepackages() if Path(folder).is_dir()]

@@ -1,13 +1,13 @@
-"""One training run on one rank: warm-up, blocks of steady steps, and steps without communication;
-or, untimed, the losses of a number of steps.
+"""Trains on one rank: times steady steps and steps without communication, or records losses.
 
 Each rank's mean loss is scaled by W b_i / B, as data parallelism divides the sum by the world size
 W. So unequal batches b_i train as one batch B would. Ranks agree on when to stop between blocks,
 outside measured steps.
 
-Workers of a loader finish batches together: a burst of waits, then none. So a step is the median
-without the wait plus the mean wait, over whole rounds of the workers. They start the warm-up with
-nothing in stock, and stand still between blocks, so that their measured rate can last.
+Loader workers finish batches at about the same time, so waits for batches come in bursts. With a
+loader, the step time is therefore the median without the wait plus the mean wait, over whole rounds
+of the workers. Workers start the warm-up without prefetched batches, and are stopped between
+blocks, so that the measured rate is one that they can sustain.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .record import Item
 from .strategies import bucket_bytes, communicates_always, strategy
 from .strategies.replicas import no_sync
 
-_MIN_SCALE = 0.1  # of the loss in fp16, from 65,536
+_MIN_SCALE = 0.1  # of the fp16 loss scale, which starts at 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, for `sync_s`
 
 Outcome = tuple[dict[str, Any], str]  # values of a record, or the reason why there are none
@@ -50,8 +50,8 @@ def one_step(
 ) -> float:
     """Take an optimizer step over micro-batches of `sizes`; return the mean loss of their samples.
 
-    `scale` is the factor of a sample's loss: ranks over global batch, since gradients are averaged
-    over ranks. Only the last micro-step communicates, if `sync`.
+    `scale` is the factor of a sample's loss: ranks divided by global batch, since gradients are
+    averaged over ranks. Only the last micro-step communicates, and none does if `sync` is False.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
@@ -67,16 +67,17 @@ def one_step(
 
 
 def typical_s(seconds: Sequence[float], waits: Sequence[float]) -> float:
-    """Seconds of a step with a loader: the median without the wait, plus the mean wait."""
+    """Return the step time with a loader: the median without the wait, plus the mean wait."""
     without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
     return median(without) + fmean(waits)
 
 
 @dataclass(slots=True, kw_only=True)
 class TimedSteps:
-    """Blocks of steps that all of `group` begin together; disturbed blocks are not measured.
+    """Times blocks of steps that all ranks of `group` begin together; repeats disturbed blocks.
 
-    Times are (ranks, steps, 2): seconds of a step, and its wait for batches.
+    Times are tensors (ranks, steps, 2): the seconds of a step, and of its wait for batches. `step`
+    takes one optimizer step and returns its loss.
     """
 
     step: Callable[..., float]
@@ -84,10 +85,11 @@ class TimedSteps:
     group: Group
     patience: Patience
     losses: list[float] = field(default_factory=list)  # of every step that communicated
-    elapsed_s: float = 0.0  # of all blocks that count
+    elapsed_s: float = 0.0  # of all kept blocks
 
     @property
     def workers(self) -> int:
+        """Return the number of loader workers; 0 without a loader."""
         return 0 if self.built.loader is None else self.built.loader.workers
 
     def train(self, steps: int = 1) -> None:
@@ -95,8 +97,9 @@ class TimedSteps:
         self.losses += [self.step(sync=True) for _ in range(steps)]
 
     def warm_up(self, item: Item) -> str:
-        """Train until updates are made and workers have nothing in stock; return why updates are
-        not made.
+        """Train until fp16 updates succeed and the workers' prefetched batches are used up.
+
+        Returns why updates do not succeed, or an empty text.
         """
         arithmetic, started = self.built.arithmetic, now(self.built.device)
         self.train(item.warmup_steps)
@@ -113,7 +116,7 @@ class TimedSteps:
         return ""
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
-        """Take `count` steps; return their times."""
+        """Time `count` steps, repeated while the machine is disturbed; return their times."""
         clock_s = partial(now, self.built.device)
 
         def measure() -> list[list[float]]:
@@ -134,7 +137,7 @@ class TimedSteps:
         return by_rank[:, 1:].reshape(len(by_rank), count, 2)
 
     def until_steady(self, item: Item) -> Tensor:
-        """Take as many steps as the ranks agree are enough; return their times."""
+        """Time steps until the measurement can stop (measuring.enough); return their times."""
         times = torch.empty((sum(item.used), 0, 2), dtype=torch.float64)
         seconds: list[float] = []
         bounds = {"least": self._rounds(item.least_steps), "most": self._rounds(item.most_steps)}
@@ -145,20 +148,20 @@ class TimedSteps:
         return times
 
     def compute_s(self) -> list[float]:
-        """Seconds of the same step without communication, at each rank."""
+        """Return the seconds of a step without communication on each rank, less loader waits."""
         times = self.block(_COMPUTE_REPEATS, sync=False)
         if self.built.loader is not None:
             times[..., 0] -= times[..., 1]
         return [max(0.0, median(rank.tolist())) for rank in times[..., 0]]
 
     def _rounds(self, steps: int) -> int:
-        """`steps`, rounded up to rounds in which each worker makes a batch."""
+        """Round `steps` up to whole rounds, in which each worker makes one batch."""
         each = max(1, self.workers)
         return -(-steps // each) * each
 
 
 def slowest(times: Tensor) -> tuple[list[float], list[float]]:
-    """Seconds of each step, and its wait, each at its slowest rank."""
+    """Return the seconds and the wait of each step, both on their slowest rank."""
     seconds, waits = times.amax(dim=0).unbind(dim=1)
     return seconds.tolist(), waits.tolist()
 
@@ -166,13 +169,17 @@ def slowest(times: Tensor) -> tuple[list[float], list[float]]:
 def _prepared(
     item: Item, built: LoadedWorkload, group: Group, place: int
 ) -> tuple[nn.Module, Callable[..., float], float]:
-    """The module in the item's strategy, a step of it, and this rank's weight in the mean loss."""
+    """Apply the item's strategy to the model.
+
+    Returns the wrapped module, a function that takes a step, and this rank's weight in the mean
+    loss. `place` is the index of this node in `item.nodes`.
+    """
     module = built.model
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     if group is not None:
         module = parallel(built.model, built.optimizer, group)
     if communicates_always(module):
-        reset_peak(built.device)  # ranks had the whole model in host memory
+        reset_peak(built.device)  # before sharding, each rank held the whole model
     batch, steps = item.batches[place], item.accumulation_steps
     whole = sum(used * each for used, each in zip(item.used, item.batches, strict=True))
     step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
@@ -180,13 +187,14 @@ def _prepared(
 
 
 def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Outcome:
-    """Values of a learn record. `place` is this node's in `item.nodes`.
+    """Train and return the values of a learn record, or {} and the reason why there are none.
 
-    Ranks exchange their losses after each window. Training ends after `item.windows`, after
-    `item.most_s` seconds, or when a loss is not finite (`diverged`; that window is left out).
+    `place` is the index of this node in `item.nodes`. Ranks exchange their losses after each
+    window. Training ends after `item.windows` windows, after `item.most_s` seconds, or when a loss
+    is not finite. Then `diverged` is True, and `losses` ends before that window.
     """
     if not 1 <= item.windows <= item.most_steps:
-        return {}, f"{item.most_steps} steps cannot be shared among {item.windows} windows"
+        return {}, f"{item.most_steps} steps cannot be divided into {item.windows} windows"
     _, step, weight = _prepared(item, built, group, place)
     steps = item.most_steps // item.windows
     losses: list[float] = []
@@ -208,7 +216,10 @@ def learn(item: Item, built: LoadedWorkload, group: Group, *, place: int) -> Out
 def train(
     item: Item, built: LoadedWorkload, group: Group, patience: Patience, *, place: int
 ) -> Outcome:
-    """Values of a train record. `place` is this node's in `item.nodes`."""
+    """Time steps and return the values of a train record, or {} and the reason for no values.
+
+    `place` is the index of this node in `item.nodes`.
+    """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
     parameters, gradient_bytes = built.parameters, built.gradient_bytes  # before they are sharded
@@ -238,7 +249,9 @@ def train(
     compute_s = [] if group is None or always else timed.compute_s()
     waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
-    measured = warmed + max(item.most_steps, len(seconds))  # without repeats of disturbed blocks
+    measured = warmed + max(
+        item.most_steps, len(seconds)
+    )  # repeats of disturbed blocks do not count
     first, last = timed.losses[0], timed.losses[:measured][-1]
     gathered = gather([first * weight, last * weight, peak, build_s, warmup_s], group)
     first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)

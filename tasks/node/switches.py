@@ -1,8 +1,8 @@
-"""Switches of a training beside precision and strategy; several are joined by +.
+"""Applies the switches of a setup to a model. A setup joins several switches by +.
 
-checkpointing   a block's activations are computed again in the backward pass
-compile         torch.compile, at the first step of each shape, which counts as start-up
-offload         sharded weights, gradients and optimizer states lie in host memory (strategies)
+checkpointing   the activations of a block are recomputed in the backward pass
+compile         torch.compile; it compiles at the first step of each shape, which counts as start-up
+offload         sharded weights, gradients and optimizer states stay in host memory (strategies)
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 NONE = "none"
 CHECKPOINTING, COMPILE, OFFLOAD = SWITCHES = ("checkpointing", "compile", "offload")
 _CALL_CHILDREN = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
-_MAX_GRAPHS = 128  # of a model: each block, batch and kind of step has its own
-_BLOCKS = 8  # a block holds at most this fraction of all weights, if modules are as small
+_MAX_GRAPHS = 128  # per model: each block, batch and kind of step needs a graph
+_BLOCKS = 8  # a block holds at most 1 / _BLOCKS of all weights, unless a single module holds more
 
 
 def on(switches: str) -> frozenset[str]:
-    """The switches that are on. Raises ValueError for an unknown one."""
+    """Return the set of switches in `switches`. Raises ValueError if one is unknown."""
     named = frozenset(switches.split("+")) - {NONE}
     if unknown := sorted(named - set(SWITCHES)):
         raise ValueError(f"unknown switch {unknown[0]!r}; known: {', '.join(SWITCHES)}")
@@ -32,10 +32,11 @@ def on(switches: str) -> frozenset[str]:
 
 
 def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
-    """Make the model recompute and compile itself, as `switches` say.
+    """Enable activation checkpointing and compilation on `model`, as `switches` say.
 
-    It is compiled `whole` or by blocks: sharded weights are gathered between blocks alone. Raises
-    ValueError as `on` does, and if there is nothing to recompute.
+    If `whole` is False, each block is compiled separately, since sharded weights are gathered
+    between blocks. `offload` is up to the strategy. Raises ValueError if a switch is unknown, or if
+    the model has no part of several layers to recompute.
     """
     named = on(switches)
     if CHECKPOINTING in named:
@@ -45,16 +46,18 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
-        torch.compiler.reset()  # graphs of other items count towards limits
+        torch.compiler.reset()  # graphs of earlier items count towards the limits
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
-        torch._dynamo.config.fail_on_recompile_limit_hit = True  # torch would go on uncompiled
+        torch._dynamo.config.fail_on_recompile_limit_hit = (
+            True  # by default torch continues uncompiled
+        )
         for module in [model] if whole else blocks(model):
             module.forward = torch.compile(_wrapped(module.forward), dynamic=False)
 
 
 def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A function around `forward`: torch's compiler leaves torch's own classes alone."""
+    """Wrap `forward` in a function, since torch does not compile methods of its own classes."""
 
     def compute(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)
@@ -63,14 +66,14 @@ def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_nothing(switches: str) -> bool:
-    """Whether compilation is on and made no graph since, after a few steps."""
+    """Return True if `compile` is on but torch has compiled no graph; call it after a few steps."""
     return COMPILE in on(switches) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Modules whose weights are gathered together: the largest with at most an eighth of all.
+    """Return the modules whose weights are gathered together: 1 / _BLOCKS of all weights or less.
 
-    Left out are modules that share a weight with a module outside, as a tied head does.
+    Modules that share a weight with a module outside, as a tied head does, are left out.
     """
     uses = uses_of(model)
     return [
@@ -81,7 +84,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Modules whose activations are recomputed together, none of them a single layer."""
+    """Return the modules whose activations are recomputed together, without single layers."""
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())
@@ -93,10 +96,11 @@ def _several_layers(model: nn.Module) -> list[nn.Module]:
 def _modules(
     module: nn.Module, limit: float, divides: Callable[[nn.Module], bool]
 ) -> Iterator[nn.Module]:
-    """The largest modules of at most `limit` weights, or that cannot be divided.
+    """Yield the largest modules of at most `limit` weights, or larger if they cannot be divided.
 
-    Lists are never called themselves. Torch's own classes use the weights of their children without
-    calling these, but for `_CALL_CHILDREN`.
+    Module lists are always divided, since nobody calls a list. torch's own classes, except for
+    `_CALL_CHILDREN`, are never divided: they use the weights of their children without calling
+    them.
     """
     for child in module.children():
         calls = isinstance(child, _CALL_CHILDREN) or not type(child).__module__.startswith("torch.")
@@ -108,7 +112,7 @@ def _modules(
 
 
 def uses_of(module: nn.Module) -> Counter[int]:
-    """How often each parameter, by its id, stands in a module."""
+    """Count how often each parameter, by its id(), occurs in a module."""
     return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 
 

@@ -1,10 +1,10 @@
-"""Lets torchvision be imported if its compiled operators do not load: one built for CUDA beside
-a torch for the CPU.
+"""Lets torchvision be imported although its compiled operators do not load.
 
-torchvision 0.28 describes `nms` and `qnms` to torch when it is imported, loaded or not, and fails
-if nobody declared them; whatever imports it (transformers, torchmetrics and so Lightning) fails
-with it, though networks use neither. Declared, but still without an implementation, they raise when
-they are called.
+They do not load if torchvision was built for CUDA and torch for the CPU. At its import torchvision
+0.28 registers descriptions of the operators `nms` and `qnms`, and fails if they are not declared.
+Then imports of transformers, torchmetrics and Lightning fail too, although their networks do not
+use the operators. This module declares the operators. They have no implementation, so a call of
+them raises an error.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
-_DECLARED: list[Any] = []  # a library's declarations end with it
+_DECLARED: list[Any] = []  # keeps the library alive, and its declarations with it
 
 
 def declare_what_did_not_load() -> None:
-    """Declare the two operators if torchvision is installed and its own library, which declares
-    them, does not load beside this torch.
-    """
+    """Declare both operators if torchvision is installed but its compiled library does not load."""
     package = find_spec("torchvision")
     if _DECLARED or package is None or hasattr(torch.ops.torchvision, "nms"):
         return

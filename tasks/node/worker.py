@@ -1,8 +1,7 @@
-"""The worker: one rank of a launch. Joins its peers, reports that it is armed, waits for go, and
-serves the plan's items.
+"""Runs one rank of a launch: joins its peers, reports that it is armed, and serves the items.
 
-A workload that fails before any collective costs its own record only; a rank that fails inside one
-ends the launch, and the controller tries again without that item.
+If a workload fails before its first collective, only its own run fails. If a rank fails inside a
+collective, the launch ends, and the controller starts the next attempt without that item.
 """
 
 from __future__ import annotations
@@ -41,14 +40,15 @@ _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", 
 
 
 def main() -> None:
-    """Serve one attempt. Exits 0 when every item has a record, else with the reason as the log's
-    last line.
+    """Serve one attempt.
+
+    Exits 0 when every item has a record. Otherwise the last line of the log has the reason.
     """
     die_with_parent()
     mailbox, plan, node = task_of_process()
     try:
         launch = Launch(mailbox, plan, node)
-    except NoSuchDevice as error:  # lost since the preparation
+    except NoSuchDevice as error:  # the devices were lost after `node.prepare`
         fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=str(error), cause=MACHINE)
     if launch.reports:
         links = {"pairs": launch.pairs} if launch.rank == 0 else {}
@@ -58,7 +58,7 @@ def main() -> None:
         launch.take_order(wait_for_go(mailbox, plan.attempt))
     except RuntimeError as error:
         leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
-    beside: list[int] = []  # items of one node that nobody has waited for yet
+    beside: list[int] = []  # items of single nodes that this rank has not waited for
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1
         if together:
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
-    """Wait for the controller; return the content of `go-<a>.json`."""
+    """Wait until the controller writes `go-<a>.json`; return its content."""
     go = mailbox / f"go-{attempt}.json"
     while not go.exists():
         time.sleep(0.05)
@@ -86,13 +86,19 @@ def wait_for_go(mailbox: Path, attempt: int) -> dict[str, Any]:
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure `item` with its other nodes; its first rank, or one that fails, writes the record."""
+    """Measure `item` together with its other ranks.
+
+    The first rank of the item, or a rank that fails, writes the record. `index` is the item's place
+    in the plan.
+    """
     reset_peak(launch.device)
     started_unix = time.time()
     built, problem = prepare(launch, item)
     try:
         problem = agree(launch, index, item, problem)
-    except Exception as error:  # a rank died while building, or took longer than a collective may
+    except (
+        Exception
+    ) as error:  # a rank died while building, or exceeded the timeout of a collective
         abort(launch, index, item, error, started_unix)
     build_s = time.time() - started_unix
     values: dict[str, Any] = {}
@@ -117,8 +123,9 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 
 
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
-    """Build and try the workload without the other ranks; return it, or the reason if that
-    failed.
+    """Build the workload and try one pass on this rank alone.
+
+    Returns the workload (None for a probe) and an empty text, or None and the reason of a failure.
     """
     if item.kind == "probe":
         return None, ""
@@ -149,9 +156,10 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 
 
 def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
-    """Return the reasons of all ranks of the item; empty if every rank is ready.
+    """Exchange `problem` with the other ranks of the item; return the reasons of all ranks.
 
-    Raises RuntimeError if a rank is gone: a barrier notices that at once.
+    The result is empty if every rank is ready. Raises RuntimeError if a rank is lost, which the
+    barrier notices immediately.
     """
     key = f"item-{index}-built-"
     launch.store.set(f"{key}{launch.rank}", problem)
@@ -166,7 +174,7 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
-    """Return the item's values, or the reason if there are none."""
+    """Measure the item; return the record's values, or {} and the reason why there are none."""
     group, patience = launch.group(item), launch.patience
     placed = launch.layout.placed(item)
     patience.reset()
@@ -185,7 +193,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
                 launch.written.add(item.workload)
                 values |= write_checkpoint(built)
     if not problem and compiled_nothing(item.switches):
-        return {}, "compile: torch's compiler found nothing in this model to compile"
+        return {}, "compile: torch.compile found nothing to compile in this model"
     values |= {"taken_share": patience.taken_share} | patience.reference_values(placed.used)
     return launch.by_node(item, values), problem
 
@@ -193,13 +201,14 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
 def abort(
     launch: Launch, index: int, item: Item, error: Exception, started_unix: float
 ) -> NoReturn:
-    """End the launch, with a record for a fault of the item. The controller explains a lost peer.
+    """End the launch, and write a failed record unless a peer was lost.
 
-    Each rank at fault writes a record: torchrun ends its neighbours before they hear of it.
+    The controller explains the loss of a peer. Each rank at fault writes a record, since torchrun
+    may end the other ranks before they notice the abort.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
-    with suppress(dist.DistError):  # the store went with its machine: so no fault is the item's
+    with suppress(dist.DistError):  # the store's machine is lost, so the item is not at fault
         launch.store.check([key])
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
@@ -228,7 +237,7 @@ def write_record(
 
 
 def lost_peer(error: BaseException) -> bool:
-    """True if `error` is the loss of a connection, not a fault of the workload."""
+    """Return True if `error` means a lost connection rather than a fault of the workload."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and bool(_PEER_LOST.search(str(error)))
     )

@@ -1,3 +1,4 @@
-"""What runs on a rented EC2 machine alone, as root: it carries the mailbox and keeps user code from
-credentials.
+"""Code that runs as root on rented EC2 machines only.
+
+It carries the mailbox to and from S3, and keeps user code away from the machine's credentials.
 """

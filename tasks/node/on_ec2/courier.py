@@ -1,10 +1,9 @@
-"""`python -m node.on_ec2.courier`: a rented machine's first process of ours, as root, from boot to
-power-off.
+"""Serves a rented EC2 machine as root, from boot to power-off: `python -m node.on_ec2.courier`.
 
-It keeps the user whose code is measured from the machine's credentials, starts the agent as that
-user, carries the mailbox and EC2's notices, fetches the data that the controller names, and powers
-the machine off whatever happens. It retries a store or a disk that fails for as long as the machine
-lives. `shutdown` is the program on PATH: an emulated host has its own.
+The courier blocks the user whose code is measured from the machine's credentials, and starts the
+agent as that user. It carries the mailbox and EC2's notices, downloads the data that the controller
+names, and always powers the machine off at the end. While the machine runs, it retries after errors
+of S3 or of the disk. It runs the `shutdown` on PATH, which an emulated host replaces.
 """
 
 from __future__ import annotations
@@ -35,23 +34,31 @@ from .sync import LONGEST_PAUSE_S, Inbox, Outbox
 
 POLL_S = 0.5
 _INBOX_EVERY_S = 1.0
-_QUIET_AFTER_S = 20.0  # without news from either side the manifest is read less often
+_QUIET_AFTER_S = 20.0  # without changes on either side for so long, the manifest is read less often
 _QUIET_INBOX_EVERY_S = 5.0
-_NOTICE_EVERY_S = 2.0  # AWS says five; a notice comes two minutes before the end
-_FLUSH_S = 20.0  # after a notice, or while the machine goes down
-_REST_S = 60.0  # at the end, for files that are no records
-_GRACE_S = 60.0  # before the machine's own end, to carry what the agent leaves
-_LEFT = (0, 3)  # the agent's exit codes: as asked, or at its deadline
-_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # nothing else reaches the agent
-_PATIENCE_S = 10.0
+_NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before the end
+_FLUSH_S = 20.0  # seconds to upload after a notice, or while the machine shuts down
+_REST_S = 60.0  # seconds to upload files other than records at the end
+_GRACE_S = 60.0  # the agent ends this long before the machine does, so that its files are uploaded
+_LEFT = (0, 3)  # exit codes of the agent: after done.json, and at its deadline
+_KEPT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+)  # environment variables that the agent inherits
+_PATIENCE_S = 10.0  # for the agent to end its launch
 _DATA_REPORTED_EVERY_S = 10.0
 _POWER_OFF_TRIES = 12
-# of /proc/PID/oom_score_adj: memory that a workload eats must not cost its records
+# The courier's /proc/PID/oom_score_adj: records must survive if a workload exhausts the memory.
 _LAST_TO_DIE = "-500"
 
 
 class AgentProcess:
-    """The agent as an ordinary user; its output goes to a file that it cannot write otherwise."""
+    """The agent, running as an ordinary user.
+
+    Its output goes to a file that belongs to root.
+    """
 
     def __init__(
         self,
@@ -86,25 +93,30 @@ class AgentProcess:
         _score(self._process.pid, "0")
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the agent's exit code; None while it runs."""
         return self._process.poll()
 
     def end(self) -> None:
-        """Let it end its launch, then end all that is left below this process."""
+        """Ask the agent to end its launch; then kill all descendants of this process."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE_S)
         end_descendants()
 
     def last_output(self) -> str:
-        """Return the end of its output."""
+        """Return the last 1,000 characters of the agent's output."""
         return self._log.read_text(errors="replace").strip()[-1000:]
 
 
 class Delivery:
-    """One machine's service. `start(rank, deadline_unix)` returns the agent, of user id `owner`.
+    """Serves one machine: carries files, notices and data while the agent runs.
 
-    `data` fetches what the controller names; its mailbox is the machine's.
+    store: the machine's folders in S3.
+    start: `start(rank, deadline_unix)` starts the agent.
+    notice: returns EC2's notice that it takes the machine back, or None.
+    owner: the user id of the agent.
+    deadline_s: seconds until the machine must end.
+    data: downloads the data that the controller names; has the path of the machine's mailbox.
     """
 
     def __init__(
@@ -130,18 +142,19 @@ class Delivery:
         self._leaving = False
 
     def leave(self, *_: Any) -> None:
-        """Handle a signal: the machine goes down."""
+        """Handle a signal that says that the machine shuts down."""
         self._leaving = True
 
     def serve(self) -> str:
-        """Serve until nothing is left to do. Returns why the machine could not, or an empty string.
+        """Serve until the agent ends and its files are uploaded, or the deadline nears.
 
-        Raises OSError if the agent cannot be started.
+        Returns why the machine could not serve, or an empty string. Raises OSError if the agent
+        cannot be started.
         """
         self.publish("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
-            never = "the controller gave this machine no place before its deadline"
+            never = "the controller gave this machine no place in the cluster before its deadline"
             return "" if self._leaving else never
         folder = self._directory / f"node-{rank}"
         folder.mkdir(exist_ok=True)
@@ -163,15 +176,16 @@ class Delivery:
         return f"the agent ended with exit code {code}: {agent.last_output()}"
 
     def publish(self, name: str, body: dict[str, Any]) -> bool:
-        """Write straight to the store, once; whether it took it."""
+        """Write `body` as JSON to the store, without a retry; return True if that succeeded."""
         try:
             self._store.put(name, json.dumps(body).encode())
         except FAULTS as error:
-            self._complain(f"{name} was not carried: {error}")
+            self._complain(f"{name} was not uploaded: {error}")
             return False
         return True
 
     def _wait_for_rank(self) -> int | None:
+        """Wait for this machine's place in the cluster; return None if there is no time left."""
         while not self._over(before_s=self._grace_s):
             try:
                 return self._inbox.rank()
@@ -182,7 +196,10 @@ class Delivery:
         return None
 
     def _round(self, outbox: Outbox) -> None:
-        """Carry out first, for a record matters more than a plan."""
+        """Upload, download, and look for notices once.
+
+        Uploads come first, since a record matters more than a plan.
+        """
         try:
             now = time.monotonic()
             if outbox.carry():
@@ -198,7 +215,7 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Pass on a notice the first time it is seen, and everything else: the machine may go."""
+        """Publish a new notice, and then upload all files, since the machine may end soon."""
         if time.monotonic() < self._next_notice:
             return
         self._next_notice = time.monotonic() + _NOTICE_EVERY_S
@@ -211,7 +228,10 @@ class Delivery:
                     self._flush(self._outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, waiting: Callable[[], object], until: float) -> None:
-        """Upload everything, as long as something is `waiting`."""
+        """Upload files, also before their turn, while `waiting()` is true.
+
+        Stops at `until`, in seconds of time.monotonic().
+        """
         pause_s = POLL_S
         while self._outbox is not None:
             try:
@@ -224,10 +244,11 @@ class Delivery:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _fetch_data(self) -> None:
-        """Start to fetch requested data, and report progress: every ten seconds, and when data are
-        ready or failed.
+        """Start the requested downloads, and report their progress.
+
+        Reports every _DATA_REPORTED_EVERY_S seconds, and when data are ready or failed.
         """
-        with suppress(OSError):  # nothing was requested yet
+        with suppress(OSError):  # the controller has requested no data yet
             self._data.request(json.loads((self._directory / DATA_FILE).read_text())["data"])
         states = self._data.states()
         soon = time.monotonic() < self._reported_data_at + _DATA_REPORTED_EVERY_S
@@ -240,29 +261,32 @@ class Delivery:
             self._reported_data = states
 
     def _over(self, *, before_s: float) -> bool:
+        """Return True if the machine shuts down, or `before_s` seconds before its deadline."""
         return self._leaving or time.monotonic() >= self._ends - before_s
 
     def _complain(self, message: str) -> None:
-        """Print to the machine's console, once in a row."""
+        """Print to the machine's console, unless the previous message was the same."""
         if message != self._last_message:
             self._last_message = message
             print(f"srift: {message}", flush=True)
 
 
 def _ended(states: dict[str, Any]) -> set[str]:
+    """Return the digests of the data that are ready or failed."""
     return {digest for digest, state in states.items() if state["state"] != FETCHING}
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Serve from the first look at the metadata service to the last upload. Raises OSError where it
-    cannot begin.
+    """Serve the machine, and write `failed.json` if that fails.
+
+    Raises OSError if the metadata service does not name the machine.
     """
     ends = time.monotonic() + given.deadline_s
     metadata = Metadata()
     client = partial(s3_client, given.region, given.endpoint)
     machine = f"{given.role_id}:{metadata.require('instance-id')}"
     root = f"{given.prefix}/leases/{given.lease}/{machine}"
-    # a store that is silent must not keep a notice waiting
+    # short timeouts, so that an unresponsive store does not delay a notice
     store = MachineStore(client(attempts=2, timeout_s=5.0), given.bucket, root)
     data = Fetcher(given.directory, client(attempts=8, timeout_s=30.0))
     try:
@@ -272,7 +296,7 @@ def serve(given: argparse.Namespace) -> None:
         reason = f"the courier failed: {error!r}"[:500]
     if reason:
         print(f"srift: {reason}", flush=True)
-        store.client = data.client  # at the end nothing else waits
+        store.client = data.client  # its timeouts are longer; at the end nothing else waits
         body = {"reason": reason, "failed_unix": time.time()}
         store.put("failed.json", json.dumps(body).encode())
 
@@ -280,7 +304,11 @@ def serve(given: argparse.Namespace) -> None:
 def deliver(
     given: argparse.Namespace, metadata: Metadata, store: MachineStore, data: Fetcher, ends: float
 ) -> str:
-    """Return why the machine could not serve, or an empty string. Raises OSError."""
+    """Fence the user off from credentials, and serve until the end.
+
+    Returns why the machine could not serve, or an empty string. `ends` is the deadline in seconds
+    of time.monotonic(). Raises OSError if the user does not exist or the agent cannot be started.
+    """
     user, address = account(given.user), metadata.require("local-ipv4")
     reason = fence(user, metadata.base, given.python)
     if reason:
@@ -299,8 +327,9 @@ def deliver(
 
 
 def power_off() -> None:
-    """Shut down: the machine terminates when it is off. The timer set at boot stands
-    behind this.
+    """Shut down, whereupon EC2 terminates the machine.
+
+    If `shutdown` fails every time, the timer set at boot ends the machine.
     """
     for _ in range(_POWER_OFF_TRIES):
         with suppress(OSError):
@@ -310,18 +339,18 @@ def power_off() -> None:
 
 
 def main() -> None:
-    """Serve, and power off whatever came of it."""
+    """Serve the machine, and power it off even if that fails."""
     parser = argparse.ArgumentParser(prog="node.on_ec2.courier")
     for name in ("bucket", "prefix", "region", "lease", "role-id", "user", "python"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--endpoint", help="of an S3 that stands in for AWS's")
-    parser.add_argument("--deadline-s", type=float, required=True, help="from now")
+    parser.add_argument("--endpoint", help="address of an S3 that replaces AWS's")
+    parser.add_argument("--deadline-s", type=float, required=True, help="seconds from now")
     parser.add_argument("--directory", type=Path, required=True, help="the machine's mailbox")
     given = parser.parse_args()
     os.umask(0o022)
     adopt_orphans()
     _score(os.getpid(), _LAST_TO_DIE)
-    with suppress(OSError, ValueError):  # fast network cards pin memory
+    with suppress(OSError, ValueError):  # EFA network cards pin memory
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
     try:
@@ -333,6 +362,7 @@ def main() -> None:
 
 
 def _score(process: int, score: str) -> None:
+    """Set how likely the kernel kills a process when memory runs out."""
     with suppress(OSError):
         Path(f"/proc/{process}/oom_score_adj").write_text(score)
 

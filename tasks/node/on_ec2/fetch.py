@@ -1,9 +1,8 @@
-"""A workload's data from S3 onto a rented machine's disk, by boto3's transfer manager in a thread
-of the courier.
+"""Downloads workloads' data from S3 to a rented machine's disk, in a thread of the courier.
 
-The folders are root's: the user whose code is measured reads them, writes nothing there, and has no
-credentials. Beside the folders lies the reason where data could not be fetched (data.py), for the
-runs that would have read them.
+The folders belong to root: the user whose code is measured can read them, but not write there, and
+has no credentials. If a download fails, its reason is written to a file beside the folder
+(data.py), for the runs that need the data.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 
 
 class Fetcher:
-    """Fetches data below `mailbox`, one address after the other."""
+    """Downloads data into the folder `data` of `mailbox`, one address after another."""
 
     def __init__(self, mailbox: Path, client: Any) -> None:
         self.mailbox, self.client = mailbox, client
@@ -36,7 +35,7 @@ class Fetcher:
         self._lock, self._over = threading.Lock(), threading.Event()
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start to fetch the addresses, by digest, that were not requested before."""
+        """Start to download the addresses that were not requested before, from a map by digest."""
         new = {name: each for name, each in addresses.items() if name not in self._states}
         for digest in new:
             self._states[digest] = {"state": FETCHING, "bytes": 0, "of_bytes": None}
@@ -44,32 +43,40 @@ class Fetcher:
             threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return the state of each: `state`, `reason` of a failure, `bytes` of `of_bytes`."""
+        """Return the state of each download by digest: state, reason, bytes and of_bytes.
+
+        `bytes` were downloaded of `of_bytes`. A `reason` is there only after a failure.
+        """
         with self._lock:
             return {digest: dict(state) for digest, state in self._states.items()}
 
     def stop(self) -> None:
-        """Fetch nothing more."""
+        """Abort the downloads."""
         self._over.set()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
+        """Download the addresses one after another, and note how each download ends."""
         for digest, address in addresses.items():
             try:
                 self._fetch(digest, address)
                 self._update(digest, state=READY)
-            except Exception as error:  # whatever it is: runs and the controller wait for an answer
-                reason = f"the data of {address} could not be fetched: {_explain(error)}"
-                with suppress(OSError):  # on a full disk the controller still gets the reason
+            except Exception as error:  # runs and the controller wait for an answer in any case
+                reason = f"the data of {address} could not be downloaded: {_explain(error)}"
+                with suppress(OSError):  # if the disk is full, `states` still has the reason
                     write_file(failure_of(self.mailbox, digest), reason.encode())
                 self._update(digest, state=FAILED, reason=reason)
 
     def _fetch(self, digest: str, address: str) -> None:
-        """Raises ValueError for data that cannot be fetched, and boto3's errors."""
+        """Download all objects below `address` into the folder of `digest`.
+
+        Raises ValueError if there are no objects, names or sizes do not fit, or an object changes;
+        and the errors of boto3.
+        """
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         sizes = self._listed(bucket, prefix)
         keys = files_of(sizes, prefix)
         if not keys:
-            raise ValueError(f"no object is there: `aws s3 ls {address}` shows what is")
+            raise ValueError(f"there are no objects: list them with `aws s3 ls {address}`")
         needed, free = (
             sum(sizes[key] for key in keys.values()),
             shutil.disk_usage(self.mailbox).free,
@@ -79,7 +86,7 @@ class Fetcher:
             lacking_gib = -(-(needed + KEPT_FREE_BYTES - free) // 2**30)
             raise ValueError(
                 f"they take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
-                f" set [ec2] volume_gib higher by at least {lacking_gib}"
+                f" raise [ec2] volume_gib by at least {lacking_gib}"
             )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
@@ -98,13 +105,13 @@ class Fetcher:
                     transfer.result()
             for name, key in keys.items():
                 if (beside / name).stat().st_size != sizes[key]:
-                    raise ValueError(f"the object {key} was written anew meanwhile")
+                    raise ValueError(f"the object {key} changed during the download")
             beside.rename(folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
     def _listed(self, bucket: str, prefix: str) -> dict[str, int]:
-        """Sizes by key."""
+        """Return the sizes of the objects by key. Raises ValueError if there are too many."""
         found: dict[str, int] = {}
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for page in pages:
@@ -119,7 +126,7 @@ class Fetcher:
 
     def _count(self, digest: str, size: int) -> None:
         if self._over.is_set():
-            raise OSError("the machine goes down")
+            raise OSError("the machine shuts down")
         with self._lock:
             self._states[digest]["bytes"] += size
 
@@ -128,6 +135,6 @@ def _explain(error: Exception) -> str:
     if isinstance(error, ClientError) and error.response["Error"]["Code"] in _DENIED:
         return (
             f"the machines' role may not list or read them ({error}):"
-            " `srift doctor --provider ec2` prints the statement that its policy lacks"
+            " `srift doctor --provider ec2` prints the missing statement of its policy"
         )
     return f"{error or type(error).__name__}"

@@ -1,8 +1,8 @@
-"""The instance metadata service, version 2: who this machine is, and notices that it must go.
+"""Reads EC2's instance metadata service, version 2: the machine's identity, and notices.
 
-Standard library, nothing of the package, Python 3.10: the user-data carries this file before the
-package is there. AWS_EC2_METADATA_SERVICE_ENDPOINT, which botocore reads too, names the service
-where EC2 is emulated.
+The user-data contains this file, since it runs before the package is on the machine. So it needs
+only Python 3.10 and its standard library. Where EC2 is emulated,
+AWS_EC2_METADATA_SERVICE_ENDPOINT, which botocore reads too, is the address of the service.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _TIMEOUT_S = 2.0
 
 
 class MetadataError(OSError):
-    """The service does not answer, or has no value."""
+    """Raised if the service does not answer or lacks a required value."""
 
 
 def ask(method: str, url: str, headers: dict[str, str]) -> tuple[int, str]:
     """Send one request without any proxy; return status and body.
 
-    Raises OSError or HTTPException.
+    Raises OSError or HTTPException if there is no answer.
     """
     request = urllib.request.Request(url, method=method, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -37,14 +37,17 @@ def ask(method: str, url: str, headers: dict[str, str]) -> tuple[int, str]:
 
 
 class Metadata:
-    """The service of one machine. Every request is bounded in time and attempts."""
+    """The metadata service of this machine. Each request has a time limit and few attempts."""
 
     def __init__(self) -> None:
         named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
         self.base = (named or "http://169.254.169.254").rstrip("/")
 
     def get(self, path: str, *, attempts: int = 5) -> str | None:
-        """Return the value under `meta-data/`, or None if there is none. Raises MetadataError."""
+        """Return the value at `meta-data/<path>`; None if there is none.
+
+        Raises MetadataError if the service does not answer.
+        """
         problem = ""
         for attempt in range(attempts):
             if attempt:
@@ -63,17 +66,17 @@ class Metadata:
         raise MetadataError(f"the metadata service at {self.base} does not give {path}: {problem}")
 
     def require(self, path: str) -> str:
-        """Return the value under `meta-data/`. Raises MetadataError if there is none."""
+        """Return the value at `meta-data/<path>`. Raises MetadataError if there is none."""
         found = (self.get(path) or "").strip()
         if not found:
             raise MetadataError(f"the metadata service at {self.base} has no {path}")
         return found
 
     def notice(self) -> dict[str, str] | None:
-        """Return the notice that EC2 takes the machine back (`kind` "interruption") or may soon
-        ("rebalance").
+        """Return EC2's notice that it takes this spot machine back; None if there is none.
 
-        `at` is the moment of an interruption. Raises MetadataError.
+        `kind` is "interruption", with its time in `at`, or "rebalance" if an interruption is
+        likely. Raises MetadataError if the service does not answer.
         """
         action = self.get("spot/instance-action", attempts=2)
         if action is not None:

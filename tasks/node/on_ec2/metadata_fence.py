@@ -1,9 +1,8 @@
-"""Keeps one user of this machine away from the metadata service, and proves it, before any of that
-user's code runs.
+"""Blocks one user of this machine from the metadata service, and proves it before user code runs.
 
-The service gives the machine's credentials to whoever asks. A routing rule by user id and a packet
-filter are put in force, whatever the kernel and its tools have of the two; what counts is that a
-process of that user cannot connect.
+The service gives the machine's credentials to every process that asks. The fence is a routing rule
+by user id and a packet filter; one suffices if the machine does not support both. The proof is that
+a process of the user cannot connect.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _RULES = (
     "ip rule add pref 10 to {host}/32 uidrange {uid}-{uid} prohibit",
     "iptables -w -I OUTPUT -d {host} -m owner --uid-owner {uid} -j REJECT",
 )
-# where the service also answers over IPv6, which our launches leave off
+# The service may also answer over IPv6, which Srift's launches disable.
 _ALSO = "ip -6 rule add pref 10 to fd00:ec2::254/128 uidrange {uid}-{uid} prohibit"
 _CONNECTED, _REFUSED = 40, 41
 _TIMEOUT_S = 2.0
@@ -33,7 +32,7 @@ except OSError:
     sys.exit({_REFUSED})
 sys.exit({_CONNECTED})
 """
-_PATIENCE_S = 60.0  # of a machine that has just come up
+_PATIENCE_S = 60.0  # limit of a command on a machine that has just booted
 
 
 def account(name: str) -> pwd.struct_passwd:
@@ -43,14 +42,17 @@ def account(name: str) -> pwd.struct_passwd:
     except KeyError:
         raise OSError(f"there is no user {name} on this machine") from None
     if found.pw_uid == 0:
-        raise OSError(f"{name} is root, which no rule can keep from the metadata service")
+        raise OSError(f"{name} is root, whom no rule can block from the metadata service")
     return found
 
 
 def start_as(
     user: pwd.struct_passwd, command: Sequence[str], **options: object
 ) -> subprocess.Popen[bytes]:
-    """Start a process of `user` that ends with this one, without our groups or set-uid rights."""
+    """Start a process as `user` that ends with this process.
+
+    It has no supplementary groups and cannot gain rights by set-uid. `options` go to Popen.
+    """
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
         user=user.pw_uid,
@@ -62,11 +64,10 @@ def start_as(
 
 
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
-    """Fence `user` from the service at `base`; return why not, in which case none of their code may
-    run.
+    """Block `user` from the metadata service at `base`; return why that failed, or an empty text.
 
-    Both rules are put in force, since one may go: systemd-networkd drops foreign routing rules when
-    it restarts.
+    After a failure the user's code must not run. Both rules are applied, since one may disappear:
+    systemd-networkd drops routing rules of others when it restarts. `python` runs the proof.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
@@ -76,7 +77,7 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
         if rule != _ALSO:
             in_force |= not problem
             outcomes.append(f"{rule.split()[0]}: {problem or 'in force'}")
-    problem = _prove(user, python, host, port) if in_force else "none could be put in force"
+    problem = _prove(user, python, host, port) if in_force else "no rule could be applied"
     if not problem:
         return ""
     outcomes.append(problem)
@@ -84,7 +85,7 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
-    """Connect as `user`. Only a refusal counts, and only if root can connect."""
+    """Return why the fence is not proven; empty if `user` cannot connect but root can."""
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
@@ -92,18 +93,19 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"{python} could not be started as user {user.pw_name}: {error}"
     if started.returncode == _CONNECTED:
-        return "it is in force and does not hold"
+        return "a rule is in force, but the user can still connect"
     if started.returncode != _REFUSED:
         last = outcomes.decode(errors="replace").strip()[-300:]
         return f"{python} failed as user {user.pw_name}: {last}"
     try:
         socket.create_connection((host, port), timeout=_TIMEOUT_S).close()
     except OSError as error:
-        return f"root cannot reach it either ({error}), which proves nothing"
+        return f"root cannot reach it either ({error}), so the fence is not proven"
     return ""
 
 
 def _apply(command: Sequence[str]) -> str:
+    """Run a command that adds a rule; return its error, or an empty text."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
@@ -113,4 +115,4 @@ def _apply(command: Sequence[str]) -> str:
 
 def _confine() -> None:
     gain_nothing()
-    die_with_parent()  # after the change of user, which clears it
+    die_with_parent()  # last, since the change of user clears the setting

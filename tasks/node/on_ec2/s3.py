@@ -1,8 +1,8 @@
-"""S3 from a rented machine, through boto3.
+"""Reads and writes this machine's folders in S3 through boto3.
 
-boto3 is that of the machine image's Python: AWS's Deep Learning AMIs have it, and
-deployments/node-bootstrap.sh installs it with pip where it is missing. botocore takes the
-credentials of the machine's role from the metadata service and renews them.
+boto3 belongs to the Python of the machine image: AWS's Deep Learning AMIs have it, and
+deployments/node-bootstrap.sh installs it with pip if it is missing. botocore gets the credentials
+of the machine's role from the metadata service and renews them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-FAULTS = (OSError, BotoCoreError, ClientError)  # of the disk, of the network, of S3
+FAULTS = (OSError, BotoCoreError, ClientError)  # errors of the disk, the network and S3
 
 
 def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: float) -> Any:
-    """Return boto3's client. `endpoint` is empty or None for AWS."""
+    """Return a boto3 client for S3. `endpoint` is empty or None for AWS."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=timeout_s,

@@ -1,8 +1,8 @@
-"""Carries the mailbox between a rented machine's disk and the store.
+"""Carries the mailbox between a rented machine's disk and S3.
 
-Inbox: the files that the controller's manifest names. Outbox: this node's folder, records first.
-The folder belongs to the user whose code is measured, and the courier is root: it follows no link,
-waits for no pipe, and reads nothing but that user's regular files.
+The inbox downloads the files that the controller's manifest names. The outbox uploads this node's
+folder, records first. The folder belongs to the user whose code is measured, while the courier is
+root. So the outbox follows no links, waits for no pipes, and reads only regular files of that user.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from pathlib import Path
 from ..record import write_file
 
 _INCOMING = re.compile(r"(?:workloads/)?[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
-_PLACED_LAST = ("plan", "go", "done")  # a plan needs its workloads, a go its plan; done ends it all
+_PLACED_LAST = (
+    "plan",
+    "go",
+    "done",
+)  # a plan needs its workloads, and go needs the plan; done ends the agents
 
 
 class Inbox:
-    """Fetches into `directory`. `get(name)` raises FAULTS, also for an object that is not there
-    yet.
+    """Downloads the controller's files into `directory`.
+
+    `get(name)` returns the content of an object. It raises FAULTS, also if the object does not
+    exist yet.
     """
 
     def __init__(self, directory: Path, get: Callable[[str], bytes]) -> None:
@@ -36,21 +42,24 @@ class Inbox:
         self._placed: dict[str, str] = {}
 
     def rank(self) -> int:
-        """Return this machine's place in the cluster. Raises FAULTS while there is none."""
+        """Return this machine's index in the cluster. Raises FAULTS while it has none."""
         return int(json.loads(self._get("node.json"))["node"])
 
     def fetch(self) -> bool:
-        """Put in place what is new or changed; whether anything was. Raises FAULTS."""
+        """Download new and changed files of the manifest; return True if there were any.
+
+        Raises FAULTS if the store or the disk fails, or if the manifest names an invalid file.
+        """
         files = dict(json.loads(self._get("manifest.json"))["files"])
         changed = False
         for name in sorted(files, key=_placing_order):
             if _INCOMING.fullmatch(name) is None:
-                raise OSError(f"manifest.json names {name!r}, which is no file of a mailbox")
+                raise OSError(f"manifest.json names {name!r}, which is not a file of a mailbox")
             if self._placed.get(name) == files[name]:
                 continue
             content = self._get(name)
             if hashlib.sha256(content).hexdigest() != files[name]:
-                break  # it was replaced since; what depends on it waits for the next manifest
+                break  # changed since; files that need it wait for the next manifest
             write_file(self._directory / name, content)
             self._placed[name] = files[name]
             changed = True
@@ -58,36 +67,39 @@ class Inbox:
 
 
 def _placing_order(name: str) -> tuple[int, str]:
+    """Sort key of the manifest's files: a file comes after the files that it needs."""
     kind = re.split(r"[-.]", name, maxsplit=1)[0]
     return (_PLACED_LAST.index(kind) + 1 if kind in _PLACED_LAST else 0), name
 
 
 _OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
 _RECORDS = "records"
-_MOST_FILES = 5000  # records, and as many other files: a request costs money
+_MOST_FILES = 5000  # limit of records, and of other files, since each request costs money
 _LARGEST_BYTES = 32 * 2**20
-_LOG_BYTES = 2**20  # of a longer log, its end
-CHANGED_EVERY_S = 2.0  # a file that changes is uploaded again no sooner
-STEADY_EVERY_S = 5.0  # a node is silent after thirty seconds without a heartbeat
+_LOG_BYTES = 2**20  # only the end of a longer log is uploaded
+CHANGED_EVERY_S = 2.0  # minimum seconds between uploads of a file that changes
+STEADY_EVERY_S = 5.0  # the controller counts a node as silent after 30 s without a heartbeat
 LOG_EVERY_S = 10.0
-# Records, and all other files: most bytes that one machine may lay on the controller's disk. Small
-# files, as every record and heartbeat of ours is, come beside: together less than 1.2 GiB.
+# Maximum bytes of records, and of all other files, that one machine may write to the controller's
+# disk. Small files, such as Srift's records and heartbeats, are not limited by it; with them a
+# machine can write less than 1.2 GiB.
 _MOST_BYTES = 256 * 2**20
 _SMALL_BYTES = 64 * 2**10
 LONGEST_PAUSE_S = 10.0
-# Uploads cost money, and user code decides how many files it rewrites. The budget holds for all but
-# heartbeats; files over it wait, records least. The caps count it (tasks/providers/ec2/prices.py).
+# Uploads cost money, and user code decides how many files it rewrites. So all uploads but
+# heartbeats share this budget. Files above the budget wait, and records go first. The dollar caps
+# include the budget (tasks/providers/ec2/prices.py).
 UPLOADS_AT_ONCE = 150
 UPLOADS_PER_HOUR = 1800.0
 _HEARTBEAT = "heartbeat.json"
 _STEADY = (_HEARTBEAT, "progress.json")
 _UPLOADED_FIRST = ("records/", "finished", "armed", "ready", "heartbeat", "progress", "log")
-Mark = tuple[int, int, int]  # inode, last write in ns, bytes: they differ when a file has changed
+Mark = tuple[int, int, int]  # inode, last write in ns, bytes; it changes with the file
 
 
 @dataclass(slots=True)
 class UploadState:
-    """What the store has of one file."""
+    """The last upload of a file: the file's mark and bytes, and the time.monotonic() of it."""
 
     mark: Mark | None = None
     size: int = 0
@@ -95,9 +107,9 @@ class UploadState:
 
 
 class Outbox:
-    """Carries files of `folder` and its `records`. `put(name, content)` raises FAULTS.
+    """Uploads the files of `folder` and of its subfolder `records`.
 
-    Files of other users than `owner` stay.
+    Only files of the user id `owner` are uploaded. `put(name, content)` uploads and raises FAULTS.
     """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
@@ -107,9 +119,11 @@ class Outbox:
         self._failures, self._not_before = 0, -math.inf
 
     def carry(self, *, until: float = math.inf, due_only: bool = True) -> bool:
-        """Upload files, unless `due_only` also before their turn; raise the store's first fault.
+        """Upload new and changed files until time.monotonic() reaches `until`.
 
-        Return whether one was uploaded that the controller may answer.
+        `due_only` leaves out files that were uploaded shortly before, and pauses after errors.
+        Returns True if a file was uploaded to which the controller may respond. Raises the first
+        error of the store.
         """
         is_news = False
         if due_only and time.monotonic() < self._not_before:
@@ -125,8 +139,10 @@ class Outbox:
         return is_news
 
     def waiting(self) -> list[str]:
-        """Return what the store lacks, records first."""
-        count = Counter(map(_is_record, self._sent))  # no flood of other files keeps records here
+        """Return the names of new and changed files, records first."""
+        count = Counter(
+            map(_is_record, self._sent)
+        )  # separate limits, so that many other files do not block records
         lacking = []
         for name, mark in self._marks():
             is_record = _is_record(name)
@@ -142,7 +158,7 @@ class Outbox:
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
-        """Take one upload from the budget, if there is any. A heartbeat needs none."""
+        """Take one upload from the budget; return False if it is spent. Heartbeats are free."""
         if name == _HEARTBEAT:
             return True
         now = time.monotonic()
@@ -154,9 +170,9 @@ class Outbox:
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload the file, if it still may be; or why it stays, if its kind has no room left.
+        """Upload a file, or the reason in `refused.json` if the bytes of its kind are used up.
 
-        Nothing else takes the room of records.
+        Records and other files have separate limits. Does nothing if the file is gone.
         """
         read = self._read(name)
         if read is None:
@@ -166,7 +182,7 @@ class Outbox:
         same = [sent for other, sent in self._sent.items() if _is_record(other) == kind]
         total = size - self._sent[name].size + sum(sent.size for sent in same)
         fits = size <= _SMALL_BYTES or total <= _MOST_BYTES
-        why = f"{name} ({size} bytes): a machine sends {_MOST_BYTES >> 20} MiB at most"
+        why = f"{name} ({size} bytes): a machine uploads at most {_MOST_BYTES >> 20} MiB"
         try:
             if fits:
                 self._put(name, content)
@@ -180,21 +196,22 @@ class Outbox:
         self._sent[name] = UploadState(mark, size * fits, time.monotonic())
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Every file that may be uploaded."""
+        """Yield the name and mark of each file that may be uploaded."""
         for within in ("", f"{_RECORDS}/"):
             with suppress(OSError), self._opened(within) as descriptor:
                 for file in os.listdir(descriptor):
-                    with suppress(OSError):  # it was renamed meanwhile
+                    with suppress(OSError):  # the file was renamed in the meantime
                         status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
                         if _OUTGOING.fullmatch(file) and self._may(within + file, status):
                             yield within + file, _mark(status)
 
     def _may(self, name: str, status: os.stat_result) -> bool:
+        """Return True for a regular file of the owner that is a log or not too large."""
         small = status.st_size <= _LARGEST_BYTES or _is_log(name)
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner and small
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """None if it is no longer a file that may be uploaded."""
+        """Return the content and mark of a file; None if it may no longer be uploaded."""
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -208,7 +225,10 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """The folder or its `records`; the user can replace only the latter, by a link."""
+        """Open the folder or its subfolder `records`; yield the descriptor.
+
+        The user can replace `records` by a link, which O_NOFOLLOW refuses.
+        """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)
         try:
@@ -218,7 +238,7 @@ class Outbox:
 
 
 def _every_s(name: str) -> float:
-    """Seconds between uploads of a file that changes."""
+    """Return the minimum seconds between uploads of a file that changes."""
     if _is_log(name):
         return LOG_EVERY_S
     return STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S

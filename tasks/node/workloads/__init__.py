@@ -1,1 +1,1 @@
-"""Built-in workloads. Each file needs torch alone, as a user's workload, and is sent likewise."""
+"""Built-in workloads. Each file needs only torch, and is sent to machines like a user's file."""

@@ -1,4 +1,4 @@
-"""Click prediction with large embedding tables, which hold nearly all parameters."""
+"""Builds a click predictor: large embedding tables hold nearly all its parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Recommender(nn.Module):
-    """A table for each feature, dot products of their vectors, and a small head."""
+    """An embedding table per feature, dot products of their vectors, and a small head."""
 
     def __init__(self, fields: int, rows: int, width: int, hidden: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Recommender(nn.Module):
         )
 
     def forward(self, clicks: Tensor) -> Tensor:
-        """Clicks (batch, fields, recent items) to a logit a sample."""
+        """Return a logit per sample (batch,) for clicks (batch, fields, recent items)."""
         fields = torch.stack([table(clicks[:, i]) for i, table in enumerate(self.tables)], dim=1)
         pairs = fields @ fields.transpose(1, 2)
         logits: Tensor = self.head(torch.cat([pairs.flatten(1), fields.flatten(1)], dim=1))
@@ -35,7 +35,7 @@ class Recommender(nn.Module):
 def build(
     fields: int = 12, rows: int = 3000, width: int = 32, recent: int = 120, hidden: int = 512
 ) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer."""
+    """Return model, loss, batch maker and optimizer."""
     model = Recommender(fields, rows, width, hidden)
     clicks, bought = torch.randint(rows, (2048, fields, recent)), torch.rand(2048).round()
 

@@ -1,4 +1,4 @@
-"""A residual network on small images: bound by arithmetic, with little to communicate."""
+"""Builds a residual network on small images: limited by arithmetic, with small gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions around a shortcut; group norm does not depend on the batch's split."""
+    """Two 3x3 convolutions and a shortcut. Group norm does not depend on the batch per device."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -22,12 +22,12 @@ class Residual(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, channels, height, width) to the same shape."""
+        """Map images (batch, channels, height, width) to the same shape."""
         return torch.relu(images + self.body(images))
 
 
 def build(width: int = 20, classes: int = 10) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer."""
+    """Return model, loss, batch maker and optimizer."""
     stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), Residual(width)]
     for channels in (width, 2 * width):
         stages += [

@@ -1,4 +1,4 @@
-"""A decoder-only language model on synthetic text: matrix products, moderate gradients."""
+"""Builds a decoder-only language model on synthetic text: matrix products, medium gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LanguageModel(nn.Module):
         )
 
     def forward(self, text: Tensor) -> Tensor:
-        """Tokens (batch, length) to logits (batch, vocabulary, length)."""
+        """Return logits (batch, vocabulary, length) for tokens (batch, length)."""
         hidden = self.layers(self.tokens(text) + self.positions, mask=self.mask, is_causal=True)
         logits: Tensor = self.head(hidden)
         return logits.transpose(1, 2)
@@ -34,7 +34,7 @@ class LanguageModel(nn.Module):
 def build(
     vocabulary: int = 512, length: int = 64, width: int = 128, layers: int = 4
 ) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer."""
+    """Return model, loss, batch maker and optimizer."""
     model = LanguageModel(vocabulary, length, width, layers)
     text = torch.randint(vocabulary, (256, length + 1))
 

@@ -1,4 +1,4 @@
-"""An autoencoder of wide layers on the frames of clips: large gradients, little arithmetic."""
+"""Builds an autoencoder of wide layers on frames of clips: large gradients, little arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def build(features: int = 512, width: int = 1280, frames: int = 6) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer."""
+    """Return model, loss, batch maker and optimizer."""
     model = nn.Sequential(
         nn.Linear(features, width),
         nn.ReLU(),

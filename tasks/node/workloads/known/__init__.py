@@ -1,1 +1,1 @@
-"""Known networks. Each file needs torch and the library that defines the networks."""
+"""Known networks. Each file needs torch and the library that defines its networks."""

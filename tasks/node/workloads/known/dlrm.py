@@ -1,6 +1,7 @@
-"""DLRM, a deep learning recommendation model (arXiv:1906.00091), in torch on synthetic clicks.
+"""Builds DLRM, a deep learning recommendation model (arXiv:1906.00091), on synthetic clicks.
 
-The defaults are its authors' model of Criteo's Kaggle data: 540 million parameters, most in tables.
+The defaults are the authors' model of Criteo's Kaggle data, with 540 million parameters, most of
+them in embedding tables.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from torch import Tensor, nn
 
 Inputs = tuple[Tensor, Tensor]
 _NUMBERS = 13  # features that are numbers
-# Values that each of the other features takes in the data.
+# The number of values of each other feature in the data.
 _VALUES = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27,
            14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
-_SAMPLES = 4096  # made once and drawn from
-_SKEW = 4  # some values come far more often than others
+_SAMPLES = 4096  # made once; batches are drawn from them
+_SKEW = 4  # exponent that makes small values far more frequent
 
 
 class DLRM(nn.Module):
-    """A vector for each feature and for all numbers, their dot products, and a network on top."""
+    """Embeds each feature, and all numbers together; a network reads the vectors' dot products."""
 
     def __init__(self, rows: Sequence[int], width: int) -> None:
         super().__init__()
@@ -40,7 +41,10 @@ class DLRM(nn.Module):
         )
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Numbers (batch, 13) and values (batch, features) to a logit a sample."""
+        """Return a logit per sample: (batch,).
+
+        `inputs` are numbers (batch, 13) and values (batch, features).
+        """
         numbers, values = inputs
         dense = self.bottom(numbers)
         vectors = torch.stack(
@@ -54,7 +58,7 @@ class DLRM(nn.Module):
 
 
 def build(width: int = 16, most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer; no table has more than `most_rows` rows."""
+    """Return model, loss, batch maker and optimizer; tables have at most `most_rows` rows."""
     rows = [min(most_rows, values) for values in _VALUES]
     model = DLRM(rows, width)
     numbers, clicked = torch.rand(_SAMPLES, _NUMBERS), torch.rand(_SAMPLES).round()
@@ -68,7 +72,7 @@ def build(width: int = 16, most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
 
 
 def _layers(*widths: int) -> nn.Sequential:
-    """Linear layers, each with a ReLU behind it."""
+    """Return linear layers of these widths, each followed by a ReLU."""
     return nn.Sequential(
         *(part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU()))
     )

@@ -1,6 +1,6 @@
-"""torchvision's image classifiers, without weights, on synthetic images.
+"""Builds torchvision's image classifiers, untrained, on synthetic images.
 
-Without arguments they are ResNet-50 and ViT-B/16 on 224 x 224 pixels and 1,000 classes.
+The defaults are ResNet-50 and ViT-B/16 for 224 x 224 pixels and 1,000 classes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 from torchvision.models.resnet import Bottleneck, ResNet
 
-_BLOCKS = (3, 4, 6, 3)  # of the four stages of a ResNet-50
-_IMAGES = (
-    64  # made once and drawn from: to make others for each batch would take longer than the step
-)
+_BLOCKS = (3, 4, 6, 3)  # in the four stages of a ResNet-50
+_IMAGES = 64  # made once, since making new images for each batch takes longer than a step
 
 
 def resnet50(
@@ -25,7 +23,7 @@ def resnet50(
     width_per_group: int = 64,
     most_blocks: int = max(_BLOCKS),
 ) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer; no stage has more than `most_blocks` blocks."""
+    """Return model, loss, batch maker and optimizer; stages have at most `most_blocks` blocks."""
     blocks = [min(most_blocks, blocks) for blocks in _BLOCKS]
     model = ResNet(Bottleneck, blocks, num_classes=classes, width_per_group=width_per_group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
@@ -35,7 +33,7 @@ def resnet50(
 def vit_b_16(
     pixels: int = 224, classes: int = 1000, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer; `pixels` is a multiple of 16, the side of a patch."""
+    """Return model, loss, batch maker and optimizer; `pixels` must be a multiple of 16."""
     model = VisionTransformer(
         image_size=pixels,
         patch_size=16,

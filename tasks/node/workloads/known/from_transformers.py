@@ -1,4 +1,4 @@
-"""BERT and GPT-2 of Hugging Face's transformers, without weights, on synthetic text.
+"""Builds BERT and GPT-2 of Hugging Face's transformers, untrained, on synthetic text.
 
 The defaults are BERT-base and the smallest GPT-2, on texts of their maximum length.
 """
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-_TEXTS = 256  # made once and drawn from
-_MASK, _MASKED = 103, 0.15  # BERT's token [MASK], and the share of tokens that it stands for
-_NO_TARGET = -100  # cross entropy leaves it out
+_TEXTS = 256  # made once; batches are drawn from them
+_MASK, _MASKED = 103, 0.15  # BERT's token [MASK], and the share of tokens that it replaces
+_NO_TARGET = -100  # cross entropy ignores this target
 
 
 def bert(
     vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer of masked language modelling."""
+    """Return model, loss, batch maker and optimizer of masked language modelling."""
     config = BertConfig(
         vocab_size=vocabulary,
         max_position_embeddings=length,
@@ -43,7 +43,7 @@ def bert(
 def gpt2(
     vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12
 ) -> tuple[Any, ...]:
-    """Model, loss, batch maker and optimizer of predicting the next token."""
+    """Return model, loss, batch maker and optimizer of next-token prediction."""
     config = GPT2Config(
         vocab_size=vocabulary,
         n_positions=length,
@@ -52,7 +52,7 @@ def gpt2(
         n_head=heads,
         bos_token_id=vocabulary - 1,
         eos_token_id=vocabulary - 1,
-        use_cache=False,  # of keys and values, for generating text
+        use_cache=False,  # the cache of keys and values is for generating text
     )
     model = GPT2LMHeadModel(config)
     texts = torch.randint(vocabulary, (_TEXTS, length + 1))
@@ -66,5 +66,5 @@ def gpt2(
 
 
 def _cross_entropy(output: Any, targets: Tensor) -> Tensor:
-    """The mean over all tokens that have a target."""
+    """Return the mean cross entropy over all tokens that have a target."""
     return nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())

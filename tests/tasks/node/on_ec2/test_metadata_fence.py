@@ -72,7 +72,7 @@ def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(
     [
         (fence._REFUSED, None, ""),
         (fence._REFUSED, TimeoutError("timed out"), "root cannot"),
-        (fence._CONNECTED, None, "does not hold"),
+        (fence._CONNECTED, None, "can still connect"),
         (1, None, "no such file"),
     ],
 )
