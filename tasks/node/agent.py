@@ -38,7 +38,10 @@ _HEARTBEAT_S = 1.0
 # which a torchrun counts as dead [torch's defaults: 5 s, 3 heartbeats]. A host with a third of a
 # core may be late. Each loss of a machine costs the other machines a restart.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: for the controller, for exit codes of ranks
+_LOG_TAIL, _READ = (
+    4000,
+    40_000,
+)  # characters of a log: sent to the controller, searched for exit codes
 # environment variables that a workload inherits; it sees no others of this process
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 

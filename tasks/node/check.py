@@ -98,7 +98,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     workers = 0
     if built.loader is not None:
         built.loader.as_in_later_epochs()
-        workers = built.loader.workers  # leave out prefetched batches
+        workers = built.loader.workers  # their first batches are prefetched and do not count
     losses, seconds, waits = [], [], []
     for _ in range(max(_STEPS, workers) + workers):
         started, waited = now(_CPU), built.waited_s

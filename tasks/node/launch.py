@@ -40,7 +40,7 @@ _DAY = timedelta(days=1)
 _PER_RANK = {"rank_step_s", "rank_compute_s"}  # lists of a record in the sending order
 # torch 2.13 and later can create groups with any order of ranks
 _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
-_PAIRS = " pairs"  # an entry of `written` that no workload is called
+_PAIRS = " pairs"  # an entry of `written`; no workload has this name
 
 
 class Launch:
@@ -140,7 +140,7 @@ class Launch:
             return found
         nodes, ranks = self.layout.placed(item).nodes, self.layout.sending_ranks(item)
         for name in _PER_RANK & values.keys():
-            by_rank = dict(zip(ranks, values[name], strict=False))  # `values[name]` may be empty
+            by_rank = dict(zip(ranks, values[name], strict=False))  # `rank_compute_s` may be empty
             found[name] = [by_rank[rank] for rank in self.layout.ranks(item) if rank in by_rank]
         if "reference_s" in values:
             by_node = dict(zip(nodes, values["reference_s"], strict=True))

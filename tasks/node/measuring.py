@@ -3,8 +3,8 @@
 /proc/stat counts time as stolen while a virtual CPU is ready to run but the host does not run it
 [proc(5)]. Stolen time makes steps slower. Hosts steal for seconds to minutes, so repeating helps.
 The stolen share of the kept blocks goes into the record. Stolen time does not show that neighbours
-use shared caches or lower the clock rate. The fixed work beside each block shows these
-(reference.py).
+use shared caches or lower the clock rate. The fixed work around each block shows both
+effects (reference.py).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Patience:
     left_s: seconds left for repeated measurements.
     taken, wanted: CPU ticks stolen by the host, and wanted by its processors, summed over kept
         blocks. Each block counts the machine with the largest stolen share.
-    reference: the fixed work to run beside each block; None for no such work.
-    references: mean seconds of the fixed work beside each kept block: (blocks, ranks).
+    reference: the fixed work to time before and after each block; None for no fixed work.
+    references: mean seconds of the fixed work around each kept block: (blocks, ranks).
     """
 
     left_s: float = 0.0

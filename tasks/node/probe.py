@@ -169,6 +169,7 @@ class _Links:
         return min(self._exchange_s(size, peer) for _ in range(2))
 
     def _exchange_s(self, size: int, peer: int) -> float:
+        """Exchange `size` bytes with `peer` in both directions; return the seconds."""
         sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
         before = time.monotonic()
         exchange([(sent, peer)], [(received, peer)], self.group)

@@ -46,7 +46,7 @@ ELASTIC = "elastic"
 TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all their devices together
 CPU = "cpu"  # torch's name of a processor as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
-_DATA_MISSING = "DataMissing: "  # how launch.explain begins the reason of a DataMissing
+_DATA_MISSING = "DataMissing: "  # launch.explain begins the reason of a DataMissing with it
 _PACKED = ".tar.gz"
 ANY = "any"  # any device: for machines that stand in for others, as in an emulation
 

@@ -1,8 +1,8 @@
 """Trains on one rank: times steady steps and steps without communication, or records losses.
 
-Each rank's mean loss is scaled by W b_i / B, as data parallelism divides the sum by the world size
-W. So unequal batches b_i train as one batch B would. Ranks agree on when to stop between blocks,
-outside measured steps.
+Data parallelism averages gradients over W ranks. Each rank's mean loss is scaled by W b_i / B, so
+that unequal batches b_i train as one batch B would. Between blocks, outside measured steps, the
+ranks agree on when to stop.
 
 Loader workers finish batches at about the same time, so waits for batches come in bursts. With a
 loader, the step time is therefore the median without the wait plus the mean wait, over whole rounds
@@ -33,7 +33,7 @@ from .record import Item
 from .strategies import bucket_bytes, communicates_always, strategy
 from .strategies.replicas import no_sync
 
-_MIN_SCALE = 0.1  # of the fp16 loss scale, which starts at 65,536
+_MIN_SCALE = 0.1  # give up below this fp16 loss scale, which starts at 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, for `sync_s`
 
 Outcome = tuple[dict[str, Any], str]  # values of a record, or the reason why there are none
@@ -84,8 +84,8 @@ class TimedSteps:
     built: LoadedWorkload
     group: Group
     patience: Patience
-    losses: list[float] = field(default_factory=list)  # of every step that communicated
-    elapsed_s: float = 0.0  # of all kept blocks
+    losses: list[float] = field(default_factory=list)  # one loss per step that communicated
+    elapsed_s: float = 0.0  # seconds of all kept blocks
 
     @property
     def workers(self) -> int:
@@ -222,7 +222,10 @@ def train(
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    parameters, gradient_bytes = built.parameters, built.gradient_bytes  # before they are sharded
+    parameters, gradient_bytes = (
+        built.parameters,
+        built.gradient_bytes,
+    )  # read before the model is sharded
     module, step, weight = _prepared(item, built, group, place)
     build_s = clock_s() - started
 

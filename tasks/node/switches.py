@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 NONE = "none"
 CHECKPOINTING, COMPILE, OFFLOAD = SWITCHES = ("checkpointing", "compile", "offload")
 _CALL_CHILDREN = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
-_MAX_GRAPHS = 128  # per model: each block, batch and kind of step needs a graph
+_MAX_GRAPHS = 128  # per model; each block, batch size and kind of step needs its graph
 _BLOCKS = 8  # a block holds at most 1 / _BLOCKS of all weights, unless a single module holds more
 
 

@@ -47,7 +47,7 @@ _KEPT = (
     "LC_ALL",
     "LD_LIBRARY_PATH",
 )  # environment variables that the agent inherits
-_PATIENCE_S = 10.0  # for the agent to end its launch
+_PATIENCE_S = 10.0  # seconds for the agent to end its launch
 _DATA_REPORTED_EVERY_S = 10.0
 _POWER_OFF_TRIES = 12
 # The courier's /proc/PID/oom_score_adj: records must survive if a workload exhausts the memory.
@@ -296,7 +296,7 @@ def serve(given: argparse.Namespace) -> None:
         reason = f"the courier failed: {error!r}"[:500]
     if reason:
         print(f"srift: {reason}", flush=True)
-        store.client = data.client  # its timeouts are longer; at the end nothing else waits
+        store.client = data.client  # a client with longer timeouts, since nothing else waits now
         body = {"reason": reason, "failed_unix": time.time()}
         store.put("failed.json", json.dumps(body).encode())
 
@@ -350,7 +350,7 @@ def main() -> None:
     os.umask(0o022)
     adopt_orphans()
     _score(os.getpid(), _LAST_TO_DIE)
-    with suppress(OSError, ValueError):  # EFA network cards pin memory
+    with suppress(OSError, ValueError):  # network cards such as EFA pin memory
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
     try:

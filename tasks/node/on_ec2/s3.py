@@ -35,9 +35,11 @@ class MachineStore:
         self.client, self.bucket, self.root = client, bucket, root
 
     def get(self, name: str) -> bytes:
+        """Return the content of `in/<name>`."""
         answer = self.client.get_object(Bucket=self.bucket, Key=f"{self.root}/in/{name}")
         content: bytes = answer["Body"].read()
         return content
 
     def put(self, name: str, content: bytes) -> None:
+        """Write `out/<name>`."""
         self.client.put_object(Bucket=self.bucket, Key=f"{self.root}/out/{name}", Body=content)

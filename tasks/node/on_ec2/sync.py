@@ -76,7 +76,7 @@ _OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
 _RECORDS = "records"
 _MOST_FILES = 5000  # limit of records, and of other files, since each request costs money
 _LARGEST_BYTES = 32 * 2**20
-_LOG_BYTES = 2**20  # only the end of a longer log is uploaded
+_LOG_BYTES = 2**20  # of a longer log only the end is uploaded
 CHANGED_EVERY_S = 2.0  # minimum seconds between uploads of a file that changes
 STEADY_EVERY_S = 5.0  # the controller counts a node as silent after 30 s without a heartbeat
 LOG_EVERY_S = 10.0
@@ -150,11 +150,14 @@ class Outbox:
                 count[is_record] += 1
                 self._sent[name] = UploadState()
             sent = self._sent.get(name)
-            if sent and sent.mark != mark and not (is_record and sent.mark):  # records are final
+            if (
+                sent and sent.mark != mark and not (is_record and sent.mark)
+            ):  # a record is uploaded once
                 lacking.append(name)
         return sorted(lacking, key=_upload_order)
 
     def records_wait(self) -> bool:
+        """Return True if a record was not uploaded yet."""
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:

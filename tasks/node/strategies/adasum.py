@@ -159,6 +159,7 @@ def _at_least_float32(values: Tensor) -> Tensor:
 
 
 def _done(values: Tensor) -> Future[Tensor]:
+    """Return a completed future, which DDP expects from a hook."""
     future: Future[Tensor] = Future()
     future.set_result(values)
     return future

@@ -92,6 +92,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
 
 def _refuse_layers(name: str, model: nn.Module, columns: int) -> None:
+    """Refuse a model without divisible layers, or with sizes that `columns` does not divide."""
     runs = divisible_runs(model)
     if not runs:
         raise ValueError(
@@ -108,6 +109,7 @@ def _refuse_layers(name: str, model: nn.Module, columns: int) -> None:
 
 
 def _refuse_tables(name: str, model: nn.Module) -> None:
+    """Refuse a model without embedding tables, or with an option that `tables` does not support."""
     tables = tables_of(model)
     if not tables:
         raise ValueError(f"{name}: this model has no nn.Embedding and no nn.EmbeddingBag; use ddp")

@@ -106,7 +106,7 @@ class Lookup(nn.Module):
         )  # in a tuple, so that it is no submodule
         self.rank = dist.get_rank(group)
         self.owner, self.size = 0, table.weight.numel()
-        self.shapes: list[torch.Size] = []  # of each rank's indices
+        self.shapes: list[torch.Size] = []  # shape of each rank's indices
         self.start = table.weight.new_zeros(
             (), requires_grad=True
         )  # so that autograd calls _Rows on all ranks

@@ -288,7 +288,7 @@ class _Sequence(nn.Sequential):
 def _replace(model: nn.Module, run: Run, blocks: Blocks) -> None:
     """Replace the layers of a run by blocks, and exchange samples for features at its ends."""
     grid = blocks.grid
-    dim, is_divided = 0, not grid.is_flat  # are features divided at this place of the run?
+    dim, is_divided = 0, not grid.is_flat  # True while features are divided
     new: dict[nn.Module, nn.Module] = {}
     for layer in run:
         if isinstance(layer, nn.TransformerEncoderLayer):

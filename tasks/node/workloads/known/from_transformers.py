@@ -28,7 +28,7 @@ def bert(
         num_hidden_layers=layers,
         num_attention_heads=heads,
     )
-    model = BertForMaskedLM(config)  # has no pooler, which would get no gradient from this loss
+    model = BertForMaskedLM(config)  # without a pooler, which would get no gradient from this loss
     texts = torch.randint(vocabulary, (_TEXTS, length))
 
     def make_batch(batch: int) -> tuple[Tensor, Tensor]:
