@@ -97,7 +97,10 @@ def test_each_strategy_can_be_named(name):
         (partial(refuse_model, "tensor-1d", hooked(), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", patched(), (2,)), "to divide"),
         (partial(refuse_model, "tensor-1d", tied(), (2,)), "to divide"),
-        (partial(refuse_model, "tensor-2d", nn.Sequential(*table(), *pair()[:2]), (4,)), "to divide"),
+        (
+            partial(refuse_model, "tensor-2d", nn.Sequential(*table(), *pair()[:2]), (4,)),
+            "to divide",
+        ),
         (partial(refuse_model, "tensor-2d", pair(features=5), (4,)), " 0 "),
         (partial(refuse_model, "tensor-1d", LanguageModel(16, 3, 16, 1), (8,)), "self_attn"),
         (partial(refuse_model, "tensor-2.5d", LanguageModel(16, 3, 16, 1), (18,)), "self_attn"),
