@@ -312,7 +312,8 @@ def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         connection.execute("insert into srift_schema values (?, now()::timestamp)", [digest])
     elif known != digest:
         raise WarehouseError(
-            f"another version of Srift made {name}: use that one, or set SRIFT_HOME to another folder"
+            f"another version of Srift made {name}: use that version, or set SRIFT_HOME to another"
+            " folder"
         )
 
 

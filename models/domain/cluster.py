@@ -14,9 +14,9 @@ from itertools import groupby
 ANY_ZONE = "any"  # the price holds in every zone of its region
 
 # Spot Advisor publishes the share of a type's machines interrupted within a month as one of five
-# ranges: below 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. The values are the ranges' midpoints;
-# the last range is open, and 30 % is a guess. An unlisted type is mostly new or scarce and counts
-# as the worst range, since a false warning costs a job less than a missing warning.
+# ranges: below 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. The values are the ranges'
+# midpoints; the last range is open, and 30 % is a guess. An unlisted type is mostly new or scarce.
+# It counts as the worst range, since a false warning costs a job less than a missing warning.
 ADVISED_MONTHLY_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
 _MONTH_HOURS = 730.5  # a twelfth of 365.25 days
 

@@ -78,12 +78,12 @@ class Mode(NamedTuple):
 
     @property
     def servers(self) -> int:
-        """Return the number of parameter servers, at most one per machine; 0 for other strategies."""
+        """Return the number of parameter servers, at most one per machine; 0 without servers."""
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
     def must_be_faster(self) -> bool:
-        """True if the mode is chosen only if its upper bound is below the prediction of DDP."""
+        """True if the mode's upper bound must be below DDP's prediction for it to be chosen."""
         return self.compressed or self.divided or self.servers > 0
 
     @property

@@ -20,7 +20,7 @@ _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
 
 def prior_s(mode: Mode) -> float:
-    """Return the prior for a workload that was never compiled here; 0 if `mode` does not compile."""
+    """Return the prior for a workload never compiled here; 0 if `mode` does not compile."""
     return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 

@@ -28,10 +28,8 @@ STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the fir
 REPLACEMENT_S = 22.0  # prior: resume of an elastic job after a cut link on local hosts
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
 _MOST = 30.0  # expected interruptions per piece; such a job never ends, and exp must stay finite
-_NO_VARIANCE, _ALIKE = (
-    1e-6,
-    0.05,
-)  # variance of a certain rate; log step of variances that share quantiles
+# A smaller variance of a rate counts as 0. Variances that differ less in logs share quantiles.
+_NO_VARIANCE, _ALIKE = 1e-6, 0.05
 _RISK_DRAWS = 400
 _EXACT = 12.0  # mean up to which Poisson quantiles are exact; above it, Cornish-Fisher errs by 0.1
 

@@ -32,7 +32,7 @@ def windows(machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def together(machines: pd.DataFrame) -> pd.DataFrame:
-    """Return the number of spot `machines` and of machines `lost`, by launch and pool."""
+    """Return the spot `machines` and the number `lost` of each launch and pool with losses."""
     pools = spot_held(machines).groupby(["lease_id", "instance_type", "zone"])["interrupted"]
     found = pools.agg(machines="size", lost="sum")
     lost: pd.DataFrame = found[found["lost"] > 0]

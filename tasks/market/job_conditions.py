@@ -28,7 +28,7 @@ from ..workspace.workspace import Workspace
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)
-LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine: neither in parallel nor in turn
+LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, so start-ups are partly parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ class LocalMachine:
         for offer in cluster.members:
             name = offer.instance_type.name
             if name not in self._specs:
-                return f"{name} is not a local instance type; the local types are {', '.join(self._specs)}."
+                return f"{name} is not a local instance type; known: {', '.join(self._specs)}."
             if why := self._why_not(name):
                 return f"{name} is not on offer: {why}"
         if len(cluster.members) > 1 and not self.isolation.namespaces:

@@ -47,7 +47,7 @@ class Affinity:
                 pinned = os.sched_getaffinity(pid)
                 free -= pinned if len(pinned) < len(usable) else set()
         if len(free) < cores:
-            raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} without another host")
+            raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} available")
         for pid in pids:
             os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 

@@ -67,7 +67,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
             self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Return the lease ids of this home's processes and CPU groups, with or without a folder."""
+        """Return the lease ids of this home's processes and CPU groups, also without a folder."""
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)
         }
