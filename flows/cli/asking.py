@@ -170,7 +170,10 @@ def table(
 def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     """Sort by the column `sort`, unknown values last. Raises BadParameter if it is unknown."""
     column = sort.removeprefix("-")
-    check_column(sort, [name for name in rows[0] if not isinstance(rows[0][name], list)])
+    check_column(
+        sort,
+        [name for name in rows[0] if not any(isinstance(row[name], list | dict) for row in rows)],
+    )
     known = [row for row in rows if row[column] is not None]
     known.sort(key=itemgetter(column), reverse=sort.startswith("-"))
     return known + [row for row in rows if row[column] is None]

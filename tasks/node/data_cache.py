@@ -197,7 +197,10 @@ class _Level:
     @property
     def takes_more(self) -> bool:
         """True until a process marks the level as full."""
-        return not self._is_over and os.pread(self._file, 1, _HEAD.size) == b"\0"
+        try:
+            return not self._is_over and os.pread(self._file, 1, _HEAD.size) == b"\0"
+        except OSError:
+            return False
 
     def get(self, at: int) -> bytes | None:
         """Return the pickle of sample `at`; None if it is missing or damaged."""
@@ -223,6 +226,10 @@ class _Level:
                     os.pwrite(self._file, content, end)
                     entry = _ENTRY.pack(end, len(content), _checksum(content, at))
                     os.pwrite(self._file, entry, _INDEX + at * _ENTRY.size)
+        except TimeoutError as error:  # other processes may still keep samples
+            self._is_over = True
+            _warn(self._label or self._path, error)
+            return
         except OSError as error:
             reason = str(error)
         if reason:
@@ -246,11 +253,11 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         is_plain = type(obj) is Tensor and obj.layout is torch.strided and obj.is_cpu
-        if not is_plain or obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.__dict__:
+        if not is_plain or obj.requires_grad or obj.is_conj() or obj.is_neg():
             return NotImplemented
         dense = obj if obj.is_contiguous() else obj.clone()
         content = bytearray(ctypes.string_at(dense.data_ptr(), dense.nbytes))
-        return _tensor, (content, dense.dtype, tuple(dense.shape), dense.stride())
+        return _tensor, (content, dense.dtype, tuple(dense.shape), dense.stride(), obj.__dict__)
 
 
 class _Summer(_Pickler):
@@ -286,11 +293,17 @@ class _Summer(_Pickler):
 
 
 def _tensor(
-    content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+    content: bytearray,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    attributes: dict[str, Any],
 ) -> Tensor:
-    if not content:  # torch.frombuffer refuses an empty buffer
-        return torch.empty_strided(shape, stride, dtype=dtype)
-    return torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)
+    found = torch.empty_strided(shape, stride, dtype=dtype)
+    if content:  # torch.frombuffer refuses an empty buffer
+        found = torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)
+    found.__dict__.update(attributes)
+    return found
 
 
 def _pickled(at: int, sample: Any) -> bytes:
@@ -314,7 +327,8 @@ def _digest(dataset: Any, samples: int, key: str) -> bytes:
     no file.
     """
     kind = type(dataset)
-    versions = (samples, key, sys.version_info[:2], str(torch.__version__))
+    # Pickles name this module's functions, so the module's name counts.
+    versions = (samples, key, __name__, sys.version_info[:2], str(torch.__version__))
     checksum = hashlib.sha256(repr(versions).encode())
     if key:
         checksum.update(repr((kind.__module__, kind.__qualname__)).encode())
@@ -339,7 +353,8 @@ def _code(name: str) -> bytes:
     """
     module, parent = sys.modules.get(name), name.rpartition(".")[0]
     file = getattr(module, "__file__", None) or ""
-    is_builtin = module is None or name in sys.builtin_module_names
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    is_builtin = module is None or origin in ("built-in", "frozen") or name.startswith("_cython_")
     if is_builtin or file.endswith(tuple(EXTENSION_SUFFIXES)):
         return b""
     if not file and parent in sys.modules:  # torch._C._functions
@@ -382,8 +397,15 @@ def _first(head: bytes) -> int:
 
 
 def _reopened(path: str, *properties: Any) -> _Level:
-    """Open a parent's level in a spawned process."""
-    return _Level(os.open(path, os.O_RDWR | os.O_CLOEXEC), path, *properties)
+    """Open a parent's level in a spawned process; an empty level if its file is gone."""
+    head: bytes = properties[0]
+    with suppress(OSError):
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.pread(file, len(head), 0) == head:
+            return _Level(file, path, *properties)
+        os.close(file)
+    file = os.memfd_create("srift-cache")
+    return _Level(file, "", head, 0.0, "")
 
 
 def _free(place: int | str | os.PathLike[str]) -> int:

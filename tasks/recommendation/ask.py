@@ -62,11 +62,13 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         raise WarehouseMissing(f"no model of {provider} machines is in force: run `{command}`")
     if name not in workspace.settings.workloads:  # it tolerates all that it was measured in
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
-    with workspace.warehouse.read(), one_thread():  # one open file for all that is read
+    # The file is opened once, and closed before the slow part, so that others can write.
+    with workspace.warehouse.read(), one_thread():
         everything = current_offers(workspace)
         runs = measured_setups(workspace.warehouse, provider, [name])
         wanted = question.machines.among(everything)
         case = Case.of(workspace, champion, workload, wanted, runs)
+    with one_thread():
         found = case.plan(top=top)
         named = None
         if pilots:

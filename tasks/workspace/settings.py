@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from itertools import product
@@ -396,7 +396,7 @@ def load_settings(file: Path | None = None) -> Settings:
         body = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
-    variables = [name for name in sorted(os.environ) if name.startswith(PREFIX)]
+    variables = [name for name in sorted(os.environ) if name.upper().startswith(PREFIX)]
     try:
         for variable in variables:
             _override(body, variable)
@@ -411,14 +411,38 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def _override(body: dict[str, Any], variable: str) -> None:
-    """Set the value of variable SRIFT_SECTION__KEY in `body`. A list or a section is JSON."""
-    *sections, key = variable.removeprefix(PREFIX).lower().split("__")
-    value = os.environ[variable]
-    if not value or variable == f"{PREFIX}ROOT":
+    """Put variable SRIFT_SECTION__KEY over `body`. A list or a section is JSON.
+
+    A section changes only the keys that it names. Raises ValueError if the value is malformed.
+    """
+    *sections, key = variable.lower()[len(PREFIX) :].split("__")
+    value: Any = os.environ[variable]
+    if not value or (not sections and key == "root"):
         return
-    for section in sections:
-        body = body.setdefault(section, {})
-    body[key] = json.loads(value) if value[0] in "[{" else value
+    if not sections and key == "home":
+        value = str(Path(value).expanduser().absolute())
+    elif value[0] in "[{":
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{variable}: not valid JSON: {error}") from None
+    for section in reversed(sections):
+        key, value = section, {key: value}
+    try:
+        _merge(body, {key: value})
+    except TypeError as error:
+        raise ValueError(f"{variable}: {error}") from None
+
+
+def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Put `changes` over `body`, section by section. Raises TypeError where one has no section."""
+    for key, value in changes.items():
+        if not isinstance(value, dict):
+            body[key] = value
+        elif isinstance(body.setdefault(key, {}), dict):
+            _merge(body[key], value)
+        else:
+            raise TypeError(f"{key} is not a section")
 
 
 def _problems(error: Exception) -> list[str]:

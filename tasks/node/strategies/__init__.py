@@ -175,6 +175,10 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
             f"{ZERO1}: {kind.__name__} cannot be constructed from its parameter groups and defaults"
             f" ({error}); use {DDP}"
         ) from None
+    for held in shared.optim.param_groups:
+        for weight in held["params"]:  # states that exist before the first step, such as Adagrad's
+            if weight in optimizer.state:
+                shared.optim.state[weight] = optimizer.state[weight]
     optimizer.state.clear()
     optimizer.param_groups = shared.param_groups  # learning-rate schedulers write here
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks

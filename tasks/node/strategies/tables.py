@@ -124,7 +124,10 @@ class Lookup(nn.Module):
                 f" {tuple(self.shapes[self.rank])}; use ddp"
             )
         indices = self.to_owner(input.to(torch.int32), self.shapes)
-        answers = [self.table[0](of_rank) for of_rank in indices]
+        # One lookup of all indices: each lookup would make a dense gradient of the whole table.
+        answers = (
+            self.table[0](torch.cat(indices)).split(list(map(len, indices))) if indices else ()
+        )
         rows: Tensor = _Rows.apply(self, self.start, *answers)  # type: ignore[no-untyped-call]
         return rows
 

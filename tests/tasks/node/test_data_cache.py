@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pandas._libs import lib
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
@@ -232,7 +233,8 @@ def test_compiled_types_have_a_digest_and_sets_of_any_order_the_same():
     def digest(part):
         return data_cache._digest(part, 1, "")
 
-    assert digest([torch.float32, np.arange(3), torch.Generator, len, Path()])
+    compiled = [torch.float32, np.arange(3), torch.Generator, len, Path(), lib.is_integer]
+    assert digest(compiled)
     assert digest({0, 8}) == digest({8, 0}) != digest({8})
 
 
@@ -284,6 +286,8 @@ def test_samples_come_back_as_they_are_and_views_without_what_they_view():
         assert type(back) is type(tensor)
     assert found[1].stride() == (1, 5)
     found[0].zero_(), array_found.fill(0)  # they can be written to
+    tensors[0].label = "three"
+    assert pickle.loads(data_cache._pickled(0, tensors[0])).label == "three"
     with pytest.raises(ValueError, match="sample 4"):
         data_cache._pickled(4, lambda: None)
 

@@ -93,6 +93,8 @@ def test_a_wrong_file_is_refused_and_the_key_is_named(project, old, new, key):
         ("SRIFT_CAMPAIN__MAX_USD", "1", "campain"),
         ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd"),
         ("SRIFT_CAMPAIGN", "cheap", "campaign"),
+        ("SRIFT_CAMPAIGN", "[1", "SRIFT_CAMPAIGN"),
+        ("SRIFT_CAMPAIGN__MAX_USD__X", "1", "SRIFT_CAMPAIGN__MAX_USD__X"),
         ("SRIFT_WORKLOADS__TINNY__SAMPLES", "1", "workloads.TINNY".lower()),
     ],
 )
@@ -114,6 +116,14 @@ def test_variables_win_over_the_file_and_an_empty_one_counts_as_none(project, mo
     assert settings.home == project / ".srift" and settings.root == project
 
 
+def test_a_section_in_a_variable_changes_only_the_keys_that_it_names(project, monkeypatch):
+    rewrite(project, "[campaign]", "[ec2]\nmax_usd_per_month = 20.0\n[campaign]")
+    monkeypatch.setenv("SRIFT_EC2", '{"regions": ["us-west-2"]}')
+    monkeypatch.setenv("srift_ec2__max_hosts", "9")
+    ec2 = load_settings().ec2
+    assert (ec2.max_usd_per_month, ec2.regions, ec2.max_hosts) == (20.0, ("us-west-2",), 9)
+
+
 def test_root_and_home_from_anywhere(project, monkeypatch):
     below = project / "deep" / "below"
     below.mkdir(parents=True)
@@ -123,6 +133,9 @@ def test_root_and_home_from_anywhere(project, monkeypatch):
     assert (load_settings().root, load_settings().home) == (project, project / "state")
     monkeypatch.setenv("SRIFT_HOME", str(below / "state"))
     assert load_settings().home == below / "state"
+    monkeypatch.chdir(below)
+    monkeypatch.setenv("SRIFT_HOME", "here")
+    assert load_settings().home == below / "here"
 
 
 def test_a_workload_without_an_entrypoint_is_imported(project):
