@@ -1,12 +1,12 @@
 -- The tables. Times are UTC. Rows are never updated: a later fact is a later row (noted_order).
--- append.py knows each table's key. DuckLake has no keys, checks or sequences, so that none stand here.
+-- append.py has the key of each table, since DuckLake supports no keys, checks or sequences.
 
--- One row: the digest of this file and when the tables were made.
+-- One row: the digest of this file, and when the tables were created.
 create table srift_schema (digest varchar not null, made_at timestamp not null);
 
--- Grain: one row a run attempted here, of any kind: train, learn, elastic, profile, probe, or launch (a cluster that was
--- refused as a whole). status is measured, interrupted, refused or failed. The first row of a run_id stays. Columns are
--- named as in tasks/node/record.py, which documents them.
+-- Grain: one row per run attempted here, of kind train, learn, elastic, profile, probe, or launch
+-- (a cluster that was refused as a whole). status is measured, interrupted, refused or failed. The
+-- first row of a run_id stays. tasks/node/record.py documents the columns.
 create table raw_runs (
     run_id varchar not null,
     kind varchar not null,
@@ -88,7 +88,7 @@ create table raw_runs (
     loaded_at timestamp not null
 );
 
--- Grain: one row a measurement made elsewhere, as the first import that held it brought it.
+-- Grain: one row per measurement made elsewhere, as in the first import that held it.
 create table raw_imports (
     row_digest varchar not null,
     run_id varchar,
@@ -116,10 +116,11 @@ create table raw_imports (
     loaded_at timestamp not null
 );
 
--- Grain: one row an import and measurement that it holds, where an earlier import had brought the measurement.
+-- Grain: one row per import and measurement that an earlier import had loaded already.
 create table raw_import_rows (import_id varchar not null, row_digest varchar not null);
 
--- Grain: one row each time an import was made ('imported') or 'forgotten': the newest row tells whether it counts.
+-- Grain: one row per event of an import, 'imported' or 'forgotten'. The newest row decides whether
+-- the import counts.
 create table raw_import_events (
     import_id varchar not null,
     event varchar not null,
@@ -129,7 +130,8 @@ create table raw_import_events (
     noted_order bigint not null
 );
 
--- Grain: one row each time a workload's definition changed, or an import (import_id, with an empty digest) brought facts.
+-- Grain: one row per change of a workload's definition, or per import of facts (import_id, with an
+-- empty digest).
 create table raw_workload_facts (
     provider varchar not null,
     workload varchar not null,
@@ -143,7 +145,8 @@ create table raw_workload_facts (
     noted_order bigint not null
 );
 
--- Grain: one row each time an instance type's definition changed. GiB, gigabit/s, TFLOP/s of one device.
+-- Grain: one row per change of an instance type's definition. Units are GiB, Gbit/s, and TFLOP/s of
+-- one device.
 create table raw_instance_types (
     provider varchar not null,
     name varchar not null,
@@ -159,7 +162,7 @@ create table raw_instance_types (
     noted_order bigint not null
 );
 
--- Grain: one row a snapshot and offer. A missing price is null, never 0.
+-- Grain: one row per snapshot and offer. A missing price is null, never 0.
 create table raw_offers (
     snapshot_id varchar not null,
     provider varchar not null,
@@ -175,7 +178,7 @@ create table raw_offers (
     noted_order bigint not null
 );
 
--- Grain: one row a cluster that was held.
+-- Grain: one row per cluster that was held.
 create table raw_leases (
     lease_id varchar not null,
     provider varchar not null,
@@ -188,8 +191,8 @@ create table raw_leases (
     outcome varchar not null
 );
 
--- Grain: one row a machine of a lease; a replacement has the next number. asked_at is by the controller's clock;
--- startup_s is null where the machine never came to work.
+-- Grain: one row per machine of a lease; a replacement has the next number. asked_at is the time of
+-- the request by the controller's clock. startup_s is null if the machine never worked.
 create table raw_machines (
     lease_id varchar not null,
     node integer not null,
@@ -205,8 +208,9 @@ create table raw_machines (
     refresh_id varchar not null
 );
 
--- Grain: one row an event of a campaign that shares this warehouse. 'claimed' before it buys: it may cost up to usd, and
--- nothing after may_cost_until. 'settled' once it is over and its home holds no machine. place names that home.
+-- Grain: one row per event of a campaign in a shared warehouse. 'claimed' precedes its purchases:
+-- the campaign may cost up to usd, and nothing after may_cost_until. 'settled' follows when the
+-- campaign is over and its home holds no machine. place names that home.
 create table raw_claims (
     event varchar not null,
     refresh_id varchar not null,
@@ -218,8 +222,8 @@ create table raw_claims (
     noted_order bigint not null
 );
 
--- Grain: one row a challenger that was registered. A registry that began anew counts versions from 1 again: the refresh
--- tells them apart.
+-- Grain: one row per registered challenger. A new registry counts versions from 1 again; refresh_id
+-- then differs.
 create table raw_models (
     provider varchar not null,
     version varchar not null,
@@ -231,7 +235,7 @@ create table raw_models (
     refresh_id varchar not null
 );
 
--- Grain: one row a line of a challenger's scoreboard.
+-- Grain: one row per line of a challenger's scoreboard.
 create table raw_scores (
     provider varchar not null,
     version varchar not null,
@@ -246,10 +250,10 @@ create table raw_scores (
     median_width double
 );
 
--- Grain: one row a phase of a refresh: seconds that are not steps of a benchmark.
+-- Grain: one row per phase of a refresh, with its seconds.
 create table raw_timings (refresh_id varchar not null, phase varchar not null, seconds double not null);
 
--- Grain: one row a publication of one provider.
+-- Grain: one row per publication of one provider.
 create table raw_publications (
     publication_id varchar not null,
     published_at timestamp not null,
@@ -259,8 +263,8 @@ create table raw_publications (
     noted_order bigint not null
 );
 
--- Grain: one row a publication, provider, workload, goal, constraint and rank. checks/ says what must hold of them;
--- marts/recommendation_history.sql has the units.
+-- Grain: one row per publication, provider, workload, goal, constraint and rank. checks/ has the
+-- rules for these rows; marts/recommendation_history.sql has the units.
 create table raw_recommendations (
     publication_id varchar not null,
     published_at timestamp not null,
@@ -314,8 +318,8 @@ create table raw_recommendations (
     input_s double
 );
 
--- Grain: one row each time a published first choice was judged by runs measured since. promise_id is a digest of
--- publication, workload, goal and constraint; evidence is a digest of the runs.
+-- Grain: one row per judgement of a published first choice by runs measured since. promise_id is a
+-- digest of publication, workload, goal and constraint; evidence is a digest of the runs.
 create table raw_ledger (
     promise_id varchar not null,
     evidence varchar not null,
@@ -369,8 +373,9 @@ create table raw_ledger (
     noted_order bigint not null
 );
 
--- Grain: one row a refresh and group of recent runs that the champion then in force had not learned from. scope 'type' is
--- an instance type in a zone ('' is unknown), scope 'provider' all of them, with both names empty.
+-- Grain: one row per refresh and group of recent runs that the champion at that time had not
+-- learned from. scope 'type' is an instance type in a zone ('' if unknown). scope 'provider' has
+-- all runs, and both names are empty.
 create table raw_drift (
     refresh_id varchar not null,
     provider varchar not null,
@@ -390,7 +395,8 @@ create table raw_drift (
     noted_order bigint not null
 );
 
--- Grain: one row a run that was slower than the interval of the champion then in force, which had not learned from it.
+-- Grain: one row per run that was slower than the interval of the champion at that time, which had
+-- not learned from the run.
 create table raw_alarms (
     run_id varchar not null,
     provider varchar not null,
