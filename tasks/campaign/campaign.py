@@ -137,8 +137,10 @@ def affordable(
     try:
         for launch in launches:
             if why := _obstacle(workspace, launch, tally, offers):
-                tally.notes.append(f"{launch.cluster.name} was not launched: {why}")
-                reporter().say(tally.notes[-1])
+                note = f"{launch.cluster.name} was not launched: {why}"
+                if note not in tally.notes:
+                    tally.notes.append(note)
+                    reporter().say(note)
             else:
                 yield launch
     finally:

@@ -47,7 +47,8 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
             reporter().say(f"no --max-usd: this dry run assumes {assumed}; {provider} requires it")
         offers = with_spot(offers, workspace.settings.campaign.market)
     tally = Tally.of(workspace, max_usd, "dry-run")
-    tally.cap_usd = min(tally.cap_usd, workspace.settings.ec2.max_usd_per_month)
+    if workspace.spends_money:
+        tally.cap_usd = min(tally.cap_usd, workspace.settings.ec2.max_usd_per_month)
     if wish is None:
         launches = list_of(workspace, offers, tally)
     else:

@@ -289,13 +289,17 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
 
 
 def _quarantine(file: Path, reason: str, folder: Path) -> str:
-    """Move `file` into `folder` beside a text file with the reason. Returns the message."""
+    """Move `file` into `folder` beside a text file with the reason; return the message.
+
+    Raises OSError if the file cannot be moved.
+    """
     node = file.parents[1].name
     target = folder / f"{node}-{file.name}"
     sentence = f"record {file.stem} of {node} was not loaded: {reason}. It was moved to {target}"
-    with suppress(OSError):  # a full disk must not stop the load
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(file, target)
+    # An error stops the load, because the mailbox is deleted after it; a later load tries again.
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(file, target)
+    with suppress(OSError):
         target.with_suffix(".txt").write_text(sentence + "\n")
     return sentence
 

@@ -465,7 +465,10 @@ class _Attempt:
             if self.elastic:
                 session.lose_meanwhile(missing[0].run_id, lost)
             else:
-                session.handle_loss(lost)
+                how, _ = session.handle_loss(lost)
+                if how == "give up":  # the items of this attempt can still be measured
+                    session._add_row(lost)
+                    session.remaining = session._possible(session.remaining)
         going, leaving_s = self.machines.leaving()
         if not going or self.elastic:
             return None

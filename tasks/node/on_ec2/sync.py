@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..record import write_file
+from .s3 import FAULTS
 
 _INCOMING = re.compile(r"(?:workloads/)?[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 _PLACED_LAST = (
@@ -43,14 +45,14 @@ class Inbox:
 
     def rank(self) -> int:
         """Return this machine's index in the cluster. Raises FAULTS while it has none."""
-        return int(json.loads(self._get("node.json"))["node"])
+        return int(_parsed(self._get("node.json"), "node"))
 
     def fetch(self) -> bool:
         """Download new and changed files of the manifest; return True if there were any.
 
         Raises FAULTS if the store or the disk fails, or if the manifest names an invalid file.
         """
-        files = dict(json.loads(self._get("manifest.json"))["files"])
+        files = dict(_parsed(self._get("manifest.json"), "files"))
         changed = False
         for name in sorted(files, key=_placing_order):
             if _INCOMING.fullmatch(name) is None:
@@ -64,6 +66,14 @@ class Inbox:
             self._placed[name] = files[name]
             changed = True
         return changed
+
+
+def _parsed(content: bytes, key: str) -> Any:
+    """Return the value of `key` in a JSON object. Raises OSError if the object is malformed."""
+    try:
+        return json.loads(content)[key]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(f"malformed {key}: {error!r}") from None
 
 
 def _placing_order(name: str) -> tuple[int, str]:
@@ -99,11 +109,16 @@ Mark = tuple[int, int, int]  # inode, last write in ns, bytes; it changes with t
 
 @dataclass(slots=True)
 class UploadState:
-    """The last upload of a file: the file's mark and bytes, and the time.monotonic() of it."""
+    """The last upload of a file: the file's mark and bytes, and the time.monotonic() of it.
+
+    After `failures` failed uploads in a row, the file pauses until `not_before`.
+    """
 
     mark: Mark | None = None
     size: int = 0
     at: float = -math.inf
+    failures: int = 0
+    not_before: float = -math.inf
 
 
 class Outbox:
@@ -116,26 +131,31 @@ class Outbox:
         self.folder, self._owner, self._put = folder, owner, put
         self._sent: dict[str, UploadState] = {}
         self._budget, self._budget_at = float(UPLOADS_AT_ONCE), time.monotonic()
-        self._failures, self._not_before = 0, -math.inf
 
     def carry(self, *, until: float = math.inf, due_only: bool = True) -> bool:
         """Upload new and changed files until time.monotonic() reaches `until`.
 
-        `due_only` leaves out files that were uploaded shortly before, and pauses after errors.
-        Returns True if a file was uploaded to which the controller may respond. Raises the first
-        error of the store.
+        `due_only` leaves out files that were uploaded, or failed, shortly before. Returns True if
+        a file was uploaded to which the controller may respond. Raises the first error of the
+        store, after all other files: one file must not hold back the heartbeat.
         """
-        is_news = False
-        if due_only and time.monotonic() < self._not_before:
-            return is_news
+        is_news, first_error = False, None
         for name in self.waiting():
-            now = time.monotonic()
-            early = now < self._sent[name].at + _every_s(name)
+            now, sent = time.monotonic(), self._sent[name]
+            early = now < max(sent.at + _every_s(name), sent.not_before)
             if now >= until:
                 break
-            if not (due_only and early) and self._may_upload(name):
+            if (due_only and early) or not self._may_upload(name):
+                continue
+            try:
                 self._upload(name)
                 is_news |= name not in _STEADY and not _is_log(name)
+            except FAULTS as error:
+                sent.not_before = time.monotonic() + min(LONGEST_PAUSE_S, 2.0**sent.failures)
+                sent.failures += 1
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
         return is_news
 
     def waiting(self) -> list[str]:
@@ -186,16 +206,10 @@ class Outbox:
         total = size - self._sent[name].size + sum(sent.size for sent in same)
         fits = size <= _SMALL_BYTES or total <= _MOST_BYTES
         why = f"{name} ({size} bytes): a machine uploads at most {_MOST_BYTES >> 20} MiB"
-        try:
-            if fits:
-                self._put(name, content)
-            else:
-                self._put("refused.json", json.dumps({"reason": why}).encode())
-        except Exception:
-            self._not_before = time.monotonic() + min(LONGEST_PAUSE_S, 2.0**self._failures)
-            self._failures += 1
-            raise
-        self._failures = 0
+        if fits:
+            self._put(name, content)
+        else:
+            self._put("refused.json", json.dumps({"reason": why}).encode())
         self._sent[name] = UploadState(mark, size * fits, time.monotonic())
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:

@@ -109,6 +109,7 @@ class Ec2Api:
         self.clients, self._lock = clients, threading.Lock()
         self.now, self.sleep = clock.now, clock.sleep
         self._cached: dict[tuple[str, str], Any] = {}
+        self._images: dict[tuple[str, str], Answer] = {}  # a campaign keeps its image
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
         """One call of `action`, spelt as in an IAM policy ("ec2:CreateFleet")."""
@@ -251,12 +252,14 @@ class Ec2Api:
 
     def image(self, region: str, parameter: str) -> Answer:
         """The image that the SSM parameter names now, as DescribeImages describes it."""
+        if (region, parameter) in self._images:
+            return self._images[region, parameter]
         action = "ec2:DescribeImages"
         image_id = str(self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"])
         images = self.ask(action, region, ImageIds=[image_id])["Images"]
         if not images or images[0].get("State", "available") != "available":
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
-        return dict(images[0])
+        return self._images.setdefault((region, parameter), dict(images[0]))
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session makes one client at a time, and each takes half a second

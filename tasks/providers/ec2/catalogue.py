@@ -47,7 +47,10 @@ IMAGE_FAMILIES = frozenset(
 
 def image_families(parameter: str) -> Collection[str] | None:
     """GPU families that the image of an SSM parameter runs on; None if the image is unknown."""
-    return IMAGE_FAMILIES if parameter.startswith(_IMAGE) else None
+    if not parameter.startswith(_IMAGE):
+        return None
+    before_2_10 = re.match(r"2\.\d-", parameter.removeprefix(_IMAGE))
+    return IMAGE_FAMILIES - ({"g6f", "gr6f"} if before_2_10 else set())
 
 
 def off_image(kind: InstanceType, families: Collection[str] | None) -> str:

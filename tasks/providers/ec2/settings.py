@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 # The image line with the torch that pyproject.toml pins; step times of torch versions differ.
 AMI_PARAMETER = (
@@ -29,6 +29,12 @@ class OwnPrice(BaseModel):
 
     on_demand_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     spot_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _has_a_price(self) -> OwnPrice:
+        if self.on_demand_usd_per_hour is None and self.spot_usd_per_hour is None:
+            raise ValueError("give on_demand_usd_per_hour or spot_usd_per_hour")
+        return self
 
 
 class Discount(BaseModel):

@@ -83,6 +83,19 @@ def test_a_store_that_is_down_costs_patience_and_no_record(tmp_path, store, outb
     assert sorted(store.names()) == ["ready.json", "records/a.json", "records/b.json"]
 
 
+def test_a_record_that_the_store_refuses_holds_nothing_back(tmp_path, store, clock):
+    def put(name, content):
+        if name == "records/a.json":
+            raise TimeoutError(name)
+        store.put(name, content)
+
+    for name in ("records/a.json", "records/b.json", "heartbeat.json"):
+        write(tmp_path, name)
+    with pytest.raises(TimeoutError):
+        Outbox(tmp_path, owner=os.getuid(), put=put).carry()
+    assert store.names() == ["records/b.json", "heartbeat.json"]
+
+
 def test_of_a_long_log_the_end_goes_and_of_a_monster_nothing(tmp_path, store, outbox, monkeypatch):
     monkeypatch.setattr(sync, "_LOG_BYTES", 4)
     monkeypatch.setattr(sync, "_LARGEST_BYTES", 8)
